@@ -1,7 +1,7 @@
-"""The lines of `tokenmill generate`: an input line to a prompt with parameters, results to an output line.
+"""Convert the lines of `tokenmill generate`: an input line to a prompt with parameters, results to an output line.
 
 Two forms, told apart by `body`. Plain: `{"prompt": ...}` or `{"messages": ...}` with sampling fields and an optional
-`id`. Batch, as OpenAI's: `{"custom_id": ..., "body": {...}}`; its answers are what the server would have replied.
+`id`. Batch, as OpenAI's: `{"custom_id": ..., "body": {...}}`; its answers are the server's replies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PlainLine(PromptFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Form(msgspec.Struct):
-    """As much of a line as tells its form and label."""
+    """The fields of a line that tell its form and label."""
 
     body: msgspec.Raw = msgspec.Raw()
     custom_id: Any = None
@@ -62,7 +62,7 @@ class Job:
 
     Attributes:
         line: its number, from 1.
-        digest: of its bytes, so that a resumed run notices another input.
+        digest: of its bytes, so that a resumed run detects a changed input.
         label: the line's own `id` or `custom_id`.
         prompt: a text, token ids, or messages.
     """
@@ -76,7 +76,7 @@ class Job:
     template_options: dict[str, Any]
 
     def answer(self, finished: RequestOutput, model: str) -> dict[str, Any]:
-        """The output line of a finished job; `model` is named in batch answers."""
+        """Return the output line of a finished job; `model` is named in batch answers."""
         results = finished.outputs
         failed = next((result for result in results if result.finish_reason is FinishReason.ERROR), None)
         if failed is not None:
@@ -98,10 +98,10 @@ class Job:
 
 
 def read_job(line: int, raw: bytes, defaults: Mapping[str, Any]) -> Job:
-    """The job of an input line.
+    """Read the job of an input line.
 
     Args:
-        defaults: sampling parameters where the line gives none.
+        defaults: sampling parameters that the line does not give.
 
     Raises:
         InvalidRequest: not JSON, an unknown or unsupported field, a value out of range; names the field.
@@ -123,7 +123,7 @@ def read_job(line: int, raw: bytes, defaults: Mapping[str, Any]) -> Job:
 
 
 def error_line(line: int, digest: str, label: Any, is_batch: bool, message: str) -> dict[str, Any]:
-    """The output line of a job that cannot run."""
+    """Return the output line of a job that cannot run."""
     error = {"message": message, "type": InvalidRequest.type}
     head = _head(line, digest, label, is_batch)
     if is_batch:
@@ -132,7 +132,7 @@ def error_line(line: int, digest: str, label: Any, is_batch: bool, message: str)
 
 
 def refused_line(line: int, raw: bytes, message: str) -> dict[str, Any]:
-    """The output line of an input line that is no job; carries its label where that can be read."""
+    """Return the output line of an input line that is no job; carries its label if that can be read."""
     try:
         form = _form(raw)
     except InvalidRequest:
@@ -142,7 +142,7 @@ def refused_line(line: int, raw: bytes, message: str) -> dict[str, Any]:
 
 
 def digest(raw: bytes) -> str:
-    """A short digest of an input line."""
+    """Return a short digest of an input line."""
     return blake2b(raw.strip(), digest_size=6).hexdigest()
 
 

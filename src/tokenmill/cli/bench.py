@@ -1,4 +1,4 @@
-"""`tokenmill bench KIND`: the door to the benchmarks of the laboratory."""
+"""`tokenmill bench KIND`: run the benchmarks of the laboratory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenmill chat`: a conversation in the terminal, or line by line from a pipe."""
+"""`tokenmill chat`: talk to a model in the terminal, or line by line from a pipe."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `chat`."""
+    """Return the parser of `chat`."""
     parser = Parser("chat", "Talk to a running server, or with --local to a model in this process.")
     add_access_flags(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
@@ -55,7 +55,7 @@ def make_parser() -> Parser:
 
 
 class Chat:
-    """One conversation: what was said, and the loop that reads and answers."""
+    """One conversation: its messages, and the loop that reads and answers."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Chat:
         system: str | None = None,
         streams: tuple[IO[str], IO[str]] | None = None,
     ) -> None:
-        """`streams` are where lines come from and answers go to; None: the process's own."""
+        """Begin a conversation; `streams` are the input of lines and the output of answers; None: the process's own."""
         self._model = model
         self._fields = fields
         self._system = system
@@ -77,7 +77,7 @@ class Chat:
 
     @property
     def messages(self) -> Messages:
-        """The conversation as it is sent: the system message, if any, and all turns."""
+        """The conversation to send: the system message, if any, and all turns."""
         system = [{"role": "system", "content": self._system}] if self._system else []
         return [*system, *self._said]
 
@@ -166,7 +166,7 @@ class Chat:
         self._said.append({"role": "assistant", "content": text})
 
     def _shown(self) -> Callable[[str | None], None]:
-        """What shows an answer piece by piece, None at its end: in colour, and with lines broken between words."""
+        """Return a function that shows an answer in pieces, None at its end: in colour, and wrapped between words."""
         if not self._interactive:
             return lambda text: self._say(text or "")
         from tokenmill.cli.word_wrap import WordWrap

@@ -1,4 +1,4 @@
-"""`tokenmill complete PROMPT`: one continuation, streamed to stdout."""
+"""`tokenmill complete PROMPT`: stream one continuation to stdout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `complete`."""
+    """Return the parser of `complete`."""
     parser = Parser("complete", "Continue a text, streamed to stdout.", "PROMPT")
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from stdin")
     parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")

@@ -1,4 +1,4 @@
-"""`tokenmill completion SHELL`: a script that completes verbs, flags and their values, made from the verbs' parsers."""
+"""`tokenmill completion SHELL`: write a script that completes verbs, flags and values, from the verbs' parsers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = {"bench": KINDS, "completion": {"bash": "", "zsh": "", "fish": ""}}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A flag: its spellings, what it is for, and the values that it can have, where these are few."""
+    """A flag: its spellings, its purpose, and its possible values, if these are few."""
 
     names: Sequence[str]
     purpose: str
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `completion`."""
+    """Return the parser of `completion`."""
     parser = Parser(
         "completion", 'Completion for a shell: source <(tokenmill completion bash), or "| source".', "SHELL"
     )
@@ -45,7 +45,7 @@ def make_parser() -> Parser:
 
 
 def options(verbs: dict[str, str]) -> Iterator[tuple[str, list[Option]]]:
-    """The flags of every command, `serve` or `bench serve`, as its parser has them."""
+    """Yield the flags of every command, `serve` or `bench serve`, from its parser."""
     for verb in verbs:
         modules = {verb: f"tokenmill.cli.{verb}"}
         if verb == "bench":
@@ -80,7 +80,7 @@ def _zsh(verbs: dict[str, str]) -> Iterator[str]:
 
 
 def _shell_cases(verbs: dict[str, str], place: str, second: str, previous: str) -> Iterator[str]:
-    """What bash and zsh have in common: `found` becomes the words that can stand at this place."""
+    """Yield the lines that bash and zsh share: `found` becomes the words that can stand at this place."""
     yield f"  if [[ {place} -eq 1 ]]; then found={shlex.quote(' '.join(verbs))}"
     for verb, words in WORDS.items():
         yield f'  elif [[ "$command" == {verb} && {place} -eq 2 ]]; then found={shlex.quote(" ".join(words))}'

@@ -1,4 +1,4 @@
-"""`tokenmill doctor`: what this machine has, what will be used of it and why, and what to mend."""
+"""`tokenmill doctor`: report what this machine has, what will be used of it and why, and what to fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the findings; 0 if all is well, 1 with the mend if something is wrong."""
+    """Print the findings; returns 0 if all is well, 1 with the fix if something is wrong."""
     make_parser().parse(arguments)
     try:
         from tokenmill.startup.machine.doctor import doctor
@@ -23,5 +23,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `doctor`."""
+    """Return the parser of `doctor`."""
     return Parser("doctor", "What this machine has, what will be used of it and why; exit code 1 if it needs mending.")

@@ -1,4 +1,4 @@
-"""`tokenmill estimate MODEL`: what a model would take on this machine, before it is downloaded or loaded."""
+"""`tokenmill estimate MODEL`: report what a model would take on this machine, before it is downloaded or loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `estimate`."""
+    """Return the parser of `estimate`."""
     parser = Parser("estimate", "What a model would take on this machine, by its config and headers.", "[MODEL]")
     parser.add_argument(
         "positional_model",

@@ -1,4 +1,4 @@
-"""`tokenmill fit LOG...`: how long steps take, fitted to step logs, for `tokenmill simulate` and `tokenmill plan`."""
+"""`tokenmill fit LOG...`: fit the time of steps to step logs, for `tokenmill simulate` and `tokenmill plan`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `fit`."""
+    """Return the parser of `fit`."""
     parser = Parser("fit", "Fit the time of a step to step logs (serve --step-log FILE).", "LOG...")
     parser.add_argument("logs", type=Path, nargs="+", metavar="LOG", help="step logs of one machine, model and flags")
     parser.add_argument("-o", "--output", default="steps.json", metavar="FILE", help="where to (default: %(default)s)")

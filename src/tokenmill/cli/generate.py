@@ -1,4 +1,4 @@
-"""`tokenmill generate`: a JSONL file of prompts to a JSONL file of answers, offline, and resumable at any point."""
+"""`tokenmill generate`: answer a JSONL file of prompts into a JSONL file, offline, and resumable at any point."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     """Answer every line of the input; lines that cannot be answered get an error line.
 
     Returns:
-        0, or 1 where a line got an error.
+        0, or 1 if a line got an error.
 
     Raises:
         InvalidConfig: a flag or a file that cannot be used.
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `generate`: files, sampling defaults, and the engine's flags."""
+    """Return the parser of `generate`: files, sampling defaults, and the engine's flags."""
     parser = Parser(
         "generate",
         'Answer a JSONL file offline. A line is {"prompt": ...} or {"messages": ...} with sampling fields, or '
@@ -75,7 +75,7 @@ def make_parser() -> Parser:
 
 
 def check_answered(source: Path, log: OutputLog) -> int:
-    """Count the input's lines, comparing those that have an answer with what was answered.
+    """Count the input's lines, comparing those that have an answer with the lines that were answered.
 
     Raises:
         InvalidConfig: the output file belongs to another input.
@@ -125,7 +125,7 @@ def _answer_all(source: Path, log: OutputLog, config: EngineConfig, fields: dict
 
 
 class Batch:
-    """The jobs that are being answered: enough of them to keep the engine full, never the whole file."""
+    """The jobs in progress: enough of them to keep the engine full, never the whole file."""
 
     def __init__(self, llm: LLM, log: OutputLog, defaults: dict[str, Any]) -> None:
         self._llm = llm
@@ -147,7 +147,7 @@ class Batch:
         return bool(self._open)
 
     def add(self, number: int, raw: bytes) -> None:
-        """Start the job of an input line; a line that is none is answered with its error at once."""
+        """Start the job of an input line; a line that is no job is answered with its error at once."""
         from tokenmill.cli.batch_io import read_job, refused_line
 
         try:
@@ -160,7 +160,7 @@ class Batch:
         self._write_finished()
 
     def step(self) -> None:
-        """Run one step of the engine and write what it finished."""
+        """Run one step of the engine and write the jobs it finished."""
         deltas = self._llm.step()
         self.num_tokens += sum(len(delta.token_ids) for delta in deltas)
         if any(delta.finish_reason is not None for delta in deltas):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 def without_current_folder(path: Sequence[str], python_path: str) -> list[str]:
     """Return `sys.path` without the current folder, if only an empty entry of PYTHONPATH has put it there.
 
-    `PYTHONPATH=$PYTHONPATH:/plugins` has such an entry where the variable was unset. A folder that PYTHONPATH names,
-    and one that stands behind the standard library, since it was installed there, stays.
+    `PYTHONPATH=$PYTHONPATH:/plugins` has such an entry if the variable was unset. A folder that PYTHONPATH names, and
+    one behind the standard library, which was installed there, stays.
     """
     entries = python_path.split(os.pathsep)
     if not python_path or "" not in entries:

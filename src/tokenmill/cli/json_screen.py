@@ -1,4 +1,4 @@
-"""The start and the life of a server as JSON, an object a line, for programs that collect logs."""
+"""Show the start and the life of a server as JSON, an object a line, for programs that collect logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenmill.serving.observe.event_log import EventLog
 
 
 class JsonScreen:
-    """Write what a `serving.server.process.screen.Screen` is told as JSON objects; a plain line becomes one too."""
+    """A `serving.server.process.screen.Screen` that writes JSON objects; a plain line becomes one too."""
 
     def __init__(self, stream: IO[str], server: ServerConfig) -> None:
         self._write: Callable[[str], None] = lambda line: print(line, file=stream, flush=True)
@@ -31,7 +31,7 @@ class JsonScreen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to let go."""
+        """Do nothing: it holds no resources."""
 
     def on_progress(self, progress: EngineProgress) -> None:
         """Report a change of phase."""
@@ -40,7 +40,7 @@ class JsonScreen:
             self._log.note("start", progress.phase)
 
     def on_ready(self, ready: EngineReady) -> None:
-        """Report what was started."""
+        """Report the started server."""
         seconds = round(time.monotonic() - self._started, 3)
         engine, url = msgspec.structs.asdict(ready), base_url(self._server)
         self._log.note("ready", f"ready in {seconds:.1f} s", seconds=seconds, url=url, engine=engine)
@@ -48,11 +48,11 @@ class JsonScreen:
             self._log.note("warning", warning)
 
     def on_error(self, sentence: str) -> None:
-        """Report it."""
+        """Report an error."""
         self._log.note("error", sentence)
 
     def on_line(self, line: str) -> None:
-        """The server's own lines are objects already."""
+        """Write a line; the server's own lines are objects already."""
         if line.startswith('{"time":'):
             self._write(line)
         elif line.strip():

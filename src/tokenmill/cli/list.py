@@ -1,4 +1,4 @@
-"""`tokenmill list`: the models of the hub that are in the cache."""
+"""`tokenmill list`: list the models of the hub that are in the cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print a line for each; returns 0."""
+    """Print a line for each model; returns 0."""
     namespace = make_parser().parse(arguments)
     from tokenmill.model.weights.hub_cache import cache_folder, listing
 
@@ -18,7 +18,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `list`."""
+    """Return the parser of `list`."""
     parser = Parser("list", "The models of the hub that are in the cache.")
     add_cache_flag(parser)
     return parser

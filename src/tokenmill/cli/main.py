@@ -1,4 +1,4 @@
-"""`tokenmill VERB ...`: finds the verb's file, runs it, and turns errors into one sentence and an exit code."""
+"""`tokenmill VERB ...`: find the verb's file, run it, and turn errors into one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit code: 0, 1 (it failed), 2 (it was asked wrongly), 130 (Ctrl-C).
+        The exit code: 0, 1 (it failed), 2 (wrong usage), 130 (Ctrl-C).
     """
     if argv is not None:
         return _run(list(argv))
@@ -75,7 +75,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """Python would write what is left of stdout once more at exit, and complain."""
+    """Drop the rest of stdout: Python would try to write it once more at exit, and complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""How `chat` and `complete` reach a model: a running server or this process, behind one protocol."""
+"""Reach a model for `chat` and `complete`: a running server or this process, behind one protocol."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_server_flags(parser: Parser) -> None:
 
 
 def connect(namespace: argparse.Namespace, model: str | None = None) -> RemoteModel:
-    """The server of `add_server_flags`.
+    """Connect to the server that the flags of `add_server_flags` choose.
 
     Raises:
         ServerRefused: the certificates cannot be read.
@@ -54,7 +54,7 @@ def connect(namespace: argparse.Namespace, model: str | None = None) -> RemoteMo
 
 
 def open_access(namespace: argparse.Namespace) -> ModelAccess:
-    """What the flags ask for.
+    """Load the local model or connect to the server, as the flags choose.
 
     Raises:
         TokenMillError: the model cannot be loaded.
@@ -73,5 +73,5 @@ def write_delta(stream: IO[str], text: str) -> None:
 
 
 def harmless(text: str) -> str:
-    """The text without the control characters that could steer a terminal."""
+    """Return the text without the control characters that could steer a terminal."""
     return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")

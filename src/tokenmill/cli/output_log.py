@@ -1,6 +1,6 @@
-"""The output file of `tokenmill generate`: lines are only ever appended, so whatever ends a run, the next one goes on.
+"""The output file of `tokenmill generate`: lines are only appended, so the next run goes on wherever a run ended.
 
-A line is whole or it does not count: what follows the last line break is dropped at the next start and done again.
+An incomplete line does not count: bytes after the last line break are dropped at the next start and written again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LINE_START = b'{"line":'
 
 
 class _Response(msgspec.Struct):
-    """As much of a batch line's answer as tells whether it is one."""
+    """The part of a batch line's answer that tells whether it is one."""
 
     status_code: int = 200
 
 
 class _Written(msgspec.Struct):
-    """What resuming needs of an output line."""
+    """The fields of an output line that resuming needs."""
 
     line: int
     input: str
@@ -41,7 +41,7 @@ class _Written(msgspec.Struct):
 
     @property
     def is_answer(self) -> bool:
-        """False where the line says why there is none."""
+        """False if the line holds an error instead of an answer."""
         return self.error is None and (self.response is None or self.response.status_code == HTTPStatus.OK)
 
 
@@ -50,14 +50,14 @@ class OutputLog:
 
     Attributes:
         done: input line number -> digest of that line, for every line of the file.
-        num_errors: lines that say why there is no answer.
+        num_errors: lines with an error instead of an answer.
     """
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
-        """Open or make the file, and hold it against a second run.
+        """Open or create the file, and lock it against a second run.
 
         Raises:
-            InvalidConfig: it cannot be written, another run writes it, or it holds something else.
+            InvalidConfig: it cannot be written, another run writes it, or it is no output file.
         """
         self._path = path
         try:
@@ -91,7 +91,7 @@ class OutputLog:
         """Write one line. It survives the end of this process at once, and of the machine two seconds later.
 
         Raises:
-            TokenMillError: it cannot be written, and nothing of it was.
+            TokenMillError: it cannot be written; no part of it remains.
         """
         encoded = msgspec.json.encode(document)
         # One write of the whole line: a reader, or the next run, sees all of it or a part without a line break.
@@ -110,10 +110,10 @@ class OutputLog:
         self._note(_parse(encoded))
 
     def sort(self) -> None:
-        """Put the lines into the order of the input; they were written as they were finished.
+        """Sort the lines into the order of the input; they were written as they were finished.
 
         Raises:
-            TokenMillError: there is no room for that; they stay as they are.
+            TokenMillError: there is no room for that; the lines stay as they are.
         """
         if self._in_order:
             return

@@ -1,4 +1,4 @@
-"""`tokenmill plan TRACE --slo ...`: the load that engines carry within limits, or the engines that a load needs."""
+"""`tokenmill plan TRACE --slo ...`: find the load that engines carry within limits, or the engines for a load."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Simulate with more and less until the limits are just kept; returns 0.
+    """Simulate more and less load, or engines, until the limits are just kept; returns 0.
 
     Raises:
-        TokenMillError: nothing keeps the limits, or a flag is wrong.
+        TokenMillError: no run keeps the limits, or a flag is wrong.
     """
     namespace = make_parser().parse(arguments)
     check_plot(namespace.plot)
@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `plan`."""
+    """Return the parser of `plan`."""
     parser = Parser("plan", "The load that engines carry within limits, or the engines a load needs.", "TRACE")
     group = parser.add_argument_group("plan")
     group.add_argument(
@@ -78,7 +78,7 @@ def make_parser() -> Parser:
 
 
 def _draw(path: str, trials: Sequence[Trial], limits: Sequence[Limit], find: str, sentence: str) -> None:
-    """A panel for each limit: the figure by load or engines."""
+    """Draw a panel for each limit: the figure by load or engines."""
     panels = []
     x = [float(one.num_engines) if find == "engines" else one.rate for one in trials]
     for limit in limits:

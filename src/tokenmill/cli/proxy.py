@@ -1,4 +1,4 @@
-"""`tokenmill proxy`: clients in front, servers that compute prompts and servers that go on behind."""
+"""`tokenmill proxy`: stand between clients and two groups of servers: one computes prompts, the other goes on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
     """Serve until Ctrl-C; returns 0.
 
     Raises:
-        InvalidConfig: a URL that is none, a limit that nobody could keep, or an address that cannot be taken.
+        InvalidConfig: an invalid URL, an impossible limit, or an address that cannot be taken.
         SystemExit: with code 2, an unknown flag; with 0 after --help.
     """
     namespace = make_parser().parse(arguments)
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `proxy`."""
+    """Return the parser of `proxy`."""
     parser = Parser("proxy", "Let one server compute prompts and another go on from there; see docs/prefill-decode.md.")
     parser.repeatable = {"--prefill", "--decode"}
     parser.add_argument("--prefill", action="append", required=True, help="server that computes prompts; repeatable")

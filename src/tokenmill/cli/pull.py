@@ -1,4 +1,4 @@
-"""`tokenmill pull MODEL`: downloads a model of the hub into the cache, from where `serve` takes it."""
+"""`tokenmill pull MODEL`: download a model of the hub into the cache, from which `serve` takes it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `pull`."""
+    """Return the parser of `pull`."""
     parser = Parser("pull", "Download a model of the hub; what is there already is not downloaded again.", "MODEL")
     parser.add_argument("model", metavar="MODEL", help="owner/name on the hub (HF_TOKEN for what needs an account)")
     parser.add_argument("--revision", metavar="TEXT", help="branch, tag or commit (default: the main branch)")

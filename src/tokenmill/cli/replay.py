@@ -1,5 +1,6 @@
-"""`tokenmill replay FILE`: drives the real scheduler from a step log and checks that it decides the same again, or with
-`--policy` and `--admission` tells what others would have decided."""
+"""`tokenmill replay FILE`: drive the real scheduler from a step log and check that it decides the same again, or with
+`--policy` and `--admission` report what other policies would have decided.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ POLICIES = {"--policy": "policy", "--batch-policy": "batch_policy", "--admission
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Replay a log; 0 when every plan is identical, 1 with the first difference otherwise; 0 after a comparison.
+    """Replay a log; returns 0 if every plan is identical, else 1 with the first difference; 0 after a comparison.
 
     Raises:
         TokenMillError: the file is no step log, or there is no such policy.
@@ -38,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `replay`."""
+    """Return the parser of `replay`."""
     parser = Parser("replay", "Drive the scheduler from a step log (serve --step-log FILE), without a model.", "FILE")
     parser.add_argument("file", type=Path, metavar="FILE", help="a step log")
     group = parser.add_argument_group("what others would have done; repeat a flag for several")
@@ -52,7 +53,7 @@ def _serve_flag(flag: str) -> str:
 
 
 def _others(namespace: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Every combination of the policies that are named."""
+    """Return every combination of the named policies."""
     given = {field: getattr(namespace, field) for field in POLICIES.values() if getattr(namespace, field)}
     if given:
         for names in itertools.product(*given.values()):

@@ -1,4 +1,4 @@
-"""`tokenmill rm MODEL`: takes models of the hub out of the cache."""
+"""`tokenmill rm MODEL`: remove models of the hub from the cache."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Delete them and print how much that frees; returns 0.
+    """Delete the models and print how much space that frees; returns 0.
 
     Raises:
-        TokenMillError: a model is not in the cache, then nothing is deleted, or a file cannot be.
+        TokenMillError: a model is not in the cache (no model is deleted then), or a file cannot be deleted.
     """
     namespace = make_parser().parse(arguments)
     from tokenmill.core.sizes import size_text
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `rm`."""
+    """Return the parser of `rm`."""
     parser = Parser("rm", "Take models of the hub out of the cache, with all of their revisions.", "MODEL ...")
     parser.add_argument("models", nargs="+", metavar="MODEL", help="as `tokenmill list` shows them")
     add_cache_flag(parser)

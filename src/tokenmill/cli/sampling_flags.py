@@ -18,7 +18,7 @@ _FLAGS: tuple[tuple[str, type, str], ...] = tuple(
 
 
 def add_sampling_flags(parser: Parser, without: str = "") -> None:
-    """Add the flags, but for one that the engine has too; those that are not given leave no attribute."""
+    """Add the flags, except one that the engine has too; flags that are not given leave no attribute."""
     group = parser.add_argument_group("sampling")
     for name, kind, text in _FLAGS:
         if name == without:
@@ -30,5 +30,5 @@ def add_sampling_flags(parser: Parser, without: str = "") -> None:
 
 
 def sampling_fields(namespace: argparse.Namespace, without: str = "") -> dict[str, Any]:
-    """The parameters that were given, by the names that requests use."""
+    """Return the parameters that were given, by the names that requests use."""
     return {name: getattr(namespace, name) for name, _, _ in _FLAGS if name in namespace and name != without}

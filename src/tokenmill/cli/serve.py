@@ -1,4 +1,4 @@
-"""`tokenmill serve [MODEL]`: reads the flags, shows the start, and leaves the rest to `server.process.launch`."""
+"""`tokenmill serve [MODEL]`: read the flags, show the start, and leave the rest to `serving.server.process.launch`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def read_configs(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[EngineConfig, ServerConfig]:
-    """The resolved configs that flags, environment and config file ask for.
+    """Return the resolved configs that flags, environment and config file ask for.
 
     Raises:
         InvalidConfig: a value, or a combination of values, that cannot work.
@@ -57,7 +57,7 @@ def read_configs(arguments: Sequence[str], environment: Mapping[str, str]) -> tu
 
 
 def make_parser() -> Parser:
-    """The parser of `serve`: one flag for each config field."""
+    """Return the parser of `serve`: one flag for each config field."""
     parser = Parser(
         "serve",
         "Serve a model over HTTP with an OpenAI-compatible API. Every flag can also be given as TOKENMILL_<FLAG>, "

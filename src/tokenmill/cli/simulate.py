@@ -1,4 +1,4 @@
-"""`tokenmill simulate TRACE`: the real scheduler, cache and router on a virtual clock, under one policy or several."""
+"""`tokenmill simulate TRACE`: run the real scheduler, cache and router on a virtual clock, under several policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORDED = "recorded"
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print what became of the requests, a column for each combination of policies; returns 0.
+    """Print the outcome of the requests, a column for each combination of policies; returns 0.
 
     Raises:
         TokenMillError: a trace, a model or a step model that cannot be read, or a flag that cannot be simulated.
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `simulate`."""
+    """Return the parser of `simulate`."""
     parser = Parser("simulate", "What would become of a trace: real scheduler, cache and router, no model.", "TRACE")
     add_simulation_flags(parser, f"a file of `tokenmill fit`, or `{RECORDED}`: a step log with its own times")
     parser.add_argument("--json", action="store_true", help="a JSON line for each column")

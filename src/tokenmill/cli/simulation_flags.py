@@ -63,7 +63,7 @@ def add_simulation_flags(parser: Parser, step_model: str) -> None:
 
 
 def make_simulation(namespace: argparse.Namespace) -> Simulation:
-    """The engines that the flags describe, with the first policies that are named.
+    """Return the engines that the flags describe, with the first policies that are named.
 
     Raises:
         TokenMillError: a model or step model that cannot be read, or a flag that cannot be simulated.
@@ -88,16 +88,16 @@ def make_simulation(namespace: argparse.Namespace) -> Simulation:
 
 
 def policies_of(namespace: argparse.Namespace) -> Mapping[str, Sequence[str]]:
-    """The names for each field of the scheduler's config; none where the flag is not given."""
+    """Return the names for each field of the scheduler's config; no names if the flag is not given."""
     texts = {field: getattr(namespace, f"{field}_names") or "" for field in POLICIES.values()}
     return {field: [name.strip() for name in text.split(",") if name.strip()] for field, text in texts.items()}
 
 
 def read_arrivals(namespace: argparse.Namespace, vocab_size: int) -> list[Arrival]:
-    """The requests of the trace, or of a profile.
+    """Read the requests of the trace, or of a profile.
 
     Raises:
-        TokenMillError: see `read_trace`.
+        TokenMillError: the trace cannot be read; see `read_trace`.
         InvalidConfig: naming the flag.
     """
     from tokenmill.lab.simulate.traces import TraceOptions, read_trace
@@ -119,7 +119,7 @@ def read_arrivals(namespace: argparse.Namespace, vocab_size: int) -> list[Arriva
 
 
 def check_plain(namespace: argparse.Namespace) -> None:
-    """Refuse what would not be the run that was recorded.
+    """Refuse flags with which the run would not be the recorded one.
 
     Raises:
         InvalidConfig: naming the first such flag.

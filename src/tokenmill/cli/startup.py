@@ -1,4 +1,4 @@
-"""The start of a server as one screen: phases with bars and seconds, then what was started and how to talk to it.
+"""Show the start of a server as one screen: phases with bars and seconds, then the server and how to talk to it.
 
 On a terminal the phases move in place; elsewhere each is one plain line, so that logs stay readable. With
 `--log-format json` see `JsonScreen`.
@@ -29,7 +29,7 @@ Clock = Callable[[], float]
 
 
 def open_screen(stream: IO[str], server: ServerConfig, clock: Clock = time.monotonic) -> AbstractContextManager[Screen]:
-    """A screen that suits the stream, or whoever reads its lines; `clock` counts seconds."""
+    """Open a screen that suits the stream, or the programs that read its lines; `clock` counts seconds."""
     if server.log_format == "json":
         return JsonScreen(stream, server)
     kind = TerminalScreen if stream.isatty() else PlainScreen
@@ -37,7 +37,7 @@ def open_screen(stream: IO[str], server: ServerConfig, clock: Clock = time.monot
 
 
 class PlainScreen:
-    """One line when a phase begins, one when it ends, and the summary."""
+    """A screen of plain lines: one when a phase begins, one when it ends, and the summary."""
 
     def __init__(self, stream: IO[str], server: ServerConfig, clock: Clock) -> None:
         self._stream = stream
@@ -53,7 +53,7 @@ class PlainScreen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to let go: what was said stays."""
+        """Do nothing: the printed lines stay."""
 
     def on_progress(self, progress: EngineProgress) -> None:
         """Report a change of phase; progress within a phase is silent here."""
@@ -71,11 +71,11 @@ class PlainScreen:
         self._say(curl_command(model_name(ready, self._server), self._server))
 
     def on_error(self, sentence: str) -> None:
-        """Print it."""
+        """Print the error."""
         self._say(f"tokenmill: {sentence}")
 
     def on_line(self, line: str) -> None:
-        """Print it."""
+        """Print the line."""
         self._say(line)
 
     def _end_phase(self) -> None:
@@ -88,7 +88,7 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """Phases that move in place, with rich."""
+    """A screen with phases that move in place, with rich."""
 
     def __init__(self, stream: IO[str], server: ServerConfig, clock: Clock) -> None:
         from rich.console import Console
@@ -157,14 +157,14 @@ class TerminalScreen:
         self._console.print()
 
     def on_error(self, sentence: str) -> None:
-        """End the bars and print it."""
+        """End the bars and print the error."""
         from rich.markup import escape
 
         self._progress.stop()
         self._console.print(f"[bold red]tokenmill:[/] {escape(sentence)}", soft_wrap=True)
 
     def on_line(self, line: str) -> None:
-        """Print it above the bars."""
+        """Print the line above the bars."""
         self._console.print(line, markup=False, soft_wrap=True)
 
     def _end_phase(self) -> None:

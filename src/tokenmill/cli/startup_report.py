@@ -1,4 +1,4 @@
-"""What the start-up screen says once the engine is ready: labels and texts, and a command to paste."""
+"""Write the summary of the start-up screen once the engine is ready: labels and texts, and a command to paste."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
-    """Label and text of each line of the summary."""
+    """Return label and text of each line of the summary."""
     url = base_url(server)
     capacity = ready.num_pages * ready.page_size
     full_requests = capacity / ready.max_model_len
@@ -57,19 +57,19 @@ def _adapters(ready: EngineReady) -> str:
 
 
 def open_to_all(server: ServerConfig) -> str | None:
-    """A warning where anybody who reaches this machine may use the server."""
+    """Return a warning if anyone who reaches this machine may use the server."""
     if server.api_key or server.uds is not None or server.host in LOOPBACK:
         return None
     return f"whoever reaches {server.host} may use it: there is no --api-key"
 
 
 def model_name(ready: EngineReady, server: ServerConfig) -> str:
-    """The model's id in the API."""
+    """Return the model's id in the API."""
     return server.served_model_name[0] if server.served_model_name else ready.model
 
 
 def base_url(server: ServerConfig) -> str:
-    """Where a client on this machine reaches the server; for a unix socket any host will do."""
+    """Return the server's URL for a client on this machine; for a unix socket any host works."""
     if server.uds is not None:
         return f"http://localhost{server.root_path}"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
@@ -80,7 +80,7 @@ def base_url(server: ServerConfig) -> str:
 
 
 def curl_command(model: str, server: ServerConfig) -> str:
-    """A command that streams an answer; of a key it names the variable, never the value."""
+    """Return a command that streams an answer; it names the variable of a key, never the value."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     words = ["curl", "-N", f"{base_url(server)}/v1/chat/completions", "-H", "Content-Type: application/json"]
     if server.uds is not None:
@@ -95,7 +95,7 @@ def curl_command(model: str, server: ServerConfig) -> str:
 
 
 def own_command() -> str:
-    """How any terminal of this machine calls us: one that has not activated our environment needs the whole path."""
+    """Return the command that calls us from any terminal: the whole path if our environment must be activated."""
     if sys.prefix == sys.base_prefix:
         return "tokenmill"
     script = Path(sys.prefix, "bin", "tokenmill")
@@ -103,7 +103,7 @@ def own_command() -> str:
 
 
 def chat_command(server: ServerConfig) -> str:
-    """The `tokenmill chat` that reaches the server."""
+    """Return the `tokenmill chat` command that reaches the server."""
     url = base_url(server) if server.uds is None else f"unix:{server.uds}"
     words = [] if url == f"http://127.0.0.1:{DEFAULT_PORT}" else ["--url", url]
     if server.ssl_certfile is not None:
@@ -112,7 +112,7 @@ def chat_command(server: ServerConfig) -> str:
 
 
 def _amount(requests: float) -> str:
-    """`1 request`, `1.5 requests`, `256 requests`; rounded down, since it is a promise."""
+    """Format `1 request`, `1.5 requests`, `256 requests`; rounded down, since it is a promise."""
     whole, tenths = divmod(int(requests * 10), 10)
     if (whole, tenths) == (1, 0):
         return "1 request"
@@ -120,7 +120,7 @@ def _amount(requests: float) -> str:
 
 
 def count_text(count: int) -> str:
-    """`596 M`, `1.72 B`: three digits."""
+    """Format `596 M`, `1.72 B`: three digits."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -128,7 +128,7 @@ def count_text(count: int) -> str:
 
 
 def bytes_text(size: float) -> str:
-    """`1.21 GiB`: three digits, powers of 1024."""
+    """Format `1.21 GiB`: three digits, powers of 1024."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"

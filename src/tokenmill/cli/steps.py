@@ -1,4 +1,4 @@
-"""`tokenmill steps FILE`: prints a step log, or writes it as JSONL, CSV or a trace for Perfetto."""
+"""`tokenmill steps FILE`: print a step log, or write it as JSONL, CSV or a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `steps`."""
+    """Return the parser of `steps`."""
     parser = Parser("steps", "Print a step log (serve --step-log FILE), or export it.", "FILE")
     parser.add_argument("file", type=Path, metavar="FILE", help="a step log")
     formats = "text", "jsonl", "csv", "perfetto"

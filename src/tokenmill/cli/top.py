@@ -1,4 +1,4 @@
-"""`tokenmill top`: what a running server does, moment by moment, by its own /metrics."""
+"""`tokenmill top`: show the activity of a running server, moment by moment, from its own /metrics."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SPARKS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The numbers of one scrape, summed over engines: by name, and by name and label where there is one that counts."""
+    """The numbers of one scrape, summed over engines: by name, and by name and label where a label matters."""
 
     seconds: float
     values: dict[tuple[str, str], float]
 
     def get(self, name: str, label: str = "") -> float:
-        """One number; 0 where the server does not have it."""
+        """Return one number; 0 if the server does not have it."""
         return self.values.get((name, label), 0.0)
 
     def labels(self, name: str) -> dict[str, float]:
-        """The numbers of a name by label."""
+        """Return the numbers of a name by label."""
         return {label: value for (own, label), value in self.values.items() if own == name}
 
 
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `top`."""
+    """Return the parser of `top`."""
     parser = Parser("top", "Watch a running server: requests, pages, tokens per second, cache hits. Ctrl-C ends.")
     add_server_flags(parser)
     parser.add_argument(
@@ -81,7 +81,7 @@ def make_parser() -> Parser:
 
 
 def read_sample(exposition: str) -> Sample:
-    """A scrape of now, of which only the engines' and the clients' own sums are kept."""
+    """Parse a scrape of now; keep only the engines' and the clients' own sums."""
     from prometheus_client.parser import text_string_to_metric_families
 
     values: dict[tuple[str, str], float] = {}
@@ -105,7 +105,7 @@ class View:
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
 
     def frame(self, now: Sample) -> Panel:
-        """What is to be seen now."""
+        """Return a frame of the current numbers."""
         from rich.panel import Panel
         from rich.table import Table
 
@@ -158,13 +158,13 @@ class View:
 
 
 def bar(used: float, cached: float, total: float) -> str:
-    """Pages as a bar: used, kept by the cache, free."""
+    """Draw pages as a bar: used, kept by the cache, free."""
     first = round(BAR_WIDTH * used / total) if total else 0
     second = min(round(BAR_WIDTH * cached / total) if total else 0, BAR_WIDTH - first)
     return "█" * first + "▒" * second + "░" * (BAR_WIDTH - first - second)
 
 
 def sparks(values: Sequence[float]) -> str:
-    """Values as a row of bars, the highest of them full."""
+    """Draw values as a row of bars, the highest of them full."""
     highest = max(values, default=0.0) or 1.0
     return "".join(SPARKS[round(value / highest * (len(SPARKS) - 1))] for value in values)

@@ -1,4 +1,4 @@
-"""`tokenmill version`: what is installed, read from package metadata so that nothing is imported."""
+"""`tokenmill version`: print what is installed, read from package metadata so that no package is imported."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `version`."""
+    """Return the parser of `version`."""
     return Parser("version", "Print the versions of what is installed.")

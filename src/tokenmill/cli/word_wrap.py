@@ -1,4 +1,4 @@
-"""Breaks a text that comes in pieces between words, so that none is cut at the edge of the terminal."""
+"""Break a text that comes in pieces between words, so that no word is cut at the edge of the terminal."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from rich.cells import cell_len
 
 
 class WordWrap:
-    """Holds back the word that is not whole yet; what is wider than a line is left to the terminal."""
+    """Holds back a word that is not complete yet; a word wider than a line is left to the terminal."""
 
     def __init__(self, width: int) -> None:
-        """`width` is in cells: some characters take two."""
+        """Wrap to `width` cells: some characters take two."""
         self._width = width
         self._column = 0
         self._spaces = ""
         self._word = ""
 
     def feed(self, text: str) -> str:
-        """What can be written now."""
+        """Return the text that can be written now."""
         return "".join(map(self._take, text))
 
     def flush(self) -> str:
-        """The rest, at the end of a text; the next one begins a line."""
+        """Return the rest, at the end of a text; the next one begins a line."""
         rest = self._end_word()
         self._column, self._spaces = 0, ""
         return rest

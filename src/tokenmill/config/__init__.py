@@ -1,1 +1,1 @@
-"""Configuration: what can be set, by which name, and which values go together. Reads no environment."""
+"""Configuration: the settings, their names, and the values that go together. Reads no environment."""

@@ -1,4 +1,4 @@
-"""The words of a command line before argparse reads them: flags of other engines become ours, unknown ones are refused.
+"""Translate a command line before argparse reads it: flags of other engines become ours, unknown ones are refused.
 
 Flags that take several values here get their name before each of them, which is how argparse collects them.
 """
@@ -21,13 +21,13 @@ class Arguments:
 
     Attributes:
         words: as argparse gets them.
-        notes: what to tell the person who wrote them.
+        notes: messages for the user.
     """
 
     def __init__(
         self, given: Iterable[str], actions: Mapping[str, argparse.Action], repeatable: Collection[str], foreign: bool
     ) -> None:
-        """Read them; `foreign`: flags of other engines are understood.
+        """Read a command line; `foreign`: accept flags of other engines.
 
         Raises:
             InvalidConfig: naming the flag that is unknown or not supported.
@@ -82,7 +82,7 @@ class Arguments:
         raise InvalidConfig(f"unknown flag {name}{did_you_mean(name, long_names)}")
 
     def _values(self, first_is_value: bool = True) -> list[str]:
-        """The words up to the next flag, but for one at the end that can only be the model."""
+        """Return the words up to the next flag, except a last one that can only be the model."""
         values: list[str] = []
         while self._rest and not _is_flag(self._rest[0]):
             values.append(self._rest.popleft())

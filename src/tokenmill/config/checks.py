@@ -1,4 +1,4 @@
-"""What the fields of a config must be, each and together: checked before anything is started."""
+"""Check the fields of a config, each and together, before anything is started."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _check_times(config: ServerConfig) -> None:
 
 
 def _check_finite(config: EngineConfig | ServerConfig) -> None:
-    """Refuse NaN, which passes whatever it is compared in, and what no clock reaches."""
+    """Refuse NaN, which slips through range checks, and infinity, which no clock reaches."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, float) and not math.isfinite(value):

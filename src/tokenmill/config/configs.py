@@ -42,7 +42,7 @@ ROUTING_POLICIES = ("cost", "fewest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(VisionConfig):
-    """What the engine process needs to know. A field left at None is decided by `resolve` or by the engine at start."""
+    """The settings of the engine process. A field left at None is decided by `resolve` or by the engine at start."""
 
     model: str = flag("", "checkpoint folder or hub id (none: the bundled demo model)", aliases=("--model-path",))
     tokenizer: str | None = flag(None, "folder with another tokenizer")
@@ -197,21 +197,21 @@ class EngineConfig(VisionConfig):
 
     @property
     def num_ranks(self) -> int:
-        """Processes of an engine, on all machines."""
+        """Number of processes of an engine, on all machines."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_steps_ahead(self) -> int:
-        """Steps that may be launched at a time."""
+        """Number of steps that may be launched at a time."""
         return max(self.pipeline_parallel_size, 2 if self.async_scheduling else 1)
 
     @property
     def num_ranks_here(self) -> int:
-        """Those of one machine."""
+        """Number of an engine's processes on one machine."""
         return self.num_ranks // self.nnodes
 
     def resolve(self) -> EngineConfig:
-        """Check the fields against each other and fill in what does not depend on the model.
+        """Check the fields against each other and fill in those that do not depend on the model.
 
         Raises:
             InvalidConfig: naming the flags and what to change.
@@ -238,7 +238,7 @@ class EngineConfig(VisionConfig):
 
     @property
     def weight_cache_folder(self) -> Path:
-        """Where packed weights are kept."""
+        """The folder of packed weights."""
         return Path(self.weight_cache_dir or "~/.cache/tokenmill/weights").expanduser()
 
     @property
@@ -248,10 +248,10 @@ class EngineConfig(VisionConfig):
         return self.max_num_batched_tokens
 
     def kv_events(self) -> KVEventsConfig | None:
-        """How to publish KV events; None: not at all.
+        """Return the settings for publishing KV events; None: events are not published.
 
         Raises:
-            InvalidConfig: the JSON is broken or has a field that is unknown.
+            InvalidConfig: the JSON is broken or has an unknown field.
         """
         if self.kv_events_config is None:
             return None
@@ -262,10 +262,10 @@ class EngineConfig(VisionConfig):
         return config if config.enable_kv_cache_events and config.publisher == "zmq" else None
 
     def structured_outputs(self) -> StructuredOutputsConfig:
-        """How outputs are constrained.
+        """Return the settings for constrained outputs.
 
         Raises:
-            InvalidConfig: the JSON is broken, has a field that is unknown, or a limit that leaves nothing.
+            InvalidConfig: the JSON is broken, has an unknown field, or a limit that is not above 0.
         """
         try:
             config = msgspec.json.decode(self.structured_outputs_config or "{}", type=StructuredOutputsConfig)
@@ -278,7 +278,7 @@ class EngineConfig(VisionConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What the API process needs to know, besides the engine's config."""
+    """The settings of the API process, besides the engine's config."""
 
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(DEFAULT_PORT, "port to listen on")

@@ -1,4 +1,4 @@
-"""What the fields of a config are made of: the flags that they show as, and those that are JSON objects."""
+"""The parts that configs are declared with: fields that are flags, and fields that are JSON objects."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tokenmill.core.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How a config field shows on the command line.
+    """The form of a config field on the command line.
 
     Attributes:
-        aliases: further spellings, those of vLLM and SGLang among them.
+        aliases: further spellings, including those of vLLM and SGLang.
         choices: the values it may take; empty: any.
         plugins: the group of entry points whose names it may take too, and `module:name`; empty: only `choices`.
         size: accepts `32k`, `4GiB` and the like, besides a plain integer.
@@ -34,15 +34,15 @@ class Flag:
 
 
 def flag(default: Any, help: str, **how: Any) -> Any:
-    """A dataclass field that is also a flag; see `Flag`."""
+    """Declare a dataclass field that is also a flag; see `Flag`."""
     return field(default=default, metadata={"flag": Flag(help, **how)})
 
 
 def adapter_modules(given: Iterable[str]) -> dict[str, str]:
-    """Names and folders of `--lora-modules`: `name=path`, or vLLM's JSON with `name` and `path`.
+    """Return the names and folders of `--lora-modules`: `name=path`, or vLLM's JSON with `name` and `path`.
 
     Raises:
-        InvalidConfig: one is neither, or a name stands there twice.
+        InvalidConfig: a value has neither form, or a name is given twice.
     """
     modules: dict[str, str] = {}
     for text in given:
@@ -71,8 +71,8 @@ class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The value of `--kv-events-config`, with vLLM's field names.
 
     Attributes:
-        endpoint: where events are published. On this machine only, unless another address is given.
-        replay_endpoint: where subscribers may ask for what they missed; None: nowhere.
+        endpoint: the address to publish events at; on this machine only by default.
+        replay_endpoint: the address at which subscribers may ask for events they missed; None: none.
         buffer_steps: batches kept for replays.
     """
 
@@ -89,10 +89,10 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
     """The value of `--structured-outputs-config`: vLLM's names, and the limits of compiling a grammar.
 
     Attributes:
-        disable_any_whitespace: JSON without any white space between its parts.
+        disable_any_whitespace: allow no white space between the parts of JSON.
         compile_seconds: processor time that compiling one grammar may take.
         compile_bytes: memory that it may take.
-        cache_bytes: memory for compiled grammars; those that no request uses are dropped beyond it.
+        cache_bytes: memory for compiled grammars; beyond it those that no request uses are dropped.
     """
 
     backend: Literal["auto", "guidance"] = "auto"

@@ -28,7 +28,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a person has set, by source.
+    """The settings that a user has given, by source.
 
     Attributes:
         flags: field name -> value, from the command line.
@@ -83,10 +83,10 @@ def read_given(namespace: argparse.Namespace, environment: Mapping[str, str]) ->
 
 
 def build(config_class: type[C], given: Given) -> C:
-    """A config from flags, environment, file and defaults.
+    """Build a config from flags, environment, file and defaults.
 
     Raises:
-        InvalidConfig: a value cannot be read; the message names where it stands.
+        InvalidConfig: a value cannot be read; the message names its source.
     """
     values: dict[str, Any] = {}
     for setting in settings(config_class):
@@ -104,10 +104,10 @@ def build(config_class: type[C], given: Given) -> C:
 
 
 def check_names(given: Given, config_classes: Iterable[type]) -> None:
-    """Refuse unknown keys of the config file; warn of unknown variables, which may be meant for something else.
+    """Refuse unknown keys of the config file; warn of unknown variables, which may belong to another program.
 
     Raises:
-        InvalidConfig: naming the key and the one that was perhaps meant.
+        InvalidConfig: naming the key and a similar known one.
     """
     known = [setting for config_class in config_classes for setting in settings(config_class)]
     keys = {key for setting in known for key in _keys(setting)}
@@ -145,7 +145,7 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def _in_our_words(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The file with the keys of other engines replaced by ours; unknown ones stay, see `check_names`."""
+    """Return the file with the keys of other engines replaced by ours; unknown keys stay, see `check_names`."""
     from tokenmill.config.foreign_flags import NEGATION, find, foreign_flags
 
     known = {key for config in (EngineConfig, ServerConfig) for setting in settings(config) for key in _keys(setting)}

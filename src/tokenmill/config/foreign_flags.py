@@ -1,6 +1,6 @@
-"""Flags of vLLM and SGLang that are not ours, and what becomes of them: the table of `foreign_flags.toml`.
+"""Handle flags of vLLM and SGLang that are not ours, by the table in `foreign_flags.toml`.
 
-It is read when somebody gives such a flag, and not before.
+The table is read only when such a flag is given.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _OFF, _ON = frozenset({"false", "0", "no", "off"}), frozenset({"true", "1", "yes
 
 @dataclass(frozen=True, slots=True)
 class ForeignFlag:
-    """One flag, as the table has it.
+    """One flag of the table.
 
     Attributes:
-        engines: those that have it.
+        engines: the engines that have it.
         takes: "" for a switch, "=" for a value, "+" for several.
         neutral: values that change nothing.
         here: "same", "nothing", "refused", or the flag of ours that it stands for, perhaps with a value.
-        because: why it does nothing, or is refused.
+        because: the reason why it does nothing, or is refused.
     """
 
     name: str
@@ -40,10 +40,10 @@ class ForeignFlag:
     because: str
 
     def replacement(self, values: list[str], is_negated: bool = False) -> tuple[list[str], str]:
-        """Our flags for this one with these values, and what to tell whoever gave it; "": nothing.
+        """Return our flags for this one with these values, and a message for the user; "": no message.
 
         Raises:
-            InvalidConfig: it asks for what there is not.
+            InvalidConfig: it asks for a feature that we do not have.
         """
         ours = self.here if self.here.startswith("-") else ""
         if not self.takes:
@@ -74,7 +74,7 @@ class ForeignFlag:
 
 
 def foreign_flags() -> dict[str, ForeignFlag]:
-    """The whole table, by name."""
+    """Return the whole table, by name."""
     found: dict[str, ForeignFlag] = {}
     for group in tomllib.loads(TABLE.read_text(encoding="utf-8"))["group"]:
         for key, engine in ENGINES.items():
@@ -89,7 +89,7 @@ def foreign_flags() -> dict[str, ForeignFlag]:
 
 
 def find(name: str, table: dict[str, ForeignFlag]) -> tuple[ForeignFlag | None, bool]:
-    """The flag of a name as it was given, and whether that is its negation; of `--a.b` it is `--a`."""
+    """Return the flag of a name as it was given (`--a` for `--a.b`), and whether the name negates it."""
     name = name.split(".", maxsplit=1)[0].replace("_", "-")
     if name in table:
         return table[name], False
@@ -101,7 +101,7 @@ def _negated(switch: str) -> str:
 
 
 def _says_something(value: str) -> bool:
-    """Whether a JSON object, or vLLM's older `image=0,video=0`, has anything but zeros, empty values and off."""
+    """Return True if a JSON object, or vLLM's older `image=0,video=0`, has a value that is not 0, empty or false."""
     try:
         content = json.loads(value)
     except ValueError:

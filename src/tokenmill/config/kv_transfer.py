@@ -1,4 +1,4 @@
-"""What `--kv-transfer-config` says, with vLLM's names: who gives pages, who asks for them, and where."""
+"""Read `--kv-transfer-config`, with vLLM's names: which engines give pages, which ask for them, and where."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _Seconds = Annotated[float, Meta(ge=0.1, le=86_400)]
 
 
 class ExtraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`kv_connector_extra_config`: what vLLM has no name for.
+    """`kv_connector_extra_config`: settings for which vLLM has no name.
 
     Attributes:
-        secret_file: what producers and consumers share; nobody else may read it.
+        secret_file: the secret that producers and consumers share; no other user may read the file.
         socket: a producer listens at this unix socket instead of `kv_ip` and `kv_port`.
-        peers: addresses of the producers that a consumer may ask: `unix:PATH` or `tcp://HOST:PORT`. What clients name
-            is looked up among these.
-        lease_seconds: how long a producer holds pages for whom nobody asks.
+        peers: addresses of the producers that a consumer may ask: `unix:PATH` or `tcp://HOST:PORT`. The names that
+            clients give are looked up among these.
+        lease_seconds: how long a producer holds pages that no consumer asks for.
         most_lease_seconds: how long it holds them at most.
         fetch_seconds: how long the pages of one request may take to come.
     """
@@ -41,14 +41,14 @@ class ExtraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of the flag.
+    """The settings of page transfers between engines: the value of the flag.
 
     Attributes:
         kv_connector: pages travel by our own transports, or by NIXL.
         engine_id: a producer's name in handles; None: a random one at each start.
-        kv_ip, kv_port: where a producer listens, and what it tells its clients; of several engines of one server,
-            each takes the port after that of the one before.
-        kv_load_failure_policy: what becomes of a request whose pages do not come; None: as the flag says.
+        kv_ip, kv_port: the address that a producer listens at and tells its clients; of several engines of one
+            server, each takes the port after that of the one before.
+        kv_load_failure_policy: what happens to a request whose pages do not come; None: as the flag says.
     """
 
     kv_connector: str
@@ -61,17 +61,17 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def produces(self) -> bool:
-        """It gives pages."""
+        """True if it gives pages."""
         return self.kv_role != "kv_consumer"
 
     @property
     def consumes(self) -> bool:
-        """It asks for pages."""
+        """True if it asks for pages."""
         return self.kv_role != "kv_producer"
 
     @property
     def patience(self) -> dict[str, float]:
-        """Seconds after which an engine goes on without pages, or takes them back, whatever the source says."""
+        """Seconds after which an engine goes on without pages, or takes them back, regardless of the source."""
         extra = self.kv_connector_extra_config
         return {"load": extra.fetch_seconds + GRACE_SECONDS, "keep": extra.most_lease_seconds + GRACE_SECONDS}
 

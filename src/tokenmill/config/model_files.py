@@ -1,4 +1,4 @@
-"""The small JSON files beside a checkpoint's weights: what the user's side reads of them.
+"""Read the small JSON files beside a checkpoint's weights.
 
 Knows the names and fields of Hugging Face folders; does not know tokenizers, weights or the hub.
 """
@@ -38,15 +38,15 @@ _WEIGHTS = frozenset({".safetensors", ".gguf"})
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether a name can be one of the hub's."""
+    """Return True if a name can be an id of the hub."""
     return not model.startswith(("/", "./", "../", "~")) and _HUB_ID.fullmatch(model) is not None
 
 
 def check_model(model: str) -> None:
-    """See that a name leads to a checkpoint before anything expensive starts; what is in it shows when it loads.
+    """Check that a name leads to a checkpoint before anything expensive starts; loading checks its content.
 
     Raises:
-        InvalidCheckpoint: there is nothing, or something else; the sentence names no path.
+        InvalidCheckpoint: the name leads to no checkpoint; the message contains no path.
     """
     place = Path(model).expanduser()
     if place.is_dir():
@@ -62,12 +62,12 @@ def check_model(model: str) -> None:
 
 
 def check_tokenizer(model: str, tokenizer: str | None) -> None:
-    """See that a folder has a tokenizer before anything expensive starts; whether it is a good one shows when it loads.
+    """Check that a folder has a tokenizer before anything expensive starts; loading checks its content.
 
-    What is still to be downloaded passes: that comes with its tokenizer.
+    A model that is still to be downloaded passes: it comes with its tokenizer.
 
     Raises:
-        InvalidCheckpoint: there is none.
+        InvalidCheckpoint: the folder has no tokenizer.
     """
     folder = Path(tokenizer or model)
     if folder.is_dir() and not (folder / "tokenizer.json").is_file():
@@ -75,7 +75,7 @@ def check_tokenizer(model: str, tokenizer: str | None) -> None:
 
 
 def eos_token_ids(folder: Path) -> frozenset[int]:
-    """The ids that end a text: those of generation_config.json, else of config.json (an int or a list in both).
+    """Return the ids that end a text: those of generation_config.json, else of config.json (an int or a list in both).
 
     Raises:
         InvalidCheckpoint: `eos_token_id` is neither an id nor a list of ids.
@@ -97,11 +97,11 @@ def eos_token_ids(folder: Path) -> frozenset[int]:
 
 
 def check_eos_token_ids(folder: Path, vocab_size: int) -> None:
-    """See that the model can say the ids that end a text: else no text would end by itself.
+    """Check that the model's vocabulary has the ids that end a text: else no text would end by itself.
 
     Raises:
-        InvalidCheckpoint: generation_config.json has one that is not in the vocabulary (what config.json has is seen to
-            where that is read); or see `eos_token_ids`.
+        InvalidCheckpoint: an id of generation_config.json is not in the vocabulary (those of config.json are checked
+            where it is read); or see `eos_token_ids`.
     """
     missing = sorted(token_id for token_id in eos_token_ids(folder) if token_id >= vocab_size)
     if missing:
@@ -112,10 +112,10 @@ def check_eos_token_ids(folder: Path, vocab_size: int) -> None:
 
 
 def default_sampling(folder: Path) -> dict[str, Any]:
-    """Sampling parameters that the model's authors recommend: fields of `SamplingParams` from generation_config.json.
+    """Return the sampling parameters that the model's authors recommend in generation_config.json.
 
-    They stand where a request gives none. As in vLLM, `do_sample` is not looked at and `max_new_tokens` becomes
-    `max_tokens`.
+    The keys are fields of `SamplingParams`; they are the defaults of requests. As in vLLM, `do_sample` is ignored and
+    `max_new_tokens` becomes `max_tokens`.
 
     Raises:
         InvalidCheckpoint: the file is not a JSON object.

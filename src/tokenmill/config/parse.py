@@ -1,4 +1,4 @@
-"""Text to the value of a config field: numbers, sizes, switches, lists; the same for flag, environment and file."""
+"""Parse text into the value of a config field: numbers, sizes, switches, lists, in flags, variables and files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Setting:
 
     Attributes:
         kind: the field's type without `None`: str, int, float, bool or `tuple[str, ...]`.
-        optional: None is a value too: it is decided later. `auto` says so, except for texts.
+        optional: None is a value too, which is decided later; `auto` means None, except for texts.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     def read(self, text: str) -> Any:
-        """The value that `text` stands for.
+        """Return the value that `text` stands for.
 
         Raises:
             InvalidConfig: one sentence, without the name of the flag.
@@ -68,7 +68,7 @@ class Setting:
         return ":" in text or bool(entry_points(group=self.how.plugins, name=text))
 
     def take(self, value: Any) -> Any:
-        """The value that a typed value of a YAML file stands for.
+        """Return the value that a typed value of a YAML file stands for.
 
         Raises:
             InvalidConfig: as `read`.
@@ -93,7 +93,7 @@ _NAMES = {"str": "a text", "int": "an integer", "float": "a number", "bool": "tr
 
 
 def settings(config_class: type) -> list[Setting]:
-    """The settable fields of a config class, in the order of its definition."""
+    """Return the settable fields of a config class, in the order of its definition."""
     return [_setting(entry) for entry in fields(config_class) if "flag" in entry.metadata]
 
 
@@ -107,7 +107,7 @@ def _setting(entry: Field[Any]) -> Setting:
 
 
 def parse_size(text: str) -> int:
-    """`32k`, `4GiB`, `1.5G`, `2048`: k, M, G, T are powers of 1024; with a plain `B` (`4GB`) powers of 1000.
+    """Parse `32k`, `4GiB`, `1.5G` or `2048`: k, M, G, T are powers of 1024; with a plain `B` (`4GB`) powers of 1000.
 
     Raises:
         InvalidConfig: not a size.
@@ -123,10 +123,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """A finite number.
+    """Parse a finite number.
 
     Raises:
-        InvalidConfig: it is none.
+        InvalidConfig: not a finite number.
     """
     return _read_number(float, text)
 

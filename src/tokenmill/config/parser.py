@@ -13,15 +13,15 @@ from tokenmill.core.errors import InvalidConfig
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses one verb. Abbreviated flags are refused: a flag added later would change what they mean.
+    """Parses the flags of one verb. Abbreviated flags are refused: a flag added later would change their meaning.
 
     Attributes:
         repeatable: flags that take several values.
-        is_engines: the verb takes the flags of an engine, and so those of other engines.
+        is_engines: the verb takes the flags of an engine, and so also those of vLLM and SGLang.
     """
 
     def __init__(self, verb: str, description: str, positional: str = "") -> None:
-        """`positional` is what the usage line shows beside the flags."""
+        """Make the parser; `positional` is shown in the usage line beside the flags."""
         super().__init__(
             prog=f"tokenmill {verb}",
             usage=" ".join(filter(None, (f"tokenmill {verb}", positional, "[flags]"))),
@@ -33,12 +33,12 @@ class Parser(argparse.ArgumentParser):
         self.is_engines = False
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line and exit with code 2."""
+        """Print the mistake in one line and exit with code 2."""
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(2)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse, refusing what is unknown by name.
+        """Parse a command line; refuse unknown flags by name.
 
         Raises:
             SystemExit: with code 2 on a mistake, with 0 after --help.
@@ -54,10 +54,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def finite(text: str) -> float:
-    """Read a flag's value that is a number, neither infinite nor NaN.
+    """Read a flag's value as a number that is neither infinite nor NaN.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: not a finite number.
     """
     try:
         return parse_number(text)
@@ -66,7 +66,7 @@ def finite(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Read a flag's value that is a number above 0, raising as `finite` does."""
+    """Read a flag's value as a number above 0, raising as `finite` does."""
     number = finite(text)
     if number <= 0:
         raise argparse.ArgumentTypeError(f"it must be above 0, got {text}")
@@ -74,7 +74,7 @@ def positive(text: str) -> float:
 
 
 class _WideHelp(argparse.HelpFormatter):
-    """Flags in a column wide enough for most of them; one line each where the terminal allows."""
+    """Help with flags in a column wide enough for most of them; one line each where the terminal allows."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=44)

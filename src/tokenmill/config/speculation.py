@@ -1,4 +1,4 @@
-"""What `--speculative-config` says, with vLLM's names, and what a scheduler needs to speculate as it says."""
+"""Read `--speculative-config`, with vLLM's names, and keep all settings that a scheduler needs to speculate."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _DEFAULT_TOKENS = {"ngram": 16, "suffix": 24, "draft_model": 4}
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of `--speculative-config`.
+    """The settings of speculation: the value of `--speculative-config`.
 
     Attributes:
-        method: auto is suffix on a CPU and nothing elsewhere.
+        method: auto is suffix on a CPU and no speculation elsewhere.
         num_speculative_tokens: draft tokens of a request and step at most; 0: as many as suit the method.
-        model: of a draft model, its folder or hub id.
-        prompt_lookup_min, prompt_lookup_max: of ngram, how many tokens must have stood there before.
-        suffix_decoding_max_tree_depth: of suffix, tokens of context and draft that are told apart at most.
+        model: the folder or hub id of a draft model.
+        prompt_lookup_min, prompt_lookup_max: for ngram: how many tokens must have occurred before.
+        suffix_decoding_max_tree_depth: for suffix: the most tokens of context and draft that are told apart.
         suffix_decoding_max_cached_requests: finished outputs that are remembered.
         suffix_decoding_max_spec_factor: draft tokens for each token of context that was found.
-        suffix_decoding_min_token_prob: what a draft token must have followed its context in.
+        suffix_decoding_min_token_prob: for suffix: the least probability of a draft.
     """
 
     method: Method = "auto"
@@ -44,12 +44,12 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @property
     def most_tokens(self) -> int:
-        """`num_speculative_tokens`, or what suits the method."""
+        """`num_speculative_tokens`, or the number that suits the method."""
         return self.num_speculative_tokens or _DEFAULT_TOKENS.get(self.method, 0)
 
 
 class SpeculationSettings(msgspec.Struct, frozen=True):
-    """All that decides what is drafted, besides requests and their outcomes; a step log begins with it.
+    """All settings that decide drafts, besides requests and their outcomes; a step log begins with them.
 
     Attributes:
         step_costs: seconds of steps by their number of tokens, measured at the start; see `StepCosts`.
@@ -60,7 +60,7 @@ class SpeculationSettings(msgspec.Struct, frozen=True):
 
 
 def parse_config(text: str | None) -> SpeculativeConfig | None:
-    """The config of a JSON object, or of the name of a method; None of nothing, and of an empty object.
+    """Parse the name of a method or a JSON object; None if empty.
 
     Raises:
         InvalidConfig: the JSON is broken, has a field or a method that is unknown, or values that exclude each other.
@@ -107,7 +107,7 @@ def _refuse(why: str) -> None:
 
 
 def settled(config: SpeculativeConfig | None, is_accelerator: bool) -> SpeculativeConfig | None:
-    """The same with a method; None where there is to be no speculation."""
+    """Return the config with `auto` replaced by a method; None: no speculation."""
     if config is None or config.method != "auto":
         return config
     return None if is_accelerator else msgspec.structs.replace(config, method="suffix")

@@ -13,7 +13,7 @@ IMAGES_PER_PROMPT, VIDEOS_PER_PROMPT = 8, 1
 
 
 class MediaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one request may show at most. Sound is not taken at all."""
+    """The most images and videos of one request. Sound is never accepted."""
 
     image: int = IMAGES_PER_PROMPT
     video: int = VIDEOS_PER_PROMPT
@@ -22,7 +22,7 @@ class MediaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
-    """What an engine needs to know of images; models that take text only do not look at it."""
+    """The settings for images; models that take text only ignore them."""
 
     encoder_budget: int = flag(4096, "image tokens that a step encodes at most", size=True)
     encoder_cache_tokens: int = flag(8192, "image tokens whose encoder outputs are kept at most", size=True)
@@ -35,10 +35,10 @@ class VisionConfig:
     )
 
     def media_limits(self) -> MediaLimits:
-        """What one request may show at most.
+        """Return the limits on images and videos of one request.
 
         Raises:
-            InvalidConfig: the flag is neither JSON nor `image=4,video=0`, or wants sound.
+            InvalidConfig: the flag is neither JSON nor `image=4,video=0`, or asks for sound.
         """
         if self.limit_mm_per_prompt is None:
             return MediaLimits()

@@ -1,7 +1,7 @@
-"""`AdapterRef`: a LoRA adapter as everybody calls it: its name in the API, where its files are, and what is in them.
+"""`AdapterRef`: the identity of a LoRA adapter: its name in the API, the folder of its files, and their digest.
 
-The digest is of the files' content. Whatever is kept by it, KV above all, can never be taken for that of other files,
-whatever name or place these have.
+The digest is of the files' content. So anything kept by it, KV above all, is never mistaken for that of other files,
+whatever their name or place.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class AdapterRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 def digest_of(adapter: AdapterRef | None) -> str:
-    """What is in an adapter's files; "" for none."""
+    """Return the digest of an adapter's files; "": no adapter."""
     return "" if adapter is None else adapter.digest
 
 
 def check_adapter_name(name: str) -> str:
-    """The name, if it can stand in URLs, logs and metrics.
+    """Return the name if it can be used in URLs, logs and metrics; refuse it otherwise.
 
     Raises:
-        InvalidRequest: it cannot.
+        InvalidRequest: it cannot be used there.
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequest(

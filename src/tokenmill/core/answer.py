@@ -1,4 +1,4 @@
-"""An answer as what it says: text, reasoning and calls of tools, in their order."""
+"""The parts of an answer, in their order: text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class PieceKind(Enum):
-    """What a piece of an answer is."""
+    """The kind of a piece of an answer."""
 
     REASONING = "reasoning"
     TEXT = "text"
@@ -20,8 +20,8 @@ class AnswerPiece(msgspec.Struct, array_like=True):
     """A piece of an answer.
 
     Attributes:
-        text: of a call the JSON of its arguments, as far as the model has it right.
-        name: the function, where a call begins; None: the piece goes on with the call before it, or is none.
+        text: of a call: the JSON of its arguments, as far as the model got it right.
+        name: the function, where a call begins; None: the piece continues the call before it, or is no call.
     """
 
     kind: PieceKind
@@ -30,7 +30,7 @@ class AnswerPiece(msgspec.Struct, array_like=True):
 
 
 def joined(pieces: Iterable[AnswerPiece]) -> list[AnswerPiece]:
-    """The same answer in the fewest pieces."""
+    """Join adjacent pieces of an answer where possible."""
     whole: list[AnswerPiece] = []
     texts: list[list[str]] = []
     for piece in pieces:

@@ -1,7 +1,7 @@
 """Messages between the API processes of a server, where several serve one listening socket.
 
-The first starts engines and text workers and knows how they are; its siblings are told. A sibling hears of its requests
-from text workers of its own, and tells the first what its clients experience. See `messages.py` for the other messages.
+The first starts engines and text workers and tells its siblings their state. A sibling gets the outputs of its requests
+from text workers of its own, and reports its clients' latencies to the first. See `messages.py` for the other messages.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from tokenmill.core.request import FinishReason
 
 
 class FinishedRequest(msgspec.Struct, array_like=True):
-    """One request from its arrival to its end. Times are seconds of the machine's monotonic clock; 0: it never was.
+    """One request from its arrival to its end. Times are seconds of the machine's monotonic clock; 0: never reached.
 
     Attributes:
-        label: what its client knows its call by.
+        label: the client's own name for its call.
         trace: the `traceparent` that its client sent; empty: none.
         scheduled: when it was first part of a step.
     """
@@ -39,18 +39,18 @@ class FinishedRequest(msgspec.Struct, array_like=True):
 
 
 class SiblingStarted(Message):
-    """A sibling takes messages, for the first time or after a death."""
+    """Report that a sibling takes messages, for the first time or after a restart."""
 
     index: int
     pid: int
 
 
 class Observed(Message, kw_only=True):
-    """Sent every second: what the clients of a sibling have experienced since the last time.
+    """Report the experience of a sibling's clients since the last report; sent every second.
 
     Attributes:
         num_open: its requests without a terminal output.
-        num_lost_lines: lines of the log that it could not write, since it started.
+        num_lost_lines: log lines that it could not write, since it started.
         first_tokens: seconds from each request to its first token.
         between_tokens: seconds between tokens.
         finished: requests that have ended.
@@ -72,7 +72,7 @@ class FoundCalls(Message):
 
 
 class SiblingEnded(Message):
-    """A sibling that was told to stop has no request any more."""
+    """Report that a sibling which was told to stop has no open requests."""
 
     index: int
 
@@ -81,13 +81,13 @@ class SiblingEnded(Message):
 
 
 class ServeNow(Message):
-    """All parts are ready, of the engines each has been told; the inboxes of the receiver's text workers, by index."""
+    """Tell a sibling to serve: all parts are ready. Carries the inboxes of its text workers, by index."""
 
     workers: dict[int, str]
 
 
 class WorkerBack(Message):
-    """A text worker of the receiver has been started again; see `Owner.replaced`."""
+    """Tell a sibling that one of its text workers has been restarted; see `Owner.replaced`."""
 
     worker: int
     inbox: str
@@ -97,7 +97,7 @@ class WorkerBack(Message):
 
 
 class WorkerTrouble(Message):
-    """How a text worker of the receiver does: it takes no messages now, or nobody should go on waiting for it."""
+    """Report the state of a text worker of the receiver: deaf to messages for now, or lost and not to be waited for."""
 
     worker: int
     is_deaf: bool
@@ -105,21 +105,21 @@ class WorkerTrouble(Message):
 
 
 class ServerState(Message):
-    """Sent every second: whether a part is being started again."""
+    """Tell siblings every second whether a part is being restarted."""
 
     is_recovering: bool
 
 
 class ServerEnds(Message):
-    """Something has ended the server."""
+    """Report an error that ended the server."""
 
     exit_code: int
     error: str
 
 
 class FindCalls(Message):
-    """Asks for the open calls of an owner that bear these names, see `EngineClient.find`; none named: for all open
-    requests of anybody.
+    """Ask for the open calls of an owner that bear these names, see `EngineClient.find`; without names: for all open
+    requests of all owners.
     """
 
     id: str
@@ -128,7 +128,7 @@ class FindCalls(Message):
 
 
 class AbortCalls(Message):
-    """End these requests, those of them that are open."""
+    """End those of these requests that are still open."""
 
     ids: list[str]
 

@@ -1,4 +1,4 @@
-"""What engines say to the API process: how far a start is, how they are, what operators have asked.
+"""Messages from engines to the API process: progress of a start, state, and replies to operators.
 
 See `messages.py` for the other messages.
 """
@@ -14,7 +14,7 @@ from tokenmill.core.part_messages import EngineMessage
 
 
 class EngineProgress(EngineMessage):
-    """A start-up phase moved on: `done` of `total` units; `total` 0 where it is not known."""
+    """Report the progress of a start-up phase: `done` of `total` units; `total` 0: unknown."""
 
     phase: str
     done: int
@@ -22,11 +22,11 @@ class EngineProgress(EngineMessage):
 
 
 class EngineReady(EngineMessage, kw_only=True):
-    """The engine serves. Everything the start-up screen and the text workers need to know of it.
+    """Report that the engine serves, with all facts for the start-up screen and the text workers.
 
-    `fingerprint`: of the model whose KV it is; see `CacheKey`. `takes_transfer_params`: clients may speak to sources.
-    `adapters`: those that it was started with; `max_loras`: how many may be in use at a time, 0: none.
-    `kv_windows`: what becomes of pages behind sliding windows; "": the model has none.
+    `fingerprint`: of the model whose KV it is; see `CacheKey`. `takes_transfer_params`: clients may send parameters.
+    `adapters`: those that it was started with; `max_loras`: the most in use at a time, 0: adapters are off.
+    `kv_windows`: how pages behind sliding windows are handled; "": the model has none.
     `num_states`: recurrent states that there is room for, in `state_bytes`; 0: the model has none.
     """
 
@@ -66,20 +66,20 @@ class EngineStats(EngineMessage, kw_only=True):
     """Counters since start and the state now, sent a few times a second and whenever the engine becomes idle.
 
     Attributes:
-        num_corrupted: requests that ended since the model gave no finite numbers for them.
+        num_corrupted: requests that ended because the model gave no finite numbers for them.
         num_queued: those of the waiting requests that only rows, pages or budget keep from running, but
             for those in the background.
-        is_stuck: some of them could run, and nothing does: a bug that /health must show.
-        waiting_by_reason: `num_waiting`, by what they wait for.
+        is_stuck: True if some of them could run but no step runs: a bug that /health must show.
+        waiting_by_reason: `num_waiting`, by the reason for waiting.
         step_tokens, step_seconds: sizes of the steps, and their seconds by part.
-        num_drafts, num_draft_tokens, num_accepted_tokens: what speculation proposed and what was kept of it.
+        num_drafts, num_draft_tokens, num_accepted_tokens: proposed drafts, their tokens, and those that were accepted.
         num_accepted_per_position: how often the first token of a draft was kept, the first two, and so on.
         running_adapters, waiting_adapters: names of those that requests run with and wait with.
         encoder_tokens: image tokens that were encoded. encoder_queries, encoder_hits: images that steps needed, and
-            those that were encoded already.
+            those of them that were encoded already.
         num_states_kept, num_state_hits, num_states_given_up: recurrent states that were kept of prefixes, those that
-            requests began with, and those that had to yield.
-        num_loaded_tokens, num_stored_tokens: whose KV came from elsewhere, and was stored there.
+            requests began with, and those that were given up.
+        num_loaded_tokens, num_stored_tokens: tokens whose KV was loaded from a source, and stored in one.
         num_window_pages, num_window_pages_pinned, num_window_pages_evictable: as those above, of the window group.
     """
 
@@ -121,7 +121,7 @@ class EngineStats(EngineMessage, kw_only=True):
 
 
 class Done(EngineMessage):
-    """Reply to `SetPaused` and `ResetPrefixCache`: whether it was done."""
+    """Reply to `SetPaused` and `ResetPrefixCache`: whether it succeeded."""
 
     id: str
     is_done: bool
@@ -136,11 +136,11 @@ class AdapterSeen(EngineMessage):
 
 
 class RequestState(msgspec.Struct, kw_only=True):
-    """How one request is doing; see `Request` for the words.
+    """The state of one request, in the words of `Request`.
 
     Attributes:
         wait_reason: why it was not part of the last step; empty while it runs.
-        engine: the index of the one that has it; None: none yet.
+        engine: the index of its engine; None: not assigned yet.
         adapter: the name of its adapter; None: it runs on the base model.
     """
 
@@ -160,7 +160,7 @@ class RequestState(msgspec.Struct, kw_only=True):
 
 
 class RequestStates(EngineMessage):
-    """Reply to `ExplainRequests`: those that are alive."""
+    """Reply to `ExplainRequests`: the state of each open request."""
 
     id: str
     states: list[RequestState]

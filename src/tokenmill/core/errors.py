@@ -1,4 +1,4 @@
-"""Typed errors that a user can cause, and what each one means at the edges.
+"""Typed errors that a user can cause, and their meaning to clients and in exit codes.
 
 Each carries one clear sentence. The server maps them to OpenAI error bodies (`status`, `type`, `param`), the CLI to
 exit codes. Internal invariants use `assert` with a message instead: they are never the user's fault.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class TokenMillError(Exception):
-    """Base of every error that a user can cause or can mend."""
+    """Base of every error that a user can cause or fix."""
 
     status = 500
     type = "internal_error"
@@ -16,10 +16,10 @@ class TokenMillError(Exception):
 
 
 class InvalidRequest(TokenMillError, ValueError):
-    """A request that can never be served as it is; `param` names the field at fault (None: the request as a whole).
+    """A request that can never be served as it is; `param` names the wrong field (None: the request as a whole).
 
     Attributes:
-        code: OpenAI's word for the mistake, where it has one that programs look for.
+        code: OpenAI's code for the mistake, if programs look for one.
     """
 
     status = 400
@@ -33,21 +33,21 @@ class InvalidRequest(TokenMillError, ValueError):
 
 
 class NotFound(InvalidRequest):
-    """Nothing has this id: no open request, response, file or batch, or none that the client may know of."""
+    """No open request, response, file or batch has this id, or none that the client may access."""
 
     status = 404
     code = "not_found"
 
 
 class Conflict(InvalidRequest):
-    """It cannot be done in the state that things are in now."""
+    """The operation is impossible in the current state."""
 
     status = 409
     code = "conflict"
 
 
 class TooLarge(InvalidRequest):
-    """A body or a file exceeds what one may have."""
+    """A body or a file exceeds the size limit."""
 
     status = 413
 
@@ -59,7 +59,7 @@ class PromptTooLong(InvalidRequest):
 
 
 class PromptTooCostly(InvalidRequest):
-    """To make the prompt takes more time or memory than one request may have."""
+    """Building the prompt takes more time or memory than one request may use."""
 
 
 class InvalidConfig(TokenMillError, ValueError):
@@ -70,7 +70,7 @@ class InvalidConfig(TokenMillError, ValueError):
 
 
 class OutOfMemory(InvalidConfig):
-    """The machine has not enough memory for what is asked of it, or has none left."""
+    """The machine has too little memory for the operation."""
 
     type = "out_of_memory"
 
@@ -90,17 +90,17 @@ class EngineDead(TokenMillError):
 
 
 class EngineFailed(TokenMillError):
-    """The engine cannot go on: what it runs on has failed, and so would every further step."""
+    """The engine cannot go on: its device or one of its ranks has failed, and so would every further step."""
 
     status = 503
     type = "engine_unavailable"
 
 
 class Unavailable(TokenMillError):
-    """Something beside the model that the request needs does not work now; the request is not at fault.
+    """Something besides the model that the request needs does not work now; the request is not at fault.
 
     Attributes:
-        retry_after: seconds after which it is worth another try.
+        retry_after: seconds after which to try again.
     """
 
     status = 503
@@ -110,7 +110,7 @@ class Unavailable(TokenMillError):
 
 
 class DiskFull(TokenMillError):
-    """A disk of the server takes nothing more, or is broken; what was there is as it was."""
+    """A disk of the server is full or broken; existing files are unchanged."""
 
     status = 507
     type = "insufficient_storage"
@@ -118,10 +118,10 @@ class DiskFull(TokenMillError):
 
 
 class QueueFull(TokenMillError):
-    """More waits than `--max-num-queued-reqs` or `--max-num-queued-tokens` allow.
+    """More requests or tokens wait than `--max-num-queued-reqs` or `--max-num-queued-tokens` allow.
 
     Attributes:
-        retry_after: seconds after which there should be room.
+        retry_after: seconds after which the queue should have room.
     """
 
     status = 429

@@ -1,4 +1,4 @@
-"""`Histogram`: cheap to add to and to send. The engine counts in its loop, others only show."""
+"""`Histogram`: cheap to add to and to send. The engine counts in its loop; other processes only show the counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Histogram(msgspec.Struct):
 
     @classmethod
     def of(cls, bounds: Sequence[float]) -> Histogram:
-        """An empty one."""
+        """Return an empty histogram."""
         return cls(tuple(bounds), [0] * (len(bounds) + 1))
 
     def add(self, value: float) -> None:
@@ -35,6 +35,6 @@ class Histogram(msgspec.Struct):
         self.total += value
 
     def merge(self, other: Histogram) -> None:
-        """Count what another one with the same bounds has counted."""
+        """Add the counts of another histogram with the same bounds."""
         self.counts = [own + its for own, its in zip(self.counts, other.counts, strict=True)]
         self.total += other.total

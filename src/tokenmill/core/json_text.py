@@ -1,7 +1,7 @@
-"""JSON as others write it: an escape may name half of a character, which a text cannot hold.
+"""Decode JSON from clients and models: an escape may name half of a character, which a text cannot hold.
 
-Clients cut texts between the two halves of an emoji, and models write what they like. RFC 8259 leaves open what becomes
-of such an escape; here it is U+FFFD, as in most languages' decoders, so that the rest of the message is not lost.
+Clients cut texts between the two halves of an emoji, and models may write any escape. RFC 8259 leaves the meaning of
+such an escape open; here it is U+FFFD, as in most languages' decoders, so that the rest of the message is not lost.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def decode_json(raw: bytes | bytearray | str | msgspec.Raw, kind: type[T]) -> T:
 
 
 def decode_json(raw: bytes | bytearray | str | msgspec.Raw, kind: Any = Any) -> Any:
-    """Decode JSON as a type, with U+FFFD in the place of each half of a character.
+    """Decode JSON as a type, with U+FFFD in place of each half of a character.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is not JSON.
-        msgspec.ValidationError: it is not of that type.
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: not JSON.
+        msgspec.ValidationError: not of that type.
     """
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -47,7 +47,7 @@ def decode_json(raw: bytes | bytearray | str | msgspec.Raw, kind: Any = Any) -> 
 
 
 def whole_characters(text: str) -> str:
-    """A text whose escapes named halves of characters: pairs joined, single halves replaced by U+FFFD."""
+    """Return a text whose escapes named halves of characters: pairs joined, single halves replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -62,7 +62,7 @@ def _without_halves(data: bytes) -> bytes:
 
 
 def _is_escaped(data: bytes, place: int) -> bool:
-    """Whether the backslash at this place is the second one of a pair."""
+    """Return True if the backslash at `place` is the second one of a pair."""
     first = place
     while first and data[first - 1] == ord("\\"):
         first -= 1
@@ -70,7 +70,7 @@ def _is_escaped(data: bytes, place: int) -> bool:
 
 
 def _joined(run: bytes) -> bytes:
-    """A run of halves: those that make a character stay, each other one is replaced."""
+    """Return a run of halves, with each half that makes no character with its neighbour replaced."""
     halves = [run[i : i + _HALF] for i in range(0, len(run), _HALF)]
     parts, i = [], 0
     while i < len(halves):

@@ -1,4 +1,4 @@
-"""What an engine tells of its turns, requests and cached prefixes to whoever watches: small, no word of a prompt."""
+"""Messages that show an engine's turns, requests and cached prefixes live: small, and without any text of prompts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class LiveTurn(msgspec.Struct, array_like=True):
     Attributes:
         number: of the turns that were kept, from 1.
         step: the step that it launched; 0: none.
-        at: when it began, in seconds of the machine's monotonic clock. The next three are the seconds of its parts.
-        num_decode_tokens: of rows that lacked one token, but for the `num_draft_tokens` behind these.
-        num_prefill_tokens: of all other rows.
-        num_brought: tokens that the step brought that was taken in.
-        waiting: why the first of the waiting requests waits.
-        error: why a step failed.
-        admitted: who took a row: id, row, tokens of the prompt, tokens computed before.
-        chunks: who ran several tokens: id and how many.
-        first: whose first token the launched step brings.
-        arrived: ids, and the tokens of their prompts.
-        ended: ids, and why.
+        at: its begin, in seconds of the machine's monotonic clock. The next three are the seconds of its parts.
+        num_decode_tokens: tokens of rows that lacked one token, without the `num_draft_tokens` behind these.
+        num_prefill_tokens: tokens of all other rows.
+        num_brought: tokens brought by the step that the turn committed.
+        waiting: the reason why the first of the waiting requests waits.
+        error: the reason why a step failed.
+        admitted: requests that took a row: id, row, tokens of the prompt, tokens computed before.
+        chunks: requests that ran several tokens: id and how many.
+        first: requests whose first token the launched step brings.
+        arrived: ids of new requests, and the tokens of their prompts.
+        ended: ids of requests that ended, and the reason.
     """
 
     number: int
@@ -49,7 +49,7 @@ class LiveTurn(msgspec.Struct, array_like=True):
 
 
 class LiveRequest(msgspec.Struct, array_like=True):
-    """A request as it is now; see `Request` for the words. `row` -1: it has none."""
+    """The current state of a request, in the words of `Request`. `row` -1: it has no row."""
 
     id: str
     status: str
@@ -66,8 +66,8 @@ class LiveNode(msgspec.Struct, array_like=True):
     """An edge of the radix tree: `parent` is the number of the one above it, -1 where that is a root.
 
     Attributes:
-        num_users: requests that hold it.
-        age: steps since it was used.
+        num_users: requests that use it.
+        age: steps since its last use.
     """
 
     number: int
@@ -82,10 +82,10 @@ MOST_TURNS = 128
 
 
 class ShowTurns(Message):
-    """Ask what the engine has done since a turn of its loop; answered with `LiveReport`.
+    """Ask for the turns of an engine's loop since a given one; answered with `LiveReport`.
 
     Attributes:
-        since: the number of the last turn that is known; 0: none.
+        since: the number of the last turn that the asker knows; 0: none.
         shows_requests, shows_tree: whether these are wanted too.
     """
 
@@ -96,11 +96,11 @@ class ShowTurns(Message):
 
 
 class LiveReport(EngineMessage, kw_only=True):
-    """Reply to `ShowTurns`: turns in order, up to number `num_turns`; there may be more to ask for.
+    """Reply to `ShowTurns`: turns in order, up to number `num_turns`; the asker may have to ask for more.
 
     Attributes:
         now: the engine's clock, that of `LiveTurn.at`.
-        requests, tree: None where they were not asked for. Both are bounded: of `num_requests`, the first.
+        requests, tree: None if not asked for. Both are bounded: of `num_requests` requests, the first.
     """
 
     id: str

@@ -1,7 +1,7 @@
-"""Media in a prompt: where their placeholders stand, what they show, and by which ids their tokens are told apart.
+"""Media in a prompt: the places of their placeholders, their pixels, and the ids that tell their tokens apart.
 
-A prompt holds one placeholder for each embedding that an image comes to. All placeholders of all images are one token,
-so whatever compares tokens (the radix tree, the disk tier, the router) would take two images of a size for the same.
+A prompt holds one placeholder for each embedding of an image. All placeholders of all images are the same token, so
+code that compares tokens (the radix tree, the disk tier, the router) would take two images of a size for the same.
 On its way through the engine a placeholder is therefore a *surrogate*: an id above every vocabulary, made of the hash
 of the content and of its place in it. The model is given the placeholder itself.
 """
@@ -25,9 +25,9 @@ class MediaSpan(NamedTuple):
 
     Attributes:
         offset, length: its placeholders, in tokens.
-        digest: hash of what it shows, after it was resized.
-        rows, columns: patches of its grid; `length` is their product, less what is merged.
-        token_id: the placeholder as the model knows it.
+        digest: hash of its pixels, after it was resized.
+        rows, columns: patches of its grid; `length` is their product, less the patches that are merged.
+        token_id: the model's own placeholder.
     """
 
     offset: int
@@ -39,32 +39,32 @@ class MediaSpan(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The token behind it."""
+        """Position of the token behind it."""
         return self.offset + self.length
 
 
 class MediaInput(msgspec.Struct, array_like=True):
-    """What a span of a request shows, as it comes to the engine. `pixels`: [frames, height, width, 3] uint8."""
+    """The pixels of a span of a request, as sent to the engine. `pixels`: [frames, height, width, 3] uint8."""
 
     span: MediaSpan
     pixels: bytes
 
 
 def content_digest(pixels: bytes, height: int, width: int, processor: str) -> str:
-    """What an image shows: 32 hexadecimal digits of its pixels, its shape and how it was prepared."""
+    """Hash an image's pixels, shape and preparation into 32 hexadecimal digits."""
     hash = blake2b(f"{processor}/{height}x{width}/".encode(), digest_size=16)
     hash.update(pixels)
     return hash.hexdigest()
 
 
 def surrogate_ids(digest: str, length: int) -> npt.NDArray[np.int32]:
-    """[length] int32, the ids of a content's placeholders: 30 bits of its hash and their place each."""
+    """Return the ids of a content's placeholders, [length] int32: 30 bits of its hash and their place each."""
     numbers = np.frombuffer(shake_256(digest.encode()).digest(4 * length), dtype=np.uint32)
     return (numbers % SURROGATE + SURROGATE).astype(np.int32)
 
 
 def with_surrogates(token_ids: list[int], media: Sequence[MediaInput]) -> list[int]:
-    """A prompt with surrogates instead of placeholders."""
+    """Return a prompt with surrogates instead of placeholders."""
     if not media:
         return token_ids
     ids = np.array(token_ids, dtype=np.int32)
@@ -76,7 +76,7 @@ def with_surrogates(token_ids: list[int], media: Sequence[MediaInput]) -> list[i
 def with_placeholders(
     token_ids: Sequence[int] | npt.NDArray[np.int32], spans: Sequence[MediaSpan]
 ) -> npt.NDArray[np.int32]:
-    """A prompt as the model knows it: [n] int32, memory of its own."""
+    """Return a prompt as the model knows it: [n] int32, a copy."""
     ids = np.array(token_ids, dtype=np.int32)
     for span in spans:
         ids[span.offset : span.end] = span.token_id
@@ -84,5 +84,5 @@ def with_placeholders(
 
 
 def without_pixels(media: Sequence[MediaInput]) -> list[MediaInput]:
-    """What a schedule depends on; what the images show stays out of logs."""
+    """Return the spans without pixels: all that a schedule depends on, so that images stay out of logs."""
     return [MediaInput(one.span, b"") for one in media]

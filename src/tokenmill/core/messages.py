@@ -9,14 +9,14 @@
     engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded, Cleared)--> API
     engine --(EngineProgress, EngineReady, EngineStats)--> API --(EngineReady)--> text workers
     API --(SetPaused, ResetPrefixCache, ExplainRequests)--> engine --(Done, RequestStates)--> API
-    API --(ShowTurns)--> engine --(LiveReport)--> API, while somebody watches
+    API --(ShowTurns)--> engine --(LiveReport)--> API, while a client watches
     API --(Ping)--> engine, text workers --(Beat, Pong, PartFailed)--> API
     first API process <--(`api_messages.py`)--> its siblings, where there are any
 
-A text worker chooses the engine of a request. An abort takes the same way as its request, so it can never overtake it.
+A text worker chooses the engine of a request. An abort takes the same path as its request, so it never overtakes it.
 Ids are random and internal: a client's own id is a label that stays in the API process.
 
-A part that is started again has a new inbox, by whose name what the dead one has left on its way is known and dropped.
+A restarted part has a new inbox; by its name, messages that the dead part had left in flight are known and dropped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tokenmill.core.sampling_params import SamplingParams
 
 
 class CallRules(msgspec.Struct):
-    """How an answer may call tools: in this notation, these functions, and whether it must, and several at once."""
+    """Rules for tool calls in an answer: notation, functions, whether one is required and several may be made."""
 
     parser: str
     names: list[str]
@@ -61,22 +61,22 @@ class GenerateText(Message, kw_only=True):
     """Encode a prompt and start `len(ids)` requests with it. Exactly one of `text`, `token_ids`, `messages` is set.
 
     Attributes:
-        calls: of the `tools`; None: no grammar knows of them.
-        reasoning: how the model marks its thinking, a name that `--reasoning-parser` takes; "": it is not looked for.
-        truncate_prompt_tokens: keep so many tokens at the prompt's end; -1: as many as leave room for the output.
-        add_special_tokens: those of the tokenizer around the prompt; None: around texts, not around chats.
-        tenant: who takes turns with others for the engine: a client, or one call.
+        calls: the rules for calls of the `tools`; None: no grammar enforces them.
+        reasoning: the parser of the model's thinking, a value of `--reasoning-parser`; "": thinking is not parsed.
+        truncate_prompt_tokens: keep this many tokens at the prompt's end; -1: as many as leave room for the output.
+        add_special_tokens: add those of the tokenizer around the prompt; None: around texts, not around chats.
+        tenant: the client, or single call, that takes turns with other tenants for the engine.
         wants_prompt: the first output comes with a `PromptReport`.
-        needs_no_output: the one token that it samples is nobody's: the prompt may be as long as the context.
-        pooling: "mean" or "last": wanted is a vector for the prompt, not a continuation.
-        engine: the one that must have the requests; None: the text worker chooses.
-        session: calls of one session go to one engine while it lives; empty: none.
-        is_background: it runs beside requests that somebody waits for, never before one.
-        kv_transfer_params: what the client says to the sources of KV.
-        adapter: what is added to the model's matrices; None: nothing is.
-        num_estimated: tokens of the prompt, by a guess; None: nobody has guessed yet.
-        resumed: the text worker that had the call has died. The tokens of each delta that the client has been sent, by
-            the ids of the requests that are still open.
+        needs_no_output: its one sampled token is not used: the prompt may be as long as the context.
+        pooling: "mean" or "last": return a vector for the prompt, not a continuation.
+        engine: the engine that must run the requests; None: the text worker chooses.
+        session: calls of one session go to the same engine while it lives; empty: no session.
+        is_background: it runs beside requests of waiting clients, never before one.
+        kv_transfer_params: the client's parameters for the sources of KV.
+        adapter: the LoRA adapter to apply; None: the base model.
+        num_estimated: estimated tokens of the prompt; None: no estimate yet.
+        resumed: set if the text worker that had the call has died: the tokens of each delta already sent to the
+            client, by the ids of the requests that are still open.
     """
 
     ids: list[str]
@@ -106,7 +106,7 @@ class GenerateText(Message, kw_only=True):
 
 
 class AbortRequests(Message):
-    """End these requests, wherever they are. Unknown ids are ignored: the request may have just finished."""
+    """End these requests. Unknown ids are ignored: the request may have just finished."""
 
     ids: list[str]
 
@@ -137,12 +137,12 @@ class AddRequest(Message, kw_only=True):
 
     Attributes:
         media: its images, whose placeholders in the prompt are surrogates; see `core/media.py`.
-        output_token_ids: what it has brought already, on an engine that died; it goes on behind them.
+        output_token_ids: its output so far, from an engine that died; it goes on behind it.
         needs_no_output: see `GenerateText`.
         worker: the inbox of the text worker that its outputs go to.
-        num_missing_tokens: those whose KV the engine did not have when it was chosen, as far as was known; 0: all.
-        kv_transfer_params: what the client says to the sources of KV; their own business.
-        adapter: what is added to the model's matrices; None: nothing is.
+        num_missing_tokens: prompt tokens without KV in the engine when it was chosen, as far as was known; 0: all.
+        kv_transfer_params: the client's parameters for the sources of KV, which alone read them.
+        adapter: the LoRA adapter to apply; None: the base model.
     """
 
     id: str
@@ -169,18 +169,18 @@ class AddRequest(Message, kw_only=True):
 
 
 class SetPaused(Message):
-    """Launch no step, or go on; answered with `Done` when no step runs any more."""
+    """Stop launching steps, or go on; answered with `Done` once no step runs."""
 
     id: str
     is_paused: bool
 
 
 class ResetPrefixCache(Message):
-    """Forget cached prefixes; answered with `Done`, false where running requests hold pages.
+    """Forget cached prefixes; answered with `Done`, false if running requests hold pages.
 
     Attributes:
-        preempt_running: send those back to the queue first.
-        reset_external: forget what is stored elsewhere too, in memory or on disk.
+        preempt_running: send running requests back to the queue first.
+        reset_external: also forget the pages stored outside the cache, in memory or on disk.
     """
 
     id: str
@@ -197,7 +197,7 @@ class LookAtAdapter(Message):
 
 
 class ExplainRequests(Message):
-    """Ask how requests are doing; answered with `RequestStates`."""
+    """Ask for the state of requests; answered with `RequestStates`."""
 
     id: str
     request_ids: list[str]
@@ -207,7 +207,7 @@ class ExplainRequests(Message):
 
 
 class TokenOutput(msgspec.Struct, array_like=True):
-    """What one step brought one request. An `error_status` below 500 says that the request itself is at fault."""
+    """The output of one step for one request. An `error_status` below 500 says that the request itself is at fault."""
 
     id: str
     token_ids: list[int]
@@ -243,15 +243,15 @@ class PromptReport(msgspec.Struct, array_like=True):
 
 
 class TextOutput(msgspec.Struct, array_like=True):
-    """What a step added to the answer of one request; the last one carries the finish reason.
+    """The text that a step added to the answer of one request; the last one carries the finish reason.
 
-    `answer` is set instead of `text` where an answer is taken apart, see `GenerateText.calls` and `reasoning`.
+    `answer` is set instead of `text` if the answer is split into its parts, see `GenerateText.calls` and `reasoning`.
 
-    The first one carries the `prompt`, where that is wanted; `embedding` is a vector of float32, little-endian.
+    The first one carries the `prompt`, if requested; `embedding` is a vector of float32, little-endian.
 
-    `num_reasoning_tokens`: how many of the request's tokens so far are thinking.
+    `num_reasoning_tokens`: the number of the request's tokens so far that are thinking.
 
-    `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps a part of a character only.
+    `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps only part of a character.
     """
 
     id: str
@@ -280,7 +280,7 @@ class TextOutputs(Message):
 
 
 class RequestRejected(Message, kw_only=True):
-    """The input could not be encoded or cannot be served: the one reply to a message from the API."""
+    """The only reply to a message from the API whose input cannot be encoded or served."""
 
     ids: list[str]
     status: int

@@ -1,7 +1,7 @@
-"""What is said of a name that does not exist: what may have been meant, or that it is one of vLLM's.
+"""Messages for unknown names: suggest a similar name, or accept one of vLLM's that asks for nothing.
 
-vLLM's names that do not exist here stand in vllm_names.json, each with the values, besides None, that ask for nothing:
-they change nothing here either (a checkpoint's code is never run, nothing is swapped out, one can always sleep).
+vllm_names.json lists vLLM's names that do not exist here, each with the values, besides None, that ask for nothing and
+so change nothing here (a checkpoint's code is never run, nothing is swapped out, sleep is always possible).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NEGATIONS = frozenset({"no", "not", "disable", "disabled", "without", "skip", "
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing where no name is near that does not mean the contrary."""
+    """Return `; did you mean X?`, or "" if no similar name has the same sense."""
     import difflib
 
     same_sense = [one for one in names if _is_negative(one) == _is_negative(name)]
@@ -24,17 +24,17 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def _is_negative(name: str) -> bool:
-    """Whether a name denies something: two denials, as in `--no-disable-log-stats`, are none."""
+    """Return True if a name negates something; two negations, as in `--no-disable-log-stats`, cancel out."""
     return sum(part in _NEGATIONS for part in re.split(r"[-_\s]+", name.lower())) % 2 == 1
 
 
 def refuse_unknown(kind: str, owner: str, given: tuple[str, Any], names: Iterable[str], error: type[Exception]) -> None:
-    """Refuse a name that is none of these, unless it is one of vLLM's with a value that asks for nothing.
+    """Refuse a name outside `names`, unless it is one of vLLM's with a value that asks for nothing.
 
     Args:
         kind: field, argument or option.
         given: the name and its value.
-        error: what is raised.
+        error: the exception to raise.
     """
     import msgspec
 

@@ -1,8 +1,8 @@
 """Names of KV pages: one number for a page's tokens, all tokens before them and the cache key that they begin with.
 
 Every process of a server, and every server, gives a prefix the same name, so that a prompt can be sent where its pages
-are. A name is a hash: whoever decides by names may choose badly for two prefixes that share one, and no worse. What a
-request reads is found by the tokens themselves.
+are. A name is a hash: if two prefixes share one, a decision by names may be a bad choice, but is never an error. The
+pages that a request reads are found by the tokens themselves.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _MOST_TOKENS = 256
 
 
 def key_parts(key: CacheKey) -> tuple[str, ...]:
-    """What names of pages begin with; without an adapter as if there were none anywhere."""
+    """Return the parts of a key that page names begin with; without an adapter, the adapter's part is left out."""
     return key if key.adapter else key[:2]
 
 
 def first_name(key: CacheKey) -> int:
-    """What stands for the name of a page before the first."""
+    """Return the number that stands for the name of the page before the first."""
     return int.from_bytes(blake2b("/".join(key_parts(key)).encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def page_names(tokens: TokenArray, page_size: int, before: int) -> list[int]:
-    """The names of the full pages of `tokens`, which follow the page named `before`: signed, of 64 bits.
+    """Return the names of the full pages of `tokens`, which follow the page named `before`: signed, of 64 bits.
 
     name[i] = factor * name[i - 1] + mix(page[i]), all modulo 2^64.
     """
@@ -47,7 +47,7 @@ def _powers(factor: int, count: int) -> npt.NDArray[np.uint64]:
 
 
 def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Let every bit of a word depend on all of them (the finalizer of SplitMix64; Steele et al. 2014)."""
+    """Mix a word so that each of its bits depends on all of them (the finalizer of SplitMix64; Steele et al. 2014)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

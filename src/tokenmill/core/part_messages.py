@@ -1,4 +1,4 @@
-"""Messages about the parts of a server themselves: their signs of life, their deaths, and who takes their place.
+"""Messages about the parts of a server: their heartbeats, their deaths, and their replacements.
 
 `part` is the name of an inbox. See `messages.py` for the others.
 """
@@ -13,13 +13,13 @@ class Message(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class EngineMessage(Message, kw_only=True):
-    """Base of what an engine says to the API process. `engine` is its index, which its process fills in."""
+    """Base of the messages from an engine to the API process. `engine` is its index, which its process fills in."""
 
     engine: int = 0
 
 
 class Ping(Message):
-    """Asks a loop whether it still takes messages; answered with `Pong` when its turn comes."""
+    """Ask a loop whether it still takes messages; it answers with `Pong`."""
 
 
 class Pong(Message):
@@ -29,9 +29,10 @@ class Pong(Message):
 
 
 class Beat(Message, kw_only=True):
-    """Sent every second by a thread beside a loop. `job` is what it has been busy with for so many `seconds`, of which
-    `limit` are allowed; empty: it waits for work. `num_dropped` counts messages that its inbox could not read,
-    `num_lost_lines` lines of its log that could not be written."""
+    """Sent every second by a thread beside a loop. `job` is the loop's work for the last `seconds`, of which `limit`
+    are allowed; empty: it waits for work. `num_dropped` counts messages that its inbox could not read, `num_lost_lines`
+    log lines that could not be written.
+    """
 
     part: str
     job: str = ""
@@ -42,7 +43,7 @@ class Beat(Message, kw_only=True):
 
 
 class PartFailed(Message):
-    """A part cannot start or cannot go on; `exit_code` is what the command should end with."""
+    """Report that a part cannot start or cannot go on; `exit_code` is the exit code for the command."""
 
     part: str
     error: str
@@ -50,11 +51,11 @@ class PartFailed(Message):
 
 
 class EngineLost(Message):
-    """An engine has died: what it had is another's, or waits for `EngineBack`.
+    """Report that an engine has died: its requests go to another engine, or wait for `EngineBack`.
 
     Attributes:
         suspects: requests that ran when it died; each is tried again alone.
-        convicted: those that were there at two deaths, and nothing else was at both; they end with an error.
+        convicted: the only requests present at two deaths; they end with an error.
         is_removed: it will not come back.
     """
 
@@ -65,17 +66,17 @@ class EngineLost(Message):
 
 
 class EngineBack(Message):
-    """An engine takes requests, at this inbox."""
+    """Report that an engine takes requests, at this inbox."""
 
     engine: int
     inbox: str
 
 
 class EngineDraining(Message):
-    """An engine gets no new requests.
+    """Report that an engine gets no new requests.
 
     Attributes:
-        is_bound: those that it has stay with it even if it dies, since no other has its weights.
+        is_bound: its requests stay with it even if it dies, since no other engine has its weights.
     """
 
     engine: int
@@ -83,33 +84,33 @@ class EngineDraining(Message):
 
 
 class EngineIdle(Message):
-    """A draining engine has no request of this text worker any more."""
+    """Report that a draining engine has no requests of this text worker left."""
 
     engine: int
     worker: str
 
 
 class LeaveWorker(Message):
-    """A text worker has died: its requests end without an answer, since they will come again by another."""
+    """Tell an engine that a text worker has died: its requests end without an answer and are sent again by another."""
 
     worker: str
 
 
 class WatchEngine(Message):
-    """A text worker that has several engines to choose from wants to be told how this one is, with `EngineReport`s."""
+    """Ask an engine for `EngineReport`s, for a text worker that has several engines to choose from."""
 
     worker: str
 
 
 class EngineReport(Message, kw_only=True):
-    """What a text worker chooses engines by: sent after each step that changed the prefix cache, and ten times a second
-    while there are requests, before the outputs of that step.
+    """The state by which a text worker chooses engines: sent after each step that changed the prefix cache, and ten
+    times a second while there are requests, before the outputs of that step.
 
     Attributes:
         engine, source: the engine and its inbox, which its process fills in.
         changes: the names of pages that came into the cache (True) or went, in order.
-        is_first: `changes` are all that it has.
-        num_taken: requests of this text worker that it has been sent since the first report.
+        is_first: `changes` list the whole cache.
+        num_taken: requests that this text worker has sent it since the first report.
         num_others: requests of other text workers that are in flight.
         num_queued_tokens: tokens of prompts in flight that are still to be computed.
     """
@@ -124,30 +125,30 @@ class EngineReport(Message, kw_only=True):
 
 
 class Cleared(Message):
-    """These suspects of an engine's death have gone on without harm, or have ended."""
+    """Report that these suspects of an engine's death have gone on without harm, or have ended."""
 
     ids: list[str]
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the death of a part says of the requests that it had in the works; see `EngineLost`."""
+    """The requests that the death of a part makes suspects or convicts; see `EngineLost`."""
 
     suspects: list[str] = []
     convicted: list[str] = []
 
     @property
     def said(self) -> str:
-        """Who is convicted, as a sentence of the log goes on; empty: nobody."""
+        """Clause on the convicted requests for a sentence of the log; empty: no request is convicted."""
         return f"; request {' '.join(self.convicted)} is not tried again" if self.convicted else ""
 
 
 class Retrial(Message):
-    """The text worker before this one died while it prepared calls: each comes once more, before all others, and is
-    prepared alone. An id stands for its whole call.
+    """Tell a text worker that its predecessor died while it prepared calls: each comes once more, before all others,
+    and is prepared alone. An id stands for its whole call.
 
     Attributes:
         suspects: these; they are `Cleared` one by one.
-        ended: nobody waits for these any more; they are `Cleared` at once.
+        ended: calls that no client waits for any more; they are `Cleared` at once.
     """
 
     suspects: list[str]

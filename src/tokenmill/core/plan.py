@@ -1,4 +1,4 @@
-"""`StepPlan`, `StepResult` and `StepOutcome`: all that passes between the scheduler and a runner.
+"""`StepPlan`, `StepResult` and `StepOutcome`: everything that passes between the scheduler and a runner.
 
 A plan holds differences only: a request is sent in full when it takes a row (`AdmittedRequest`), after that a step
 names its row and how far it goes. Both are plain data (numpy arrays and structs), so a plan can be recorded, replayed
@@ -34,8 +34,8 @@ class AdmittedRequest:
         seed: the seed its draws are keyed by; never None here.
         pooling: "mean" or "last": a vector is wanted for its prompt; "": none.
         media: the images of its prompt.
-        adapter: digest of its adapter; "": none. adapter_slot: where that is to stand, from 0.
-        state_slot: where its recurrent state is, of a model that has such.
+        adapter: digest of its adapter; "": none. adapter_slot: the slot for that adapter, from 0.
+        state_slot: the slot of its recurrent state, if the model has recurrent states.
     """
 
     row: int
@@ -54,12 +54,12 @@ class AdmittedRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlanStates:
-    """What a step does with the recurrent states of requests, besides running them on; all [N] or [M] int32.
+    """Copies of recurrent states before and after a step; all [N] or [M] int32.
 
     Attributes:
-        load_slots, load_sources: before the step a slot becomes what another is; source -1: the state of no tokens.
+        load_slots, load_sources: before the step a slot becomes a copy of another; source -1: the state of no tokens.
         save_rows, save_ends, save_slots: the state behind a row's first `end` tokens, of which the step runs the last
-            one, is kept in a slot; a row has one at most.
+            one, is copied to a slot; at most one for each row.
     """
 
     load_slots: IntArray
@@ -89,17 +89,17 @@ class StepPlan:
         rows: [B] int32.
         num_computed: [B] int32, tokens already computed: the first position this step runs.
         num_scheduled: [B] int32 >= 1, tokens this step runs.
-        num_samples: [B] int32, tokens that the step may bring the request: 0 while it does not reach the last known
-            token, 1 where it does, one more for each draft token behind it. `num_scheduled` counts drafts.
+        num_samples: [B] int32, tokens that the step may bring the request: 0 until it reaches the last known token,
+            then 1, and one more for each draft token behind it. `num_scheduled` counts drafts.
         page_rows, page_numbers, page_ids: [P] int32 each: new entries of the page table,
             `page_table[page_rows[i], page_numbers[i]] = page_ids[i]`.
         draft_ids: [D] int32, the draft tokens of all requests in batch order, `num_samples - 1` of each that samples;
             None: there are none.
-        forget, encode: digests of images whose outputs are let go of, and then of those that the step needs first.
-        window_pages: new entries of the page table of layers with a window, where they have one of their own. Pages
-            behind a window are not taken out of it: what stands there is never read again.
-        states: what is loaded and kept of recurrent states; None: nothing.
-        transfers: pages to be loaded and saved beside the step, which may have no requests then; None: there are none.
+        forget, encode: digests of images whose outputs are dropped, and then of those to encode before the step.
+        window_pages: new entries of the page table of layers with a window, if they have a table of their own. Entries
+            of pages behind a window stay in it: they are never read again.
+        states: recurrent states to load and keep; None: none.
+        transfers: pages to load and save beside the step, which may then have no requests; None: none.
     """
 
     step: int
@@ -121,7 +121,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the step runs."""
+        """Number of tokens that the step runs."""
         return int(self.num_scheduled.sum())
 
 
@@ -142,7 +142,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """Why a request cannot go on. A `status` below 500 says that the request itself is at fault."""
+    """The reason why a request cannot go on. A `status` below 500 says that the request itself is at fault."""
 
     error: str
     status: int = 500
@@ -150,18 +150,18 @@ class RowFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The outcome of a step. Request i of the batch is brought `token_ids[token_starts[i] : token_starts[i + 1]]`.
+    """The outcome of a step. Request i of the batch gets `token_ids[token_starts[i] : token_starts[i + 1]]`.
 
     Attributes:
         token_ids: [T] int32, the tokens that the step brings, request after request. At most `num_samples` each: drafts
-            as long as they are what the model says, and one token more. None where a request is sampled again (the mask
-            of its grammar was late) or has failed.
+            as long as the model agrees with them, and one token more. No tokens for a request that is sampled again
+            (the mask of its grammar was late) or has failed.
         token_starts: [B + 1] int32.
-        logprobs: batch index -> those of its tokens, for the requests that asked.
-        failures: batch index -> why that request cannot go on.
+        logprobs: batch index -> log probabilities of its tokens, for the requests that asked.
+        failures: batch index -> the reason why that request cannot go on.
         prompt_logprobs: batch index -> those of the prompt's tokens from position `num_computed + 1` on.
         embeddings: batch index -> the vector of its prompt, float32, little-endian.
-        proposals: batch index -> what may follow the tokens that it is brought.
+        proposals: batch index -> tokens that may follow those that it gets.
     """
 
     step: int
@@ -175,18 +175,18 @@ class StepResult:
 
     @classmethod
     def empty(cls, step: int) -> Self:
-        """The outcome of a step without requests."""
+        """Return the outcome of a step without requests."""
         return cls(step, np.zeros(0, np.int32), np.zeros(1, np.int32))
 
 
 class StepOutcome:
-    """The outcome of a launched step, when it has one.
+    """The outcome of a launched step, which may still be running.
 
     Args:
-        finish: waits for the outcome and gives it, or raises what the step raised. Called once, by whoever asks first.
+        finish: waits for the outcome and returns it, or raises the step's error. Called only once, on first use.
 
     Attributes:
-        error: what it raised, as far as that is known.
+        error: the step's error, if it is known already.
     """
 
     def __init__(self, finish: Callable[[], StepResult]) -> None:
@@ -196,7 +196,7 @@ class StepOutcome:
 
     @classmethod
     def failed(cls, error: Exception) -> Self:
-        """The outcome of a step that could not be started."""
+        """Return the outcome of a step that could not be started."""
 
         def fail() -> StepResult:
             raise error
@@ -206,7 +206,7 @@ class StepOutcome:
         return outcome
 
     def wait(self) -> None:
-        """Wait until the step has ended, well or not."""
+        """Wait until the step has ended, successfully or not."""
         finish, self._finish = self._finish, None
         if finish is not None:
             try:
@@ -215,7 +215,7 @@ class StepOutcome:
                 self.error = error
 
     def result(self) -> StepResult:
-        """Wait for the outcome. Raises what the step raised."""
+        """Wait for the outcome and return it. Raises the step's error."""
         self.wait()
         if self.error is not None:
             raise self.error

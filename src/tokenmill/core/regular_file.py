@@ -1,4 +1,4 @@
-"""Opening files that others have put there: only regular ones, since a named pipe would be waited for."""
+"""Open files that come from outside: only regular ones, since opening a named pipe would wait for its writer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading.
 
     Raises:
-        OSError: there is none, it may not be read, or it is a pipe, a device, a folder.
+        OSError: the file does not exist, may not be read, or is a pipe, a device or a folder.
     """
     # Without waiting: a pipe that nobody writes to is opened, too, and then refused.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -24,6 +24,6 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """All of a file; raises as `open_regular`."""
+    """Read all of a file; raises as `open_regular`."""
     with open_regular(path) as file:
         return file.read()

@@ -27,7 +27,7 @@ TokenArray = npt.NDArray[np.int32]
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is on its way; see `_LEGAL` for the changes between them."""
+    """The states of a request; `_LEGAL` lists the changes between them."""
 
     WAITING = "waiting"
     WAITING_FOR_GRAMMAR = "waiting_for_grammar"
@@ -40,7 +40,7 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended."""
+    """The reasons why a request ends."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -65,11 +65,11 @@ _LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
 
 
 class CacheKey(NamedTuple):
-    """What two requests must have in common, besides their tokens, to share KV. Made once, when a request arrives.
+    """The properties besides tokens that two requests must have in common to share KV. Made once, at arrival.
 
     Attributes:
         model: fingerprint of the weights and of how they and the KV are stored.
-        salt: of the client; who does not know it shares nothing. adapter: digest of its files; "": the base model.
+        salt: a secret of the client; without it no request shares its KV. adapter: digest of its files; "": base model.
     """
 
     model: str = ""
@@ -82,10 +82,10 @@ _COMMON = CacheKey()
 
 @dataclass(frozen=True, slots=True)
 class TurnInput:
-    """What a session is to go on with.
+    """The input with which a session continues.
 
     Attributes:
-        is_last: the session ends with this turn. max_model_len: what input and output of all turns must fit.
+        is_last: the session ends with this turn. max_model_len: the most tokens of input and output of all turns.
     """
 
     token_ids: Sequence[int]
@@ -95,7 +95,7 @@ class TurnInput:
 
 
 class Proposal(NamedTuple):
-    """What may follow a request's tokens, in the opinion of what runs beside the model.
+    """Tokens that may follow a request's, proposed by code that runs beside the model.
 
     Attributes:
         token_ids: [k] int32. is_forced: its grammar leaves no other text. The model may spell that text in other
@@ -110,28 +110,28 @@ class Request:
     """One sequence to generate.
 
     Attributes:
-        cache_key: whose KV it may share. adapter_name: what its client calls its adapter.
-        arrival: in which order; the only notion of time a policy may use.
+        cache_key: decides with which requests it shares KV. adapter_name: its client's name for its adapter.
+        arrival: its number in the order of arrival; the only notion of time a policy may use.
         max_tokens_total: prompt + output tokens at most; reaching it finishes the request with `length`.
         stop_token_ids: ids that end it (the model's EOS ids unless `ignore_eos`, and the client's).
         num_computed_tokens: tokens whose KV is written, or will be once the launched steps finish.
         num_pending_tokens: tokens that launched steps will sample.
         num_cached_tokens: prompt tokens that the prefix cache supplied at the (latest) admission.
         num_inflight_steps: launched, uncommitted steps that use its row and pages.
-        awaited_page: a page of its prompt that a running request is about to compute; it waits for that one.
-        has_drafts: a launched step runs draft tokens of it; how many tokens that brings, its commit says.
+        awaited_page: a page of its prompt that a running request is about to compute; it waits for that request.
+        has_drafts: a launched step runs draft tokens of it; the commit tells how many tokens that brings.
         media: the images of its prompt, whose placeholders are surrogates in `token_ids`.
         mask_missed: the mask of its grammar was late; it is sampled again once the launched steps are committed.
-        is_background: it comes after all that are not, whatever the policy, and yields to them.
-        is_resumable: a session, which waits for further input at the end of a turn. inputs: what came meanwhile.
-        num_reported_tokens: tokens of the prompt whose log probabilities are out, where they are wanted.
+        is_background: under every policy it comes after requests that are not, and yields to them.
+        is_resumable: a session, which waits for further input at the end of a turn. inputs: input that came meanwhile.
+        num_reported_tokens: tokens of the prompt whose log probabilities are reported, if requested.
         num_charged_tokens: tokens that were run for its tenant or found in the cache.
-        num_draft_tokens, num_accepted_tokens: what speculation has run of it, and what was kept of that.
-        pooling: "mean" or "last": a vector is wanted for the prompt instead of a continuation.
-        proposal: what may follow its tokens, if the step that brought the last of them had a notion of it.
+        num_draft_tokens, num_accepted_tokens: draft tokens that were run for it, and those of them that were kept.
+        pooling: "mean" or "last": return a vector for the prompt instead of a continuation.
+        proposal: tokens that may follow its own, if the step that brought the last of them proposed any.
         rank: its place in the queues: (its class: background and what the policy says, turn of its tenant, arrival).
         row: the row of the page and token tables it owns, or None.
-        tenant: who takes turns, where the policy has turns. wait_reason: why it was not in the last step; or empty.
+        tenant: takes turns with others, if the policy has turns. wait_reason: why the last step left it out; or empty.
     """
 
     __slots__ = (
@@ -236,12 +236,12 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Committed output."""
+        """Number of committed output tokens."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens the request could run in the next step: what it has, pending ones included, less what is computed."""
+        """Number of tokens it could run in the next step: known and pending ones, less computed ones."""
         return self.num_tokens + self.num_pending_tokens - self.num_computed_tokens
 
     @property
@@ -260,17 +260,17 @@ class Request:
         return self.status is RequestStatus.RUNNING
 
     def is_behind(self, other: Request) -> bool:
-        """True if its class comes after that of another: it may get nothing for as long as such others come."""
+        """Return True if its class comes after the other's: requests of that class may keep it waiting."""
         return bool(self.rank[0] > other.rank[0])
 
     @property
     def awaits_kv(self) -> bool:
-        """True while others are asked for KV of its prompt, or that is being loaded."""
+        """True while sources are asked for KV of its prompt, or while that is being loaded."""
         return self.status is RequestStatus.WAITING_FOR_REMOTE_KV
 
     @property
     def awaits_step(self) -> bool:
-        """True if the outcome of a launched step still concerns it: it has not ended or paused since the launch."""
+        """True if the outcome of a launched step still matters: it has not ended or paused since the launch."""
         return self.status is _S.RUNNING or self.status is _S.PREEMPTED
 
     @property
@@ -285,7 +285,7 @@ class Request:
 
     @property
     def will_reach_length(self) -> bool:
-        """True if the tokens already launched bring it to its length limit: nothing more must be scheduled."""
+        """True if the tokens already launched bring it to its length limit: no more must be scheduled."""
         return self.num_tokens + self.num_pending_tokens >= self.max_tokens_total
 
     def move_to(self, status: RequestStatus) -> None:
@@ -301,10 +301,10 @@ class Request:
         self.wait_reason = ""
 
     def resume(self, token_ids: Sequence[int]) -> None:
-        """Before its first step: go on behind outputs that another engine has brought.
+        """Continue behind outputs of another engine; called before its first step.
 
         Raises:
-            InvalidRequest: they leave no room for a further one.
+            InvalidRequest: the outputs leave no room for another token.
         """
         if self.num_tokens + len(token_ids) >= self.max_tokens_total:
             raise InvalidRequest(f"{len(token_ids)} output tokens already; {self.max_tokens_total} tokens in all")
@@ -313,13 +313,13 @@ class Request:
         self.num_tokens += len(token_ids)
 
     def append_outputs(self, token_ids: list[int], num_rejected: int = 0) -> list[int]:
-        """Take in the tokens that a step brought, one by one; a stop token or the last that fits ends the turn.
+        """Append the tokens that a step brought, one by one; a stop token or the last that fits ends the turn.
 
         Args:
-            num_rejected: draft tokens of that step that were not what the model says: what it computed of them is void.
+            num_rejected: draft tokens of that step that the model rejected: their computed KV is void.
 
         Returns:
-            Those taken in; what lies behind the end is dropped.
+            The tokens appended; those behind the end are dropped.
         """
         self.proposal = None
         self.num_computed_tokens -= num_rejected
@@ -344,13 +344,13 @@ class Request:
         return self.num_output_tokens > self.params.min_tokens or self.params.grammar is not None
 
     def resample(self) -> None:
-        """A step has not sampled its token: what was launched after it is void, its last known token is run again."""
+        """Prepare to run the last known token again: a step did not sample, so later launched tokens are void."""
         self.num_computed_tokens = self.num_tokens - 1
         self.num_pending_tokens = 0
         self.mask_missed = self.num_inflight_steps > 0
 
     def max_tokens_with(self, turn: TurnInput) -> int:
-        """`max_tokens_total` of a session that goes on with this input, if its turn ended now.
+        """Return the `max_tokens_total` of a session that goes on with this input, if its turn ended now.
 
         Raises:
             InvalidRequest: the input is empty, or the context has no room for it.
@@ -367,7 +367,7 @@ class Request:
         |<- computed ----------------->|<- token_ids ----->|
 
         Raises:
-            InvalidRequest: see `max_tokens_with`; nothing has changed then.
+            InvalidRequest: see `max_tokens_with`; the session is then unchanged.
         """
         self.max_tokens_total, token_ids = self.max_tokens_with(turn), turn.token_ids
         self.move_to(RequestStatus.WAITING)
@@ -394,7 +394,7 @@ class Request:
         self.num_pending_tokens = 0
 
     def _make_room(self, count: int) -> None:
-        """Let the buffer hold `count` more tokens; doubling keeps appends cheap at any length."""
+        """Make room in the buffer for `count` more tokens; doubling keeps appends cheap at any length."""
         if self.num_tokens + count > len(self._buffer):
             room = np.zeros(max(len(self._buffer), count), dtype=np.int32)
             self._buffer = np.concatenate([self._buffer, room])

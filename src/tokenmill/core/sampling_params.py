@@ -1,4 +1,4 @@
-"""What a client may ask of sampling: one frozen, validated struct that crosses process boundaries as it is.
+"""Sampling parameters of a client: one frozen, validated struct that crosses process boundaries as it is.
 
 It does not know tokenizers, vocabularies or devices; checks that need those (ids inside the vocabulary, room in the
 context) are made where the prompt is encoded.
@@ -32,7 +32,7 @@ RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class _NamedFields(msgspec.StructMeta):
-    """Says what may have been meant by a field that does not exist, and drops vLLM's where they ask for nothing."""
+    """Suggests a name for an unknown field, and drops vLLM's fields whose values ask for nothing."""
 
     def __call__(self, *values: Any, **fields: Any) -> Any:
         for name in fields.keys() - set(self.__struct_fields__):
@@ -41,10 +41,10 @@ class _NamedFields(msgspec.StructMeta):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What the output of a request must match.
+    """The grammar that the output of a request must match.
 
     Attributes:
-        text: in llguidance's JSON form; the frontend puts it together.
+        text: in llguidance's JSON form; the frontend builds it.
         param: the field of the request it came from, for error messages.
     """
 
@@ -53,12 +53,12 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_only=True, omit_defaults=True):
-    """Parameters of one request. Those with a description are flags of the command line, too.
+    """Parameters of one request. Those with a description are also flags of the command line.
 
-    Where a field is a tuple, a list will do, and for `stop` one string.
+    A field that is a tuple also takes a list, and `stop` a single string.
 
     Attributes:
-        n: how many continuations of the prompt; each becomes a request of its own.
+        n: number of continuations of the prompt; each becomes a request of its own.
         max_tokens: output tokens at most; None: until a stop or the end of the context.
         min_tokens: EOS and stop token ids are masked until this many tokens are out.
         temperature: 0 is greedy: the exact argmax.
@@ -67,18 +67,18 @@ class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_onl
         stop: strings that end the text; matched on text by the frontend, across token borders.
         stop_token_ids: ids that end the text, besides the model's EOS ids.
         logit_bias: token id -> value added to its logit, clamped to +-100.
-        structured_outputs: what the answer must look like; it ends only where it is complete.
-        grammar: the same as the engine needs it; the text worker makes it, clients do not.
+        structured_outputs: the form of the answer, which ends only once it is complete.
+        grammar: the same as the engine needs it; the text worker makes it, not the client.
         logprobs: report this many most likely tokens and the sampled one at each position; 0: only the sampled one.
         prompt_logprobs: likewise at each position of the prompt but the first. Such a prompt is computed from its
             start, whatever the prefix cache holds.
-        allowed_token_ids: nothing but these may be sampled; None: anything.
+        allowed_token_ids: only these may be sampled; None: any.
         bad_words: texts that the output must not contain, as far as they come in the tokens they are encoded to.
-        bad_word_ids: the same as the engine needs it; the text worker makes it, clients do not.
+        bad_word_ids: the same as the engine needs it; the text worker makes it, not the client.
 
     Raises:
         InvalidRequest: a value outside its range; `param` names the field.
-        TypeError: there is no such field; says which one may have been meant.
+        TypeError: there is no such field; suggests a similar one.
     """
 
     n: int = 1
@@ -184,7 +184,7 @@ class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_onl
 
     @property
     def is_filtered(self) -> bool:
-        """Whether tokens are drawn from a part of the vocabulary that depends on all logits."""
+        """True if tokens are drawn from a part of the vocabulary that depends on all logits."""
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
     @property

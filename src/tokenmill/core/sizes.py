@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def size_text(num_bytes: float) -> str:
-    """A number of bytes as people read it."""
+    """Format a number of bytes for people."""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     power = min(max(0, int(num_bytes).bit_length() - 1) // 10, len(units) - 1)
     return f"{num_bytes / 1024**power:,.1f} {units[power]}"

@@ -1,4 +1,4 @@
-"""What an answer must look like, as a client says it: one frozen struct, checked, that crosses process boundaries."""
+"""The form that a client demands of an answer: one frozen, checked struct that crosses process boundaries."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MAX_CHOICES = 1000
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Exactly one of the first five; vLLM's names.
+    """Constraints of an answer: exactly one of the first five fields is set; vLLM's names.
 
     Attributes:
         json: a JSON schema, as an object or as its text.
         json_object: any JSON object.
-        regex: a regular expression for the whole answer; no look-around, no references back.
+        regex: a regular expression for the whole answer; without look-around and back-references.
         choice: the answer is one of these.
         grammar: a grammar in Lark's notation, as llguidance reads it, with a rule `start`.
-        is_lenient: what is not supported in a schema is left out instead of refused.
+        is_lenient: unsupported parts of a schema are left out instead of refused.
         param: the request's field, for error messages.
 
     Raises:
-        InvalidRequest: none or several are given, or one is too large.
+        InvalidRequest: not exactly one of them is given, or it is too large.
     """
 
     json: dict[str, Any] | bool | str | None = None
@@ -52,7 +52,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             raise InvalidRequest(f"{self.param}: at most {MAX_CHARACTERS} characters", self.param)
 
     def schema_text(self) -> str:
-        """The JSON schema, if there is one."""
+        """Return the JSON schema as text; None: there is none."""
         if self.json_object:
             return '{"type":"object"}'
         if self.json is None or isinstance(self.json, str):

@@ -1,4 +1,4 @@
-"""KV that comes from elsewhere and goes elsewhere: what a plan orders, and the news that comes back.
+"""KV transfers between an engine and its sources: the orders of a plan, and the news that come back.
 
     scheduler ──(KVQuery)──> sources ──(Found)──> scheduler ──(PlanTransfers, in a plan)──> sources
     sources ──(Loaded, Released)──> scheduler
@@ -17,11 +17,11 @@ from tokenmill.core.request import CacheKey, TokenArray
 
 @dataclass(frozen=True, slots=True)
 class KVQuery:
-    """Whose KV is looked for.
+    """A question to the sources about the KV of a request's tokens.
 
     Attributes:
-        tokens: of whole pages, as far as they may come from elsewhere: the last token of a prompt is always run.
-        num_local_tokens: the first ones of them that the engine has itself.
+        tokens: of the whole pages that may be loaded; the last token of a prompt is always run.
+        num_local_tokens: how many of them, from the first on, the engine has itself.
     """
 
     request_id: str
@@ -31,11 +31,11 @@ class KVQuery:
 
 
 class TransferSettings(msgspec.Struct, frozen=True):
-    """What decides which pages are saved.
+    """Settings that decide which pages are saved.
 
     Attributes:
-        stores: the names of the sources that store pages; none: nothing is saved.
-        save_chunk: new pages of a running request at which it does not wait for the request's end.
+        stores: the names of the sources that store pages; empty: no page is saved.
+        save_chunk: new pages of a running request that are saved without waiting for its end.
         min_saved: pages of the shortest prefix that is saved.
     """
 
@@ -49,10 +49,10 @@ class LoadOrder(msgspec.Struct, frozen=True):
 
     Attributes:
         id: of this order; never used again.
-        source: the name of the source that has found them.
-        first_page: how many pages of the prompt stand before them.
+        source: the name of the source that has them.
+        first_page: number of pages of the prompt before them.
         page_ids: the pages to be filled, in order.
-        where: what the source has said of where they lie; its own business.
+        where: the source's own note of their place; only the source reads it.
     """
 
     id: int
@@ -67,7 +67,7 @@ class SaveOrder(msgspec.Struct, frozen=True):
     """Offer pages to the sources that store them; they stay as they are until `Released`.
 
     Attributes:
-        first_page: how many pages of the prefix stand before them.
+        first_page: number of pages of the prefix before them.
     """
 
     id: int
@@ -76,23 +76,23 @@ class SaveOrder(msgspec.Struct, frozen=True):
 
 
 class PlanTransfers(msgspec.Struct, frozen=True):
-    """What a step moves besides running its requests."""
+    """The pages that a step loads and saves besides running its requests."""
 
     loads: list[LoadOrder]
     saves: list[SaveOrder]
 
 
 class _News(msgspec.Struct, frozen=True, tag=True):
-    """What sources tell a scheduler, between two steps; the class name is the tag."""
+    """Base of the messages from sources to a scheduler, between two steps; the class name is the tag."""
 
 
 class Found(_News, frozen=True):
     """The answer to a `KVQuery`.
 
     Attributes:
-        source: who has it; empty: nobody has anything.
-        num_tokens: from the beginning of the prompt on, those that the engine has itself among them.
-        kept_for: once the request has ended by itself, its full pages stay until this source releases them.
+        source: the name of the source that has the KV; empty: none has any.
+        num_tokens: from the beginning of the prompt on, including those that the engine has itself.
+        kept_for: the source for which the request's full pages are kept, once it has ended by itself, until released.
     """
 
     request_id: str
@@ -103,17 +103,17 @@ class Found(_News, frozen=True):
 
 
 class Loaded(_News, frozen=True):
-    """A load is over. Its pages are there, and verified, up to the first `num_tokens` of the prompt."""
+    """Report that a load is over. Its pages are filled and verified up to the first `num_tokens` of the prompt."""
 
     id: int
     num_tokens: int
 
 
 class Released(_News, frozen=True):
-    """Nobody outside reads these pages any longer: they are saved, or were kept and are let go.
+    """Report that pages are no longer read from outside: they are saved, or were kept and are released.
 
     Attributes:
-        is_saved: False: nobody has stored them.
+        is_saved: False: no source has stored them.
     """
 
     id: int

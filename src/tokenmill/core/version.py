@@ -1,4 +1,4 @@
-"""The version of TokenMill, and of what it runs on: the first lines of a bug report."""
+"""The versions of TokenMill and of the software it runs on: the first lines of a bug report."""
 
 from __future__ import annotations
 

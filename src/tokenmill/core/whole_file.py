@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whatever a full disk or a kill does while they are written."""
+"""Write files that exist as a whole or not at all, even if a full disk or a kill interrupts the write."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Open a file beside `path`, which takes its place when the block has been left.
+    """Open a file beside `path`, which replaces `path` when the block ends.
 
-    Where anything fails, the last byte included, nothing of it stays, and what was at `path` does. What is no regular
-    file (a pipe, a terminal) is written to directly.
+    If anything fails, up to the last byte, the new file is removed and the old one at `path` stays. Anything but a
+    regular file (a pipe, a terminal) is written to directly.
 
     Args:
-        mode: of the new file, less what the umask takes.
+        mode: of the new file, reduced by the umask.
 
     Raises:
         OSError: it cannot be written; its `filename` is `path`.
@@ -46,7 +46,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def removed_on_failure(path: Path) -> Iterator[None]:
-    """Inside, a failure of any kind removes a file."""
+    """Remove a file if the block fails in any way."""
     try:
         yield
     except BaseException:

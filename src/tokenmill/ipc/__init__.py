@@ -1,1 +1,1 @@
-"""What processes share besides messages: sockets, heartbeats, signals."""
+"""Sockets, heartbeats and signals that the processes of a server share, besides their messages."""

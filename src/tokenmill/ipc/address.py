@@ -1,4 +1,4 @@
-"""Where others connect to a process: a unix socket on this host, or a TCP port."""
+"""Address of a process: a unix socket on this host, or a TCP port."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _BACKLOG = 64
 
 
 class Address(NamedTuple):
-    """A name or number of a host and its port; of KV, clients see them in `kv_transfer_params`.
+    """A host and its port, or a unix socket. Clients see the addresses of KV in `kv_transfer_params`.
 
     Attributes:
-        host: a name or a number, or `unix:PATH`.
-        port: 0 of a unix socket.
+        host: name or number of the host, or `unix:PATH`.
+        port: 0 for a unix socket.
     """
 
     host: str
@@ -41,17 +41,17 @@ class Address(NamedTuple):
 
     @property
     def is_unix(self) -> bool:
-        """True of a unix socket."""
+        """True for a unix socket."""
         return self.host.startswith(_UNIX)
 
     def __str__(self) -> str:
         return self.host if self.is_unix else f"{_TCP}{self.host}:{self.port}"
 
     def listen(self) -> socket.socket:
-        """A listening socket; only this user may connect to a unix socket.
+        """Return a listening socket; only this user may connect to a unix socket.
 
         Raises:
-            OSError: the address cannot be bound, or somebody listens at that path.
+            OSError: the address cannot be bound, or a process listens at that path already.
         """
         if not self.is_unix:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -69,15 +69,15 @@ class Address(NamedTuple):
         return listener
 
     def unlink(self) -> None:
-        """Remove a unix socket that was listened at."""
+        """Remove a unix socket after listening at it."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.host.removeprefix(_UNIX))
 
     def connect(self, seconds: float) -> socket.socket:
-        """A connection to whoever listens there.
+        """Return a connection to the process that listens at this address.
 
         Raises:
-            OSError: nobody does, or not within these seconds.
+            OSError: no process listens there, or it does not answer within `seconds`.
         """
         if not self.is_unix:
             connection = socket.create_connection((self.host, self.port), timeout=seconds)
@@ -94,7 +94,7 @@ class Address(NamedTuple):
 
 
 def _remove_dead(path: str) -> None:
-    """Remove the socket that a dead process has left; one that answers is in use, and binding will say so."""
+    """Remove the socket that a dead process has left; leave one that answers, so that binding fails."""
     if not Path(path).is_socket():
         return
     with socket.socket(socket.AF_UNIX) as probe:

@@ -6,7 +6,7 @@
     worker-0.ipc  read by text worker 0       <- API process, engines
 
 Messages are the msgspec structs of `messages.py` in msgpack, nothing else. A message sent before its reader is there
-waits for it; none is dropped while both ends live, but for what is no message. Does not know what the messages mean.
+waits for it; none is dropped while both ends live, except what cannot be decoded. Does not know what the messages mean.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ T = TypeVar("T")
 
 
 def api_name(index: int) -> str:
-    """Name of the inbox of an API process; the successor of one that has died takes it over."""
+    """Return the name of an API process's inbox; the successor of one that has died takes it over."""
     return f"{API}-{index}" if index else API
 
 
 def engine_name(index: int, rank: int = 0, life: int = 0) -> str:
-    """Name of the inbox of an engine, or of another rank of it. `life`: how often it has been started again."""
+    """Return the name of the inbox of an engine, or of another rank of it. `life`: how often it was started again."""
     return (f"engine-{index}-rank-{rank}" if rank else f"engine-{index}") + _suffix(life)
 
 
 def worker_name(index: int, life: int = 0) -> str:
-    """Name of a text worker's inbox. `life`: how often it has been started again."""
+    """Return the name of a text worker's inbox. `life`: how often it was started again."""
     return f"worker-{index}" + _suffix(life)
 
 
@@ -53,7 +53,7 @@ class Inbox(Generic[T]):
     """The reading end of a process. `kind` is the union of the messages it takes.
 
     Attributes:
-        num_bytes: size of the message that came last.
+        num_bytes: size of the last message.
         num_dropped: messages that could not be read, or came when they made no sense.
     """
 
@@ -67,7 +67,7 @@ class Inbox(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(kind)
 
     def receive(self) -> T | None:
-        """The next message, or None when none is there now. What cannot be decoded is dropped, counted and logged."""
+        """Return the next message, or None if there is none now. Drop, count and log what cannot be decoded."""
         # ZeroMQ looks only every 100 messages whether other senders have begun; who asks for events makes it look.
         self.socket.get(zmq.EVENTS)
         while True:
@@ -84,12 +84,12 @@ class Inbox(Generic[T]):
                 self.drop(repr(error))
 
     def drop(self, reason: str) -> None:
-        """Count and log that the message which came last is left out."""
+        """Count and log that the last message is left out."""
         self.num_dropped += 1
         _logger.warning("a message of %d bytes to %s is dropped: %s", self.num_bytes, self.name, reason)
 
     def close(self) -> None:
-        """Stop reading; what is unread is dropped."""
+        """Stop reading, and drop what is unread."""
         self.socket.close(linger=0)
 
 
@@ -108,17 +108,17 @@ class Outbox:
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def close(self, linger: int | None = None) -> None:
-        """Give what is queued a moment to leave, then close. `linger`: milliseconds, where it should be another."""
+        """Give queued messages a moment to leave, then close. `linger`: milliseconds, if not the default."""
         self._socket.close(linger)
 
 
 def socket_path(folder: Path, name: str) -> Path:
-    """Where the socket of an inbox lies."""
+    """Return the path of an inbox's socket."""
     return folder / f"{name}.ipc"
 
 
 def http_path(folder: Path) -> Path:
-    """Where the first API process serves its siblings by HTTP."""
+    """Return the path of the socket where the first API process serves its siblings by HTTP."""
     return folder / "http.sock"
 
 

@@ -17,7 +17,7 @@ class EngineSockets:
     """The inbox and the outboxes of the process of engine `index`. `life`: how often it has been started again.
 
     Attributes:
-        heed: is shown all that comes, where somebody keeps count of it.
+        heed: called with each message that comes, unless it is None.
     """
 
     def __init__(self, folder: Path, index: int, life: int = 0) -> None:
@@ -31,7 +31,7 @@ class EngineSockets:
         self.heed: Callable[[ToReporter], None] | None = None
 
     def receive(self, wait_ms: int) -> list[ToEngine]:
-        """All messages that are there; waits up to `wait_ms` for the first."""
+        """Return all messages that are there; wait up to `wait_ms` for the first."""
         messages: list[ToEngine] = []
         if wait_ms and not self._inbox.socket.poll(wait_ms):
             return messages
@@ -43,14 +43,16 @@ class EngineSockets:
         return messages
 
     def send_to_api(self, message: ToApi) -> None:
-        """Send a message to the API process, saying which engine it is from."""
+        """Send a message to the API process, marked with the engine's index."""
         if isinstance(message, EngineMessage):
             message.engine = self._index
         self._api.send(message)
 
     def send_to_worker(self, worker: str, message: StepOutputs | EngineReport) -> None:
-        """Send a step's outputs to the text worker whose requests they belong to, by the name of its inbox, or tell
-        it how the engine is."""
+        """Send a text worker the outputs of a step for its requests, or a report of how the engine is.
+
+        `worker`: the name of its inbox.
+        """
         if worker not in self._workers:
             self._workers[worker] = Outbox(self._context, self.folder, worker)
         message.source = self.name
@@ -59,15 +61,15 @@ class EngineSockets:
         self._workers[worker].send(message)
 
     def leave_worker(self, worker: str) -> None:
-        """A text worker has died: what is on its way to it is dropped."""
+        """Drop what is on its way to a text worker that has died."""
         outbox = self._workers.pop(worker, None)
         if outbox is not None:
             outbox.close(linger=0)
 
     def heartbeat(self, timeout: float) -> Heartbeat:
-        """The engine's, to be entered."""
+        """Return the engine's heartbeat, a context manager."""
         return Heartbeat(self._context, self.folder, self._inbox, timeout)
 
     def close(self, linger: int = LINGER_MILLISECONDS) -> None:
-        """Deliver what is on its way, for so many milliseconds at most, and let go."""
+        """Deliver what is on its way, for at most `linger` milliseconds, and let go."""
         self._context.destroy(linger=linger)

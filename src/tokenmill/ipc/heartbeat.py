@@ -1,7 +1,7 @@
 """Signs of life of a process: a thread beside its loop says every second since when the loop's job has been running.
 
-A thread of its own, so that a long step still beats. What a missing beat means: the process is stopped, or something in
-it holds the interpreter's lock. Does not know what the jobs are, nor what is made of the beats.
+A thread of its own, so that a long step still beats. A missing beat means that the process is stopped, or that
+something in it holds the interpreter's lock. Does not know what the jobs are, nor what becomes of the beats.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class _Job:
     limit: float
 
     def overtime(self, now: float) -> float:
-        """Seconds beyond its limit; below 0 while it is within it."""
+        """Return the seconds beyond its limit; below 0 while it is within it."""
         return now - self.since - self.limit
 
 
 class Heartbeat:
-    """Beats from `__enter__` to `__exit__`. `begin` and `rest` cost next to nothing and are for any thread."""
+    """Sends beats from `__enter__` to `__exit__`. `begin` and `rest` cost next to nothing; any thread may call them."""
 
     def __init__(
         self,
@@ -45,10 +45,11 @@ class Heartbeat:
         timeout: float,
         interval: float = BEAT_SECONDS,
     ) -> None:
-        """
+        """Prepare the thread, which starts with `__enter__`.
+
         Args:
-            folder: has the API process's inbox, where beats go.
-            inbox: the loop's own, whose name the beats bear.
+            folder: private folder with the API process's inbox, where beats go.
+            inbox: the loop's own inbox, whose name the beats carry.
             timeout: seconds that a job should take at most.
             interval: seconds between beats.
         """
@@ -62,20 +63,20 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def begin(self, job: str, patience: float = 1.0, thread: str = LOOP) -> None:
-        """A thread begins with a job, and so has ended the one before.
+        """Note that a thread begins a job, which ends the one before.
 
         Args:
-            job: what follows "busy with".
+            job: words that follow "busy with".
             patience: how many times the timeout it may take.
         """
         self._jobs[thread] = _Job(job, time.monotonic(), self._timeout * patience)
 
     def rest(self, thread: str = LOOP) -> None:
-        """A thread waits for work."""
+        """Note that a thread waits for work."""
         self._jobs.pop(thread, None)
 
     def beat(self) -> Beat:
-        """What the next beat says: of the jobs that run, the one that is most overdue."""
+        """Return the next beat: of the jobs that run, it reports the one that is most overdue."""
         now = time.monotonic()
         beat = Beat(part=self._inbox.name, num_dropped=self._inbox.num_dropped, num_lost_lines=num_lost_lines())
         if jobs := list(self._jobs.values()):
@@ -90,7 +91,7 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Returns when the thread has let its socket go, so that the context can be closed."""
+        """Stop the thread, and return when it has closed its socket, so that the context can be closed."""
         self._ending.set()
         self._thread.join()
 

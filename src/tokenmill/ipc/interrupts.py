@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 def accept_signals() -> None:
-    """In a process whose parent held signals back when it started it: let them come, from now on."""
+    """Let signals come from now on, in a process whose parent held them back when it started it."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD})
 
 

@@ -1,4 +1,4 @@
-"""What a child process reads first."""
+"""`LaunchFile`: the configs and the topology of a server, which every child process reads first."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tokenmill.ipc.topology import Topology
 
 
 class LaunchFile(msgspec.Struct):
-    """`launch.json` in the private folder."""
+    """The contents of `launch.json` in the private folder."""
 
     engine: EngineConfig
     server: ServerConfig
     topology: Topology = Topology()
 
     def write(self, folder: Path) -> None:
-        """Write it for the children to read, who have no use for the keys.
+        """Write the file for the children, without the API keys, which they do not need.
 
         Raises:
             DiskFull: it cannot be written; the one before is still there.
@@ -40,10 +40,10 @@ class LaunchFile(msgspec.Struct):
         return msgspec.json.decode((folder / "launch.json").read_bytes(), type=cls)
 
     def engine_config(self, index: int, life: int = 0, rank: int = 0, folder: Path = Path()) -> EngineConfig:
-        """The config of one engine, or of a rank of it: no two engines write the same file, publish at the same address
-        or draw the same seeds.
+        """Return the config of one engine, or of a rank of it: no two engines write the same file, publish at the same
+        address or draw the same seeds.
 
-        `life`: how often it has been started again; what it has written before is kept. `folder`: the private one.
+        `life`: how often it has been started again; the files of its earlier lives are kept. `folder`: the private one.
         """
         (spec,) = (spec for spec in self.topology.engines if spec.index == index)
         config = dataclasses.replace(self.engine, model=spec.model or self.engine.model)
@@ -77,7 +77,7 @@ def _moved(events: KVEventsConfig, index: int) -> KVEventsConfig:
 
 
 def _address(endpoint: str, index: int) -> str:
-    """As vLLM does: the port plus the index; of what has no port, a name of its own."""
+    """Return an endpoint with `index` added to its port, as vLLM does; without a port, to its name (never of tcp:)."""
     host, _, port = endpoint.rpartition(":")
     if port.isdigit():
         return f"{host}:{int(port) + index}"

@@ -1,7 +1,7 @@
-"""What may stand in a line of the log: nothing that ends it, moves a cursor or turns the direction of reading.
+"""Log lines that are safe to show: no character in them ends the line, moves a cursor or turns the reading direction.
 
-Whatever a client sent can get into a message or into the text of an exception. A line feed in it would let the client
-write lines of its own; an escape sequence would let it write to the terminal of whoever looks at the log.
+Text that a client sent can get into a message or into the text of an exception. A line feed in it would let the client
+write lines of its own; an escape sequence would let it write to the terminal of the person who reads the log.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _Exception = tuple[type[BaseException], BaseException, TracebackType | None] | t
 
 
 def escaped(text: str) -> str:
-    """The text with such characters as escapes: a line feed becomes a backslash and an n."""
+    """Return the text with such characters as escapes: a line feed becomes a backslash and an n."""
     return _UNSAFE.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def escaped_json(text: str) -> str:
-    """JSON that means the same. JSON itself escapes only what is below the space."""
+    """Return JSON that means the same, with such characters as escapes. JSON itself escapes those below the space."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 class LineFormatter(logging.Formatter):
-    """A message is one line; of an exception each frame has its own, and so has each exception."""
+    """Formats a message as one line; of an exception each frame has its own line, and so has each exception."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the library
-        """The line of the message."""
+        """Return the line of the message."""
         return escaped(super().formatMessage(record).rstrip("\n"))
 
     def formatException(self, ei: _Exception) -> str:  # noqa: N802 - of the library
-        """The traceback, all of it behind a bar, so that no part of it looks like a line of its own."""
+        """Return the traceback, all of it behind a bar, so that no part of it looks like a line of its own."""
         parts = traceback.format_exception(*ei)
         # A frame is a place and its source; all else is what the exception says, in one piece.
         lines = [
@@ -53,7 +53,7 @@ class LineFormatter(logging.Formatter):
 
 
 class LineHandler(logging.Handler):
-    """Hands each line to `write`; default: to standard error."""
+    """Hands each line to `write`, by default to standard error."""
 
     def __init__(self, form: str = FORMAT, write: Callable[[str], None] | None = None) -> None:
         """`form` is that of `logging.Formatter`."""
@@ -62,7 +62,7 @@ class LineHandler(logging.Handler):
         self.setFormatter(LineFormatter(form))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
+        """Write each line of a log record."""
         try:
             for line in self.format(record).split("\n"):
                 self._write(line)
@@ -72,11 +72,11 @@ class LineHandler(logging.Handler):
 
 @contextlib.contextmanager
 def logged(form: str = FORMAT, level: int = logging.WARNING) -> Iterator[None]:
-    """Inside, what this process logs goes to standard error in lines, of which those that cannot be written are lost.
+    """Write this process's log to standard error, in lines, inside the context. Lines that cannot be written are lost.
 
     Args:
         form: see `LineHandler`.
-        level: less is not written.
+        level: records below it are not written.
     """
     with lossy("stdout", "stderr"):
         logging.basicConfig(level=level, handlers=[LineHandler(form)])

@@ -1,6 +1,6 @@
 """Start Python children that run installed code only, wherever the user stands when the server is started.
 
-Python looks for modules in the current folder first, so a `resource.py` in a folder that somebody has unpacked would
+Python looks for modules in the current folder first, so a `resource.py` in a folder that the user has unpacked would
 run. Every child of this package is started here, and `tests/house` forbids any other way. A folder that the user
 names on PYTHONPATH is looked into as always: plug-ins are found there.
 """

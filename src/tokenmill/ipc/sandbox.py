@@ -3,10 +3,10 @@
     any thread --(length, input)-----------> process --fork--> child: does the job within the limits, reports
     any thread <--(length, outcome, output)- process <--------
 
-Whatever becomes of a fork by its own doing is the outcome of the job. What happens to the processes from outside (they
+The end of a fork by its own doing is the outcome of the job. What happens to the processes from outside (they
 are killed or stopped, or cannot start) is not: the job is tried once more in a fresh process, then it is `Unavailable`.
 
-This is the end of those who ask; `sandbox_process` is the other end. Neither knows what the jobs are.
+This is the asking end; `sandbox_process` is the other one. Neither knows what the jobs are.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Outcome(enum.IntEnum):
-    """The end of a job; LOST: for reasons that are not its own."""
+    """The end of a job. LOST: for reasons outside the job."""
 
     DONE = 0
     REFUSED = 1
@@ -69,7 +69,7 @@ class ProcessLost(Exception):
 
 
 class Sandbox:
-    """Has jobs done, for any number of threads. A process starts when a job finds none that is idle."""
+    """Has jobs done, for any number of threads. Starts a process when a job finds none that is idle."""
 
     def __init__(self, module: str, arguments: Sequence[str], limits: Limits) -> None:
         """`module`: runs as the process, with the limits as JSON and `arguments`; see `run_jobs`."""
@@ -82,12 +82,12 @@ class Sandbox:
 
     @property
     def pids(self) -> list[int]:
-        """The processes, idle ones first."""
+        """Process ids, those of idle ones first."""
         with self._lock:
             return [process.pid for process in (*self._idle, *self._busy)]
 
     def ask(self, data: bytes) -> Reply:
-        """Have a job done; the outcome is never LOST.
+        """Have a job done and return its reply, whose outcome is never LOST.
 
         Raises:
             Unavailable: two processes were lost with it, or none can be started.
@@ -159,7 +159,7 @@ class _Process:
         return self._process.poll() is None and not is_stopped(self.pid)
 
     def ask(self, data: bytes, patience: float) -> Reply:
-        """Hand over an input and wait for the output.
+        """Hand over an input and return the reply.
 
         Raises:
             ProcessLost: it has ended or been stopped, or has not answered within `patience` seconds.
@@ -210,7 +210,7 @@ class _Process:
 
 
 def is_stopped(child: int) -> bool:
-    """True if a child of this process has been stopped by a signal; where that cannot be asked, False."""
+    """Return True if a child of this process has been stopped by a signal; False where this cannot be found out."""
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -220,7 +220,7 @@ def is_stopped(child: int) -> bool:
 
 
 def _whole(received: bytearray) -> Reply | None:
-    """The reply, once all of it is there."""
+    """Return the reply, or None until all of it is there."""
     if len(received) < HEADER.size:
         return None
     length, outcome = HEADER.unpack_from(received)

@@ -1,4 +1,4 @@
-"""The process of a sandbox: forks for every job, watches the fork, tells its outcome. See `sandbox`.
+"""The process of a sandbox: forks for every job, watches the fork, reports its outcome. See `sandbox`.
 
 It ends when its standard input does, that is, when its parent is gone, and takes a fork that runs with it.
 """
@@ -44,12 +44,12 @@ def run_jobs(job: Job, load: Callable[[], None], limits: Limits) -> None:
 
 
 def address_space() -> int:
-    """Bytes of address space that this process has; 0 where that is unknown."""
+    """Return the bytes of address space that this process has; 0 where that is unknown."""
     return _memory_pages()[0] * resource.getpagesize()
 
 
 def own_memory() -> int:
-    """Bytes of this process that are resident and not of a file; 0 where that is unknown."""
+    """Return the bytes of this process that are resident and not of a file; 0 where that is unknown."""
     _, resident, shared = _memory_pages()
     return (resident - shared) * resource.getpagesize()
 
@@ -85,7 +85,7 @@ def _in_fork(job: Job, data: bytes, limits: Limits) -> Reply:
 
 
 def _report(pipe: int, child: int) -> bytes:
-    """All that a fork writes before it ends. One that is stopped is killed, as is one whose parent's parent is gone."""
+    """Return all that a fork writes before it ends. Kill the fork if it is stopped, or if standard input ends."""
     report = bytearray()
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
@@ -116,7 +116,7 @@ def _outcome(report: bytes, status: int) -> Reply:
 
 
 def _work_and_exit(job: Job, data: bytes, limits: Limits, write_end: int) -> NoReturn:
-    """The whole life of a fork. Ends without Python's own clean-up, which belongs to the parent."""
+    """Do the job of a fork, report, and end without Python's own clean-up, which belongs to the parent."""
     exit_code = 1
     with contextlib.suppress(BaseException):
         nothing = os.open(os.devnull, os.O_RDWR)

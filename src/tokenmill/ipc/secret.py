@@ -35,10 +35,10 @@ class Secret:
 
     @classmethod
     def read(cls, path: str) -> Secret:
-        """Read it from a file: all of its bytes but for white space around them.
+        """Read the secret from a file: all of its bytes but the white space around them.
 
         Raises:
-            InvalidConfig: the file cannot be read, others may read it, or it is no secret by its length.
+            InvalidConfig: the file cannot be read, other users may read it, or its length is not that of a secret.
         """
         try:
             with Path(path).open("rb") as file:
@@ -53,10 +53,10 @@ class Secret:
         return cls(key)
 
     def prove(self, side: Side, *said: bytes) -> bytes:
-        """The proof of one side over what was said; [PROOF_BYTES]."""
+        """Return the proof of one side over what was said, [PROOF_BYTES]."""
         whole = b"".join(len(part).to_bytes(4, "big") + part for part in (side.encode(), *said))
         return hmac.digest(self._key, whole, "sha256")
 
     def is_proof(self, proof: bytes, side: Side, *said: bytes) -> bool:
-        """Whether the other side has the secret; takes as long for every wrong answer."""
+        """Return True if the other side has the secret. The check takes as long for every wrong proof."""
         return hmac.compare_digest(proof, self.prove(side, *said))

@@ -1,9 +1,9 @@
 """The stacks of another process's threads: a thread of that process writes them to a file of the private folder when a
 byte comes through the pipe beside it.
 
-A thread walks the others' stacks safely while it holds the interpreter's lock, since nobody else runs then. Where
+A thread walks the others' stacks safely while it holds the interpreter's lock, since no other thread runs then. Where
 something keeps the lock, a signal asks: faulthandler's handler needs no interpreter, and the stacks stand still because
-of whoever keeps the lock. It is never sent to a process that may be running: walking stacks that change has ended
+the lock is kept. The signal is never sent to a process that may be running: walking stacks that change has ended
 processes with a segmentation fault.
 """
 
@@ -29,12 +29,12 @@ _LOOK_SECONDS = 0.05
 
 
 def stack_file(folder: Path, part: str) -> Path:
-    """Where a process of this name writes its stacks."""
+    """Return the file that a process of this name writes its stacks to."""
     return folder / f"{part}.stacks"
 
 
 def offer_stacks(path: Path) -> None:
-    """Write this process's stacks to `path` whenever somebody asks."""
+    """Write this process's stacks to `path` whenever another process asks."""
     os.mkfifo(_pipe(path), 0o600)
     # Open for writing, too: a pipe that nobody writes to would be at its end.
     questions = os.open(_pipe(path), os.O_RDWR)
@@ -47,7 +47,7 @@ def offer_stacks(path: Path) -> None:
 
 
 async def ask_for_stacks(path: Path, pid: int) -> str:
-    """The stacks of a process that offers them at `path`, or a sentence that says why there are none."""
+    """Return the stacks of a process that offers them at `path`, or a sentence that says why there are none."""
     if not path.exists():
         return "it cannot show its stack yet"
     start = path.stat().st_size
@@ -68,7 +68,7 @@ async def ask_for_stacks(path: Path, pid: int) -> str:
 
 
 def own_stacks() -> str:
-    """The stacks of this process's threads."""
+    """Return the stacks of this process's threads."""
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
@@ -85,7 +85,7 @@ def _answer(questions: int, stacks: BinaryIO) -> None:
 
 
 async def _wait_for_stacks(path: Path, start: int) -> str:
-    """What has been written behind `start` when it has stopped growing; nothing if nothing comes in time."""
+    """Return the text behind `start` when it has stopped growing; empty if nothing comes in time."""
     end = start
     for _ in range(round(_PATIENCE_SECONDS / _LOOK_SECONDS)):
         await asyncio.sleep(_LOOK_SECONDS)
@@ -99,7 +99,7 @@ async def _wait_for_stacks(path: Path, start: int) -> str:
 
 
 def _num_unread(pipe: int) -> int:
-    """Bytes that nobody has read from it yet."""
+    """Return the number of unread bytes in a pipe."""
     found = array.array("i", [0])
     fcntl.ioctl(pipe, termios.FIONREAD, found)
     return found[0]

@@ -1,8 +1,8 @@
-"""Standard output and standard error of a process that must go on whatever becomes of its log.
+"""Standard output and standard error of a process that must go on even when its log cannot be written.
 
-Whoever reads the log may have ended (EPIPE), may live and not read, or the disk below it may be full (ENOSPC) or broken
-(EIO). A line that cannot be written now is dropped and counted: it is never an exception on the way of work, and nobody
-waits for it. The queue is the system's: a pipe holds 64 KiB, so a reader that is only slow loses nothing.
+The reader of the log may have ended (EPIPE) or may live without reading; the disk below it may be full (ENOSPC) or
+broken (EIO). A line that cannot be written now is dropped and counted: it never raises and never makes its writer wait.
+The queue is the system's: a pipe holds 64 KiB, so a reader that is only slow loses nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_KEPT = 1 << 20
 
 
 class LossyStream(io.TextIOBase):
-    """Writes text to another stream now or never. Lines are whole; one that was cut is ended before the next begins.
+    """Writes text to another stream now or never. Lines are whole; a line that was cut is ended before the next begins.
 
     Attributes:
         num_lost: lines that could not be written.
@@ -46,27 +46,27 @@ class LossyStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the other stream."""
+        """Encoding of the other stream."""
         return self._encoding
 
     def writable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def isatty(self) -> bool:
-        """Whether a person looks at it."""
+        """Return True if the other stream is a terminal."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             return cast(TextIO, self._stream).isatty()
         return False
 
     def fileno(self) -> int:
-        """The descriptor of the other stream; raises OSError where there is none."""
+        """Return the descriptor of the other stream; raise OSError where there is none."""
         if self._stream is None:
             raise io.UnsupportedOperation("there is no stream")
         return self._stream.fileno()
 
     def write(self, text: str) -> int:
-        """Write what ends with a line feed, and keep the rest until it does, or until `flush`."""
+        """Write the lines that are complete, and keep the rest until its line feed comes, or until `flush`."""
         with self._lock:
             kept = self._kept + text
             end = len(kept) if len(kept) > _MOST_KEPT else kept.rfind("\n") + 1
@@ -81,7 +81,7 @@ class LossyStream(io.TextIOBase):
             self._send(kept)
 
     def close(self) -> None:
-        """Let go of what was opened here; the other stream stays open."""
+        """Close what was opened here; the other stream stays open."""
         if not self.closed:
             super().close()
             if self._own is not None:
@@ -100,7 +100,7 @@ class LossyStream(io.TextIOBase):
             self._is_cut = self._is_cut or data[sent - 1 : sent] not in (b"", b"\n")
 
     def _take_most(self, data: bytes) -> int:
-        """How many of these bytes were taken, from the first."""
+        """Write these bytes from the first on, and return how many were taken."""
         sent = 0
         with contextlib.suppress(OSError, ValueError):
             while sent < len(data) and (taken := self._take(data[sent:])):
@@ -108,7 +108,7 @@ class LossyStream(io.TextIOBase):
         return sent
 
     def _way(self) -> Callable[[bytes], int]:
-        """What takes bytes without waiting and says how many; raises OSError or ValueError where it takes none."""
+        """Return a function that takes bytes without waiting and returns how many; OSError or ValueError: none."""
         try:
             descriptor = self.fileno()
             is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
@@ -140,7 +140,7 @@ def _write_if_ready(descriptor: int, data: bytes) -> int:
 
 @contextlib.contextmanager
 def lossy(*names: str) -> Iterator[None]:
-    """Inside, these of `sys.stdout` and `sys.stderr` never raise and never wait."""
+    """Make these of `sys.stdout` and `sys.stderr` streams that never raise and never wait, inside the context."""
     before = {name: getattr(sys, name) for name in names}
     made = {name: LossyStream(one) for name, one in before.items() if not isinstance(one, LossyStream)}
     for name, stream in made.items():
@@ -154,14 +154,14 @@ def lossy(*names: str) -> Iterator[None]:
 
 
 def num_lost_lines() -> int:
-    """Lines that this process has lost."""
+    """Return the number of lines that this process has lost."""
     return sum(stream.num_lost for stream in (sys.stdout, sys.stderr) if isinstance(stream, LossyStream))
 
 
 def reopen_closed() -> None:
-    """Give those of descriptors 0, 1 and 2 that were closed at the start to /dev/null.
+    """Open /dev/null for those of descriptors 0, 1 and 2 that were closed at the start.
 
-    The next thing to be opened would get such a number, and what is printed would go to a socket or a file.
+    Otherwise the next file to be opened would get such a number, and printed text would go to a socket or a file.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

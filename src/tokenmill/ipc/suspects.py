@@ -1,6 +1,6 @@
-"""Which requests may have killed an engine: those of the steps that it had launched, known from a page of memory.
+"""The requests that may have killed an engine: those of its launched steps, known from a page of memory.
 
-The page is a small file that the engine maps and its parent reads, so it says what it said when the engine was killed.
+The page is a small file that the engine maps and its parent reads, so it outlives an engine that is killed.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ _LENGTH = struct.Struct("<I")
 
 
 def page_path(folder: Path, inbox: str) -> Path:
-    """Where the page of an engine lies, by the name of its inbox."""
+    """Return the path of an engine's page, by the name of the engine's inbox."""
     return folder / f"{inbox}.running"
 
 
 class LaunchedStep(Protocol):
-    """What is needed of a step in flight."""
+    """The part of a step in flight that is needed here."""
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """Those that are in it."""
+        """Requests of the step."""
 
 
 class Executor(Protocol):
-    """What runs steps; see `engine/runner/executor.py`."""
+    """The part of the executor protocol (`engine/runner/executor.py`) that is needed here."""
 
     def launch(self, plan: StepPlan) -> StepOutcome:
         """Start a step."""
 
     def recover(self) -> None:
-        """After a failure, run steps again."""
+        """Run steps again after a failure."""
 
     def close(self) -> None:
-        """Let go."""
+        """Let go of what steps ran with."""
 
 
 class RunningPage:
     """The engine's end of the page."""
 
     def __init__(self, path: Path) -> None:
-        """Make it. On a full disk it is memory that nobody else sees: nobody is suspected then."""
+        """Make the page. On a full disk it is private memory, and no request is ever suspected."""
         try:
             with path.open("wb+") as file:
                 # Not a hole: writing to one that the disk has no block for ends the process.
@@ -60,7 +60,7 @@ class RunningPage:
             self._page = mmap.mmap(-1, PAGE_BYTES)
 
     def write(self, ids: Iterable[str]) -> None:
-        """These run from now on. Of more than fit, the rest is left out."""
+        """Record the requests that run from now on. Those that do not fit are left out."""
         text = " ".join(ids).encode()[: PAGE_BYTES - _LENGTH.size]
         # Its length last: who reads a page that is being written finds it empty.
         self._page[: _LENGTH.size] = _LENGTH.pack(0)
@@ -69,7 +69,7 @@ class RunningPage:
 
 
 def running_at_death(path: Path) -> list[str]:
-    """The ids on a page; none where there is no page."""
+    """Return the ids on a page; an empty list where there is no page."""
     try:
         page = path.read_bytes()
     except OSError:
@@ -79,30 +79,30 @@ def running_at_death(path: Path) -> list[str]:
 
 
 class MarkingExecutor:
-    """Writes the requests of the launched steps to the page before each launch, and leaves the rest to another."""
+    """Writes the requests of the launched steps to the page before each launch; another executor runs the steps."""
 
     def __init__(self, executor: Executor, in_flight: Iterable[LaunchedStep], page: RunningPage) -> None:
-        """`in_flight`: the queue of launched steps; the one that is being launched is its last."""
+        """`in_flight`: the queue of launched steps, the last of which is being launched."""
         self._executor = executor
         self._in_flight = in_flight
         self._page = page
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """See `Executor`."""
+        """Record the requests of all launched steps, then launch the plan."""
         self._page.write(dict.fromkeys(request.id for step in self._in_flight for request in step.requests))
         return self._executor.launch(plan)
 
     def recover(self) -> None:
-        """See `Executor`."""
+        """Run steps again after a failure."""
         self._executor.recover()
 
     def close(self) -> None:
-        """See `Executor`."""
+        """Close the other executor."""
         self._executor.close()
 
 
 class Suspicion:
-    """Tells the request that kills engines from those that were beside it. Suspects are tried again, each alone."""
+    """Tells the request that kills engines from those that ran beside it. Suspects are tried again, each alone."""
 
     def __init__(self) -> None:
         self._suspects: set[str] = set()
@@ -110,23 +110,23 @@ class Suspicion:
 
     @property
     def suspects(self) -> set[str]:
-        """Those who are under suspicion now."""
+        """Ids of the requests under suspicion."""
         return set(self._suspects)
 
     @property
     def under_trial(self) -> list[str]:
-        """What sentences call the engine whose suspects are tried; empty: nobody is under suspicion."""
+        """Name, as sentences use it, of the engine whose suspects are tried; empty if there are none."""
         return [self._engine] if self._suspects else []
 
     def clear(self, ids: Iterable[str] | None = None) -> None:
-        """These have run alone without harm, or have ended; None: all."""
+        """Clear requests that have run alone without harm, or have ended; None: all."""
         self._suspects.difference_update(list(self._suspects) if ids is None else ids)
 
     def died(self, ids: Iterable[str], engine: str) -> tuple[list[str], list[str]]:
-        """An engine has died while these ran. Some may have ended since; whoever had them clears them.
+        """Suspect or convict the requests that ran when an engine died. Their owner clears those that have ended since.
 
         Returns:
-            Who is to be tried alone, and who is convicted: the only one that was there at two deaths.
+            The requests to try alone, and the one convicted, if any: the only one that ran at two deaths.
         """
         self._engine = engine
         running = list(ids)

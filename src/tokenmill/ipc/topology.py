@@ -1,4 +1,4 @@
-"""Which engines, ranks and text workers a server has: data that the supervisor starts and that every process reads."""
+"""The engines, ranks and text workers of a server: the supervisor starts them, and every process reads this data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class EngineSpec(msgspec.Struct, frozen=True):
     """One engine: `num_ranks` processes that share a model. Rank 0 schedules and takes requests.
 
     Attributes:
-        model: empty: that of the config.
-        share: which part of the machine it takes, of how many equal ones; None: as many as there are engines.
+        model: its model; empty: that of the config.
+        share: the part of the machine that it takes and the number of equal parts; None: one part for each engine.
     """
 
     index: int
@@ -24,7 +24,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> list[str]:
-        """The names of its ranks' inboxes."""
+        """Names of its ranks' inboxes."""
         return [engine_name(self.index, rank) for rank in range(self.num_ranks)]
 
 
@@ -32,7 +32,7 @@ class Topology(msgspec.Struct, frozen=True):
     """The parts of a server.
 
     Attributes:
-        engines: all with the same model, but while another takes its place.
+        engines: all with the same model, except while another takes its place.
         tokenizer_workers: text workers of each API process; 0: one that is a thread of it.
         api_servers: API processes. The first starts the other parts but its siblings, which the keeper starts.
     """
@@ -42,42 +42,42 @@ class Topology(msgspec.Struct, frozen=True):
     api_servers: int = 1
 
     def with_engines(self, engines: Iterable[EngineSpec]) -> Topology:
-        """The same with other engines."""
+        """Return the same topology with other engines."""
         return msgspec.structs.replace(self, engines=tuple(engines))
 
     @property
     def workers(self) -> range:
-        """The indices of all text workers."""
+        """Indices of all text workers."""
         return range(self.api_servers * max(1, self.tokenizer_workers))
 
     def workers_of(self, api: int) -> range:
-        """The indices of the text workers of one API process."""
+        """Return the indices of the text workers of one API process."""
         each = max(1, self.tokenizer_workers)
         return range(api * each, (api + 1) * each)
 
     def api_of(self, worker: int) -> int:
-        """Whose text worker it is."""
+        """Return the index of the API process that a text worker belongs to."""
         return worker // max(1, self.tokenizer_workers)
 
     @property
     def siblings(self) -> range:
-        """The indices of the API processes beside the first."""
+        """Indices of the API processes beside the first."""
         return range(1, self.api_servers)
 
     @property
     def has_replicas(self) -> bool:
-        """There is more than one engine."""
+        """True if there is more than one engine."""
         return len(self.engines) > 1
 
     @property
     def num_processes(self) -> int:
-        """Processes beside the first API process."""
+        """Number of processes beside the first API process."""
         num_ranks = sum(engine.num_ranks for engine in self.engines)
         return num_ranks + self.api_servers * (self.tokenizer_workers + 1) - 1
 
     @property
     def parts(self) -> dict[str, str]:
-        """What sentences call each part, by the name of its inbox. An engine with no other beside it has no number."""
+        """Names of the parts in sentences, by the names of their inboxes. A single engine has no number."""
         called: dict[str, str] = {}
         for engine in self.engines:
             name = f"engine {engine.index}" if self.has_replicas else "engine"
@@ -85,10 +85,10 @@ class Topology(msgspec.Struct, frozen=True):
         return called | {worker_name(worker): f"text worker {worker}" for worker in self.workers}
 
     def label(self, part: str) -> str:
-        """What metrics and the fields of a log line call a part: one word."""
+        """Return the name of a part in metrics and in the fields of a log line: one word."""
         return self.parts[part].removeprefix("text ").replace(" ", "-")
 
 
 def request_mark(worker: int) -> str:
-    """What the ids of those requests begin with that go through this text worker."""
+    """Return the prefix of the ids of all requests that go through this text worker."""
     return f"{worker}-"

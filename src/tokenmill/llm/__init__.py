@@ -1,1 +1,1 @@
-"""`LLM`: the engine in this process, for scripts: prompts in, outputs out; sessions; what they give back."""
+"""`LLM`: the engine in this process for scripts, with its outputs and sessions."""

@@ -1,4 +1,4 @@
-"""`LoRARequest`, vLLM's way to name an adapter for a call of `LLM`, and the adapters that have been named so far."""
+"""Define `LoRARequest`, vLLM's way to name an adapter for a call of `LLM`, and keep the adapters named so far."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LoRARequest:
     """An adapter to run prompts with.
 
     Attributes:
-        lora_int_id: vLLM's number of it; what is in the files counts here, so it means nothing.
+        lora_int_id: vLLM's number of it; ignored here, where the contents of the files count.
         lora_path: folder with adapter_config.json and adapter_model.safetensors.
     """
 
@@ -30,10 +30,10 @@ class LoRARequest:
 
 
 class NamedAdapters:
-    """Adapters by what is in their files, read again whenever these have changed.
+    """Adapters by the contents of their files, read again when these have changed.
 
     Args:
-        look_at: reads the adapter of a name and a folder.
+        look_at: reads the adapter of a folder under a name.
     """
 
     def __init__(self, look_at: Callable[[str, str], AdapterRef]) -> None:
@@ -41,11 +41,11 @@ class NamedAdapters:
         self._known: dict[LoRARequest, tuple[_State, AdapterRef]] = {}
 
     def find(self, request: LoRARequest | None) -> AdapterRef | None:
-        """What a request names; None for none.
+        """Return the adapter that a request names; None for no adapter.
 
         Raises:
-            InvalidRequest: it is no LoRARequest.
-            InvalidCheckpoint: its files cannot be served, and why.
+            InvalidRequest: it is not a LoRARequest.
+            InvalidCheckpoint: its files cannot be served; says why.
         """
         if request is None:
             return None
@@ -59,7 +59,7 @@ class NamedAdapters:
 
 
 def _state_of(folder: Path) -> _State:
-    """What tells that files have changed; nothing where they are not there."""
+    """Return the state of an adapter's files, to see when they change; empty if they are missing."""
     try:
         states = [os.stat(folder / name) for name in (CONFIG_NAME, WEIGHTS_NAME)]
     except OSError:

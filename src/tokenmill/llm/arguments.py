@@ -1,4 +1,4 @@
-"""What `LLM` is called with: names that do not exist are refused, prompts become the messages that start requests."""
+"""Check the arguments of `LLM` and turn prompts into the messages that start requests."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Priority = int | Sequence[int] | None
 
 
 class ChatOptions(TypedDict, total=False):
-    """How a conversation becomes a prompt, in vLLM's words.
+    """Options for turning a conversation into a prompt, with vLLM's names.
 
     Attributes:
         tools: functions that the template shows to the model, in OpenAI's form.
         chat_template_kwargs: further variables of the template, e.g. `{"enable_thinking": False}`.
-        add_generation_prompt: let the answer begin; so it is unless the last message is continued.
+        add_generation_prompt: begin the answer; the default, unless the last message is continued.
         continue_final_message: leave the last message open, so that the model goes on with it.
         priority: for all conversations, or one for each.
         lora_request: the adapter of all conversations, or one for each.
@@ -53,14 +53,14 @@ class ChatOptions(TypedDict, total=False):
 
 
 def template_options(options: ChatOptions) -> dict[str, Any]:
-    """Those that are given, beside what else the template gets."""
+    """Return the options that are given, with the further variables of the template."""
     given = {name: value for name, value in options.items() if value is not None}
     variables: Any = given.pop("chat_template_kwargs", {})
     return {**variables, **given}
 
 
 def checked_names(cls: _C) -> _C:
-    """Let the methods of a class raise TypeError for an argument that they do not have; see `refuse_unknown`."""
+    """Make the methods of a class raise TypeError for an argument that they do not have; see `refuse_unknown`."""
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
             setattr(cls, name, _checked(method))
@@ -81,10 +81,10 @@ def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def engine_config(model: str | Path, options: Mapping[str, Any]) -> EngineConfig:
-    """The engine's config from fields of it, by their own or vLLM's names; None stands for the default.
+    """Return the engine's config from fields by their own or vLLM's names; None stands for the default.
 
     Raises:
-        InvalidConfig: an option that does not exist, with the nearest that does; a value that is none.
+        InvalidConfig: an option does not exist (it names the nearest one that does), or a value is invalid.
     """
     spellings = {}
     for field in (field for field in dataclasses.fields(EngineConfig) if field.metadata):
@@ -104,10 +104,10 @@ def engine_config(model: str | Path, options: Mapping[str, Any]) -> EngineConfig
 
 
 def one_each(name: str, given: Any, count: int) -> list[Any]:
-    """What is given for all prompts, or for each, as a list.
+    """Return a list with one value for each prompt, from one value for all or a list.
 
     Raises:
-        InvalidRequest: there are more or fewer than prompts.
+        InvalidRequest: the number of values differs from the number of prompts.
     """
     each = list(given) if isinstance(given, Sequence) else [given] * count
     if len(each) != count:
@@ -116,15 +116,15 @@ def one_each(name: str, given: Any, count: int) -> list[Any]:
 
 
 def split(given: Any, inner: type) -> list[Any]:
-    """One prompt, which is a list of `inner` or no list at all, or several, as a list."""
+    """Return a list of prompts from several or a single one, which is a list of `inner` or not a list."""
     return [given] if isinstance(given, str | Mapping) or (given and isinstance(given[0], inner)) else list(given)
 
 
 def prompt_fields(prompt: Any) -> dict[str, Any]:
-    """The fields of a `GenerateText` for a prompt or a conversation. Of a text and the ids it came from, the ids count.
+    """Return the fields of a `GenerateText` for a prompt or a conversation; ids win over the text they came from.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: it is not a prompt.
     """
     if isinstance(prompt, Mapping) and prompt.keys() <= {"prompt", "prompt_token_ids"}:
         ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
@@ -147,14 +147,14 @@ def generate_text(
     priority: int,
     adapter: AdapterRef | None = None,
 ) -> GenerateText:
-    """What starts the requests of a prompt.
+    """Return the message that starts the requests of a prompt.
 
     Args:
-        template: `tools`, and what else a chat template gets.
-        adapter: what they run with; None: the base model.
+        template: `tools` and the other variables of the chat template.
+        adapter: the adapter to run them with; None: the base model.
 
     Raises:
-        InvalidRequest: it is none, or an argument would have no effect.
+        InvalidRequest: it is not a prompt, or an argument would have no effect.
     """
     if not isinstance(params, SamplingParams):
         raise InvalidRequest(f"not SamplingParams, but {type(params).__name__}", "sampling_params")

@@ -1,10 +1,10 @@
-"""`AsyncLLM`: the engine in this process, for programs with an event loop. The shape is that of vLLM's class.
+"""Define `AsyncLLM`, the engine in this process for programs with an event loop, in the shape of vLLM's class.
 
-    event loop:  generate ──start──┐            ┌──> yields all that there is so far
+    event loop:  generate ──start──┐            ┌──> yields the whole output so far
     thread:                        └─> step, step, step ... as long as anything is open
 
-One thread does everything that concerns the engine, in the order in which it is asked; between two steps it does what
-came meanwhile. So a call never waits for more than a step, and the event loop for none.
+One thread does all work on the engine, in the order of the calls; between two steps it does what was asked meanwhile.
+So a call waits for one step at most, and the event loop never waits.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 
 class _Stream:
-    """One call on its way from the thread of steps to the event loop that waits for it.
+    """One call, shared by the thread that steps and the event loop that waits for its output.
 
     Attributes:
         inbox: deltas that the thread has put there.
-        output: what the engine fills up; None until the call has begun.
-        failure: why nothing more will come.
+        output: the result that the engine fills; None until the call has begun.
+        failure: the engine's error, after which no deltas come.
     """
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class _Stream:
         self._news = asyncio.Event()
 
     def wake(self) -> None:
-        """In the thread: there is something to look at."""
+        """Tell the event loop that there is news; called in the thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._news.set)
 
     async def wait(self) -> None:
-        """In the event loop: until there is something new. Raises what the engine failed with."""
+        """Wait in the event loop for news; raise the engine's failure."""
         while not self._has_news:
             self._news.clear()
             await self._news.wait()
@@ -64,7 +64,7 @@ class _Stream:
         return bool(self.inbox) or self.failure is not None or (self.output is not None and self.output.finished)
 
     def take(self, shown: RequestOutput) -> None:
-        """Bring a result up to date."""
+        """Add all deltas in the inbox to a result."""
         assert self.output is not None, "it has begun"
         is_over = self.output.finished
         while self.inbox:
@@ -76,13 +76,13 @@ class _Stream:
 
 
 class AsyncLLM:
-    """A model, ready to generate for many tasks of one or several event loops at once.
+    """A model that generates for many tasks of one or more event loops at once.
 
     Args:
         model, options: as for `LLM`.
 
     Attributes:
-        info: what was built, and how large it is.
+        info: the engine that was built, and its sizes.
 
     Raises:
         InvalidCheckpoint, InvalidConfig: the model cannot be served on this machine; says what to change.
@@ -104,13 +104,13 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Continue one prompt or conversation: `async for output in llm.generate(prompt, params, request_id)`.
 
-        Each output has all that there is so far, as an object of its own; the last one is `finished`. Closing the
+        Each output is an object of its own with all tokens so far; the last one is `finished`. Closing the
         generator, or cancelling the task that reads it, aborts the request.
 
         Args:
             sampling_params: None: see `LLM.get_default_sampling_params`.
-            request_id: a name for `abort`, and that of the outputs; none: one is made.
-            options: `lora_request` and `priority`; `tools` and others of a conversation, see `ChatOptions`.
+            request_id: the name for `abort` and of the outputs; None: one is made.
+            options: `lora_request` and `priority`; for conversations `tools` and others, see `ChatOptions`.
 
         Raises:
             InvalidRequest: the prompt can never run, or a request of this name runs already.
@@ -124,7 +124,7 @@ class AsyncLLM:
     async def embed(
         self, prompt: AnyPrompt, request_id: str | None = None, *, pooling: Literal["mean", "last"] = "mean"
     ) -> EmbeddingRequestOutput:
-        """A vector of length 1 for a prompt; see `LLM.embed`."""
+        """Return a vector of length 1 for a prompt; see `LLM.embed`."""
         if pooling not in ("mean", "last"):
             raise InvalidRequest(f"pooling must be mean or last, got {pooling!r}", "pooling")
         params = SamplingParams(max_tokens=1, temperature=0.0)
@@ -133,33 +133,33 @@ class AsyncLLM:
         return found.answered(found.vector())
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
-        """End requests by their names; their generators end with what there is. Unknown names are ignored."""
+        """Abort requests by name; their generators end with the output so far. Unknown names are ignored."""
         names = [request_id] if isinstance(request_id, str) else request_id
         streams = [self._streams[name] for name in names if name in self._streams]
         await self._do(lambda: self._abort(streams))
 
     async def get_tokenizer(self) -> ChatTokenizer:
-        """See `LLM.get_tokenizer`."""
+        """Return the model's tokenizer with its chat template."""
         return await self._do(self._llm.get_tokenizer)
 
     async def stats(self) -> EngineStats:
-        """See `LLM.stats`."""
+        """Return the engine's counters and what is in use now; see `LLM.stats`."""
         return await self._do(self._llm.stats)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """See `LLM.reset_prefix_cache`."""
+        """Forget all cached prefixes; return False if running requests prevent it."""
         return await self._do(lambda: self._llm.reset_prefix_cache(reset_running_requests))
 
     async def sleep(self, level: int = 1) -> None:
-        """See `LLM.sleep`."""
+        """Give back memory until `wake_up`; see `LLM.sleep` for the levels."""
         await self._do(lambda: self._llm.sleep(level))
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """See `LLM.wake_up`."""
+        """Take the memory again; see `LLM.wake_up` for the tags."""
         await self._do(lambda: self._llm.wake_up(tags))
 
     def shutdown(self) -> None:
-        """End what runs, and free the engine's threads; waits for the step that runs."""
+        """End all requests and free the engine's threads; wait for the step in flight."""
         self._thread.submit(self._close).result()
         self._thread.shutdown()
 
@@ -189,7 +189,7 @@ class AsyncLLM:
                 self._leave(stream)
 
     async def _do(self, work: Callable[[], T]) -> T:
-        """Have something done between two steps."""
+        """Do some work in the thread between two steps, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _leave(self, stream: _Stream) -> None:
@@ -210,7 +210,7 @@ class AsyncLLM:
         return stream.output.copy()
 
     def _step(self) -> None:
-        """Run a step; the next one comes behind all that is asked for until then."""
+        """Run a step, and queue the next one behind all work that is asked for until then."""
         self._is_stepping = False
         failure = None
         try:

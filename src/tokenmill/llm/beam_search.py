@@ -1,6 +1,6 @@
-"""Beam search over an engine that draws one token at a time: each round, every beam asks for its likeliest next tokens.
+"""Search with beams over an engine that draws one token at a time: each round asks for every beam's likeliest tokens.
 
-A beam is a prompt of its own. What beams have in common is in the prefix cache, so a round computes little more than
+A beam is a prompt of its own. The prefix that beams share is in the prefix cache, so a round computes little more than
 their last tokens.
 """
 
@@ -21,15 +21,15 @@ Generate = Callable[[list[Any], SamplingParams], list[RequestOutput]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """How `LLM.beam_search` searches; vLLM's names.
+    """Parameters of `LLM.beam_search`, with vLLM's names.
 
     Attributes:
-        beam_width: continuations that are kept, and given back.
-        max_tokens: the longest of them.
-        ignore_eos: they never end before that.
-        temperature: 0; a beam is not drawn.
-        length_penalty: they are ranked by log probability / tokens ** this, the prompt's tokens counted, as in vLLM.
-        include_stop_str_in_output: the token that ended one stays part of it.
+        beam_width: number of continuations that are kept and returned.
+        max_tokens: the most tokens of a continuation.
+        ignore_eos: continue to `max_tokens` in any case.
+        temperature: must be 0: beams are not sampled.
+        length_penalty: beams are ranked by log probability / tokens ** this; the prompt's tokens count, as in vLLM.
+        include_stop_str_in_output: keep the token that ended a continuation as part of it.
 
     Raises:
         InvalidRequest: a value outside its range.
@@ -53,10 +53,10 @@ class BeamSearchSequence:
     """A prompt with one continuation.
 
     Attributes:
-        tokens: those of the prompt, and of the continuation.
+        tokens: the ids of the prompt and of the continuation.
         logprobs: one entry per token of the continuation.
         cum_logprob: the sum over the continuation.
-        text: of all tokens.
+        text: the text of all tokens.
     """
 
     tokens: list[int]
@@ -75,11 +75,11 @@ class BeamSearchOutput:
 
 
 class BeamSearch:
-    """The search for one prompt.
+    """The state of a search for one prompt.
 
     Attributes:
         beams: sequences that go on.
-        ended: those that do not.
+        ended: sequences that have ended.
     """
 
     def __init__(self, prompt: list[int], params: BeamSearchParams, limits: ModelLimits) -> None:
@@ -90,7 +90,7 @@ class BeamSearch:
         self._rounds_left = min(params.max_tokens, limits.max_model_len - len(prompt))
 
     def advance(self, results: Sequence[RequestOutput]) -> None:
-        """Take in what each beam may go on with, and keep the best. Raises TokenMillError where one failed."""
+        """Extend each beam by its candidate tokens and keep the best; raise TokenMillError if a beam failed."""
         longer: list[BeamSearchSequence] = []
         for beam, result in zip(self.beams, results, strict=True):
             result.check()
@@ -105,7 +105,7 @@ class BeamSearch:
             self.ended, self.beams = self.ended + self.beams, []
 
     def output(self, decode: Callable[[list[int]], str]) -> BeamSearchOutput:
-        """What was found."""
+        """Return the best sequences with their texts."""
         best = self._best(self.ended)
         for one in best:
             one.finish_reason = FinishReason.LENGTH

@@ -1,4 +1,4 @@
-"""Images and frames in the conversations of `LLM.chat`: Pillow's and files become data: URLs, as servers are sent."""
+"""Turn the images and frames in conversations of `LLM.chat`, Pillow's and files, into data: URLs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _KINDS = ("image_pil", "image")
 
 
 def with_data_urls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose images are all parts of OpenAI's form, and whose videos are lists of URLs.
+    """Return the messages with all images as parts of OpenAI's form, and all videos as lists of URLs.
 
     Takes `{"type": "image", "image": ...}` and `{"type": "image_pil", "image_pil": ...}` with an image of Pillow's or
     the path of a file, and `{"type": "video", "video": [...], "fps": 2}` with a list of these.
 
     Raises:
-        InvalidRequest: such a part has something else, or the file cannot be read.
+        InvalidRequest: such a part has another content, or the file cannot be read.
     """
     return [
         {**message, "content": [_part(part) for part in message["content"]]}

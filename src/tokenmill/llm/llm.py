@@ -1,4 +1,4 @@
-"""`LLM`: the whole engine in this process, for scripts and batch work. No server, no sockets, no other process.
+"""Define `LLM`, the whole engine in this process for scripts and batch work: no server, no sockets, no other process.
 
 Methods, arguments and results have vLLM's names; docs/offline.md tells what differs. It sends the same messages that
 the server's processes exchange, straight from the text processor to the engine and back. With the engine process, this
@@ -38,16 +38,16 @@ EachParams = OneParams | Sequence[SamplingParams]
 
 @arguments.checked_names
 class LLM:
-    """A model, ready to generate. Methods raise TypeError for an argument that they do not have.
+    """A model ready to generate; its methods raise TypeError for an argument that they do not have.
 
-    Several threads may use it: what they ask for runs together, in the steps of whichever is there.
+    Several threads may use it: their requests run together, in the steps that any of them runs.
 
     Args:
-        model: a checkpoint folder or a hub id; none: the bundled demo model.
+        model: a checkpoint folder or a hub id; None: the bundled demo model.
         options: fields of `EngineConfig`, e.g. `max_model_len=4096, dtype="float32"`, also by vLLM's names for them.
 
     Attributes:
-        info: what was built, and how large it is.
+        info: the engine that was built, and its sizes.
 
     Raises:
         InvalidCheckpoint, InvalidConfig: the model cannot be served on this machine; says what to change.
@@ -76,7 +76,7 @@ class LLM:
 
         Args:
             sampling_params: for all prompts, or one for each; None: see `get_default_sampling_params`.
-            use_tqdm: show how far it is.
+            use_tqdm: show the progress.
             lora_request: the adapter of all prompts, or one for each (`enable_lora=True`).
             priority: for all prompts, or one for each; lower runs first (`scheduling_policy="priority"`).
 
@@ -84,7 +84,7 @@ class LLM:
             One result for each prompt, in their order.
 
         Raises:
-            InvalidRequest: a prompt that can never run; nothing has been generated then.
+            InvalidRequest: a prompt can never run; nothing is generated then.
         """
         return self._run(arguments.split(prompts, int), sampling_params, use_tqdm, priority, lora_request)
 
@@ -111,7 +111,7 @@ class LLM:
     def stream(
         self, prompt: AnyPrompt, sampling_params: OneParams = None, **options: Unpack[ChatOptions]
     ) -> Iterator[TextOutput]:
-        """Continue one prompt or conversation, delta by delta. Leaving the loop early aborts the request."""
+        """Yield the deltas of one prompt or conversation. Leaving the loop early aborts the request."""
         (rank,) = arguments.one_each("priority", options.pop("priority", None), 1)
         (adapter,) = arguments.one_each("lora_request", options.pop("lora_request", None), 1)
         template = arguments.template_options(options)
@@ -127,16 +127,16 @@ class LLM:
             self._local.abort([output])
 
     def session(self) -> Session:
-        """Open a session: turns that append to each other, with nothing computed twice."""
+        """Open a session, whose turns append to each other without computing anything twice."""
         return Session(self._local, self._default_params)
 
     def embed(
         self, prompts: Prompts, *, use_tqdm: bool = True, pooling: Literal["mean", "last"] = "mean"
     ) -> list[EmbeddingRequestOutput]:
-        """A vector of length 1 for each prompt.
+        """Return a vector of length 1 for each prompt.
 
         Args:
-            pooling: of the last layer's states after the final norm: their mean, or that of the last token.
+            pooling: take the mean of the last layer's states after the final norm, or the state of the last token.
 
         Raises:
             InvalidRequest: as `generate`.
@@ -149,10 +149,10 @@ class LLM:
         return [one.answered(one.vector()) for one in found]
 
     def score(self, prompts: Prompts, text_2: None = None, *, use_tqdm: bool = True) -> list[ScoringRequestOutput]:
-        """How likely the model finds each prompt: the log-likelihood of its tokens but the first.
+        """Return the log-likelihood of each prompt: of all its tokens but the first.
 
         Raises:
-            InvalidRequest: as `generate`; two texts are given, whose likeness is for a cross-encoder to say.
+            InvalidRequest: as `generate`; or two texts are given, which only a cross-encoder can compare.
             TokenMillError: a prompt failed.
         """
         if text_2 is not None:
@@ -162,7 +162,7 @@ class LLM:
         return [one.answered(one.log_likelihood()) for one in found]
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool = False) -> list[BeamSearchOutput]:
-        """The most likely continuations of each prompt, found by keeping the best ones at every length.
+        """Return the most likely continuations of each prompt, keeping the best ones at every length.
 
         Raises:
             InvalidRequest: as `generate`.
@@ -181,10 +181,10 @@ class LLM:
         pooling: str = "",
         lora_request: LoRARequest | None = None,
     ) -> RequestOutput:
-        """Add a prompt to those that `step` advances. The result fills up as they go; see `finished`.
+        """Add a prompt to those that `step` advances; its result fills up with the steps, see `finished`.
 
         Args:
-            template_options: of a conversation: `tools`, and variables of the chat template.
+            template_options: for a conversation: `tools` and variables of the chat template.
             priority, pooling, lora_request: as for `generate` and `embed`.
 
         Raises:
@@ -196,7 +196,7 @@ class LLM:
     def start(
         self, inbox: Inbox | None, prompt: AnyPrompt, sampling_params: OneParams, wishes: Mapping[str, Any]
     ) -> RequestOutput:
-        """Add a prompt as `submit` does, whose other arguments are `wishes`; its deltas go to the inbox, too.
+        """Add a prompt as `submit` does, with its other arguments in `wishes`; the inbox gets its deltas, too.
 
         Raises:
             InvalidRequest: it can never run.
@@ -218,53 +218,53 @@ class LLM:
         return output
 
     def step(self) -> list[TextOutput]:
-        """Run one step of the engine; returns the deltas it brought to all that is open."""
+        """Run one step of the engine; return the deltas of all open requests."""
         return self._local.step()
 
     def abort(self, outputs: Sequence[RequestOutput]) -> None:
-        """End what `submit` gave back and has not ended."""
+        """Abort results of `submit` that have not finished."""
         self._local.abort(outputs)
 
     @property
     def has_open(self) -> bool:
-        """Whether there is anything that `step` may advance."""
+        """True if `step` has requests to advance."""
         return self._local.has_open
 
     def get_tokenizer(self) -> ChatTokenizer:
-        """The model's tokenizer and chat template, with the methods that transformers has for them."""
+        """Return the model's tokenizer and chat template, with the methods that transformers has for them."""
         folder, tokenizer = Path(self._config.tokenizer or self.info.model), self._local.tokenizer
         return ChatTokenizer(tokenizer, load_chat_template(folder, tokenizer.special_tokens))
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend, for calls that bring no parameters."""
+        """Return the sampling parameters that the model's authors recommend; calls without parameters use them."""
         return self._default_params
 
     def stats(self) -> EngineStats:
-        """Counters since start or `wake_up`, and what is in use now: rows, pages, cache hits, preemptions."""
+        """Return the counters since the start or `wake_up`, and current use: rows, pages, cache hits, preemptions."""
         with self._local.turns:
             return self._local.engine.stats()
 
     def get_metrics(self, prefix: str = "tokenmill") -> list[Metric]:
-        """The same as metrics, named as the server names its own; `prefix`: e.g. `vllm`, for code that looks for it."""
+        """Return `stats` as metrics under the server's names, which begin with `prefix`, e.g. `vllm`."""
         from tokenmill.llm.metrics import read_metrics
 
         return list(read_metrics(self.info, self.stats(), prefix))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes; False, and nothing is forgotten, where requests still run.
+        """Forget all cached prefixes; return False, and forget nothing, if requests still run.
 
         Args:
-            reset_running_requests: send those back to the queue first; they are computed again.
-            reset_connector: forget what is stored elsewhere too (`kv_disk`, `kv_host_size`, sources of one's own).
+            reset_running_requests: send these back to the queue first; they are computed again.
+            reset_connector: forget prefixes stored elsewhere too (`kv_disk`, `kv_host_size`, custom sources).
         """
         with self._local.turns:
             return self._local.engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def sleep(self, level: int = 1) -> None:
-        """Give back memory until `wake_up`: 1, the KV cache (and the weights of a GPU); 2, KV cache and weights.
+        """Give back memory until `wake_up`: level 1, the KV cache (and a GPU's weights); level 2, KV cache and weights.
 
         Raises:
-            InvalidRequest: requests or sessions are open. So does every call that needs the engine while it sleeps.
+            InvalidRequest: requests or sessions are open. Every call that needs the engine raises it during sleep.
         """
         self._local.sleep(level)
 
@@ -272,15 +272,15 @@ class LLM:
         """Take the memory again, the same as before; weights that were given back are read again.
 
         Args:
-            tags: `weights` or `kv_cache`; it wakes up once both were asked for. None: both.
+            tags: `weights` or `kv_cache`; it wakes up once both have been given. None: both.
 
         Raises:
-            OutOfMemory, InvalidConfig, InvalidCheckpoint: as when it was made; it goes on sleeping.
+            OutOfMemory, InvalidConfig, InvalidCheckpoint: as at its construction; it goes on sleeping.
         """
         self._local.wake_up(tags)
 
     def close(self) -> None:
-        """End what runs and free the engine's thread."""
+        """End all requests and free the engine's thread."""
         self._local.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The one door from the command line to the in-process engine; everything heavy is imported behind it."""
+"""Open the in-process engine for the command line; everything heavy is imported behind this module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_llm(config: EngineConfig) -> LLM:
-    """The engine of a config, in this process.
+    """Return the engine of a config, in this process.
 
     Raises:
         TokenMillError: the model cannot be served on this machine.
@@ -31,14 +31,14 @@ class LocalModel:
     """A model in this process, for `chat --local` and `complete --local`."""
 
     def __init__(self, model: str) -> None:
-        """Load it; raises TokenMillError where that fails."""
+        """Load the model; raise TokenMillError if that fails."""
         from tokenmill.config.model_files import default_sampling
 
         self._llm = load_llm(EngineConfig(model=model))
         self._defaults = default_sampling(Path(self._llm.info.model))
 
     def chat(self, messages: Messages, fields: Mapping[str, Any]) -> Deltas:
-        """See `ModelAccess.chat`.
+        """Stream the assistant's next message from the engine in this process.
 
         Raises:
             InvalidRequest: the conversation no longer fits, or a parameter is out of range.
@@ -46,7 +46,7 @@ class LocalModel:
         return self._stream(messages, fields)
 
     def complete(self, prompt: str, fields: Mapping[str, Any]) -> Deltas:
-        """See `ModelAccess.complete`.
+        """Stream the continuation of a text from the engine in this process.
 
         Raises:
             InvalidRequest: the prompt does not fit, or a parameter is out of range.

@@ -1,6 +1,6 @@
-"""The engine and the text processor of an `LLM`, joined without sockets. The engine may sleep.
+"""Join the engine and the text processor of an `LLM` without sockets, and put the engine to sleep.
 
-Threads take turns: whoever has one may run a step for all, and what it brings lies in everybody's own inbox.
+Threads take turns: the thread that has one may run a step for all, and each request's deltas go to its own inbox.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Inbox = deque[messages.TextOutput]
 
 
 class _Open(NamedTuple):
-    """Where the deltas of a request go: to a continuation of a result, or of the turn that a session is at."""
+    """The target of a request's deltas: a continuation of a result, or of the current turn of a session."""
 
     output: RequestOutput
     number: int
@@ -48,16 +48,16 @@ class _Open(NamedTuple):
 
 
 class LocalEngine:
-    """Starts requests and takes in what becomes of them; any thread may call it.
+    """Starts requests and updates their results; any thread may call it.
 
     Attributes:
-        turns: held by the thread that is in it; whoever needs several calls to be one holds it around them.
-        info: what was built, and is built again at the same size.
-        tokenizer: the model's.
+        turns: the lock of the thread that is in it; hold it around several calls that belong together.
+        info: the engine that was built, and is built again at the same size.
+        tokenizer: the model's tokenizer.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises InvalidCheckpoint and InvalidConfig where the model cannot be served on this machine."""
+        """Build the engine; raise InvalidCheckpoint or InvalidConfig if this machine cannot serve the model."""
         self.turns = Turns()
         self._platform = select_platform(config.device)
         built = build_engine(config, platform=self._platform)
@@ -76,7 +76,7 @@ class LocalEngine:
 
     @property
     def engine(self) -> Engine:
-        """The engine.
+        """The engine, while it is awake.
 
         Raises:
             InvalidRequest: it sleeps.
@@ -87,14 +87,14 @@ class LocalEngine:
 
     @property
     def has_open(self) -> bool:
-        """Whether a step may bring anybody anything."""
+        """True if requests are open that a step may advance."""
         return bool(self._open)
 
     def start(self, message: messages.GenerateText, output: RequestOutput, inbox: Inbox | None = None) -> None:
-        """Start the requests of a message; the result fills up as `step` is called, by whomever.
+        """Start the requests of a message; the result fills up with the steps of any thread.
 
         Args:
-            inbox: gets all deltas of them, too.
+            inbox: gets all their deltas, too.
 
         Raises:
             InvalidRequest: they can never run.
@@ -110,17 +110,17 @@ class LocalEngine:
                 raise
 
     def step(self) -> list[messages.TextOutput]:
-        """Run one step of the engine; returns the deltas it brought to all that is open."""
+        """Run one step of the engine; return the deltas of all open requests."""
         with self.turns, interrupts_deferred():
             return self._publish(self.engine.step())
 
     def advance(
         self, outputs: list[RequestOutput], inbox: Inbox
     ) -> tuple[list[messages.TextOutput], list[RequestOutput]]:
-        """Run one step, unless others' steps have meanwhile brought something or ended all of these.
+        """Run one step, unless steps of other threads have already brought deltas or ended all these results.
 
         Returns:
-            What was in the inbox, and those of the results that are not finished.
+            The deltas that were in the inbox, and the results that are not finished.
         """
         with self.turns:
             if not inbox and not all(output.finished for output in outputs):
@@ -131,9 +131,9 @@ class LocalEngine:
             return deltas, outputs
 
     def abort(self, outputs: Iterable[RequestOutput]) -> None:
-        """End what is still open of these: an exception or an early end of a loop left it, and nobody waits for it.
+        """Abort the open requests of these results, which an exception or an early end of a loop has left.
 
-        Of a loop that is collected somewhere inside a step, at the end of that step.
+        If a loop is garbage-collected inside a step, its requests are aborted at the end of that step.
         """
         outputs = list(outputs)
         if any(request_id in self._open for output in outputs for request_id in output.request_ids):
@@ -149,10 +149,10 @@ class LocalEngine:
             opened.output.outputs[opened.number].finish_reason = FinishReason.ABORT
 
     def add_input(self, session_id: str | None, token_ids: list[int], params: SamplingParams) -> str:
-        """Start a session (no id) or give it its next input; returns the session's id.
+        """Start a session (no id) or give it its next input; return the session's id.
 
         Raises:
-            InvalidRequest: the context has no room for it, or too much waits already.
+            InvalidRequest: the context has no room for it, or too many inputs wait already.
         """
         with self.turns:
             if session_id is not None:
@@ -165,24 +165,23 @@ class LocalEngine:
             return message.id
 
     def follow_turn(self, session: Session, turn: RequestOutput, params: SamplingParams) -> None:
-        """Let what comes from now on fill up this turn, and tell the session when it has ended."""
+        """Send coming deltas of a session to this turn, and tell the session when the turn has ended."""
         (session_id,) = turn.request_ids
         self._text.expect(session_id, params, len(turn.prompt_token_ids))
         self._open[session_id] = _Open(turn, 0, session=session)
 
     def end_session(self, session_id: str) -> None:
-        """Give up what the session holds."""
+        """End a session and free what it holds."""
         with self.turns:
             self._open.pop(session_id, None)
             if self._built is not None:  # asleep, the session has failed before
                 self._deliver(messages.AbortRequests([session_id]))
 
     def sleep(self, level: int) -> None:
-        """Give back memory: level 1 that of KV, and of weights where they are in a GPU's or in several ranks; level 2
-        both everywhere.
+        """Give back memory: level 1 that of KV, and of weights on a GPU or in several ranks; level 2 that of both.
 
         Raises:
-            InvalidRequest: the engine has requests, or a step log, which cannot go on with another engine.
+            InvalidRequest: the engine has requests, or a step log, which another engine cannot continue.
         """
         if level not in (1, 2):
             raise InvalidRequest(f"level must be 1 or 2, got {level}", "level")
@@ -202,11 +201,11 @@ class LocalEngine:
             self._platform.available_bytes()  # on a GPU this gives back what torch keeps for whoever asks next
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
-        """Take the memory again, once both parts are to wake up; weights that were given back are read again.
+        """Take the memory again once both parts are to wake up; weights that were given back are read again.
 
         Raises:
             InvalidRequest: a tag is unknown.
-            OutOfMemory, InvalidConfig, InvalidCheckpoint: as when it was built; it goes on sleeping.
+            OutOfMemory, InvalidConfig, InvalidCheckpoint: as at its construction; it goes on sleeping.
         """
         wanted = TAGS if tags is None else frozenset(tags)
         if wanted - TAGS:
@@ -220,14 +219,14 @@ class LocalEngine:
                 self._model = self._built.model
 
     def close(self) -> None:
-        """End what runs and free the engine's thread."""
+        """End all requests and free the engine's thread."""
         with self.turns:
             self._abort([entry.output for entry in self._open.values()])
             if self._built is not None:
                 self._built.engine.close()
 
     def find_adapter(self, request: LoRARequest | None) -> AdapterRef | None:
-        """What a request names; None for none. Raises as `NamedAdapters.find`."""
+        """Return the adapter that a request names; None for no adapter. Raises as `NamedAdapters.find`."""
         with self.turns:
             return self._adapters.find(request)
 
@@ -237,7 +236,7 @@ class LocalEngine:
         return self.engine.adapters.look_at(name, path)
 
     def _deliver(self, message: messages.TextMessage) -> list[messages.TextOutput]:
-        """Let the text processor handle a message and pass on what it led to; returns the texts."""
+        """Let the text processor handle a message and pass on the messages that result; return the texts."""
         return self._route(self._text.process(message))
 
     def _route(self, routed: Routed) -> list[messages.TextOutput]:
@@ -272,7 +271,7 @@ class LocalEngine:
 
 
 def _shown(message: messages.AddRequest) -> list[int]:
-    """A prompt as the model is given it."""
+    """Return a prompt's token ids as the model gets them."""
     if not message.media:
         return message.prompt_token_ids
     return list(with_placeholders(message.prompt_token_ids, [one.span for one in message.media]).tolist())

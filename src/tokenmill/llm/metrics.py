@@ -1,4 +1,4 @@
-"""The engine's numbers as `LLM.get_metrics` gives them: vLLM's three kinds of metrics."""
+"""Return the engine's numbers as `LLM.get_metrics` gives them, in vLLM's three kinds of metrics."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Counter(Metric):
 
 @dataclass(frozen=True, slots=True)
 class Gauge(Metric):
-    """A number as it is now."""
+    """A number at the present moment."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram(Metric):
-    """How many values there were, their sum, and how many were at most each bound (`buckets`, by bound)."""
+    """The number of values, their sum, and how many were at most each bound (`buckets`, by bound)."""
 
     count: int
     sum: float
@@ -42,7 +42,7 @@ class Histogram(Metric):
 
 
 def read_metrics(ready: EngineReady, stats: EngineStats, prefix: str) -> Iterator[Metric]:
-    """All of an engine, named as at the server's /metrics, without Prometheus' `_total`."""
+    """Yield all metrics of an engine, named as at the server's /metrics, without Prometheus' `_total`."""
     engine = EngineHandle(0, lambda _: None, ())
     engine.ready, engine.stats = ready, stats
     for family in engine_metrics([engine], prefix):

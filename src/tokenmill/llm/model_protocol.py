@@ -1,4 +1,4 @@
-"""What `chat` and `complete` ask of a model, wherever it runs: answers as streams of deltas."""
+"""Define what `chat` and `complete` need from a model, wherever it runs: answers as streams of deltas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an answer; the last one says why it ended."""
+    """A piece of an answer; the last one has its finish reason."""
 
     text: str
     finish_reason: str | None = None
@@ -21,10 +21,10 @@ Deltas = Generator[Delta, None, None]
 
 
 class ModelAccess(Protocol):
-    """Answers as streams of deltas. Closing a stream early stops the generation. `fields` are sampling parameters."""
+    """A model that answers in streams of deltas; closing a stream stops it. `fields` are sampling parameters."""
 
     def chat(self, messages: Messages, fields: Mapping[str, Any]) -> Deltas:
-        """The assistant's next message."""
+        """Stream the assistant's next message."""
 
     def complete(self, prompt: str, fields: Mapping[str, Any]) -> Deltas:
-        """The continuation of a text."""
+        """Stream the continuation of a text."""

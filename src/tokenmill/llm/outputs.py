@@ -1,4 +1,4 @@
-"""What `LLM` gives back for a prompt, in vLLM's shapes, and how it is put together from the deltas of its requests."""
+"""Define the results of `LLM` in vLLM's shapes, and build them up from the deltas of requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenmill.core.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """How likely a token was at its position. `rank` 1 is the most likely one; `decoded_token` is its text alone."""
+    """The log probability of a token at its position; `rank` 1 is the likeliest, `decoded_token` its text alone."""
 
     logprob: float
     rank: int
@@ -30,12 +30,12 @@ LogprobsAt = dict[int, Logprob]
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a prompt. Seconds: `arrival_time` since 1970, the others of `time.monotonic()`.
+    """Times of a prompt in seconds: `arrival_time` since 1970, the others of `time.monotonic()`.
 
     Attributes:
-        scheduled_ts: the first step that it was part of; known once it is finished.
-        first_token_ts, last_token_ts: of all continuations; 0: none yet.
-        num_generation_tokens: of all continuations.
+        scheduled_ts: time of the first step that it was part of; known once it is finished.
+        first_token_ts, last_token_ts: over all continuations; 0: no token yet.
+        num_generation_tokens: over all continuations.
     """
 
     arrival_time: float = field(default_factory=time.time)
@@ -47,11 +47,11 @@ class RequestMetrics:
 
     @property
     def first_token_latency(self) -> float:
-        """From its arrival to its first token."""
+        """Seconds from the prompt's arrival to its first token."""
         return self.first_token_ts - self.queued_ts
 
     def add(self, delta: TextOutput) -> None:
-        """A step is over."""
+        """Count the tokens of a delta and note when they came."""
         if delta.token_ids:
             self.last_token_ts = time.monotonic()
             self.first_token_ts = self.first_token_ts or self.last_token_ts
@@ -66,8 +66,8 @@ class CompletionOutput:
     Attributes:
         index: 0 to n - 1.
         cumulative_logprob: the sum over its tokens, if log probabilities were asked for.
-        logprobs: likewise, one entry per token.
-        stop_reason: the stop string or token id that ended it, where one did that is not the model's own EOS.
+        logprobs: one entry per token, if log probabilities were asked for.
+        stop_reason: the stop string or token id that ended it, unless that is the model's own EOS.
         error: why it failed; `finish_reason` is `error` then.
     """
 
@@ -81,7 +81,7 @@ class CompletionOutput:
     error: str | None = None
 
     def add(self, delta: TextOutput) -> None:
-        """Append what a step brought."""
+        """Append the tokens and text of a delta."""
         self.text += delta.text
         self.token_ids.extend(delta.token_ids)
         self.finish_reason = delta.finish_reason
@@ -95,7 +95,7 @@ class CompletionOutput:
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + brought
 
     def copy(self) -> CompletionOutput:
-        """As it is now; it does not grow with this one."""
+        """Return a copy that does not grow with this one."""
         logprobs = None if self.logprobs is None else [*self.logprobs]
         return dataclasses.replace(self, token_ids=[*self.token_ids], logprobs=logprobs)
 
@@ -109,7 +109,7 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """The natural logarithm of how likely a prompt is, given its first token."""
+    """The log-likelihood (natural logarithm) of a prompt, given its first token."""
 
     score: float
 
@@ -119,7 +119,7 @@ What = TypeVar("What")
 
 @dataclass(frozen=True, slots=True)
 class PoolingRequestOutput(Generic[What]):
-    """What was asked of a prompt instead of continuing it."""
+    """The result of a prompt that is not continued."""
 
     request_id: str
     outputs: What
@@ -138,7 +138,7 @@ class RequestOutput:
 
     Attributes:
         request_id: the engine's id of the first continuation.
-        prompt: its text, of a conversation as the chat template renders it; None where token ids were given.
+        prompt: its text, for a conversation as the chat template renders it; None if token ids were given.
         prompt_logprobs: one entry per token of the prompt, None for the first, if they were asked for.
         num_cached_tokens: prompt tokens that the prefix cache supplied (to the first continuation).
         request_ids: the engine's ids of all continuations.
@@ -156,7 +156,7 @@ class RequestOutput:
     embedding: bytes | None = None
 
     def add(self, index: int, delta: TextOutput) -> None:
-        """Append what a step brought one of the continuations."""
+        """Add a delta to one of the continuations."""
         self.outputs[index].add(delta)
         self.metrics.add(delta)
         if index == 0:
@@ -166,21 +166,21 @@ class RequestOutput:
                 self.prompt_logprobs = [None, *_named(delta.prompt.logprobs, delta.token_bytes or {})]
 
     def copy(self) -> RequestOutput:
-        """As it is now; it does not grow with this one."""
+        """Return a copy that does not grow with this one."""
         outputs = [output.copy() for output in self.outputs]
         return dataclasses.replace(self, outputs=outputs, metrics=dataclasses.replace(self.metrics))
 
     def vector(self) -> EmbeddingOutput:
-        """The vector that was asked for."""
+        """Return the vector that was asked for."""
         return EmbeddingOutput(array.array("f", self.embedding or b"").tolist())
 
     def log_likelihood(self) -> ScoringOutput:
-        """Of the prompt, whose log probabilities were asked for."""
+        """Return the log-likelihood of the prompt, whose log probabilities were asked for."""
         tokens = zip(self.prompt_token_ids, self.prompt_logprobs or (), strict=False)
         return ScoringOutput(sum((at[token_id].logprob for token_id, at in tokens if at is not None), 0.0))
 
     def answered(self, what: What) -> PoolingRequestOutput[What]:
-        """What was asked of the prompt instead of continuing it. Raises TokenMillError if that failed."""
+        """Return `what` as the result of the prompt; raise TokenMillError if it failed."""
         self.check()
         return PoolingRequestOutput(self.request_id, what, self.prompt_token_ids, self.num_cached_tokens)
 
@@ -191,12 +191,12 @@ class RequestOutput:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return len(self.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all continuations."""
+        """Number of tokens of all continuations."""
         return sum(len(output.token_ids) for output in self.outputs)
 
     @property
@@ -206,7 +206,7 @@ class RequestOutput:
 
 
 def _named(positions: Iterable[TokenLogprobs], spelled: Mapping[int, bytes]) -> list[LogprobsAt]:
-    """Log probabilities by token id, with the tokens' texts."""
+    """Return log probabilities by token id, with the tokens' texts."""
     texts = {token_id: token.decode("utf-8", "replace") for token_id, token in spelled.items()}
     return [
         {one.token_id: Logprob(one.logprob, one.rank, texts.get(one.token_id, "")) for one in (at.sampled, *at.top)}

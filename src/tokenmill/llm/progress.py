@@ -1,4 +1,4 @@
-"""The progress bar of `LLM`: prompts that are done, tokens, tokens a second."""
+"""Show the progress bar of `LLM`: prompts that are done, tokens, tokens a second."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Self
 
 
 class ProgressBar:
-    """A context manager. rich is imported when it is made, shown or not."""
+    """A progress bar as a context manager; rich is imported when it is made, shown or not."""
 
     def __init__(self, total: int, shown: bool) -> None:
         from rich.console import Console
@@ -25,7 +25,7 @@ class ProgressBar:
         self._task = self._progress.add_task("generating", total=total, tokens=0, rate=0.0)
 
     def update(self, num_finished: int, num_new_tokens: int) -> None:
-        """A step is over."""
+        """Show the progress after a step."""
         self._num_tokens += num_new_tokens
         elapsed = self._progress.tasks[0].elapsed or 0.0
         rate = self._num_tokens / elapsed if elapsed else 0.0

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible server, over HTTP with server-sent events."""
+"""Access a model behind an OpenAI-compatible server, over HTTP with server-sent events."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class ServerRefused(TokenMillError):
 
 
 class RemoteModel:
-    """Talks to one server; the model's name is asked for once if none is given."""
+    """A model on one server; the server is asked once for its name if no name is given."""
 
     def __init__(
         self, url: str, api_key: str | None = None, model: str | None = None, cacert: str | None = None
     ) -> None:
-        """`url` may be `unix:PATH`, `https+unix:PATH` with TLS; `cacert` is a file of certificates to trust.
+        """Connect to `url`, `unix:PATH`, or with TLS `https+unix:PATH`; `cacert`: certificates to trust.
 
         Raises:
             ServerRefused: that file cannot be read.
@@ -46,7 +46,7 @@ class RemoteModel:
         self._client = httpx.Client(headers=headers, timeout=timeout, verify=trust, transport=transport)
 
     def chat(self, messages: Messages, fields: Mapping[str, Any]) -> Deltas:
-        """See `ModelAccess.chat`.
+        """Stream the assistant's next message from the server.
 
         Raises:
             ServerRefused: one sentence to show.
@@ -55,7 +55,7 @@ class RemoteModel:
             yield Delta(choice.get("delta", {}).get("content") or "", choice.get("finish_reason"))
 
     def complete(self, prompt: str, fields: Mapping[str, Any]) -> Deltas:
-        """See `ModelAccess.complete`.
+        """Stream the continuation of a text from the server.
 
         Raises:
             ServerRefused: one sentence to show.
@@ -64,7 +64,7 @@ class RemoteModel:
             yield Delta(choice.get("text") or "", choice.get("finish_reason"))
 
     def read(self, path: str) -> str:
-        """What the server answers to a GET.
+        """Return the server's answer to a GET.
 
         Raises:
             ServerRefused: one sentence to show.
@@ -103,7 +103,7 @@ class RemoteModel:
 
 
 def events(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON documents of a stream of server-sent events.
+    """Yield the JSON documents of a stream of server-sent events.
 
     Lines end with LF only: a text may contain other characters that Python counts as line ends, such as U+2028.
 
@@ -124,7 +124,7 @@ def events(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _trust(cacert: str | None) -> ssl.SSLContext | bool:
-    """Whom to trust: authorities of the system, or the certificates of a file and nobody else."""
+    """Return which certificates to trust: the system's authorities, or only those of a file."""
     if cacert is None:
         return True
     try:

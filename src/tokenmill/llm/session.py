@@ -1,7 +1,7 @@
-"""`Session`: a conversation with the engine whose KV stays in memory from one turn to the next.
+"""Define `Session`, a conversation with the engine whose KV stays in memory from one turn to the next.
 
-Each `send` appends to all that was said before; nothing of it is computed again, not even looked up. Between turns the
-session keeps its row and pages, unless others would have to wait for ever. With a disk tier it finds them again there.
+Each `send` appends to all turns before it, which are neither computed nor looked up again. Between turns the session
+keeps its row and pages, unless other requests would wait for ever. With a disk tier it finds them again there.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ENDS = (FinishReason.ABORT, FinishReason.ERROR)
 
 
 class Session:
-    """Made by `LLM.session()`; a context manager.
+    """A conversation in turns, made by `LLM.session()`; a context manager.
 
     The last token of a turn, its stop token for instance, was sampled but never run, and is not part of what the next
     turn sees: append it to the next input where the model's format wants it there.
     """
 
     def __init__(self, engine: LocalEngine, default_params: SamplingParams) -> None:
-        """`default_params`: of turns that bring none."""
+        """Open a session; turns without parameters use `default_params`."""
         self._engine = engine
         self._default_params = default_params
         self._id: str | None = None
@@ -55,14 +55,14 @@ class Session:
         return output
 
     def submit(self, prompt: str | list[int], sampling_params: SamplingParams | None = None) -> CompletionOutput:
-        """Append a text or token ids; what they lead to fills up as `LLM.step` is called.
+        """Append a text or token ids; the output fills up as `LLM.step` is called.
 
-        Input that comes while a turn runs is taken when that turn ends. If the context has no room for it by then, it
+        Input that comes during a turn is taken when that turn ends. If the context has no room for it by then, it
         ends the session with finish reason `error`; what came after it ends with `abort`.
 
         Raises:
             InvalidRequest: the session has ended, the input is empty, or the context has no room for it; too many
-                inputs wait for the end of a turn; stop strings and n > 1 do not exist here.
+                inputs wait for the end of a turn; the parameters have stop strings or n > 1.
         """
         params = sampling_params or self._default_params
         if self._is_closed or (self._last is not None and self._last.finish_reason in _ENDS):
@@ -82,7 +82,7 @@ class Session:
             return self._last
 
     def turn_ended(self, reason: FinishReason) -> None:
-        """For the engine: the first of the turns is over."""
+        """Note that the first turn is over, and follow the next one; called by the engine."""
         self._turns.popleft()
         if reason in _ENDS:
             self._end_turns()
@@ -95,7 +95,7 @@ class Session:
         self._turns.clear()
 
     def close(self) -> None:
-        """End the session; its row and pages return."""
+        """End the session and return its row and pages."""
         with self._engine.turns:
             if self._id is not None and not self._is_closed:
                 self._end_turns()

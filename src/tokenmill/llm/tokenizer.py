@@ -1,4 +1,4 @@
-"""`ChatTokenizer`: a model's tokenizer and chat template under the names that transformers has for them."""
+"""Define `ChatTokenizer`, a model's tokenizer and chat template under the names that transformers has for them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 
 class ChatTokenizer:
-    """Made by `LLM.get_tokenizer()`.
+    """A tokenizer with a chat template, made by `LLM.get_tokenizer()`.
 
     Attributes:
         chat_template: the template's text; None: the model has none.
-        eos_token, eos_token_id: the tokenizer's own; a model may end its texts by others, too.
+        eos_token, eos_token_id: the tokenizer's own; a model may end its texts with other tokens, too.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
@@ -27,21 +27,21 @@ class ChatTokenizer:
         self.eos_token_id = tokenizer.token_id(self.eos_token or "")
 
     def __len__(self) -> int:
-        """Ids that it knows, added tokens included."""
+        """Return the number of ids, with added tokens."""
         return self._tokenizer.vocab_size
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text."""
+        """Return the ids of a text."""
         return self._tokenizer.encode(text, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         return self._tokenizer.decode(token_ids, skip_special_tokens)
 
     def apply_chat_template(
         self, conversation: Sequence[Any], tools: Any = None, *, tokenize: bool = True, **options: Any
     ) -> Any:
-        """A conversation as the prompt's ids, or its text if `tokenize` is off; of a list of them, a list of these.
+        """Return a conversation's prompt as ids, or as text without `tokenize`; for a list of them, a list.
 
         Args:
             options: `add_generation_prompt` and `continue_final_message`, off by default; variables of the template.

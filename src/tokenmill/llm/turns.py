@@ -1,4 +1,4 @@
-"""`Turns`: the lock by which threads share one engine."""
+"""Define `Turns`, the lock by which threads share one engine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Self
 
 
 class Turns:
-    """A lock that threads get in the order in which they ask for it; whoever has it may take it again.
+    """A reentrant lock that threads get in the order in which they ask for it.
 
-    A thread that runs one step after the other would else keep out one that only wants to start a request.
+    Otherwise a thread that runs one step after the other would keep out one that only wants to start a request.
     """
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class Turns:
             self._hand_on()
 
     def do_between(self, work: Callable[[], None]) -> None:
-        """Do this now if nobody has a turn, or at the end of that turn, or at the beginning of the next one.
+        """Run `work` now if no thread has a turn, or at the end of that turn, or at the beginning of the next one.
 
-        Never inside a turn: a generator that is collected calls from wherever its thread happens to be.
+        Never inside a turn: a garbage-collected generator calls this from wherever its thread happens to be.
         """
         self._put_off.append(work)
         if not self._guard.acquire(blocking=False):

@@ -1,1 +1,1 @@
-"""What the machine offers: memory, threads, devices. The only package that may say `torch.cuda`."""
+"""Memory, threads and devices of the machine. The only package that may say `torch.cuda`."""

@@ -1,4 +1,4 @@
-"""What ranks on devices tell each other: numbers that go from device to device, in the order of its queue of work."""
+"""Communication between ranks: numbers go from device to device, in the order of the device's queue of work."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class Communicator(Protocol):
     """The devices of ranks, as one of them sees them. All ranks make the same calls in the same order."""
 
     def sum(self, own: torch.Tensor) -> torch.Tensor:
-        """What all ranks have, added up; in the memory of `own`."""
+        """Return the sum of `own` over all ranks, in the memory of `own`."""
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
-        """What all ranks have, of one shape: [ranks, *shape]."""
+        """Return the tensors of all ranks, which have one shape: [ranks, *shape]."""
 
     def share(self, numbers: torch.Tensor) -> torch.Tensor:
-        """What rank 0 has; in the memory of `numbers`."""
+        """Copy rank 0's numbers to all ranks, into the memory of `numbers`, and return them."""
 
     def abort(self) -> None:
-        """Let go of the others: work that waits for them ends, and there is no further."""
+        """Leave the other ranks: end the work that waits for them, and do no more."""
 
 
 class TorchCommunicator:
-    """See `Communicator`: by a process group of torch.distributed, of this engine alone.
+    """A `Communicator` over a process group of torch.distributed that belongs to this engine alone.
 
-    It is none of those that torch keeps for a whole process: that one may be a trainer's.
+    It never uses torch's own group of the whole process, which may be a trainer's.
 
     Args:
         group: a backend, `ProcessGroupNCCL` or `ProcessGroupGloo`.
@@ -38,20 +38,20 @@ class TorchCommunicator:
         self._group = group
 
     def sum(self, own: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.sum`."""
+        """Return the sum of `own` over all ranks."""
         own = own.contiguous()
         self._group.allreduce([own]).wait()
         return own
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.gather`."""
+        """Return the tensors of all ranks: [ranks, *shape]."""
         own = own.contiguous()
         every = own.new_empty(self._group.size(), *own.shape)
         self._group._allgather_base(every.view(-1), own.view(-1)).wait()
         return every
 
     def share(self, numbers: torch.Tensor) -> torch.Tensor:
-        """See `Communicator.share`."""
+        """Copy rank 0's numbers to all ranks, in place, and return them."""
         from torch.distributed import BroadcastOptions
 
         options = BroadcastOptions()
@@ -60,16 +60,16 @@ class TorchCommunicator:
         return numbers
 
     def abort(self) -> None:
-        """See `Communicator.abort`."""
+        """Abort the process group."""
         self._group.abort()
 
 
 def over_gloo(meeting: Path, rank: int, size: int, seconds: float) -> TorchCommunicator:
-    """Between processes on CPUs: what stands in for NCCL where there are no GPUs.
+    """Connect processes on CPUs by gloo, which stands in for NCCL where there are no GPUs.
 
     Args:
-        meeting: a file that all ranks know, and that does not exist before.
-        seconds: how long one waits for the others.
+        meeting: path that all ranks know, of a file that does not exist yet.
+        seconds: how long a rank waits for the others.
     """
     from torch.distributed import FileStore, ProcessGroupGloo
 
@@ -77,7 +77,7 @@ def over_gloo(meeting: Path, rank: int, size: int, seconds: float) -> TorchCommu
 
 
 def over_nccl(meeting: Path, rank: int, size: int, seconds: float) -> TorchCommunicator:
-    """Between GPUs of one machine; see `over_gloo`."""
+    """Connect the GPUs of one machine by NCCL; the arguments are those of `over_gloo`."""
     from torch.distributed import FileStore, ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()

@@ -31,24 +31,24 @@ class CpuPlatform:
         self._root = root
 
     def available_bytes(self) -> int:
-        """Free and reclaimable memory of the machine, or what the tightest cgroup around this process leaves of it."""
+        """Return the free and reclaimable memory of the machine, or what the tightest cgroup around us leaves."""
         machine = self._meminfo("MemAvailable:")
         rooms = [limit - used for limit, used in self._memory_limits()]
         return max(0, min([machine, *rooms]))
 
     def untouched_bytes(self) -> int:
-        """See `Platform.untouched_bytes`: memory that is given back is not told apart."""
+        """Return `available_bytes()`: memory that has been given back is not told apart here."""
         return self.available_bytes()
 
     def num_threads(self) -> int:
-        """Cores this process may run on, at most what its cgroup's CPU quota pays for, at least 1.
+        """Return the cores this process may run on, at most what its cgroup's CPU quota pays for, at least 1.
 
         torch's own number is a further limit: it follows OMP_NUM_THREADS, and counts physical cores where it can.
         """
         return min(self._thread_limits())[0]
 
     def threads_reason(self) -> str:
-        """Which of the limits on `num_threads()` it is."""
+        """Return which limit determines `num_threads()`."""
         return min(self._thread_limits())[1]
 
     def _thread_limits(self) -> list[tuple[int, str]]:
@@ -58,40 +58,40 @@ class CpuPlatform:
         return limits + [(max(1, int(quota)), "its CPU quota") for quota in self._cpu_quotas()]
 
     def set_num_threads(self, wanted: int | None = None) -> int:
-        """Tell torch how many threads to use, `num_threads()` if it is left to us; returns the number."""
+        """Tell torch how many threads to use (default: `num_threads()`) and return the number."""
         threads = wanted or self.num_threads()
         torch.set_num_threads(threads)
         return threads
 
     def num_units(self) -> int:
-        """See `Platform.num_units`."""
+        """Return the number of cores that run programs side by side."""
         return self.num_threads()
 
     def capability(self) -> tuple[int, int]:
-        """See `Platform.capability`."""
+        """Return (0, 0): a CPU has no generation number."""
         return 0, 0
 
     def stream(self) -> ImmediateStream:
-        """See `Platform.stream`."""
+        """Return a stream whose work is done when it is issued."""
         return ImmediateStream()
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """See `Platform.pinned`: plain memory."""
+        """Return plain host memory, [num_bytes] uint8."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def capture(self, work: Callable[[], Tensors], stream: Stream) -> RepeatedWork:
-        """See `Platform.capture`."""
+        """Run some work once, and return a graph that runs it again at each replay."""
         return RepeatedWork(work)
 
     def synchronize(self) -> None:
-        """See `Platform.synchronize`: work is done when it is issued."""
+        """Do nothing: work is done when it is issued."""
 
     def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> Communicator:
-        """See `Platform.communicator`: gloo. Ranks of this platform share memory; what stands in for a GPU does not."""
+        """Return a communicator over gloo, for a stand-in for a GPU; ranks of this platform share memory instead."""
         return over_gloo(meeting, rank, size, seconds)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """See `Platform.is_out_of_memory`; torch has no error of its own for it."""
+        """Return True if an error says that memory is full; torch has no error class of its own for it."""
         is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
         is_torch = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
         return isinstance(error, MemoryError) or is_refused or is_torch
@@ -104,7 +104,7 @@ class CpuPlatform:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def _memory_limits(self) -> Iterator[tuple[int, int]]:
-        """(limit, bytes in use that cannot be reclaimed) of every cgroup around this process that has a limit."""
+        """Yield (limit, bytes in use that cannot be reclaimed) of every cgroup around this process that has a limit."""
         for folder in self._cgroups("memory"):
             version2 = self._number(folder / "memory.max")
             limit = version2 or self._number(folder / "memory.limit_in_bytes")
@@ -121,7 +121,7 @@ class CpuPlatform:
         return 0
 
     def _cpu_quotas(self) -> Iterator[float]:
-        """Cores that the quota of each cgroup around this process pays for."""
+        """Yield the cores that the quota of each cgroup around this process pays for."""
         for folder in self._cgroups("cpu"):
             words = " ".join(self._lines(folder / "cpu.max")).split()
             if len(words) == 2 and words[0].isdigit() and int(words[1]):
@@ -131,7 +131,7 @@ class CpuPlatform:
                 yield max(1.0, quota / period)
 
     def _cgroups(self, controller: str) -> Iterator[Path]:
-        """Folders of this process's cgroup and of those around it, for one controller.
+        """Yield the folders of this process's cgroup and of those around it, for one controller.
 
         Lines of /proc/self/cgroup are `id:controllers:path`; version 2 has no controllers. Inside a container the
         path may not exist below the mount, whose top is then the container's own group.

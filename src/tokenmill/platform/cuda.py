@@ -15,31 +15,31 @@ from tokenmill.platform.protocol import Event, Stream, Tensors
 
 
 def is_available() -> bool:
-    """Whether this torch has CUDA, and the machine a GPU that it can use."""
+    """Return True if this torch has CUDA and the machine has a GPU that it can use."""
     return bool(torch.cuda.is_available())
 
 
 class CudaEvent:
-    """See `Event`. The host sleeps while it waits: the core is the scheduler's, or another process's."""
+    """A CUDA event. The host sleeps while it waits, and leaves the core to the scheduler or to another process."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(blocking=True)
         self.event.record(stream)
 
     def is_past(self) -> bool:
-        """See `Event.is_past`."""
+        """Return True if the work before the event is done."""
         return bool(self.event.query())
 
     def wait(self) -> None:
-        """See `Event.wait`."""
+        """Wait until the work before the event is done."""
         self.event.synchronize()
 
 
 class CudaStream:
-    """See `Stream`.
+    """A CUDA stream and the memory of its graphs.
 
     Attributes:
-        pool: memory of the graphs that are captured here; of no others, since it ends with the last of them.
+        pool: memory of the graphs that are captured here, and only of these, since it ends with the last of them.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -57,29 +57,29 @@ class CudaStream:
         self._entered.pop().__exit__(None, None, None)
 
     def record(self) -> CudaEvent:
-        """See `Stream.record`."""
+        """Return an event behind the work issued so far."""
         return CudaEvent(self.stream)
 
     def wait_for(self, event: Event) -> None:
-        """See `Stream.wait_for`."""
+        """Start later work of this stream only after an event of another one."""
         assert isinstance(event, CudaEvent), "an event of another platform"
         self.stream.wait_event(event.event)
 
 
 class CudaGraph:
-    """See `Graph`."""
+    """A CUDA graph and the tensors that it writes."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Tensors) -> None:
         self._graph = graph
         self.outputs = outputs
 
     def replay(self) -> None:
-        """See `Graph.replay`."""
+        """Issue the captured work again."""
         self._graph.replay()
 
 
 class CudaPlatform:
-    """See `Platform`.
+    """One GPU.
 
     Raises:
         InvalidConfig: this torch has no CUDA, or there is no such GPU.
@@ -101,50 +101,50 @@ class CudaPlatform:
 
     @property
     def device_name(self) -> str:
-        """As its maker calls it."""
+        """Name of the GPU, as its maker calls it."""
         return str(self._properties.name)
 
     def available_bytes(self) -> int:
-        """Free memory of the GPU, without what torch holds and does not use."""
+        """Return the free memory of the GPU in bytes, after torch has given back what it does not use."""
         torch.cuda.empty_cache()
         return self.untouched_bytes()
 
     def untouched_bytes(self) -> int:
-        """See `Platform.untouched_bytes`: torch keeps what it has held once."""
+        """Return the free memory of the GPU in bytes; torch keeps all memory that it has held once."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def num_units(self) -> int:
-        """Multiprocessors."""
+        """Return the number of multiprocessors."""
         return int(self._properties.multi_processor_count)
 
     def capability(self) -> tuple[int, int]:
-        """Compute capability."""
+        """Return the compute capability, (major, minor)."""
         return int(self._properties.major), int(self._properties.minor)
 
     def num_threads(self) -> int:
-        """The host only launches: one thread."""
+        """Return 1: the host only launches."""
         return 1
 
     def threads_reason(self) -> str:
-        """See `num_threads`."""
+        """Return why one thread is enough."""
         return "the host only launches"
 
     def set_num_threads(self, wanted: int | None = None) -> int:
-        """See `Platform.set_num_threads`."""
+        """Tell torch how many host threads to use (default: one) and return the number."""
         return self._host.set_num_threads(wanted or self.num_threads())
 
     def stream(self) -> CudaStream:
-        """See `Platform.stream`."""
+        """Return a new stream, behind all work that is issued on the current one."""
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         return CudaStream(stream)
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """See `Platform.pinned`."""
+        """Return pinned host memory, [num_bytes] uint8."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def capture(self, work: Callable[[], Tensors], stream: Stream) -> CudaGraph:
-        """See `Platform.capture`."""
+        """Run some work once to warm up, then capture it as a CUDA graph in the stream's pool."""
         assert isinstance(stream, CudaStream), "a stream of another platform"
         # Kernels are compiled and libraries set up on first use, which a capture does not allow.
         with stream:
@@ -159,13 +159,13 @@ class CudaPlatform:
         return CudaGraph(graph, outputs)
 
     def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> Communicator:
-        """See `Platform.communicator`: NCCL."""
+        """Return a communicator over NCCL."""
         return over_nccl(meeting, rank, size, seconds)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """See `Platform.is_out_of_memory`."""
+        """Return True if an error says that the memory of the GPU, or of the host, is full."""
         return isinstance(error, torch.cuda.OutOfMemoryError) or self._host.is_out_of_memory(error)
 
     def synchronize(self) -> None:
-        """See `Platform.synchronize`. An illegal access, say, leaves a context in which every call raises."""
+        """Wait for all work of the GPU. After an illegal access, for example, every call in this context raises."""
         torch.cuda.synchronize(self.device)

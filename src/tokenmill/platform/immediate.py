@@ -9,18 +9,18 @@ from tokenmill.platform.protocol import Event, Tensors
 
 
 class ImmediateEvent:
-    """See `Event`: it has come to pass."""
+    """An event that is past from the beginning."""
 
     def is_past(self) -> bool:
-        """See `Event.is_past`."""
+        """Return True: the work is done."""
         return True
 
     def wait(self) -> None:
-        """See `Event.wait`."""
+        """Return at once."""
 
 
 class ImmediateStream:
-    """See `Stream`."""
+    """A stream whose work is done when it is issued."""
 
     def __enter__(self) -> Self:
         return self
@@ -29,21 +29,21 @@ class ImmediateStream:
         pass
 
     def record(self) -> ImmediateEvent:
-        """See `Stream.record`."""
+        """Return an event that is past."""
         return ImmediateEvent()
 
     def wait_for(self, event: Event) -> None:
-        """See `Stream.wait_for`."""
+        """Do nothing: the event is past."""
 
 
 class RepeatedWork:
-    """See `Graph`: the work itself, done again."""
+    """A graph that does the work itself again."""
 
     def __init__(self, work: Callable[[], Tensors]) -> None:
         self._work = work
         self.outputs = work()
 
     def replay(self) -> None:
-        """See `Graph.replay`."""
+        """Do the work again, and copy its results into `outputs`."""
         for output, values in zip(self.outputs, self._work(), strict=True):
             output.copy_(values)

@@ -18,9 +18,9 @@ HUGE_PAGE_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
-    """A zeroed tensor; on the CPU the kernel hands out its memory page by page as it is first written.
+    """Return a zeroed tensor; on the CPU the kernel hands out its memory page by page as it is first written.
 
-    It starts with a page of memory, so that vector loads do not cross two cache lines; what is large asks for huge
+    It starts at a page boundary, so that vector loads do not cross two cache lines; a large one asks for huge
     pages, whose addresses a CPU looks up less often. `torch.zeros` writes every byte at once: seconds at start, and
     memory taken for requests that never come.
     """
@@ -34,7 +34,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) 
 
 
 def map_shared(descriptor: int, num_bytes: int, is_writable: bool) -> torch.Tensor:
-    """A file's bytes as memory that all who map it share, in huge pages where its file system has them.
+    """Map a file's bytes as memory shared by all its mappings, in huge pages where its file system has them.
 
     A tensor of a mapping that is not writable must not be written: the process would end. The descriptor is held as
     long as the tensor, with the locks on it, even if it is closed.
@@ -53,7 +53,7 @@ class Arena:
     """Cuts tensors from one piece of memory, in the order in which they are asked for, each at a cache line.
 
     Args:
-        memory: [n] uint8; it starts with a page.
+        memory: [n] uint8; it starts at a page boundary.
     """
 
     __slots__ = ("_memory", "_used")
@@ -63,14 +63,14 @@ class Arena:
         self._used = 0
 
     def take(self, num_bytes: int) -> torch.Tensor:
-        """The next bytes, uint8, as they are."""
+        """Return the next bytes, uint8, as they are."""
         start, self._used = self._used, self._used + self.room(num_bytes)
         assert self._used <= len(self._memory), "whoever makes an arena knows what is taken from it"
         return self._memory[start : start + num_bytes]
 
     @staticmethod
     def room(num_bytes: int) -> int:
-        """What a tensor of so many bytes takes."""
+        """Return the bytes that a tensor of `num_bytes` takes, in whole cache lines."""
         return -(-num_bytes // CACHE_LINE) * CACHE_LINE
 
 
@@ -86,7 +86,7 @@ class Scratch:
         self._memory = torch.empty(0, dtype=dtype, device=device)
 
     def take(self, *shape: int) -> torch.Tensor:
-        """An uninitialized contiguous tensor, valid until the next call; grows to the largest that was asked for."""
+        """Return an uninitialized contiguous tensor, valid until the next call; grow to the largest asked for."""
         size = math.prod(shape)
         if size > len(self._memory):
             self._memory = self._memory.new_empty(size)
@@ -94,7 +94,7 @@ class Scratch:
 
 
 def huge_pages(switch: Path = HUGE_PAGE_SWITCH) -> str:
-    """Whether this system gives large tensors huge pages, in words for the start-up screen."""
+    """Say whether this system gives large tensors huge pages, in words for the start-up screen."""
     try:
         words = switch.read_text()
     except OSError:

@@ -1,6 +1,6 @@
-"""Memory that is handed out before it is used.
+"""Have the system hand out memory before it is used.
 
-What a process has asked for it gets at the first use, a page at a time, and that can be slow: 2 MB are cleared first,
+A process gets the memory it has asked for at the first use, a page at a time. This can be slow: 2 MB are cleared first,
 and a virtual machine may have to ask its host. A step would wait for that in each of its layers.
 """
 
@@ -19,9 +19,9 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 
 def prefault(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Have the memory of tensors handed out, a chunk at each turn of the iterator; they are not changed.
+    """Have the system hand out the memory of tensors, a chunk at each turn of the iterator; they are not changed.
 
-    It ends early where the system does not know how.
+    The iterator ends early where the system cannot do this.
 
     Args:
         tensors: [n, ...] on the CPU, in one piece; the n parts of all are taken side by side from their beginnings.

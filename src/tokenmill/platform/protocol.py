@@ -1,4 +1,4 @@
-"""What the rest of the engine may ask of a device."""
+"""`Platform`: the interface of a device, with its streams, events and graphs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Event(Protocol):
     """A point in a stream's work."""
 
     def is_past(self) -> bool:
-        """Whether the work before it is done."""
+        """Return True if the work before it is done."""
 
     def wait(self) -> None:
         """Let the host wait until the work before it is done."""
 
 
 class Stream(Protocol):
-    """A queue of work on a device. As a context manager it takes what is issued inside."""
+    """A queue of work on a device. As a context manager it takes the work that is issued inside."""
 
     def __enter__(self) -> Self:
         """Issue work here."""
@@ -33,10 +33,10 @@ class Stream(Protocol):
         """Issue work where it went before."""
 
     def record(self) -> Event:
-        """An event behind the work issued so far."""
+        """Return an event behind the work issued so far."""
 
     def wait_for(self, event: Event) -> None:
-        """Work issued from now on starts after an event of another stream; the host does not wait."""
+        """Start later work of this stream only after an event of another one; the host does not wait."""
 
 
 class Graph(Protocol):
@@ -44,7 +44,7 @@ class Graph(Protocol):
 
     @property
     def outputs(self) -> Tensors:
-        """What the work gave back; a replay overwrites it."""
+        """Tensors that the work returned; a replay overwrites them."""
 
     def replay(self) -> None:
         """Issue the work again."""
@@ -55,8 +55,8 @@ class Platform(Protocol):
 
     Attributes:
         name: e.g. `cpu`.
-        device: what torch calls it.
-        is_accelerator: work is issued by the host and done by a device of its own.
+        device: the name of the device in torch.
+        is_accelerator: True if the host issues work and another device does it.
     """
 
     name: str
@@ -64,50 +64,50 @@ class Platform(Protocol):
     is_accelerator: bool
 
     def available_bytes(self) -> int:
-        """Memory that can still be taken, in bytes."""
+        """Return the memory that can still be taken, in bytes."""
 
     def untouched_bytes(self) -> int:
-        """Of that, what has not been held since `available_bytes` was asked for: it shows how high the use has been."""
+        """Return the bytes of it not held since `available_bytes` was called; they show the peak use."""
 
     def num_units(self) -> int:
-        """How many programs run side by side on the device: cores, or multiprocessors."""
+        """Return how many programs run side by side on the device: cores, or multiprocessors."""
 
     def capability(self) -> tuple[int, int]:
-        """The device's generation, (major, minor); (0, 0) where that means nothing."""
+        """Return the device's generation, (major, minor); (0, 0) where that means nothing."""
 
     def num_threads(self) -> int:
-        """Host threads that a step should use."""
+        """Return the number of host threads that a step should use."""
 
     def threads_reason(self) -> str:
-        """Why it is that many."""
+        """Return why `num_threads` is that number."""
 
     def set_num_threads(self, wanted: int | None = None) -> int:
-        """Tell torch how many threads to use, `num_threads()` if it is left to us; returns the number."""
+        """Tell torch how many threads to use (default: `num_threads()`) and return the number."""
 
     def stream(self) -> Stream:
-        """A new queue of work, behind all that has been issued until now."""
+        """Return a new queue of work, behind all that has been issued until now."""
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """[num_bytes] uint8 on the host, where the device can copy from and to without the host's help."""
+        """Return [num_bytes] uint8 on the host, which the device can copy to and from without the host's help."""
 
     def capture(self, work: Callable[[], Tensors], stream: Stream) -> Graph:
         """Run some work once, and capture it as a graph. All graphs of a stream share one pool of memory.
 
         Args:
-            work: allocates nothing that has to live on but what it gives back, and never waits for the device.
+            work: allocates nothing that must outlive it except its results, and never waits for the device.
             stream: where the graph is replayed.
         """
 
     def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> Communicator:
-        """What ranks tell each other, each on a device of its own.
+        """Return what connects this rank to the others, each on a device of its own.
 
         Args:
-            meeting: a file that all ranks know, and that does not exist before.
-            seconds: how long one waits for the others.
+            meeting: path that all ranks know, of a file that does not exist yet.
+            seconds: how long a rank waits for the others.
         """
 
     def synchronize(self) -> None:
-        """Wait for all work: never in a step that goes well. Raises what a device that has failed says of it."""
+        """Wait for all work, and raise the error of a device that has failed. Not for a step that goes well."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an error says that the device's memory, or the host's, is full."""
+        """Return True if an error says that the device's memory, or the host's, is full."""

@@ -1,4 +1,4 @@
-"""Which platform a `--device` means."""
+"""The choice of a platform by `--device`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tokenmill.platform.protocol import Platform
 
 
 def select_platform(device: str) -> Platform:
-    """The platform of a device: `cpu`, `cuda`, `cuda:1`, or `auto`, which is a GPU where there is one; `auto:1` is that
-    of the second engine, a GPU of its own where there is any.
+    """Return the platform of a device: `cpu`, `cuda`, `cuda:1`, or `auto`, which is a GPU where there is one; `auto:1`
+    is that of the second engine, a GPU of its own where there is any.
 
     Raises:
         InvalidConfig: no such device, or not on this machine.

@@ -1,7 +1,7 @@
-"""KV events: what the prefix cache has taken in and given up, for routers that send a prompt where its prefix is.
+"""KV events: pages that the prefix cache has stored and given up, for routers that send a prompt where its prefix is.
 
-A page is called by its name (`core/page_names.py`), which is the same on every engine. The names are for others only:
-nothing here decides by them.
+A page is called by its name (`core/page_names.py`), which is the same on every engine. The names are for routers only:
+no code here decides by them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PagesRemoved:
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared:
-    """All pages are gone."""
+    """All pages were evicted."""
 
 
 KVEvent = PagesStored | PagesRemoved | CacheCleared
@@ -53,7 +53,7 @@ class KVEventLog:
         self._hashes: dict[int, int] = {}
 
     def stored(self, key: CacheKey, parent_page: int | None, tokens: TokenArray, pages: PageArray) -> None:
-        """`pages` with their `tokens` follow `parent_page`."""
+        """Record that `pages` with their `tokens` follow `parent_page`."""
         size = len(tokens) // len(pages)
         parent_hash = None if parent_page is None else self._hashes[parent_page]
         hashes = page_names(tokens, size, first_name(key) if parent_hash is None else parent_hash)
@@ -61,30 +61,30 @@ class KVEventLog:
         self._events.append(PagesStored(hashes, parent_hash, tokens.tolist(), size))
 
     def removed(self, pages: Iterable[int]) -> None:
-        """`pages` were evicted."""
+        """Record that `pages` were evicted."""
         hashes = [self._hashes.pop(page) for page in pages]
         if hashes:
             self._events.append(PagesRemoved(hashes))
 
     def replaced(self, old: Iterable[int], new: Iterable[int]) -> None:
-        """Pages have moved; by their names nothing has changed."""
+        """Take in that pages have moved; their names stay the same."""
         for before, after in zip(old, new, strict=True):
             self._hashes[after] = self._hashes.pop(before)
 
     def cleared(self) -> None:
-        """Everything was evicted, page by page."""
+        """Record that the whole cache was evicted, page by page."""
         self._events.append(CacheCleared())
 
     def take(self) -> list[KVEvent]:
-        """The events since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def names(self) -> list[int]:
-        """The names of all pages that the cache has."""
+        """Return the names of all pages in the cache."""
         return list(self._hashes.values())
 
 
 def changes_of(events: Iterable[KVEvent]) -> list[tuple[bool, list[int]]]:
-    """The names of pages that came (True) or went, in order; see `EngineReport`."""
+    """Return the names of pages that came (True) or went, in order; see `EngineReport`."""
     return [(isinstance(event, PagesStored), event.hashes) for event in events if not isinstance(event, CacheCleared)]

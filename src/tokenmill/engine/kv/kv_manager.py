@@ -1,15 +1,15 @@
-"""`KVManager`: which pages each request holds. Joins the page pool and the prefix cache; the only one that moves pages.
+"""`KVManager`: track which pages each request holds. Joins page pool and prefix cache; the only one that moves pages.
 
     |<------------ pages of a request, append-only while it holds them ------------>|
     |<- matched -->|<- handed to the tree, or duplicates of it ->|<- own: filling ->|
     |<------------ path locked in the tree ---------------------->|
 
-A request that must run its whole prompt matches nothing. From the first page on that the tree has already, its pages
+A request that must run its whole prompt matches nothing. From the first page on that the tree already has, its pages
 are private: it keeps its copies and locks none of the tree's, so it never pins its prompt twice.
 
-A request with a recurrent state may begin before what the tree has, and makes copies of that. Where nobody else holds
-the tree's pages the tree takes the copies in their place: no request pins a page twice for itself alone, and what it
-computes behind its copies can be found.
+A request with a recurrent state may begin before the end of its prefix in the tree, and makes copies of the rest. Where
+no other request holds the tree's pages, the tree takes the copies in their place: no request pins a page twice for
+itself alone, and what it computes behind its copies can be found.
 
 Does not know why a request wants or loses pages; that is the scheduler's business.
 """
@@ -36,7 +36,7 @@ PageKey = tuple[RadixNode, bytes]
 
 @dataclass(slots=True)
 class RequestPages:
-    """What one request holds.
+    """Pages that one request holds.
 
     Attributes:
         pages: its page table, in order.
@@ -59,11 +59,11 @@ class KVManager:
     """Bookkeeping of all KV pages. Invariant: free + evictable + pinned == usable; a failed call changes nothing.
 
     Attributes:
-        on_cached: told of pages of a request that the prefix cache has taken over.
+        on_cached: called with the pages of a request that the prefix cache has taken over.
         windows: the pages of layers with a window, where they are a group of their own; None: all are one group.
-        on_evicted: told of pages that it has given up.
-        on_replaced: told of pages that it has given up for copies of them, in order; None: it keeps its own.
-        depth: of a path of pages, how many a request can begin behind; None: behind any.
+        on_evicted: called with pages that it has given up.
+        on_replaced: called with pages given up for copies, and the copies, in order; None: the cache keeps its own.
+        depth: returns how many of a path's pages a request can begin behind; None: all.
     """
 
     def __init__(self, pool: PagePool, cache: PrefixCache, page_size: int, windows: WindowPages | None = None) -> None:
@@ -82,16 +82,16 @@ class KVManager:
 
     @property
     def num_available(self) -> int:
-        """Pages that an allocation could get now: free ones and those that the cache would give up."""
+        """Number of pages that an allocation could get now: free ones and those that the cache would give up."""
         return self.pool.num_free + self.cache.num_evictable
 
     @property
     def num_pinned(self) -> int:
-        """Pages in use by requests, shared ones counted once."""
+        """Number of pages in use by requests, shared ones counted once."""
         return self.pool.num_usable - self.num_available
 
     def num_pages_for(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens."""
+        """Return the number of pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def check_size(self, num_tokens: int) -> None:
@@ -108,9 +108,9 @@ class KVManager:
         return self.cache.keeps_pages
 
     def match(self, request: Request, step: int) -> PrefixMatch:
-        """The cached prefix of a waiting request. Never the whole of it: the last token is always run.
+        """Find the cached prefix of a waiting request, without the last token, which is always run.
 
-        With a window group, the longest that is a hit in both.
+        With a window group, the longest prefix that is a hit in both groups.
         """
         tokens = self.matchable(request)
         match = self.cache.match(request.cache_key, tokens, step)
@@ -124,12 +124,12 @@ class KVManager:
         return dataclasses.replace(shorter, longer=match)
 
     def matchable(self, request: Request) -> TokenArray:
-        """The tokens of a waiting request that need not be run: whole pages, without its last token."""
+        """Return the tokens of a waiting request that need not be run: whole pages, without its last token."""
         usable = 0 if request.needs_whole_prompt else (request.num_tokens - 1) // self.page_size * self.page_size
         return request.token_ids[:usable]
 
     def missing_page(self, request: Request, match: PrefixMatch) -> PageKey | None:
-        """The page that would lengthen a match; None if it could not be matched anyway."""
+        """Return the page that would lengthen a match; None if it could not be matched anyway."""
         match = match.longer or match
         end = match.num_tokens + self.page_size
         if request.needs_whole_prompt or not self.shares_prefixes or end >= request.num_tokens:
@@ -137,17 +137,17 @@ class KVManager:
         return match.node, request.token_ids[match.num_tokens : end].tobytes()
 
     def num_common_tokens(self, request: Request, other: Request) -> int:
-        """Of the tokens of a waiting request that need not be run, how many another one begins with, in whole pages."""
+        """Return how many of a waiting request's matchable tokens another one begins with, in whole pages."""
         tokens = self.matchable(request)
         length = min(len(tokens), other.num_tokens)
         differs = np.flatnonzero(tokens[:length] != other.token_ids[:length])
         return (int(differs[0]) if len(differs) else length) // self.page_size * self.page_size
 
     def writer_of(self, page: Hashable, waiting: Request) -> Request | None:
-        """The request that is about to compute or load that page, and to offer it to the cache, for one to wait for it.
+        """Return the request to wait for, which is about to compute or load that page and to offer it to the cache.
 
-        None where that one's class comes first: it would wait for as long as others of its class come. A load takes no
-        turns.
+        None if the class of `waiting` comes first: the writer would wait for as long as others of that class come. A
+        load takes no turns.
         """
         writer = self._writers.get(page)
         if writer is None or writer.awaits_kv:
@@ -196,7 +196,7 @@ class KVManager:
         return True
 
     def count_match(self, request: Request, match: PrefixMatch) -> None:
-        """A request begins with what was matched of it."""
+        """Count the matched tokens of a request that begins."""
         if self.shares_prefixes and not request.needs_whole_prompt:
             self.num_queried_tokens += request.num_tokens
             self.num_hit_tokens += match.num_tokens
@@ -208,7 +208,7 @@ class KVManager:
             spare: pages that must stay available for others.
 
         Returns:
-            The new pages (none needed: an empty list), or None if there are not enough; nothing has changed then.
+            The new pages (an empty list if none are needed), or None if there are not enough; nothing has changed then.
         """
         held = self._held[request.id]
         missing = self.num_pages_for(num_tokens) - len(held.pages)
@@ -224,7 +224,7 @@ class KVManager:
         return fresh
 
     def trim(self, request: Request, num_tokens: int) -> int:
-        """Take back the pages behind a request's first `num_tokens` tokens; how many there were."""
+        """Take back the pages behind a request's first `num_tokens` tokens, and return their number."""
         held = self._held[request.id]
         spare = held.pages[max(self.num_pages_for(num_tokens), held.num_tree_pages) :]
         if spare:
@@ -235,39 +235,39 @@ class KVManager:
         return len(spare)
 
     def num_missing_pages(self, request: Request, num_tokens: int) -> int:
-        """Pages that a request lacks to hold `num_tokens` tokens."""
+        """Return the number of pages that a request lacks to hold `num_tokens` tokens."""
         return max(0, self.num_pages_for(num_tokens) - len(self._held[request.id].pages))
 
     def num_missing_windows(self, request: Request, num_tokens: int, spare: int) -> int:
-        """Window pages that a request would have to wait for, if it were to hold `num_tokens` tokens."""
+        """Return how many window pages a request would wait for, to hold `num_tokens` tokens."""
         if self.windows is None:
             return 0
         missing = self.windows.num_missing(request.id, self.num_pages_for(num_tokens))
         return missing + spare - self.windows.num_left if missing else 0
 
     def pages(self, request: Request) -> list[int]:
-        """The page table of a request; the caller must not change it."""
+        """Return the page table of a request; the caller must not change it."""
         return self._held[request.id].pages
 
     def cached_page(self, request: Request, num_tokens: int) -> int | None:
-        """The page that the prefix cache has for the last of a request's first `num_tokens` tokens; None: none."""
+        """Return the cached page that ends at a request's first `num_tokens` tokens, or None."""
         held, number = self._held[request.id], num_tokens // self.page_size
         if held.is_private or not self.shares_prefixes or not 0 < number <= held.num_tree_pages:
             return None
         return int(held.node.path_pages()[number - 1])
 
     def node(self, request: Request) -> RadixNode:
-        """The deepest node of the tree that a request has locked."""
+        """Return the deepest node of the tree that a request has locked."""
         return self._held[request.id].node
 
     def num_returned_by(self, requests: Iterable[Request], nodes: Iterable[RadixNode] = ()) -> int:
-        """Pages that could be taken if these requests released what they hold, and these nodes were unlocked."""
+        """Return how many pages would be available if these requests released theirs and these nodes were unlocked."""
         all_held = [self._held[request.id] for request in requests]
         own = sum(len(held.pages) - held.num_tree_pages + len(held.duplicates) for held in all_held)
         return own + self.cache.num_unlocked_by([*(held.node for held in all_held), *nodes])
 
     def cache_full_pages(self, request: Request, num_tokens: int, step: int) -> None:
-        """Make the full pages among the first `num_tokens` tokens matchable: the step that wrote them is committed."""
+        """Make the full pages of the first `num_tokens` tokens matchable: the step that wrote them is committed."""
         held = self._held[request.id]
         first, num_full = held.num_tree_pages, num_tokens // self.page_size
         pages = np.array(held.pages[first:num_full], dtype=np.int32)
@@ -295,9 +295,9 @@ class KVManager:
             self.on_cached(request, pages[len(duplicates) :])
 
     def give_copies(self, requests: Iterable[Request]) -> bool:
-        """Let the tree have requests' copies in place of pages that nobody else holds; False if there are none.
+        """Let the tree take requests' copies for pages that no other request holds. Return False if there are none.
 
-        Pages that were matched for somebody who has no lock yet may go. Page tables stay as they are.
+        Pages that were matched for a request without a lock may go. Page tables stay as they are.
         """
         return sum([self._give_copies(self._held[request.id]) for request in requests]) > 0
 
@@ -316,7 +316,7 @@ class KVManager:
         return before - len(held.duplicates)
 
     def release(self, request: Request, step: int) -> None:
-        """Take back all that a request holds. Cached pages stay matchable; its own go back tail first."""
+        """Take back all pages of a request. Cached pages stay matchable; its own go back tail first."""
         held = self._held.pop(request.id)
         self._withdraw(request, held)
         self.pool.free(held.pages[held.num_tree_pages :][::-1])
@@ -326,7 +326,7 @@ class KVManager:
             self.windows.close(request.id)
 
     def clear_cache(self) -> bool:
-        """Forget every cached prefix. Refused (False) while requests hold pages, or somebody outside reads some."""
+        """Forget every cached prefix. Return False and change nothing while requests hold pages or saves read some."""
         if self._held or self.cache.num_pinned:
             return False
         self._evict(self.cache.num_evictable)
@@ -349,11 +349,11 @@ class KVManager:
         self.pool.free(evicted)
 
     def cached_pages(self) -> list[int]:
-        """All pages that the prefix cache has."""
+        """Return all pages in the prefix cache."""
         return [page for node in self.cache.nodes() for page in node.pages.tolist()]
 
     def check_invariants(self) -> None:
-        """No page has two owners and none is lost; every held's locked path covers its tree pages."""
+        """Raise AssertionError if a page is lost or has two owners, or a locked path misses a request's tree pages."""
         self.pool.check_invariants()
         self.cache.check_invariants()
         own = [p for h in self._held.values() for p in h.pages[h.num_tree_pages :] + h.duplicates]

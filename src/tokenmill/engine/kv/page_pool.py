@@ -25,16 +25,16 @@ class PagePool:
 
     @property
     def num_usable(self) -> int:
-        """Pages that can ever be allocated."""
+        """Number of pages that can ever be allocated."""
         return self.num_pages - RESERVED_PAGES
 
     @property
     def num_free(self) -> int:
-        """Pages that can be allocated now."""
+        """Number of pages that can be allocated now."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages; the caller has checked that they are there."""
+        """Take `count` pages; the caller has checked that they are free."""
         assert count <= len(self._free), f"allocating {count} of {len(self._free)} free pages"
         if count == 0:
             return []
@@ -52,7 +52,7 @@ class PagePool:
             self._free.append(page)
 
     def check_invariants(self) -> None:
-        """Every page is on the free list exactly if it is marked free; page 0 never is."""
+        """Raise AssertionError unless exactly the pages marked free are on the free list, without page 0."""
         assert len(set(self._free)) == len(self._free), "a page is on the free list twice"
         assert sum(self._is_free) == len(self._free), "free marks and free list disagree"
         assert all(self._is_free[page] for page in self._free), "a page on the free list is not marked free"

@@ -1,4 +1,4 @@
-"""What the KV manager asks of a prefix cache, and the cache that never has anything (`--no-enable-prefix-caching`)."""
+"""The interface of a prefix cache to the KV manager, and a cache that keeps nothing (`--no-enable-prefix-caching`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTHING = np.empty(0, dtype=np.int32)
 
 
 class PrefixCache(Protocol):
-    """See `RadixTree`, which implements it, for the meaning of each method."""
+    """Prefix cache of the KV manager; `RadixTree` implements it and documents each method."""
 
     keeps_pages: bool
     events: KVEventLog | None
@@ -27,16 +27,16 @@ class PrefixCache(Protocol):
         """Find the longest cached prefix."""
 
     def peek(self, key: CacheKey, tokens: TokenArray) -> int:
-        """How many tokens would be found."""
+        """Return how many tokens `match` would find."""
 
     def has_page(self, node: RadixNode, tokens: TokenArray) -> bool:
-        """True if the first page of `tokens` stands below a node."""
+        """Return True if the first page of `tokens` stands below a node."""
 
     def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
-        """Take over full pages below a locked node; returns the new deepest node and the pages not taken."""
+        """Take over full pages below a locked node; return the new deepest node and the pages not taken."""
 
     def replace(self, node: RadixNode, pages: PageArray) -> tuple[list[int], list[int]]:
-        """Take other pages of the same content for those of a node."""
+        """Replace the pages of a node by other pages of the same content."""
 
     def lock(self, node: RadixNode) -> None:
         """Pin a path."""
@@ -45,16 +45,16 @@ class PrefixCache(Protocol):
         """Unpin a path."""
 
     def num_unlocked_by(self, nodes: Iterable[RadixNode]) -> int:
-        """Pages of the paths to locked nodes that would be evictable without one lock of each."""
+        """Return how many pages on the paths to locked nodes would be evictable without one lock of each."""
 
     def evict(self, count: int) -> list[int]:
         """Give up pages."""
 
     def nodes(self, most: int | None = None) -> list[RadixNode]:
-        """All nodes that hold pages, or about as many of them."""
+        """Return all nodes that hold pages, or about `most` of them."""
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where the bookkeeping is off."""
+        """Raise AssertionError if the bookkeeping is off."""
 
 
 class NullCache:
@@ -68,23 +68,23 @@ class NullCache:
         self._root = RadixNode(None, _NOTHING, _NOTHING, page_size, serial=0)
 
     def match(self, key: CacheKey, tokens: TokenArray, step: int) -> PrefixMatch:
-        """No prefix is ever cached."""
+        """Match nothing."""
         return PrefixMatch(self._root, _NOTHING, 0)
 
     def peek(self, key: CacheKey, tokens: TokenArray) -> int:
-        """Nothing."""
+        """Return 0."""
         return 0
 
     def has_page(self, node: RadixNode, tokens: TokenArray) -> bool:
-        """No page stands anywhere."""
+        """Return False."""
         return False
 
     def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
-        """Refuse all pages, as if they were duplicates: they stay the request's own."""
+        """Refuse all pages as if they were duplicates: they stay the request's own."""
         return node, pages
 
     def replace(self, node: RadixNode, pages: PageArray) -> tuple[list[int], list[int]]:
-        """There are no pages."""
+        """Replace nothing."""
         return [], []
 
     def lock(self, node: RadixNode) -> None:
@@ -92,22 +92,22 @@ class NullCache:
         node.locks += 1
 
     def unlock(self, node: RadixNode, step: int) -> None:
-        """Undo `lock`."""
+        """Undo one `lock`."""
         node.locks -= 1
 
     def num_unlocked_by(self, nodes: Iterable[RadixNode]) -> int:
-        """There are no pages."""
+        """Return 0."""
         return 0
 
     def evict(self, count: int) -> list[int]:
-        """There is nothing to evict."""
+        """Evict nothing; `count` must be 0."""
         assert count == 0, "evicting from an empty cache"
         return []
 
     def nodes(self, most: int | None = None) -> list[RadixNode]:
-        """No node holds pages."""
+        """Return no nodes."""
         return []
 
     def check_invariants(self) -> None:
-        """The root is never unlocked more often than locked."""
+        """Raise AssertionError if the root was unlocked more often than locked."""
         assert self._root.locks >= 0, "unlocked too often"

@@ -11,14 +11,14 @@ PageArray = npt.NDArray[np.int32]
 
 
 class RadixNode:
-    """The edge from its parent to itself: page ids and the tokens whose KV they hold, and the children below it.
+    """The edge from its parent to itself: page ids, the tokens whose KV they hold, and the children below.
 
     Attributes:
-        children: first page of a child's tokens, as bytes -> child; keys compare by content, nothing rests on a hash.
+        children: first page of a child's tokens, as bytes -> child; keys compare by content, not by a hash alone.
         locks: requests whose locked path runs through this node; it cannot be evicted while there is one.
         last_used: number of the step that last matched or extended it.
         serial: order of creation, breaks ties of the LRU.
-        cache_key: of whose tree it is the root; None: not a root.
+        cache_key: key of the tree whose root it is; None: not a root.
     """
 
     __slots__ = (
@@ -61,23 +61,23 @@ class RadixNode:
 
     @property
     def key(self) -> bytes:
-        """Its key among its parent's children."""
+        """Key among its parent's children."""
         return self._tokens[: self.page_size].tobytes()
 
     @property
     def is_leaf(self) -> bool:
-        """True if no other edge hangs below."""
+        """True if it has no children."""
         return not self.children
 
     def path(self) -> list[RadixNode]:
-        """The nodes from the root to this one."""
+        """Return the nodes from the root to this one."""
         nodes = [self]
         while nodes[-1].parent is not None:
             nodes.append(nodes[-1].parent)
         return nodes[::-1]
 
     def path_pages(self) -> PageArray:
-        """The pages of all edges from the root to here, in order."""
+        """Return the pages of all edges from the root to here, in order."""
         return np.concatenate([node.pages for node in self.path()])
 
     def append(self, tokens: TokenArray, pages: PageArray) -> None:
@@ -108,7 +108,7 @@ class RadixNode:
         return head
 
     def num_common_pages(self, tokens: TokenArray) -> int:
-        """Whole pages of the edge that `tokens` begins with."""
+        """Return the number of whole pages of the edge that `tokens` begins with."""
         length = min(len(tokens), self.num_pages * self.page_size)
         differs = np.flatnonzero(self._tokens[:length] != tokens[:length])
         return (int(differs[0]) if len(differs) else length) // self.page_size

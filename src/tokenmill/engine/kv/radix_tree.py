@@ -24,10 +24,10 @@ _NOTHING = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest cached prefix of a token sequence. `node` is its deepest node, to be locked before anything else.
+    """Longest cached prefix of a token sequence. `node` is its deepest node, to be locked before anything else.
 
     Attributes:
-        longer: what the cache has of the same tokens without a recurrent state at its end; None: nothing.
+        longer: a longer match of the same tokens without a recurrent state at its end, or None.
     """
 
     node: RadixNode
@@ -68,7 +68,7 @@ class RadixTree:
         return PrefixMatch(node, np.concatenate(found) if found else _NOTHING, depth)
 
     def peek(self, key: CacheKey, tokens: TokenArray) -> int:
-        """How many tokens `match` would find; leaves no trace, not even in the order of eviction."""
+        """Return how many tokens `match` would find, without any trace, not even in the order of eviction."""
         node, depth = self._root(key), 0
         while (child := self._child(node, tokens[depth:])) is not None:
             common = child.num_common_pages(tokens[depth:])
@@ -79,7 +79,7 @@ class RadixTree:
         return depth
 
     def has_page(self, node: RadixNode, tokens: TokenArray) -> bool:
-        """True if the first page of `tokens` stands below `node`."""
+        """Return True if the first page of `tokens` stands below `node`."""
         return self._child(node, tokens) is not None
 
     def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
@@ -89,7 +89,7 @@ class RadixTree:
 
         Returns:
             The deepest node of the inserted path, for the caller to lock before anything else, and the given pages
-            that the tree did not take because it holds the same content already. They stay the caller's: a request's
+            that the tree did not take because it already holds the same content. They stay the caller's: a request's
             page table is append-only.
         """
         start, depth = node, 0
@@ -114,10 +114,10 @@ class RadixTree:
         return node, duplicates
 
     def replace(self, node: RadixNode, pages: PageArray) -> tuple[list[int], list[int]]:
-        """Take `pages`, which hold the same content, for those of a node; some may be its own already.
+        """Take `pages`, which hold the same content, for those of a node; some may already be its own.
 
         Returns:
-            The pages that it had and those it has for them, in order.
+            The replaced pages and those that replaced them, in order.
         """
         differs = node.pages != pages
         old, new = node.pages[differs].tolist(), pages[differs].tolist()
@@ -140,7 +140,7 @@ class RadixTree:
             walk = walk.parent
 
     def unlock(self, node: RadixNode, step: int) -> None:
-        """Undo one `lock` of the same path (which may have been split since); it counts as used in `step`."""
+        """Undo one `lock` of the same path, which may have been split since; it counts as used in `step`."""
         walk: RadixNode | None = node
         while walk is not None:
             assert walk.locks > 0, "unlocking a path that is not locked"
@@ -154,7 +154,7 @@ class RadixTree:
         self._drop_empty_root(node)
 
     def num_unlocked_by(self, nodes: Iterable[RadixNode]) -> int:
-        """Pages of the paths to locked `nodes` that would be evictable without one lock of each."""
+        """Return how many pages on the paths to locked `nodes` would be evictable without one lock of each."""
         count, left = 0, dict[RadixNode, int]()
         for node in nodes:
             walk: RadixNode | None = node
@@ -184,7 +184,7 @@ class RadixTree:
         return evicted
 
     def _root(self, key: CacheKey) -> RadixNode:
-        """The root of a cache key. A new one is registered by the first lock, so that a mere look leaves no trace."""
+        """Return the root of a cache key. The first lock registers a new one, so that a mere look leaves no trace."""
         root = self._roots.get(key)
         if root is None:
             root = RadixNode(None, _NOTHING, _NOTHING, self.page_size, next(self._serials))
@@ -242,7 +242,7 @@ class RadixTree:
             self._roots.pop(node.cache_key, None)
 
     def nodes(self, most: int | None = None) -> list[RadixNode]:
-        """All nodes that hold pages, parents before children; where there are more than `most`, about so many."""
+        """Return all nodes that hold pages, parents before children; if there are more than `most`, about as many."""
         found = list(self._roots.values())
         for node in found:
             if most is not None and len(found) > most:
@@ -251,7 +251,7 @@ class RadixTree:
         return [node for node in found if node.parent is not None]
 
     def check_invariants(self) -> None:
-        """Counts agree with the tree, locks never grow towards the leaves, keys are true, every leaf can be evicted."""
+        """Raise AssertionError if counts, locks, keys or the eviction queue disagree with the tree."""
         nodes = self.nodes()
         assert len(nodes) == self._num_nodes, "node count is off"
         assert sum(n.num_pages for n in nodes if n.locks) == self.num_pinned, "pinned count is off"
@@ -276,5 +276,5 @@ def _is_evictable(node: RadixNode) -> bool:
 
 
 def _is_current(node: RadixNode, last_used: int) -> bool:
-    """True if an LRU entry still speaks of an evictable leaf as it is now."""
+    """Return True if an LRU entry still describes an evictable leaf."""
     return _is_evictable(node) and node.last_used == last_used

@@ -1,4 +1,4 @@
-"""`WindowPages`: the pages of layers that attend to a window, which go when no later token can reach them.
+"""`WindowPages`: manage the pages of layers that attend to a window, which go when no later token can reach them.
 
     pages of a request in the full group    |<-------------------------------------------------------->|
     the same in this one                               |<- window - 1 before a boundary ->|<- launched ->|
@@ -8,13 +8,13 @@ The page table is append-only at its end; pages go from its front, at the commit
 
 **In the tree** such a page stands beside a page of the full group: the second array of a node is `beside[node.pages]`,
 0 where there is a hole. It may be evicted when no request has it in its table, whatever becomes of the full page; a hit
-must end where the window's pages before it are all there. Two queues say who goes first: what fell behind a window and
-was never found, then the rest; each by when it was let go of or looked at.
+must end where the window's pages before it are all there. Two queues set the order of eviction: pages that fell behind
+a window and were never found, then the rest; each by the time of release or of the last look.
 
-**Nobody who runs is ever short of them.** A request promises itself as many pages as it has in the full group, at most
-`most_pages`; promises are counted against what is there less what launched steps may run ahead, and that is all that
-a request waits or yields for. So taking pages cannot fail. Where the group has as many pages as the full one, promises
-are not needed: each page in use stands beside a full page in use.
+**No running request is ever short of them.** Each is promised as many pages as it has in the full group, at most
+`most_pages`; promises are counted against all pages less those that launched steps may run ahead, and a request waits
+or yields for its promise alone. So taking pages cannot fail. Where the group has as many pages as the full one, no
+promises are needed: each page in use stands beside a full page in use.
 
 Does not know tokens, nodes or the scheduler.
 """
@@ -34,14 +34,14 @@ from tokenmill.engine.kv.radix_node import PageArray
 
 @dataclass(frozen=True, slots=True)
 class WindowSettings:
-    """A window group. `window`: tokens that its layers attend to at most. `num_pages`: without the reserved one."""
+    """A window group. `window`: most tokens that its layers attend to. `num_pages`: without the reserved one."""
 
     window: int
     num_pages: int
 
 
 def most_window_pages(window: int, page_size: int) -> int:
-    """Pages that one request needs at a time, but for what launched steps run ahead beyond a token.
+    """Return the most pages that one request needs at a time, without those for tokens that steps run ahead.
 
     From the last page boundary that is computed, `window - 1` tokens back; the page that is filled, and the next one.
     """
@@ -49,17 +49,17 @@ def most_window_pages(window: int, page_size: int) -> int:
 
 
 def num_pages_ahead(num_tokens: int, page_size: int) -> int:
-    """Pages that launched steps of so many tokens in all may need beyond `most_window_pages` of their requests."""
+    """Return the pages that launched steps of `num_tokens` tokens may need beyond their `most_window_pages`."""
     return num_tokens // page_size
 
 
 @dataclass(slots=True)
 class WindowTable:
-    """The window pages of one request: numbers `first` to `first + len(pages)`.
+    """The window pages of one request: numbers `first` to `first + len(pages) - 1`.
 
     Attributes:
         num_sent: pages below this number are in a plan already.
-        num_promised: see the module's text.
+        num_promised: pages that are promised to the request.
     """
 
     first: int
@@ -69,7 +69,7 @@ class WindowTable:
 
     @property
     def end(self) -> int:
-        """The number behind the last one."""
+        """Number behind the last page's."""
         return self.first + len(self.pages)
 
 
@@ -77,15 +77,15 @@ class WindowPages:
     """Bookkeeping of the window group. Invariant: free + evictable + pinned (in tables) == usable.
 
     Attributes:
-        most_pages: that a request promises itself.
+        most_pages: most pages that are promised to one request.
         beside: [num_full_pages] int32, the window page beside a full page of the tree; 0: a hole.
     """
 
     def __init__(self, settings: WindowSettings, page_size: int, num_full_pages: int, most_ahead: int) -> None:
         """
         Args:
-            num_full_pages: of the full group, page 0 among them.
-            most_ahead: tokens that launched steps run at most, of all requests.
+            num_full_pages: pages of the full group, including page 0.
+            most_ahead: most tokens that launched steps run, of all requests.
         """
         self.pool = PagePool(settings.num_pages + RESERVED_PAGES)
         self.window, self.page_size = settings.window, page_size
@@ -103,25 +103,25 @@ class WindowPages:
 
     @property
     def num_evictable(self) -> int:
-        """Pages that only the tree holds."""
+        """Number of pages that only the tree holds."""
         return len(self._behind) + len(self._kept)
 
     @property
     def num_pinned(self) -> int:
-        """Pages in tables of requests."""
+        """Number of pages in tables of requests."""
         return self.pool.num_usable - self.pool.num_free - self.num_evictable
 
     @property
     def num_left(self) -> int:
-        """Pages that may still be promised."""
+        """Number of pages that may still be promised."""
         return self.pool.num_usable if self.is_ample else self._capacity - self.num_promised
 
     def num_wanted(self, num_full_pages: int) -> int:
-        """What one promises itself who has so many pages of the full group."""
+        """Return the pages to promise a request with `num_full_pages` of the full group."""
         return 0 if self.is_ample else min(num_full_pages, self.most_pages)
 
     def check_size(self, num_full_pages: int) -> None:
-        """Raise InvalidRequest for one that could never have so many pages of the full group."""
+        """Raise InvalidRequest for a request that could never have `num_full_pages` of the full group."""
         wanted = self.num_wanted(num_full_pages)
         if not self.is_ample and wanted > self._capacity:
             raise InvalidRequest(
@@ -129,26 +129,26 @@ class WindowPages:
             )
 
     def promised_to(self, request_id: str) -> int:
-        """What a request has promised itself."""
+        """Return the number of pages promised to a request."""
         return self._tables[request_id].num_promised
 
     def num_missing(self, request_id: str, num_full_pages: int) -> int:
-        """What a request lacks of the promise for so many pages."""
+        """Return how many more pages to promise a request for `num_full_pages` of the full group."""
         return max(0, self.num_wanted(num_full_pages) - self._tables[request_id].num_promised)
 
     def promise(self, request_id: str, num_full_pages: int) -> None:
-        """A request has now so many pages of the full group."""
+        """Set the promise of a request that now has `num_full_pages` of the full group."""
         table, wanted = self._tables[request_id], self.num_wanted(num_full_pages)
         self.num_promised += wanted - table.num_promised
         table.num_promised = wanted
 
     def first_reached(self, num_computed: int) -> int:
-        """The first page that tokens from `num_computed` on may reach, or from the page boundary before it."""
+        """Return the first page that tokens from the page boundary at or before `num_computed` on may reach."""
         boundary = num_computed // self.page_size * self.page_size
         return max(0, boundary - self.window + 1) // self.page_size
 
     def reach(self, full_pages: PageArray) -> int:
-        """How many pages of a path in the tree are a hit here too; what that needs counts as used."""
+        """Return how many pages of a path in the tree are a hit here too; the pages that this needs count as used."""
         beside, numbers = self.beside[full_pages], np.arange(1, len(full_pages) + 1)
         # At boundary n the pages from first[n - 1] on must be there: the last hole lies before them.
         last_hole = np.maximum.accumulate(np.where(beside == 0, numbers, 0))
@@ -165,7 +165,7 @@ class WindowPages:
         return num_pages
 
     def open(self, request_id: str, matched: PageArray, num_full_pages: int) -> None:
-        """Give a request a table that begins with what it needs of matched pages; see `reach`."""
+        """Give a request a table that begins with the matched pages it needs; see `reach`."""
         first = self.first_reached(len(matched) * self.page_size)
         pages = self.beside[matched[first:]].tolist()
         for page in pages:
@@ -182,7 +182,7 @@ class WindowPages:
         """Lengthen a table to hold `num_tokens` tokens, which a step is about to compute.
 
         Returns:
-            The entries of the page table that no plan has told yet: the number of the first, and the pages.
+            Entries of the page table that are in no plan yet: the number of the first, and the pages.
         """
         table = self._tables[request_id]
         end = table.first + len(table.pages)
@@ -199,10 +199,10 @@ class WindowPages:
         return first, table.pages[first - table.first :]
 
     def keep(self, request_id: str, num_computed: int, is_idle: bool) -> None:
-        """Let go of what lies behind the window: a step is committed, and later ones begin at `num_computed` or behind.
+        """Release the pages behind the window: a step is committed, and later ones begin at `num_computed` or behind.
 
         Args:
-            is_idle: no launched step has the request: what lies before it, of rejected drafts, goes too.
+            is_idle: no launched step runs the request, so pages past `num_computed`, of rejected drafts, go too.
         """
         table = self._tables[request_id]
         num_gone = self.first_reached(num_computed) - table.first
@@ -218,7 +218,7 @@ class WindowPages:
             self._drop(surplus[::-1], is_behind=True)
 
     def offer(self, request_id: str, first: int, full_pages: Sequence[int]) -> None:
-        """Put a request's pages from number `first` on beside these pages of the tree, where there is a hole."""
+        """Put a request's pages from number `first` on beside these pages of the tree that have none."""
         table = self._tables[request_id]
         for number, full_page in enumerate(full_pages, first):
             if number >= table.first and not self.beside[full_page]:
@@ -227,7 +227,7 @@ class WindowPages:
                 self.beside[full_page], self._full_of[page] = page, full_page
 
     def forget(self, full_pages: Iterable[int]) -> None:
-        """The tree has given these pages up, and what stands beside them."""
+        """Free the pages beside these pages, which the tree has given up."""
         for full_page in full_pages:
             page = int(self.beside[full_page])
             if page:
@@ -237,7 +237,7 @@ class WindowPages:
                 self._give_up(page)
 
     def close(self, request_id: str) -> None:
-        """Take all back from a request. What the tree has of it is where the next turn would begin: it goes last."""
+        """Take back all pages of a request; those in the tree are evicted last: its next turn would begin there."""
         table = self._tables.pop(request_id)
         self.num_promised -= table.num_promised
         self._drop(table.pages[::-1], is_behind=False)
@@ -260,17 +260,17 @@ class WindowPages:
             self._give_up((self._behind or self._kept).popitem(last=False)[0])
 
     def _give_up(self, page: int) -> None:
-        """A page leaves the tree; nobody has it."""
+        """Remove a page from the tree and free it; no table has it."""
         self.beside[self._full_of.pop(page)] = 0
         self._was_found[page] = 0
         self.pool.free([page])
 
     def check_invariants(self, ends: dict[str, tuple[int, int]]) -> None:
-        """No page is lost, each is beside one page, tables hold what may be read, promises are kept.
+        """Raise AssertionError if a page is lost or shared, a table lacks a readable page, or a promise is off.
 
         Args:
-            ends: for each request that holds pages, tokens that all its further steps begin behind, and its pages in
-                the full group.
+            ends: for each request that holds pages, the tokens that all its further steps begin behind, and the number
+                of its pages in the full group.
         """
         self.pool.check_invariants()
         users = [0] * self.pool.num_pages

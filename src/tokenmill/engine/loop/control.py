@@ -1,4 +1,4 @@
-"""What operators ask of a running engine, and its answers. Each request is answered at once, between two steps."""
+"""Answer operators' requests to a running engine, each at once, between two steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenmill.engine.loop.live_report import live_report
 
 
 def answer(engine: Engine, message: EngineControl, publish: Callable[[list[TokenOutput]], None]) -> EngineReply:
-    """Do what a message asks.
+    """Carry out an operator's message and return the reply.
 
     Args:
         publish: takes the outputs of steps that had been launched before and are finished first.
@@ -55,7 +55,7 @@ def _look_at(engine: Engine, message: LookAtAdapter) -> AdapterSeen:
 
 
 def _drain(engine: Engine, publish: Callable[[list[TokenOutput]], None]) -> None:
-    """Finish the steps that run, without launching others."""
+    """Finish the launched steps without launching others."""
     was_paused = engine.is_paused
     if engine.scheduler.in_flight:
         engine.set_paused(True)

@@ -3,8 +3,8 @@
     schedule -> launch -> commit, with up to `depth` steps launched: 1 is no overlap, 2 hides the scheduler behind
     the step that runs.
 
-What a request waits for besides its turn is behind gates; what sees the steps is behind an observer. Knows no sockets
-and no text.
+Everything that a request waits for besides its turn is behind gates; everything that watches the steps is behind an
+observer. Knows no sockets and no text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GATE_WAIT = 0.005
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the model and the KV cache allow a request.
+    """Limits that the model and the KV cache set for a request.
 
     Attributes:
         max_model_len: prompt and output tokens together.
@@ -62,10 +62,10 @@ class Engine:
     """Accepts requests at any time and answers each with exactly one terminal output.
 
     Attributes:
-        is_idle: the last `step` found nothing to do, though `has_work` may be true: what waits, waits for something
+        is_idle: the last `step` found nothing to do, though `has_work` may be true: waiting requests need something
             from outside.
         is_paused: no step is launched; those that run are committed.
-        adapters: where it keeps adapters; None: it has none.
+        adapters: the store of adapters; None: it has none.
         num_arrived: requests so far; draws of those that bring no seed are keyed by it.
     """
 
@@ -82,7 +82,7 @@ class Engine:
         """
         Args:
             depth: steps that may be launched before the first of them is committed.
-            gates: what requests may have to wait for besides their turn. A replay has none: what came is recorded.
+            gates: conditions that requests may wait for besides their turn. A replay has none: its inputs are recorded.
             desk: the sources of KV, where there are any; a replay has none either.
         """
         self.scheduler = scheduler
@@ -99,14 +99,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while `step` has something to do, if only to hear that what is outside has ended."""
+        """True while `step` has something to do, if only to wait for events from outside."""
         return self.scheduler.has_work or (self._desk is not None and self._desk.has_waiting)
 
     def add(self, message: AddRequest, status: RequestStatus = RequestStatus.WAITING) -> list[TokenOutput]:
         """Take in a request.
 
         Args:
-            status: WAITING, or what it waits for until `wake`, where no gate says so.
+            status: WAITING, or the status in which it waits until `wake` if no gate keeps it.
 
         Returns:
             Nothing, or the terminal error output of a request that can never run.
@@ -164,7 +164,7 @@ class Engine:
     def extend(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, is_last: bool = False) -> None:
         """Continue a session with further input, at once or, while a turn runs, when that turn ends.
 
-        One that no longer fits when its turn comes ends the session with an error.
+        Input that no longer fits when its turn comes ends the session with an error.
 
         Args:
             is_last: the session ends with this turn.
@@ -189,7 +189,7 @@ class Engine:
         return outputs
 
     def wake(self, request_id: str) -> None:
-        """What a request waited for besides its turn is there; unknown ids are ignored."""
+        """Let a request go on whose grammar, remote KV or the like is there now; ignore unknown ids."""
         self._observer.record(Woken(request_id))
         self.scheduler.wake(request_id)
 
@@ -197,7 +197,7 @@ class Engine:
         """Forget cached prefixes; see `Scheduler.reset_prefix_cache`.
 
         Args:
-            reset_external: then what sources of KV have stored too; else prompts find it there as after a restart.
+            reset_external: forget what sources of KV have stored, too; else prompts find it there as after a restart.
         """
         if self._desk is not None:
             self.take_news(self._desk.reset(everything=preempt_running))
@@ -208,13 +208,13 @@ class Engine:
         return is_reset
 
     def take_news(self, news: Iterable[KVNews]) -> None:
-        """Take in what sources of KV have said."""
+        """Take in news from sources of KV."""
         for one in news:
             self._observer.record(one)
             self.scheduler.take_news(one)
 
     def set_paused(self, is_paused: bool) -> None:
-        """Launch no further step, or go on. Requests keep what they have, and may be added and aborted meanwhile."""
+        """Stop launching steps, or go on. Requests keep what they hold, and may be added and aborted meanwhile."""
         self._observer.record(Paused(is_paused))
         self.is_paused = is_paused
 
@@ -224,7 +224,7 @@ class Engine:
         A step that raises ends the requests that are in it, and no others.
 
         Raises:
-            EngineFailed: it took the device with it.
+            EngineFailed: the step has broken the device.
         """
         outputs = self._pass_gates() + self._hear_sources() + self.scheduler.begin_turns()
         self._ask_sources()
@@ -250,7 +250,7 @@ class Engine:
         return outputs
 
     def _hear_sources(self) -> list[TokenOutput]:
-        """Take in what sources of KV have done; the terminal outputs of those whose KV failed to come."""
+        """Take in what sources of KV have done; return the terminal outputs of requests whose KV failed to come."""
         if self._desk is None:
             return []
         self.take_news(self._desk.collect())
@@ -261,13 +261,13 @@ class Engine:
         return outputs
 
     def _ask_sources(self) -> None:
-        """What others have of the prompts whose turn may come; in a replay the answers are there already."""
+        """Ask the sources of KV about the prompts whose turn may come; a replay has recorded their answers."""
         queries = self.scheduler.take_queries()
         if self._desk is not None:
             self.take_news(self._desk.ask(queries))
 
     def _pass_gates(self, timeout: float = 0.0) -> list[TokenOutput]:
-        """Let requests go on whose gates have opened; the terminal outputs of those that are refused."""
+        """Let requests go on whose gates have opened; return the terminal outputs of refused ones."""
         outputs = []
         for request_id, news in self._gates.collect(timeout):
             if isinstance(news, Refusal):
@@ -290,7 +290,7 @@ class Engine:
         return self.is_idle and not self.is_paused and self.scheduler.is_stuck
 
     def _launch_and_wait(self, plan: StepPlan | None) -> tuple[StepResult | None, str | None]:
-        """The outcome of the step that is due, if one is, or why a step failed."""
+        """Launch the plan and return the outcome of the step that is due, if any, or why a step failed."""
         # The barrier between a request and the engine: whatever a step raises ends that step's requests only.
         in_flight = self.scheduler.in_flight
         try:
@@ -306,16 +306,16 @@ class Engine:
             return None, f"the step of this request failed: {type(error).__name__}"
 
     def take_kv_events(self) -> list[KVEvent]:
-        """What the prefix cache took in and gave up since the last call; empty unless events are on."""
+        """Return what the prefix cache stored and evicted since the last call; empty unless events are on."""
         events = self.scheduler.kv.cache.events
         return [] if events is None else events.take()
 
     def turns(self) -> list[Turn]:
-        """See `Observer.turns`."""
+        """Return the last thousand turns, oldest first."""
         return self._observer.turns()
 
     def stats(self) -> EngineStats:
-        """Counters since start, and the state now."""
+        """Return counters since start, and the state now."""
         kv, drafts, transfers = self.scheduler.kv, self.scheduler.draft_counts, self.scheduler.transfers
         windows = kv.windows
         return EngineStats(
@@ -357,7 +357,7 @@ class Engine:
         )
 
     def _adapters_of(self, is_running: bool) -> list[str]:
-        """Names of the adapters of requests that run, or of those that wait."""
+        """Return the names of the adapters of running requests, or of waiting ones."""
         if self.adapters is None:
             return []
         requests = [request for request in self.scheduler.requests.values() if request.cache_key.adapter]
@@ -365,7 +365,7 @@ class Engine:
         return sorted({name for name in names if name is not None})
 
     def close(self) -> None:
-        """Wait for launched steps, let the executor go and finish the log."""
+        """Wait for launched steps, close the executor and finish the log."""
         self.executor.close()
         if self._desk is not None:
             self._desk.close()

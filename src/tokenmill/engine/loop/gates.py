@@ -1,10 +1,10 @@
-"""Gates: what requests wait for besides their turn.
+"""Gates: events that requests may have to wait for besides their turn.
 
     a request arrives -> `admit` at every gate: ready, later, or refused
-    once a step       -> `collect` at every gate: who has become ready, who is refused
+    once a step       -> `collect` at every gate: requests that are ready or refused
     it has gone       -> `release` at every gate
 
-The engine's loop knows that there are gates, and nothing of what is behind them.
+The engine's loop knows that there are gates, but not what is behind them.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from tokenmill.core.request import RequestStatus
 
 
 class Gate(Protocol):
-    """One thing that requests may have to wait for. The engine's thread calls it, between two steps.
+    """A condition that requests may have to wait for. The engine's thread calls it, between two steps.
 
     Attributes:
-        status: what requests wait in; one of `WAITING_FOR_EVENT`.
+        status: the status in which requests wait here; one of `WAITING_FOR_EVENT`.
     """
 
     status: RequestStatus
 
     def admit(self, message: AddRequest) -> bool:
-        """A request arrives. True: this gate does not keep it; False: `collect` will tell.
+        """Take in a new request. Return True if it need not wait here, False if `collect` will tell.
 
         Raises:
-            InvalidRequest: what it needs can never be there.
+            InvalidRequest: the request's need can never be met.
         """
 
     def collect(self, timeout: float) -> Mapping[str, Refusal | None]:
-        """Requests that need not wait here any longer, each told once: None, or why it is refused.
+        """Return the requests that need not wait here any longer, each once: None, or why it is refused.
 
         Args:
             timeout: seconds to wait for the first of them.
         """
 
     def release(self, request_id: str) -> None:
-        """A request has gone, and no launched step uses it. Called once for each that `admit` has not refused."""
+        """Forget a request that has gone and that no launched step uses. Called once for each that `admit` took."""
 
     def close(self) -> None:
-        """The engine ends."""
+        """Let go of what the gate holds: the engine ends."""
 
 
 class Gates:
-    """All gates of an engine, and which requests wait at which.
+    """All gates of an engine, and the requests that wait at each.
 
     A request that waits at several waits in the status of the first of them.
     """
@@ -65,10 +65,10 @@ class Gates:
         return bool(self._waiting)
 
     def admit(self, message: AddRequest) -> RequestStatus | None:
-        """A request arrives; what it waits in, or None.
+        """Pass a new request to every gate; return the status in which it waits, or None.
 
         Raises:
-            InvalidRequest: a gate refuses it; all others have forgotten it.
+            InvalidRequest: a gate refuses it; the other gates have forgotten it.
         """
         closed = []
         for number, gate in enumerate(self._gates):
@@ -87,7 +87,7 @@ class Gates:
         return closed[0].status
 
     def collect(self, timeout: float = 0.0) -> list[tuple[str, RequestStatus | Refusal]]:
-        """Requests that have come further: what each waits in now (WAITING: for its turn), or why it is refused.
+        """Return the requests that have passed a gate: the status in which each waits now, or why it is refused.
 
         Args:
             timeout: seconds to wait, at the gate where the first of them waits.
@@ -112,7 +112,7 @@ class Gates:
 
         Args:
             ended: unknown ones are ignored.
-            alive: all whose rows or pages are in use: a launched step may use what they have got of a gate, too.
+            alive: requests whose rows or pages are in use: a launched step may also use what a gate has given them.
         """
         for request_id in ended:
             if request_id in self._admitted:
@@ -126,6 +126,6 @@ class Gates:
                     gate.release(request_id)
 
     def close(self) -> None:
-        """The engine ends."""
+        """Close every gate: the engine ends."""
         for gate in self._gates:
             gate.close()

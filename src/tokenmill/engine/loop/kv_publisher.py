@@ -1,4 +1,4 @@
-"""Publishes KV events over ZeroMQ in the wire format of vLLM, so that its routers and subscribers work unchanged.
+"""Publish KV events over ZeroMQ in the wire format of vLLM, so that its routers and subscribers work unchanged.
 
     PUB:    topic | sequence number (8 bytes, big-endian) | msgpack [time, [event, ...]]
     ROUTER: a subscriber that missed some asks with the first number it lacks and gets those still buffered,
@@ -57,7 +57,7 @@ class EventBatch(msgspec.Struct, array_like=True):
 
 
 class ReplicaEventBatch(EventBatch):
-    """The same of one engine among several: `data_parallel_rank` is its index."""
+    """The events of one step of one engine among several; `data_parallel_rank` is its index."""
 
     data_parallel_rank: int
 
@@ -70,7 +70,7 @@ class KVPublisher:
     """
 
     def __init__(self, config: KVEventsConfig, engine: int | None = None) -> None:
-        """`engine`: its index, where there are several."""
+        """Bind the sockets. `engine`: this engine's index, if there are several."""
         self._engine = engine
         self._topic = config.topic.encode()
         self._encoder = msgspec.msgpack.Encoder()
@@ -83,7 +83,7 @@ class KVPublisher:
             self._replay = self._bind(zmq.ROUTER, config.replay_endpoint, config.hwm)
 
     def publish(self, events: list[KVEvent]) -> None:
-        """Send the events of a step as one batch; nothing for no events."""
+        """Send the events of a step as one batch; send nothing if there are none."""
         if not events:
             return
         batch = EventBatch(time.time(), [_on_the_wire(event) for event in events])
@@ -95,7 +95,7 @@ class KVPublisher:
         self._pub.send_multipart([self._topic, number.to_bytes(_NUMBER_BYTES, "big"), payload])
 
     def answer_replays(self) -> None:
-        """Serve the subscribers that asked for what they missed; returns at once if none did."""
+        """Send missed events to the subscribers that asked for them; return at once if none did."""
         while self._replay is not None and self._replay.poll(0):
             client, *rest = self._replay.recv_multipart()
             if len(rest) != 2 or len(rest[1]) != _NUMBER_BYTES:
@@ -107,7 +107,7 @@ class KVPublisher:
             self._replay.send_multipart([client, b"", _END, b""])
 
     def close(self) -> None:
-        """Close the sockets; what is unsent is dropped."""
+        """Close the sockets and drop unsent events."""
         self._context.destroy(linger=0)
 
     def _bind(self, kind: int, endpoint: str, hwm: int) -> zmq.Socket[bytes]:

@@ -1,6 +1,6 @@
-"""From what an engine's step log keeps anyway to what viewers get: made when it is asked for, and bounded.
+"""Make the live report for viewers from what the step log keeps anyway: only on request, and bounded in size.
 
-A report is made between two steps; the API process asks for it four times a second, however many people watch.
+A report is made between two steps; the API process asks for it four times a second, however many viewers there are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_NODE = -1
 
 
 def live_report(asked: ShowTurns, kept: Sequence[Turn], scheduler: Scheduler) -> LiveReport:
-    """The answer to `asked`, from the turns that are kept, and the rest as it is now."""
+    """Answer `asked` from the kept turns and the current state."""
     first = bisect_right(kept, asked.since, key=attrgetter("number"))
     turns = kept[first : first + MOST_TURNS]
     prompts = _Prompts(kept, turns, scheduler)
@@ -45,10 +45,10 @@ def live_report(asked: ShowTurns, kept: Sequence[Turn], scheduler: Scheduler) ->
 
 
 class _Prompts:
-    """How long prompts are: of requests that are alive, and of those that kept turns have admitted.
+    """Prompt lengths of live requests, and of those that kept turns have admitted.
 
-    By rows too, so that a step with many decodes is looked through by numpy: who has a row in the first of the `turns`
-    to be shown, and from then on whom each of them admits.
+    Also kept by row, so that numpy can search a step with many decodes: the owners of rows in the first of the `turns`
+    to be shown, then those that each turn admits.
     """
 
     def __init__(self, kept: Sequence[Turn], turns: Sequence[Turn], scheduler: Scheduler) -> None:
@@ -61,17 +61,17 @@ class _Prompts:
             self._by_row[plan.rows] = [self.length(request_id) for request_id in plan.request_ids]
 
     def admit(self, plan: StepPlan) -> None:
-        """Rows have new owners from this step on."""
+        """Record the new owners of rows from this step on."""
         for new in plan.new_rows:
             self._by_row[new.row] = new.num_prompt_tokens
 
     def length(self, request_id: str) -> int:
-        """Tokens of its prompt; 0: it has ended."""
+        """Return the number of tokens of a request's prompt; 0 if it has ended."""
         request = self._alive.get(request_id)
         return self._admitted.get(request_id, 0) if request is None else request.num_prompt_tokens
 
     def completed(self, plan: StepPlan, ends: IntArray) -> list[str]:
-        """Whose prompt is run to its end, so that the step brings a first token. `ends`: [B], tokens computed then."""
+        """Return the requests whose prompt a step completes and that get a first token. `ends`: [B] tokens computed."""
         found = np.flatnonzero((self._by_row[plan.rows] == ends) & (plan.num_samples > 0)).tolist()
         return [plan.request_ids[index] for index in found if self.length(plan.request_ids[index]) == ends[index]]
 
@@ -125,7 +125,7 @@ def _add_plan(shown: LiveTurn, plan: StepPlan, prompts: _Prompts) -> None:
 
 
 def _requests(scheduler: Scheduler) -> list[LiveRequest]:
-    """Those that have rows first, by row, then the others in order; of very many, the first."""
+    """Return the requests that own rows, by row, then the rest in order; at most `MOST_REQUESTS`."""
     requests: Mapping[str, Request] = scheduler.requests
     owners = sorted((one for one in requests.values() if one.row is not None), key=_row)
     others = (one for one in requests.values() if one.row is None)

@@ -1,4 +1,4 @@
-"""`Observer`: sees each step of an engine and changes none. Step stats, the step log and the watchdog are behind it."""
+"""`Observer`: watch each step of an engine without changing any, for step stats, the step log and the watchdog."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Told of each part of a step as it ends: `begin` -> `scheduled` -> `ran` -> `committed`."""
+    """Receives each part of a step as it ends: `begin` -> `scheduled` -> `ran` -> `committed`."""
 
     def __init__(self, log: StepLog | None = None, watchdog: Watchdog | None = None) -> None:
         self.stats = StepStats()
@@ -36,7 +36,7 @@ class Observer:
         self._news = News()
 
     def record(self, arrived: RecordedInput) -> None:
-        """Something came from outside and was taken in."""
+        """Log an input from outside that the engine has taken in."""
         self._log.record(arrived)
         match arrived:
             case Added():
@@ -46,12 +46,12 @@ class Observer:
                 self.stats.prompt_tokens += len(arrived.token_ids)
 
     def begin(self) -> None:
-        """The loop turns."""
+        """Begin a turn of the loop."""
         self._laps = [time.perf_counter()]
         self._rest = 0.0 if self._busy_since is None else self._laps[0] - self._busy_since
 
     def scheduled(self, plan: StepPlan | None, preempted: list[str]) -> None:
-        """A plan was made, unless nothing can run; it is about to be launched. For it, some were `preempted`."""
+        """Record a plan about to be launched (None: nothing can run), and the requests preempted for it."""
         self._news.preempted += preempted
         self._plan = plan
         if plan is not None and plan.request_ids:
@@ -59,12 +59,12 @@ class Observer:
         self._laps.append(time.perf_counter())
 
     def ran(self, result: StepResult | None, error: str | None) -> None:
-        """The step that was due, if one was, has ended."""
+        """Record how the step that was due, if any, has ended."""
         self._result, self._error = result, error
         self._laps.append(time.perf_counter())
 
     def committed(self, outputs: Sequence[TokenOutput], waiting: str, is_stuck: bool, goes_on: bool) -> None:
-        """The outcome is taken in, and the turn over.
+        """Record the outputs of the turn and end it.
 
         Args:
             waiting: why the first of the waiting requests waits.
@@ -86,12 +86,12 @@ class Observer:
         self.stats.generation_tokens += sum(len(output.token_ids) for output in outputs)
 
     def ended(self, outputs: Sequence[TokenOutput]) -> None:
-        """These are the last outputs of their requests, or of a session's turn."""
+        """Record the last outputs of requests, or of a session's turn."""
         self.stats.stamp(outputs)
         self._news.ended += [(output.id, output.finish_reason or "") for output in outputs]
 
     def turns(self) -> list[Turn]:
-        """The last thousand turns, oldest first; what came since the last of them makes one more."""
+        """Return the last thousand turns, oldest first; news since the last of them makes one more."""
         if self._news:
             self._news.at = time.perf_counter()
             self._log.add_news(self._take_news())
@@ -107,7 +107,7 @@ class Observer:
 
 
 class StepStats:
-    """Sizes and durations of steps, and when each request was first part of one: additions per step, none per token.
+    """Sizes and durations of steps, and when each request first took part in one: costs per step, none per token.
 
     Attributes:
         step_tokens: tokens that a step ran.
@@ -123,31 +123,31 @@ class StepStats:
         self._scheduled_at: dict[str, float] = {}
 
     def observe_plan(self, plan: StepPlan) -> None:
-        """A step begins."""
+        """Count a step that begins."""
         self.step_tokens.add(plan.num_tokens)
         for new_row in plan.new_rows:
             self._scheduled_at.setdefault(new_row.request_id, time.monotonic())
 
     def observe(self, seconds: tuple[float, float, float]) -> None:
-        """The loop has turned once."""
+        """Count the seconds of one turn of the loop."""
         for histogram, spent in zip(self.step_seconds.values(), seconds, strict=True):
             histogram.add(spent)
 
     def stamp(self, outputs: Iterable[TokenOutput]) -> None:
-        """Let the last outputs of requests say when these were first part of a step."""
+        """Write into the last outputs of requests when these first took part in a step."""
         for output in outputs:
             output.scheduled_at = self._scheduled_at.pop(output.id, 0.0)
 
 
 class Watchdog:
-    """Says so, once, when requests could go on and do not, and leaves the last steps in a file for whoever looks."""
+    """Reports, once, that requests could go on and do not, and writes the last steps to a file for debugging."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._has_reported = False
 
     def report(self, log: StepLog) -> None:
-        """Requests are ready, pages and budget are there, nothing is launched, and no plan was made: a bug."""
+        """Report a bug: requests are ready, pages and budget are there, nothing is launched, and no plan was made."""
         if self._has_reported:
             return
         self._has_reported = True

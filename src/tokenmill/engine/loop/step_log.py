@@ -1,6 +1,6 @@
-"""The step log: what came, what was decided and what it brought, one record per step.
+"""The step log: inputs, decisions and outcomes of the engine, one record per step.
 
-The last thousand records stay in memory for whoever has to explain a hang; `--step-log FILE` appends all of them to a
+The last thousand records stay in memory to explain a hang; `--step-log FILE` appends all of them to a
 file, from which `tokenmill replay` drives the real scheduler again. In the file each record is msgpack with its length
 before it (4 bytes, big-endian); the first is the header.
 """
@@ -47,18 +47,18 @@ _LENGTH = struct.Struct(">I")
 
 
 class _Input(msgspec.Struct, tag=True):
-    """What reaches an engine from outside and changes what its scheduler will decide; the class name is the tag."""
+    """An input from outside that changes what the scheduler will decide; the class name is the tag."""
 
 
 class Added(_Input):
-    """`Engine.add`; `status` is the value of a `RequestStatus`."""
+    """Records `Engine.add`; `status` is the value of a `RequestStatus`."""
 
     message: AddRequest
     status: str
 
 
 class Extended(_Input):
-    """`Engine.extend`."""
+    """Records `Engine.extend`."""
 
     id: str
     token_ids: list[int]
@@ -67,25 +67,25 @@ class Extended(_Input):
 
 
 class Woken(_Input):
-    """`Engine.wake`."""
+    """Records `Engine.wake`."""
 
     id: str
 
 
 class Aborted(_Input):
-    """`Engine.abort`."""
+    """Records `Engine.abort`."""
 
     ids: list[str]
 
 
 class CacheReset(_Input):
-    """`Engine.reset_prefix_cache`."""
+    """Records `Engine.reset_prefix_cache`."""
 
     preempt_running: bool
 
 
 class Paused(_Input):
-    """`Engine.set_paused`."""
+    """Records `Engine.set_paused`."""
 
     is_paused: bool
 
@@ -94,7 +94,7 @@ RecordedInput = Added | Extended | Woken | Aborted | CacheReset | Paused | KVNew
 
 
 class LogHeader(msgspec.Struct, kw_only=True):
-    """All that a scheduler needs to start as the recorded one did."""
+    """Everything that a scheduler needs to start as the recorded one did."""
 
     version: int = VERSION
     scheduler: SchedulerConfig
@@ -119,7 +119,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
         eos_token_ids: list[int],
         state_slots: int = 0,
     ) -> Self:
-        """What a config says, with what is known of the model and its memory.
+        """Return the header for a config, given what is known of the model and its memory.
 
         Raises:
             InvalidConfig: see `scheduler_config_of`.
@@ -136,7 +136,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
         )
 
     def make_scheduler(self, events: KVEventLog | None = None, drafter: Drafter | None = None) -> Scheduler:
-        """A scheduler over `num_pages` usable pages; the reserved page 0 comes on top.
+        """Make a scheduler over `num_pages` usable pages; the reserved page 0 comes on top.
 
         Args:
             events: gets what the prefix cache takes in and gives up.
@@ -187,18 +187,18 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def all_seconds(self) -> float:
-        """From the end of the turn before it, if that was busy, to its own."""
+        """Seconds from the end of the turn before, if that was busy, to the end of this one."""
         return math.fsum((self.rest, *self.seconds))
 
 
 @dataclass(slots=True)
 class News:
-    """What a turn of the loop meant for requests, as far as plan and result do not say it. Ids and small numbers only.
+    """Events of a turn that its plan and result do not show. Ids and small numbers only.
 
     Attributes:
         at: when the turn began, in seconds of the machine's monotonic clock.
         arrived: ids, and the tokens of their prompts.
-        ended: ids, and why.
+        ended: ids, and the reasons.
     """
 
     at: float = 0.0
@@ -212,7 +212,7 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn as memory keeps it. `number` counts all that were kept, from 1."""
+    """A turn as memory keeps it. `number` counts all kept turns, from 1."""
 
     number: int
     plan: StepPlan | None
@@ -221,7 +221,7 @@ class Turn:
 
 
 def check_writable(path: Path) -> None:
-    """See that a log can be written; what is there is left as it is.
+    """Check that a log can be written, without changing what is there.
 
     Raises:
         InvalidConfig: it cannot.
@@ -234,10 +234,10 @@ def check_writable(path: Path) -> None:
 
 
 class StepLog:
-    """Collects records. Without a file nothing is converted: a record in memory costs next to nothing."""
+    """Collects records. Without a file nothing is converted, so a record in memory costs next to nothing."""
 
     def __init__(self, path: Path | None = None, header: LogHeader | None = None) -> None:
-        """Open `path` for appending, if there is one; its header is written at once."""
+        """Create or overwrite `path`, if given, and write its header at once."""
         self._inputs: list[RecordedInput] = []
         self._recent: deque[Turn] = deque(maxlen=RECORDS_KEPT)
         self.num_turns = 0
@@ -254,12 +254,12 @@ class StepLog:
             self._write(header)
 
     def record(self, arrived: RecordedInput) -> None:
-        """Something arrived; it belongs to the next record of the file. Memory does not keep it: prompts are long."""
+        """Add an input to the next record of the file. Memory does not keep it: prompts are long."""
         if self._file is not None:
             self._inputs.append(arrived)
 
     def add(self, plan: StepPlan | None, result: StepResult | None, record: StepRecord, news: News) -> None:
-        """A turn of the loop is over; `record` and `news` hold what is not in its plan and its result."""
+        """Add a finished turn of the loop; `record` and `news` hold what its plan and result do not."""
         inputs, self._inputs = self._inputs, []
         if plan is None and result is None and not inputs and not news and record.error is None:
             return  # an idle turn
@@ -277,7 +277,7 @@ class StepLog:
             self._write(_with_plan(plan, msgspec.structs.replace(record, inputs=inputs)))
 
     def add_news(self, news: News) -> None:
-        """Something came between two turns, and somebody looks: a turn in memory alone, since the file is replayed."""
+        """Add news from between two turns as a turn in memory alone, since the file is replayed."""
         self._keep(None, StepRecord(), news)
 
     def _keep(self, plan: StepPlan | None, record: StepRecord, news: News) -> None:
@@ -285,11 +285,11 @@ class StepLog:
         self._recent.append(Turn(self.num_turns, plan, record, news))
 
     def recent(self) -> Iterator[StepRecord]:
-        """The last thousand records, oldest first."""
+        """Return the last thousand records, oldest first."""
         return (_with_plan(turn.plan, turn.record) for turn in self._recent)
 
     def turns(self) -> list[Turn]:
-        """The last thousand turns, oldest first."""
+        """Return the last thousand turns, oldest first."""
         return list(self._recent)
 
     def close(self) -> None:
@@ -305,7 +305,7 @@ class StepLog:
         self.close()
 
     def _write(self, record: LogHeader | StepRecord) -> None:
-        """A full disk ends the log, never the engine."""
+        """Write a record; a full disk ends the log, never the engine."""
         assert self._file is not None, "the log is closed"
         payload = msgspec.msgpack.encode(record)
         rest = memoryview(_LENGTH.pack(len(payload)) + payload)
@@ -321,7 +321,7 @@ class StepLog:
 
 
 def plain_plan(plan: StepPlan) -> dict[str, Any]:
-    """A plan as msgpack would bring it back: dicts, lists, numbers, strings."""
+    """Convert a plan to what msgpack would bring back: dicts, lists, numbers, strings."""
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(plan, enc_hook=_array_to_list), type=dict[str, Any])
     if plan.window_pages is None:
         del plain["window_pages"]  # a log of an engine without a window group has the bytes that it always had
@@ -329,7 +329,7 @@ def plain_plan(plan: StepPlan) -> dict[str, Any]:
 
 
 def read_log(path: Path) -> tuple[LogHeader, Iterator[StepRecord]]:
-    """Open a log. A record that was cut off at the end (the engine was killed) is left out.
+    """Open a log. A last record that was cut off (the engine was killed) is left out.
 
     Raises:
         TokenMillError: it cannot be read, or it is no step log of this version.

@@ -1,10 +1,10 @@
-"""One model, several processes: ranks that each have a part of it and run every step together.
+"""Run one model in several processes: ranks that each have a part of it and run every step together.
 
-    shard       which part a rank has
-    collective  how ranks put together what each has computed; `shared_memory` is that of one machine
-    model       what rank 0 gives its runner as the model: it posts each pass to the others (`messages`)
-    follower    what the other ranks do: take a message, do their part, wait for the next one
-    group       the ranks of an engine: who starts them, how they find each other, how they end
+    shard       the part of a rank
+    collective  combines what the ranks have computed; `shared_memory` is that of one machine
+    model       the model of rank 0's runner: it posts each pass to the others (`messages`)
+    follower    the loop of the other ranks: take a message, do their part, wait for the next one
+    group       starts the ranks of an engine, lets them find each other, and ends them
     pipeline    stages that follow each other, each of several ranks
 
 Only rank 0 schedules, samples and answers. The others know neither requests nor tokens' meaning, and keep nothing

@@ -1,4 +1,4 @@
-"""Where everything lies in the memory that ranks share: all of them work it out from the same numbers."""
+"""Layout of the memory that ranks share: all of them derive it from the same numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenmill.model.sharding.shard import MOST_RANKS
 SLOTS = 4
 """Messages in the ring."""
 NOTE_BYTES = 1024
-"""What each rank tells the others of itself while it starts and when it gives up."""
+"""Bytes of the note that each rank writes for the others while it starts and when it gives up."""
 SIGNAL_BYTES = 4096
 # Rows of a native pass are padded to an odd number of cache lines of 32 numbers each (native/decoder.cpp); it has three
 # arrays of bfloat16 in two rooms for float32.
@@ -32,15 +32,15 @@ class StepShape:
 
 
 class Layout:
-    """Each attribute but the sizes is an offset in bytes.
+    """Offsets in bytes of the parts of shared memory; `head_rows` and `num_bytes` are sizes.
 
         |signals|notes|ring of messages|two rooms|inputs of the head|logits|best tokens and their logits|hidden states|
 
-    The last are what another stage has brought; alone a stage has none.
+    The last part holds what another stage has brought; a single stage has none.
 
     Attributes:
-        head_rows: how many rows the head takes at a time.
-        num_bytes: of all. What a step does not touch takes no memory.
+        head_rows: rows that the head takes at a time.
+        num_bytes: size of all. Parts that a step does not touch take no memory.
     """
 
     def __init__(self, architecture: Architecture, step: StepShape, size: int, num_stages: int = 1) -> None:
@@ -68,7 +68,7 @@ class Layout:
 
 
 def _width(layer: LayerSpec, hidden_size: int) -> int:
-    """The most numbers of a token that ranks put together at a time."""
+    """Return the most numbers of a token that ranks put together at a time."""
     outputs = hidden_size * (layer.mlp.experts_per_token if isinstance(layer.mlp, MoeSpec) else 1)
     assert layer.attention is not None, "ranks share no recurrences"
     return max(layer.attention.q_size, layer.mlp.size, outputs)

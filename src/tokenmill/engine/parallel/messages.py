@@ -1,8 +1,8 @@
-"""What rank 0 posts to the others. msgpack structs, arrays as their bytes.
+"""Messages that rank 0 posts to the other ranks: msgpack structs, arrays as their bytes.
 
-On CPUs that is one pass, or one use of the head. A pass is a step's batch: the plan as rank 0 has applied it to its
-tables. So the others keep no tables that could come to differ, and need not be told which tokens were sampled: they
-find them in the next batch. On devices, which are ahead of their hosts, it is the plan.
+On CPUs a message is one pass, or one use of the head. A pass is a step's batch: the plan as rank 0 has applied it to
+its tables. So the others keep no tables that could come to differ, and need not be told which tokens were sampled: they
+find them in the next batch. On devices, which are ahead of their hosts, a message is the plan.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> RunPass:
-        """The message for a batch on the CPU."""
+        """Make the message for a batch on the CPU."""
         return cls(
             _bytes(batch.token_ids.numpy()),
             _bytes(batch.positions.numpy()),
@@ -58,7 +58,7 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
         )
 
     def batch(self, find: Callable[[Sequence[AdapterSource]], tuple[Adapter, ...]]) -> ForwardBatch:
-        """The batch, in memory of its own. `find`: gives this rank's parts of adapters."""
+        """Return the batch, in memory of its own. `find`: returns this rank's parts of adapters."""
         adapters = AdapterRows(find(self.adapters), _tensor(self.of_row, np.int32)) if self.adapters else None
         return ForwardBatch(
             token_ids=_tensor(self.token_ids, np.int64),
@@ -74,38 +74,38 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
 
 
 class TakeLogits(msgspec.Struct, tag=1, array_like=True):
-    """Multiply so many rows, which lie in shared memory, by the head."""
+    """Multiply a number of rows in shared memory by the head."""
 
     count: int
 
 
 class FindBest(msgspec.Struct, tag=2, array_like=True):
-    """Find the most likely token for each of so many rows, which lie in shared memory."""
+    """Find the most likely token for each of a number of rows in shared memory."""
 
     count: int
 
 
 class End(msgspec.Struct, tag=3, array_like=True):
-    """The engine ends."""
+    """End the engine."""
 
 
 class RunStep(msgspec.Struct, tag=4, array_like=True):
-    """Run a step: of ranks on devices, each of which has tables of its own. `plan`: as msgpack."""
+    """Run a step on ranks with devices, each of which has tables of its own. `plan`: as msgpack."""
 
     plan: memoryview
 
     @classmethod
     def of(cls, plan: StepPlan) -> RunStep:
-        """The message for a plan."""
+        """Make the message for a plan."""
         return cls(memoryview(_PLANS.encode(plan)))
 
     def step_plan(self) -> StepPlan:
-        """The plan, in memory of its own."""
+        """Return the plan, in memory of its own."""
         return _PLAN.decode(self.plan)
 
 
 class EndPhase(msgspec.Struct, tag=5, array_like=True):
-    """The steps that measure are over."""
+    """End the phase of measuring steps."""
 
 
 Command: TypeAlias = RunPass | TakeLogits | FindBest | End | RunStep | EndPhase

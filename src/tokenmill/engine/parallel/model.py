@@ -1,4 +1,4 @@
-"""What rank 0 gives its runner as the model: it posts each pass to the other ranks and does its own part of it."""
+"""The model of rank 0's runner: it posts each pass to the other ranks and does its own part of it."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from tokenmill.model.attention.protocol import AttentionBackend
 
 
 class PartialModel(Protocol):
-    """A rank's decoder: `forward` is of all ranks, the head of its own tokens only; see `Decoder`."""
+    """A rank's decoder: `forward` runs with all ranks, the head covers its own tokens only; see `Decoder`."""
 
     def forward(
         self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Final hidden states of the batch's outputs; before the last stage, those of all its tokens."""
+        """Return the final hidden states of the batch's outputs; before the last stage, those of all its tokens."""
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Those of its tokens."""
+        """Return the logits of its tokens."""
 
     def best(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The most likely of its tokens, and their logits."""
+        """Return the most likely of its tokens, and their logits."""
 
 
 class RankedModel:
-    """See `runner.model.Model`. Only rank 0 has one; what it is asked, all ranks do."""
+    """The model of rank 0, whose calls run on all ranks."""
 
     def __init__(self, own: PartialModel, memory: SharedMemory, stages: FirstStage | None = None) -> None:
         """
         Args:
-            stages: those behind this one; None: there are none.
+            stages: the stages behind this one; None: there are none.
         """
         self._own = own
         self._memory = memory
         self._stages = stages
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        """See `Model.forward`."""
+        """Run a pass on all ranks and return the final hidden states of its outputs."""
         return self.begin(batch, attention)()
 
     def begin(self, batch: ForwardBatch, attention: AttentionBackend) -> Callable[[], torch.Tensor]:
-        """See `PipelinedModel.begin`."""
+        """Post a pass and run the first layers; return a function that waits for the outputs."""
         run = RunPass.of(batch)
         with self._memory.together():
             self._memory.post(run)
@@ -63,14 +63,14 @@ class RankedModel:
             return stages.outputs(number, hidden.dtype, hidden.shape[1])
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """See `Model.logits`. It is shared memory, which the next call overwrites."""
+        """Return the logits of all ranks, in shared memory that the next call overwrites."""
         parts = outputs.split(self._memory.layout.head_rows)
         if len(parts) == 1:
             return self._logits(outputs)
         return torch.cat([self._logits(part).clone() for part in parts])
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
-        """See `Model.argmax`: of each rank's best token the one with the largest logit, of equal ones the lowest."""
+        """Return, of each rank's best tokens, the one with the largest logit, of equal ones the lowest."""
         return torch.cat([self._argmax(part) for part in outputs.split(self._memory.layout.head_rows)])
 
     def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -96,14 +96,14 @@ class RankedModel:
 
 
 def take_logits(own: PartialModel, memory: SharedMemory, outputs: torch.Tensor) -> None:
-    """Each rank: the logits of its tokens, for outputs [S, hidden_size], to where rank 0 finds them."""
+    """Write this rank's logits for outputs [S, hidden_size] to where rank 0 finds them."""
     logits, tokens = memory.logits(len(outputs)), memory.shard.part(memory.layout.vocab_size)
     logits[:, tokens.start : tokens.stop] = own.logits(outputs)
     memory.meet()
 
 
 def find_best(own: PartialModel, memory: SharedMemory, outputs: torch.Tensor) -> None:
-    """Each rank: the most likely of its tokens, for outputs [S, hidden_size], to where rank 0 finds them."""
+    """Write this rank's most likely tokens for outputs [S, hidden_size] to where rank 0 finds them."""
     for all_ranks, own_rank in zip(memory.best(len(outputs)), own.best(outputs), strict=True):
         all_ranks[memory.shard.rank] = own_rank
     memory.meet()

@@ -37,10 +37,10 @@ _OVER, _TIMEOUT, _GIVEN_UP, _GONE = range(4)
 
 
 class Note(msgspec.Struct):
-    """What a rank tells the others of itself.
+    """A rank's message to the others about itself.
 
     Attributes:
-        num_pages: of its KV cache, as many as it has room for; 0: not known yet.
+        num_pages: pages that its KV cache has room for; 0: not known yet.
         trouble: why it gave up.
     """
 
@@ -50,10 +50,10 @@ class Note(msgspec.Struct):
 
 
 class SharedMemory:
-    """See `Collective`. Whoever raises, or waits in vain, gives up for all: no rank waits for the others any more."""
+    """Collective over shared memory. A rank that raises, or waits in vain, gives up for all: no rank waits any more."""
 
     def __init__(self, descriptor: int, layout: Layout, shard: Shard) -> None:
-        """Map the memory; `join` comes before anything else."""
+        """Map the memory; call `join` before anything else."""
         native = importlib.import_module(MODULE)
         assert native.RANKS_BYTES <= SIGNAL_BYTES and native.MOST_RANKS == MOST_RANKS, "native/ranks.h says the same"
         self.shard = shard
@@ -69,7 +69,7 @@ class SharedMemory:
         self._decoder = msgspec.msgpack.Decoder(Command)
 
     def join(self, peers: Sequence[int], timeout: float, spins: bool) -> None:
-        """Be ready to meet the others.
+        """Get ready to meet the other ranks.
 
         Args:
             peers: descriptors of their processes (pidfd).
@@ -92,14 +92,14 @@ class SharedMemory:
     # --- notes ------------------------------------------------------------------------------------------------------
 
     def write_note(self, note: Note) -> None:
-        """Tell the others of this rank. What does not fit is cut."""
+        """Tell the others of this rank. A note that is too long is cut."""
         data = msgspec.json.encode(msgspec.structs.replace(note, trouble=note.trouble[: NOTE_BYTES // 8]))
         own = self._note(self.shard.rank)
         own[: len(data)] = np.frombuffer(data, np.uint8)
         own[len(data) :] = 0
 
     def read_note(self, rank: int) -> Note:
-        """What a rank has told last; nothing where it is writing."""
+        """Return a rank's last note; an empty one while it is writing."""
         try:
             return msgspec.json.decode(self._note(rank).tobytes().rstrip(b"\0"), type=Note)
         except msgspec.DecodeError:
@@ -115,7 +115,7 @@ class SharedMemory:
         """Wait until all ranks have come.
 
         Raises:
-            EngineFailed: one of them is gone, has given up, or has not come in time.
+            EngineFailed: a rank is gone, has given up, or has not come in time.
         """
         self._check(self._joined.meet(self._timeout if timeout is None else timeout))
 
@@ -124,7 +124,7 @@ class SharedMemory:
             raise self.failure(outcome)
 
     def failure(self, outcome: int | None = None) -> EngineFailed:
-        """Give up, and say why. `outcome`: of a wait; None: of the last meeting."""
+        """Give up, and return why. `outcome`: of a wait; None: of the last meeting."""
         first, outcome = self._joined.rank_that_gave_up, self._joined.last_meeting if outcome is None else outcome
         if first == self.shard.rank:
             return EngineFailed(f"rank {first} cannot go on: {self.read_note(first).trouble}")
@@ -138,13 +138,13 @@ class SharedMemory:
         return EngineFailed(f"rank {self.shard.rank} cannot go on: {trouble}")
 
     def look(self, since: float) -> None:
-        """See that nothing keeps the others from going on, where they are waited for by other means.
+        """Check that nothing keeps the other ranks from going on, while they are waited for by other means.
 
         Args:
-            since: when that began, by `time.monotonic`.
+            since: when the wait began, by `time.monotonic`.
 
         Raises:
-            EngineFailed: one of them is gone, has given up, or takes longer than a step may.
+            EngineFailed: a rank is gone, has given up, or takes longer than a step may.
         """
         if self.is_broken or any(ready for _, ready in self._peers.poll(0)):
             raise self.failure(_GONE)
@@ -152,19 +152,19 @@ class SharedMemory:
             raise self.failure(_TIMEOUT)
 
     def give_up(self, trouble: str) -> None:
-        """Let no other rank wait any longer; the first one's reason counts."""
+        """Let no other rank wait any longer; the reason of the first to give up counts."""
         if self._ranks is not None and self._ranks.rank_that_gave_up < 0:
             self.write_note(Note(trouble=trouble))
             self._ranks.give_up()
 
     @property
     def is_broken(self) -> bool:
-        """A rank has given up."""
+        """True if a rank has given up."""
         return self._ranks is not None and self._ranks.rank_that_gave_up >= 0
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What all ranks do: if this one raises inside, the others must not wait for it."""
+        """Guard work that all ranks do: if this one raises inside, the others must not wait for it."""
         try:
             yield
         except BaseException as error:
@@ -174,9 +174,9 @@ class SharedMemory:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def post(self, command: Command) -> None:
-        """Rank 0: one message to all others, written once. Waits for a rank that is `SLOTS` messages behind.
+        """Rank 0: write one message for all others. Waits for a rank that is `SLOTS` messages behind.
 
-        One that is longer than a slot takes several.
+        A message that is longer than a slot takes several.
         """
         if self.shard.size == 1:
             return
@@ -193,7 +193,7 @@ class SharedMemory:
             self._num_posts += 1
 
     def receive(self, timeout: float) -> Command | None:
-        """Another rank: the next message; None: none has come.
+        """Other ranks: return the next message; None if none has come in time.
 
         Raises:
             EngineFailed: rank 0 is gone, or a rank has given up.
@@ -209,7 +209,7 @@ class SharedMemory:
         return command
 
     def _take(self, outcome: int) -> tuple[bytes, bool]:
-        """The piece that lies in the next slot, and whether it is a message's last."""
+        """Return the piece in the next slot, and whether it is a message's last."""
         self._check(outcome)
         slot = self._slot()
         length = int(slot[:_LENGTH_BYTES].view(np.int64)[0])
@@ -226,27 +226,27 @@ class SharedMemory:
 
     @property
     def native(self) -> NativeRoom:
-        """See `Collective.native`."""
+        """Shared memory and meeting point for a pass in native code."""
         return NativeRoom(self._joined, self._bytes.ctypes.data + self.layout.rooms, 2 * self.layout.room_bytes)
 
     def between(self, own: torch.Tensor, part: Part) -> torch.Tensor:
-        """See `Collective.between`: the columns of all."""
+        """Gather the columns of all ranks."""
         together = self._next_room(len(own), part.total, own.dtype)
         together[:, part.start : part.stop] = own
         self.meet()
         return together
 
     def behind(self, own: torch.Tensor, part: Part) -> torch.Tensor:
-        """See `Collective.behind`: the columns of all."""
+        """Gather the columns of all ranks."""
         return self.between(own, part)
 
     def embeddings(self, token_ids: torch.Tensor, tokens: Part, lookup: Lookup) -> torch.Tensor:
-        """See `Collective.embeddings`: each rank brings the rows of its tokens."""
+        """Gather embeddings: each rank brings the rows of its tokens."""
         is_own = (token_ids >= tokens.start) & (token_ids < tokens.stop)
         return self.rows(lookup(token_ids[is_own] - tokens.start), is_own, len(token_ids)).clone()
 
     def rows(self, own: torch.Tensor, where: torch.Tensor | slice, count: int) -> torch.Tensor:
-        """See `Collective.rows`."""
+        """Gather the rows of all ranks, each in its place."""
         together = self._next_room(count, own.shape[1], own.dtype)
         together[where] = own
         self.meet()
@@ -259,19 +259,19 @@ class SharedMemory:
         return self._at(start, dtype, rows, columns)
 
     def inputs(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """[count, hidden_size]: what the head is to be multiplied by; rank 0 writes it."""
+        """Return the inputs of the head, [count, hidden_size]; rank 0 writes them."""
         return self._at(self.layout.inputs, dtype, count, self.layout.hidden_size)
 
     def hidden(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """[count, hidden_size]: what the stage before this one has brought; rank 0 writes it."""
+        """Return the hidden states of the stage before this one, [count, hidden_size]; rank 0 writes them."""
         return self._at(self.layout.hidden, dtype, count, self.layout.hidden_size)
 
     def logits(self, count: int) -> torch.Tensor:
-        """[count, vocab_size] float32, each rank's columns its own; rank 0 reads them."""
+        """Return the logits, [count, vocab_size] float32; each rank writes its columns, rank 0 reads them."""
         return self._at(self.layout.logits, torch.float32, count, self.layout.vocab_size)
 
     def best(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """[ranks, count] int64 and float32: each rank's most likely tokens and their logits; rank 0 reads them."""
+        """Return each rank's most likely tokens and logits, [ranks, count] int64 and float32; rank 0 reads them."""
         ids = self._at(self.layout.ids, torch.int64, self.shard.size, count)
         return ids, self._at(self.layout.values, torch.float32, self.shard.size, count)
 

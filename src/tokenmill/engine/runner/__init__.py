@@ -1,1 +1,1 @@
-"""Executes plans on a device: the page and token tables, the inputs of a step, the model, the sampler."""
+"""Run plans on a device: the page and token tables, the inputs of a step, the model, the sampler."""

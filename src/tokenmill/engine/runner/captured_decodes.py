@@ -1,4 +1,4 @@
-"""`CapturedDecodes`: the decodes of a step as one graph, from the token table back to it."""
+"""`CapturedDecodes`: run the decodes of a step as one graph, from the token table back to it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tokenmill.platform.protocol import Event, Platform, Stream, Tensors
 
 
 class CapturedDecodes:
-    """See `DecodeGraphs`. The last row of the tables belongs to nobody: it is what steps are padded with.
+    """Graphs of whole decode steps; see `DecodeGraphs`. The spare last row of the tables pads steps.
 
     Args:
-        stream: that of the steps.
-        num_speculative_tokens: the most drafts of a request; 0: none are expected.
-        adapters: those of the rows; None: there are none. Steps in which a row has one have graphs of their own.
-        encoder: where rows stand behind images; None: the model takes text only.
+        stream: the stream of the steps.
+        num_speculative_tokens: most drafts of a request; 0: none are expected.
+        adapters: adapters of the rows; None: there are none. Steps in which a row has one have graphs of their own.
+        encoder: shifts positions of rows behind images; None: the model takes text only.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CapturedDecodes:
 
     @torch.inference_mode()
     def capture(self, report: Report = lambda done, total: None, count: int | None = None) -> int:
-        """Capture them all, or the largest `count`; returns how many.
+        """Capture all sizes, or the largest `count`; return the number of graphs.
 
         Raises:
             InvalidConfig: no memory is left for them.
@@ -75,7 +75,7 @@ class CapturedDecodes:
         return sum(graphs.num_graphs for graphs in self._kinds)
 
     def close(self) -> None:
-        """Let go of the graphs, and with them of the model and the KV cache."""
+        """Release the graphs, and with them the model and the KV cache."""
         for graphs in self._kinds:
             graphs.close()
 
@@ -88,10 +88,10 @@ class CapturedDecodes:
         return self._adapted if has_adapters else self._graphs
 
     def fit(self, arrays: Arrays, rows: npt.NDArray[np.int32], num_samples: npt.NDArray[np.int32]) -> bool:
-        """Add the first draws of a step, padded up to the size of a graph; False if none is that large.
+        """Add a step's first draws to `arrays`, padded to the size of a graph. Return False if none is that large.
 
         Args:
-            rows, num_samples: [n], of the first n requests; each token of theirs is sampled from.
+            rows, num_samples: [n], of the first n requests, each of whose tokens is sampled from.
         """
         padded = self._graphs_for(rows).padded(arrays["draws"][: num_samples.sum()], num_samples)
         if padded is not None:
@@ -102,7 +102,7 @@ class CapturedDecodes:
     def sample(
         self, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks, outputs: torch.Tensor | None
     ) -> Sampled:
-        """Issue the decodes of the step whose arrays `fit`, and sample.
+        """Run the decodes of the step whose arrays `fit`, and sample.
 
         Args:
             outputs: [m, hidden_size] of the model, from which the last m of the samples are; None: there are none.
@@ -120,7 +120,7 @@ class CapturedDecodes:
         return self._sampler.sample_drawn(logits, drawn, samples, metadata, sent, masks)
 
     def _plan_attention(self, context_lens: npt.NDArray[np.int64], num_rows: int) -> None:
-        """What the attention has to plan before a graph of so many rows is replayed."""
+        """Let the attention plan the replay of a graph of `num_rows` rows."""
         if self._planned is not None:
             # The last plan is copied out of memory that the next one overwrites; by now it hardly ever waits.
             self._planned.wait()
@@ -129,7 +129,7 @@ class CapturedDecodes:
         self._planned = self._stream.record() if self._attention.before_replay(lens) else None
 
     def _decode(self, adapters: DeviceRowAdapters | None, draws: torch.Tensor, starts: torch.Tensor) -> Tensors:
-        """A whole decode step of n tokens by their packed draws: what a graph holds. Lengths stay on the device.
+        """Run a whole decode step of n tokens by their packed draws, as a graph holds it. Lengths stay on the device.
 
         Args:
             starts: [rows + 1] int32, the first token of each row; each has at most n / rows.

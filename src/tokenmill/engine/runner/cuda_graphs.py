@@ -1,11 +1,11 @@
 """Decode steps as graphs: captured once for a ladder of sizes, then issued with one call each.
 
-A step of n requests runs in the smallest size that holds it; the rows that are too many are a row that belongs to
-nobody and whose pages are all page 0. Where requests have drafts, there are sizes for several tokens of each:
+A step of n requests runs in the smallest size that holds it; surplus rows stand for one spare row that no request
+owns and whose pages are all page 0. Where requests have drafts, there are sizes for several tokens of each:
 
-|request 0: token, draft, draft|request 1: token|padding: a token each| ... |tokens of nobody|
+|request 0: token, draft, draft|request 1: token|padding: a token each| ... |spare tokens|
 
-What graphs give back stands in one memory, that of the largest. Knows nothing of models: the work is a function of a
+The outputs of all graphs share one memory, that of the largest. Knows nothing of models: the work is a function of a
 tensor of inputs, and of where each request begins.
 """
 
@@ -39,14 +39,14 @@ Report = Callable[[int, int], None]
 
 
 def ladder(most: int) -> list[int]:
-    """Batch sizes to capture, rising: dense where a padded row costs most, and `most` (up to `LARGEST`) itself."""
+    """Return the batch sizes to capture, rising: dense where padding costs most, up to `most` or `LARGEST`."""
     most = min(most, LARGEST)
     steps = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, LARGEST + 1, 64)]
     return [*(size for size in steps if size < most), most]
 
 
 def shapes(max_rows: int, num_drafts: int) -> list[Shape]:
-    """All that are captured, by their tokens, rising; with drafts none has more tokens than the largest without."""
+    """Return all shapes to capture, by tokens, rising; with drafts none has more tokens than the largest without."""
     lens = sorted({1 + min(count, num_drafts) for count in (0, *DRAFTS)})
     every = [(rows, tokens) for tokens in lens for rows in ladder(max(1, min(max_rows, LARGEST) // tokens))]
     return sorted(every, key=lambda shape: (shape[0] * shape[1], shape[1]))
@@ -56,8 +56,8 @@ class DecodeGraphs:
     """Graphs of one piece of work over a shared tensor of inputs.
 
     Args:
-        padding: [1, fields] int64, the inputs of a row that belongs to nobody.
-        num_drafts: the most that a request brings; 0: each has one token.
+        padding: [1, fields] int64, the inputs of the spare row.
+        num_drafts: most drafts of a request; 0: each has one token.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class DecodeGraphs:
         report(len(self._shapes), len(self._shapes))
 
     def _write(self, rows: int, tokens: int) -> Tensors:
-        """The work of one shape; what it gives, in the memory that all shapes share."""
+        """Do the work of one shape, and return its outputs in the memory that all shapes share."""
         size = rows * tokens
         values = self._work(self._inputs[:size], (self._every if tokens == 1 else self._starts)[: rows + 1])
         if self._outputs is None:
@@ -118,11 +118,11 @@ class DecodeGraphs:
 
     @property
     def num_graphs(self) -> int:
-        """How many are captured."""
+        """Number of captured graphs."""
         return len(self._graphs)
 
     def close(self) -> None:
-        """Let go of the graphs and of the work in them: its owner owns these graphs, and memory waits for neither."""
+        """Release the graphs and the work in them at once, since the work's owner owns these graphs."""
         self._graphs.clear()
         self._outputs = None
         del self._work
@@ -130,10 +130,10 @@ class DecodeGraphs:
     def padded(
         self, inputs: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int32]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32] | None] | None:
-        """Inputs with padding up to a captured shape, and where requests begin, which one token each leave unsaid.
+        """Pad inputs to a captured shape; return them and where requests begin, None if each has one token.
 
         Args:
-            inputs: [n, fields]. num_tokens: [B], those of each request among the n.
+            inputs: [n, fields]. num_tokens: [B], tokens of each request among the n.
 
         Returns:
             None if no graph is that large.
@@ -150,17 +150,17 @@ class DecodeGraphs:
         return padded, starts
 
     def _shape_for(self, n: int, count: int, longest: int) -> Shape:
-        """The smallest for `count` requests of up to `longest` tokens; or for as many requests as there are tokens."""
+        """Return the smallest shape for `count` requests of up to `longest` tokens, or for one token a request."""
         captured = [shape for shape in self._shapes if shape in self._graphs]
         wide = (one for one in captured if one[0] >= count and one[1] >= longest and math.prod(one) <= MOST_PADDING * n)
         single = (one for one in captured if one[0] >= n and one[1] == 1)
         return next(chain(wide if longest > 1 else (), single), (0, 0))
 
     def run(self, inputs: torch.Tensor, starts: torch.Tensor | None = None) -> Tensors:
-        """On the stream of the graphs: issue the graph for what `padded` gave, on the device.
+        """Issue, on the stream of the graphs, the graph for what `padded` gave, on the device.
 
         Returns:
-            What the work gave back for the whole size; the next replay, of any size, overwrites it.
+            The outputs of the work for the whole size; the next replay, of any size, overwrites them.
         """
         shape = len(inputs), 1
         if starts is not None:

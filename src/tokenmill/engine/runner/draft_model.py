@@ -1,15 +1,15 @@
-"""`DraftModel`: a second, smaller decoder that proposes what may follow, behind each step of the model.
+"""`DraftModel`: propose what may follow each step of the model, with a second, smaller decoder.
 
-Its KV lies under the page ids of the model's: what fills a page there fills it here, so whoever finds a prefix in the
-cache finds both. A row's newest tokens may stand beyond its pages, and drafts do; these are in scratch pages, which
-nobody else has and which are written anew each time.
+Its KV lies under the page ids of the model's: what fills a page there fills it here, so a request that finds a prefix
+in the cache finds both. A row's newest tokens may stand beyond its pages, and drafts do; these are in scratch pages,
+which no other row uses and which are written anew each time.
 
     tokens   | computed before | of this step | newest | drafts ... |
     pages    |   a   |   b   |   c   |   d    |  scratch  |  scratch  |
              |<---- pinned by this step ----->|
 
 Whatever is in those pages, the model verifies what is proposed: KV that is missing or wrong makes drafts wrong, and no
-token of an output. Knows rows and plans; not requests, and not who decides which drafts are run.
+token of an output. Knows rows and plans; not requests, and not the choice of the drafts that are run.
 
 A head that needs the model's hidden states (EAGLE-3, MTP) would stand where this one does. `ModelRunner.start` has
 them, as `outputs` of those tokens that are sampled from; such a head needs them of every token of a step and of
@@ -46,16 +46,16 @@ MOST_REST = 31
 
 
 def num_scratch_pages(num_tokens: int, page_size: int) -> int:
-    """Pages of a draft model's KV cache besides those that it shares, for drafts of so many tokens.
+    """Return the pages of a draft model's KV cache besides the shared ones, for drafts of `num_tokens` tokens.
 
-    A row's newest token and all of its drafts but the last are run: so many positions behind its pages at most.
+    A row's newest token and all of its drafts but the last are run: `num_tokens` positions behind its pages at most.
     """
     return MOST_ROWS * -(-num_tokens // page_size)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chase:
-    """What the draft model has to run of n rows to come up with a step, and how far it may draft behind each.
+    """Positions of n rows that the draft model has to run to catch up with a step, and how far to draft behind each.
 
     Attributes:
         indices: [n], places in the step's batch. rows: [n].
@@ -75,9 +75,9 @@ class _Chase:
 class DraftModel:
     """Greedy drafts for the rows of a step, all rows in one pass a token.
 
-    Rows whose drafts were not run are drafted for more rarely, up to every thirty-second step: whoever decides may find
-    that drafts do not pay, and drafting costs. Of the others the model runs whole pages, as they are filled: these the
-    prefix cache may give to anyone.
+    Rows whose drafts were not run are drafted for more rarely, up to every thirty-second step: the scheduler may find
+    that drafts do not pay, and drafting costs. Of the other rows the model runs whole pages, as they are filled: the
+    prefix cache may give these to any request.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class DraftModel:
     ) -> None:
         """
         Args:
-            attention: of this model, over the pages of the other model's and `num_scratch_pages` behind them.
-            tables: of the other model's runner, on the host.
-            num_tokens: to draft at most.
+            attention: this model's attention, over the pages of the other model and `num_scratch_pages` behind them.
+            tables: tables of the other model's runner, on the host.
+            num_tokens: most tokens to draft.
             max_len: tokens that the draft model can hold; behind them there are no drafts.
         """
         num_rows = len(tables.tokens)
@@ -113,7 +113,7 @@ class DraftModel:
         """Run what a step has brought, and draft behind it. Called once it has ended, before the next one begins.
 
         Returns:
-            By batch index, what may follow the tokens that the step brings.
+            Proposals of what may follow the tokens that the step brings, by batch index.
         """
         self._enter(plan)
         chase = self._chase(plan, result.token_starts[1:] - result.token_starts[:-1])
@@ -133,7 +133,7 @@ class DraftModel:
         return {index: Proposal(token_ids[:length], is_forced=False) for index, token_ids, length in columns if length}
 
     def _enter(self, plan: StepPlan) -> None:
-        """Take in new rows, and what has become of the drafts of the others."""
+        """Take in new rows, and which drafts of the other rows were run."""
         num_computed = dict(zip(plan.rows.tolist(), plan.num_computed.tolist(), strict=True)) if plan.new_rows else {}
         for new in plan.new_rows:
             row, params = new.row, new.params
@@ -153,7 +153,7 @@ class DraftModel:
             self._has_drafts[rows] = False
 
     def _chase(self, plan: StepPlan, num_brought: IntArray) -> _Chase | None:
-        """What there is to run; None: nothing.
+        """Find the positions to run and draft for; None if there are none.
 
         Args:
             num_brought: [B], tokens that the step brings.
@@ -181,7 +181,7 @@ class DraftModel:
         return _Chase(indices, rows, starts, stops, limits, pages)
 
     def _pages_of(self, rows: IntArray, num_pages: IntArray, stops: LongArray, limits: LongArray) -> IntArray:
-        """The page table: of each row its `num_pages` first pages, then, where it is drafted for, its scratch pages."""
+        """Build the page table: each row's `num_pages` first pages, then its scratch pages if it is drafted for."""
         width = -(-int((stops + np.maximum(limits - 1, 0)).max()) // self._page_size)
         pages = self._pages[rows, :width]
         if width > num_pages.min():
@@ -192,7 +192,7 @@ class DraftModel:
         return pages
 
     def _run_known(self, chase: _Chase) -> torch.Tensor:
-        """Run the known tokens; the outputs [., hidden_size] of the newest of those that are drafted for."""
+        """Run the known tokens; return outputs [., hidden_size] of the newest token of each row to draft for."""
         lens = (chase.stops - chase.starts).astype(np.int32)
         query_starts = np.zeros(len(lens) + 1, dtype=np.int32)
         np.cumsum(lens, out=query_starts[1:])
@@ -214,11 +214,11 @@ class DraftModel:
         """Go on from the first draft token of each row.
 
         Args:
-            drafted: [m], the rows by their places, those with the longest drafts first.
+            drafted: [m], places of the rows, longest drafts first.
             ids: [m] int64, first tokens.
 
         Returns:
-            [m, k] int32, -1 from where the draft model has no numbers, and behind the row's limit.
+            [m, k] int32, -1 from where the draft model has no finite numbers, and behind the row's limit.
         """
         limits, pages = chase.limits[drafted], chase.pages[drafted]
         own, ones = np.arange(len(drafted)), np.ones(len(drafted), dtype=np.int32)
@@ -245,16 +245,16 @@ class DraftModel:
         return drafts
 
     def _slots(self, pages: IntArray, own: LongArray, positions: LongArray) -> LongArray:
-        """Where the KV of positions goes, each in its own row of a page table."""
+        """Return the KV slots of positions, each in its own row of a page table."""
         return pages[own, positions // self._page_size].astype(np.int64) * self._page_size + positions % self._page_size
 
 
 def check_draft(architecture: Architecture, tokenizer: Path, draft: Architecture, folder: Path) -> None:
-    """See that a draft model means the same by a token id.
+    """Check that a draft model means the same by a token id.
 
     Args:
-        architecture, tokenizer: of the model, and the folder of its tokenizer.json.
-        draft, folder: of the draft model.
+        architecture, tokenizer: the model's architecture, and the folder of its tokenizer.json.
+        draft, folder: the same of the draft model.
 
     Raises:
         InvalidConfig: it does not, in one sentence.
@@ -273,7 +273,7 @@ def check_draft(architecture: Architecture, tokenizer: Path, draft: Architecture
 
 
 def vocabulary_digest(folder: Path) -> str:
-    """32 hexadecimal digits that two folders share if each id stands for the same text in both."""
+    """Return 32 hexadecimal digits that two folders share if each id stands for the same text in both."""
     tokenizer = read_json(folder, "tokenizer.json")
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     tokens = [(one.get("id"), one.get("content")) for one in added] if isinstance(added, list) else []

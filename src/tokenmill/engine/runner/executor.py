@@ -1,4 +1,4 @@
-"""Executors: how steps are run. The engine launches a plan and comes back for its outcome; it knows no more.
+"""Executors: run the steps. The engine launches a plan and comes back for its outcome; it knows no more.
 
 A runner says what a step is. An executor decides where and when it happens: at once, on a thread, in several processes,
 or by a clock that only counts.
@@ -18,27 +18,27 @@ class Executor(Protocol):
     """Runs plans in the order of their launch."""
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """Start a step. Behind one that failed all are refused until `recover`: their differences build on its."""
+        """Start a step. After a failed one all are refused until `recover`: their differences build on its."""
 
     def recover(self) -> None:
-        """After a failure: wait for the steps that are launched, then run plans again.
+        """Wait for the launched steps after a failure, then run plans again.
 
         Raises:
-            EngineFailed: the device runs none any more.
+            EngineFailed: the device has failed.
         """
 
     def close(self) -> None:
-        """Wait for the steps that are launched, and let go of what they ran with."""
+        """Wait for the launched steps, and release what they ran with."""
 
 
 class StepRunner(Protocol):
-    """What an executor needs of `ModelRunner`."""
+    """The part of `ModelRunner` that an executor needs."""
 
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
-        """Start a step behind the previous one; returns what waits for its end and puts the result together."""
+        """Start a step behind the previous one; return a function that waits for its end and makes the result."""
 
     def close(self) -> None:
-        """Let go of what steps ran with."""
+        """Release what steps ran with."""
 
 
 class InlineExecutor:
@@ -56,7 +56,7 @@ class InlineExecutor:
         self._previous: StepOutcome | None = None
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """See `Executor`."""
+        """Start a step, unless the previous one has failed already."""
         previous = self._previous
         try:
             if previous is not None and previous.error is not None:
@@ -68,7 +68,7 @@ class InlineExecutor:
         return outcome
 
     def recover(self) -> None:
-        """See `Executor`."""
+        """Wait for the last step and the device; raise EngineFailed if the device is dead."""
         self._wait()
         try:
             self._synchronize()
@@ -77,7 +77,7 @@ class InlineExecutor:
             raise EngineFailed(f"the device has failed and runs no further step: {what}") from error
 
     def close(self) -> None:
-        """See `Executor`."""
+        """Wait for the last step and close the runner."""
         self._wait()
         self.runner.close()
 
@@ -88,7 +88,7 @@ class InlineExecutor:
 
 
 class ThreadExecutor:
-    """Runs each step from its beginning to its end on a thread of its own: overlap on a device that is the host.
+    """Runs each step from beginning to end on a thread of its own: overlap on a device that is the host.
 
     torch releases the interpreter's lock inside its kernels, so the engine schedules the next step meanwhile.
     """
@@ -98,17 +98,17 @@ class ThreadExecutor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="runner")
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """See `Executor`."""
+        """Queue a step for the thread."""
         return StepOutcome(self._thread.submit(self._run, plan).result)
 
     def _run(self, plan: StepPlan) -> StepResult:
         return self._inline.launch(plan).result()
 
     def recover(self) -> None:
-        """See `Executor`."""
+        """Wait for the launched steps, then recover on the thread."""
         self._thread.submit(self._inline.recover).result()
 
     def close(self) -> None:
-        """See `Executor`."""
+        """End the thread after its last step, then close the runner."""
         self._thread.shutdown(wait=True)
         self._inline.close()

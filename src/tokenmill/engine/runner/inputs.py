@@ -1,6 +1,6 @@
-"""From a plan to a `ForwardBatch`: whole-array arithmetic, no loop over tokens or rows.
+"""Turn a plan into a `ForwardBatch`: whole-array arithmetic, no loop over tokens or rows.
 
-What the host knows is gathered in arrays by name, sent to the device, and completed there from the tables.
+The host's data is gathered in arrays by name, sent to the device, and completed there from the tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenmill.model.attention.batch import BatchPages, DeviceLens, ForwardBatch
 
 
 def step_arrays(plan: StepPlan, samples: Samples, wanted: OutputTokens, first: int = 0) -> Arrays:
-    """What a step's batch is made of.
+    """Build the arrays of a step's batch.
 
     Args:
         first: the requests before this one run elsewhere; each of their tokens has an output.

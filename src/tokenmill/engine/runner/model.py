@@ -1,4 +1,4 @@
-"""What the runner needs of a model."""
+"""The interface of a model to the runner."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Model(Protocol):
     """A decoder on one device."""
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        """Final hidden states [S, hidden_size] of the batch's `output_indices`."""
+        """Return the final hidden states [S, hidden_size] of the batch's `output_indices`."""
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """[S, hidden_size] -> [S, vocab_size] float32; on a GPU perhaps the model's dtype."""
+        """Return logits: [S, hidden_size] -> [S, vocab_size] float32; on a GPU perhaps the model's dtype."""
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
-        """[S, hidden_size] -> [S] int64, the largest of the logits; -1 where these are NaN or infinite."""
+        """Return the most likely tokens: [S, hidden_size] -> [S] int64; -1 where logits are NaN or infinite."""
 
 
 class PipelinedModel(Model, Protocol):
     """A decoder whose later layers run elsewhere, while this process goes on."""
 
     def begin(self, batch: ForwardBatch, attention: AttentionBackend) -> Callable[[], torch.Tensor]:
-        """Run the first layers; returns what waits for the others and gives what `forward` does."""
+        """Run the first layers; return a function that waits for the others and returns what `forward` does."""

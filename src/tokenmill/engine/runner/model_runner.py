@@ -1,4 +1,4 @@
-"""`ModelRunner`: what a step is, the same on every device. Knows nothing of requests beyond their rows.
+"""`ModelRunner`: run a step, the same way on every device. Knows nothing of requests beyond their rows.
 
     plan ─> arrays ─> send ─> forward ─> sample, tokens to the table ─> fetch ─> result
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EnteredStep:
-    """A step that the rows know of.
+    """A step that the row stores have taken in.
 
     Attributes:
-        metadata: how its samples are drawn. wanted: which of its tokens have outputs.
+        metadata: parameters of its samples. wanted: its tokens that have outputs.
         num_captured: requests at its front that run in a graph.
-        arrays, sent: what the device is told of it, by name; here and there.
+        arrays, sent: its data for the device, by name; on the host and on the device.
     """
 
     plan: StepPlan
@@ -61,12 +61,12 @@ class EnteredStep:
 
     @property
     def has_rest(self) -> bool:
-        """Whether some of it runs in no graph."""
+        """True if some of its requests run in no graph."""
         return self.num_captured < len(self.plan.rows)
 
 
 class ModelRunner:
-    """Steps of one model over the rows of one device.
+    """Runs the steps of one model over the rows of one device.
 
     Attributes:
         graphs: captured decodes, where there are any.
@@ -98,7 +98,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
-        """Start a step behind the previous one; returns what waits for its end and puts the result together."""
+        """Start a step behind the previous one; return a function that waits for its end and makes the result."""
         step = self._enter(plan)
         with self._transport:
             self._rows.apply(plan, step.sent)
@@ -106,7 +106,7 @@ class ModelRunner:
             return self._sample(step, outputs, previous)
 
     def _enter(self, plan: StepPlan) -> EnteredStep:
-        """Take in a plan, and send what it takes to run it."""
+        """Take in a plan, and send the arrays that it needs."""
         rows, samples = self._rows, Samples.of(plan)
         arrays = rows.enter(plan, samples)
         metadata = rows.sampling.select(samples.rows, samples.positions)
@@ -132,10 +132,10 @@ class ModelRunner:
     def _sample(
         self, step: EnteredStep, outputs: torch.Tensor | None, previous: StepOutcome | None
     ) -> Callable[[], StepResult]:
-        """Begin to sample from what the model has brought; returns what waits for the end of that.
+        """Begin to sample from the model's outputs; return a function that waits for the end and makes the result.
 
         Args:
-            outputs: of the tokens that are not in a graph; None: all are.
+            outputs: model outputs of the tokens that are not in a graph; None: all are in one.
         """
         rows, samples, sent, reports, sampled = self._rows, step.samples, step.sent, Reports(), None
         masks = partial(self._masks, samples, previous)
@@ -160,16 +160,16 @@ class ModelRunner:
         return finish
 
     def _logits_of(self, row: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The head of a row: the model's, or with what the row's adapter adds to it."""
+        """Return the head of a row: the model's, with the row's adapter if it has one."""
         adapters = self._rows.adapters
         adapter = None if adapters is None else adapters.head_of(row)
         return self.model.logits if adapter is None else AdaptedHead(self.model, adapter).logits
 
     def _num_captured(self, plan: StepPlan, samples: Samples, wanted: OutputTokens, arrays: Arrays) -> int:
-        """How many requests at the front of a step run in a graph, whose draws are among the arrays then.
+        """Return how many requests at the front of a step run in a graph, and add their draws to the arrays.
 
-        Decodes in front of prompts do so alone, unless there are drafts or reports: those count places from the first
-        request of the step, so it is one pass.
+        Decodes in front of prompts run in a graph alone, unless there are drafts or reports: these count places from
+        the first request of the step, so it is one pass.
         """
         if self.graphs is None or wanted.spans:
             return 0
@@ -180,7 +180,7 @@ class ModelRunner:
         return num if num and self.graphs.fit(arrays, plan.rows[:num], plan.num_samples[:num]) else 0
 
     def _masks(self, samples: Samples, previous: StepOutcome | None) -> GrammarStep | None:
-        """The grammars of a step, once they have the tokens of the one before: here the host has to wait."""
+        """Return the grammars of a step, once they have the tokens of the one before: here the host has to wait."""
         grammars = self._rows.grammars
         if not grammars.concerns(samples.rows):
             return None
@@ -189,7 +189,7 @@ class ModelRunner:
         return grammars.step(samples.rows, samples.positions, samples.drafts)
 
     def close(self) -> None:
-        """End the threads of grammars, and let go of the graphs."""
+        """End the threads of grammars, and release the graphs."""
         if self.graphs is not None:
             self.graphs.close()
             self.graphs = None
@@ -197,7 +197,7 @@ class ModelRunner:
 
 
 class PipelinedRunner(ModelRunner):
-    """Steps of a model of which this process runs the first layers: several at a time, each in another stage.
+    """Runs steps of a model whose first layers run in this process: several at a time, each in another stage.
 
     Starting a step runs these layers. It is sampled when its outcome is asked for, which is in the order of the steps:
     no later one needs its tokens before, because a request runs again only when its token is known.
@@ -207,7 +207,7 @@ class PipelinedRunner(ModelRunner):
 
     @torch.inference_mode()
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
-        """See `ModelRunner.start`."""
+        """Start a step by running the first layers; return a function that waits for the outputs and samples."""
         step = self._enter(plan)
         self._rows.apply(plan, step.sent)
         outputs = self.model.begin(self._batch(step), self._attention)

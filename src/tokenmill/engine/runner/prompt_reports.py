@@ -1,4 +1,4 @@
-"""What requests want to know of their prompts: log probabilities of its tokens, or one vector that stands for it.
+"""Report on prompts for requests that ask: log probabilities of the prompt's tokens, or one vector that stands for it.
 
 Collected while the prompt is computed, chunk by chunk; a row that is computed anew (after a preemption) begins anew.
 """
@@ -27,7 +27,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Row:
-    """One row's wishes. `total`: [hidden_size] float64, the sum over the tokens so far, where the mean is wanted."""
+    """A row's report settings. `total`: [hidden_size] float64, sum over the tokens so far, where the mean is wanted."""
 
     num_prompt_tokens: int
     num_logprobs: int | None
@@ -37,12 +37,12 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class OutputTokens:
-    """Which of a step's T tokens the model gives an output for, in order.
+    """The tokens of a step that the model gives an output for, in order.
 
     Attributes:
         indices: [N] int64, tokens of the step.
-        samples: [S] int64, those of the outputs from which rows sample.
-        spans: batch index -> its first and its last output but one, of the rows that report on their prompt.
+        samples: [S] int64, the outputs from which rows sample.
+        spans: batch index -> its first output and the end of its outputs, for rows that report on their prompt.
     """
 
     indices: IntArray
@@ -52,7 +52,7 @@ class OutputTokens:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What a step brought, by batch index.
+    """Reports that a step brought, by batch index.
 
     Attributes:
         logprobs: of the prompt's tokens from position `num_computed + 1` on.
@@ -66,7 +66,7 @@ class Reports:
 
 
 class PromptReports:
-    """The wishes of every row. Always written whole, so that a reused row keeps nothing of its former owner."""
+    """The report settings of every row. Always written whole, so that a reused row keeps nothing of its last owner."""
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._rows: list[_Row | None] = [None] * max_rows
@@ -75,14 +75,14 @@ class PromptReports:
         self._rows_at_once = max(1, _LOGITS_AT_ONCE // vocab_size)
 
     def set(self, new_row: AdmittedRequest) -> None:
-        """Make `new_row.row` the row of this request."""
+        """Set the report settings of `new_row.row` from its new request."""
         num_logprobs, pooling = new_row.params.prompt_logprobs, new_row.pooling
         has_wishes = num_logprobs is not None or bool(pooling)
         self._rows[new_row.row] = _Row(new_row.num_prompt_tokens, num_logprobs, pooling) if has_wishes else None
         self._ends[new_row.row] = new_row.num_prompt_tokens if has_wishes else 0
 
     def outputs_of(self, plan: StepPlan, samples: Samples) -> OutputTokens:
-        """The tokens that are sampled from, and all tokens of the rows that report."""
+        """Return the tokens that are sampled from, and all tokens of the rows that report."""
         reporting = np.flatnonzero(plan.num_computed < self._ends[plan.rows]).tolist()
         if not reporting:
             return OutputTokens(samples.outputs, np.arange(len(samples)), {})
@@ -110,8 +110,8 @@ class PromptReports:
 
         Args:
             spans: see `OutputTokens`.
-            outputs: [N, hidden_size], what the model gave for its output tokens.
-            logits_of: row -> what gives logits [., V] of any float for its outputs.
+            outputs: [N, hidden_size], the model's outputs for the output tokens.
+            logits_of: row -> function from its outputs to logits [., V] of any float dtype.
         """
         reports = Reports()
         for index, (first, end) in spans.items():
@@ -148,7 +148,7 @@ class PromptReports:
 
 
 def _pool(row: _Row, outputs: Tensor, is_last: bool) -> Tensor | None:
-    """Take in a chunk of the prompt; the vector of length 1 if it was the last."""
+    """Take in a chunk of the prompt; return the vector of length 1 if it was the last."""
     if row.pooling == "mean":
         own = outputs.double().sum(0)
         row.total = own if row.total is None else row.total + own

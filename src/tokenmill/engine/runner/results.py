@@ -1,4 +1,4 @@
-"""From what a step sampled to its `StepResult`."""
+"""Turn a step's samples into its `StepResult`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FAILURES = {
 
 
 def result_of(plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampled | None) -> StepResult:
-    """The outcome of a step.
+    """Make the outcome of a step.
 
     Args:
         sampled: on the host; None: the step samples nothing.
@@ -54,10 +54,10 @@ def result_of(plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampl
 
 
 def _failures_of(token_ids: IntArray, samples: Samples, sampled: Sampled | None) -> dict[int, RowFailure]:
-    """Let grammars take what was sampled; why requests cannot go on, by batch index.
+    """Let grammars take what was sampled; return why requests cannot go on, by batch index.
 
     Args:
-        token_ids: [S]; set to -1 where a row goes without a token, since the mask of its grammar was late.
+        token_ids: [S]; set to -1 where a row gets no token because the mask of its grammar was late.
     """
     missing = np.flatnonzero(token_ids < 0).tolist()
     # Behind a draft it may not be due; if it is, the next step comes upon it again.
@@ -69,7 +69,7 @@ def _failures_of(token_ids: IntArray, samples: Samples, sampled: Sampled | None)
 
 
 def _proposals_of(samples: Samples, sampled: Sampled | None) -> dict[int, Proposal]:
-    """What grammars that have taken in what was sampled force to follow, by batch index."""
+    """Return the tokens that grammars force after what was sampled, by batch index."""
     if sampled is None or sampled.masks is None:
         return {}
     forced = sampled.masks.proposals.items()

@@ -1,4 +1,4 @@
-"""`RowRecurrences`: where the recurrent states of rows lie, and what a plan does with them besides running them on."""
+"""`RowRecurrences`: map rows to their recurrent states, and carry out a plan's loads and saves of states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenmill.model.kernels.states import StateMemory, StepStates, step_states
 
 
 class RowRecurrences:
-    """The slot of each row.
+    """The state slot of each row.
 
     Attributes:
         memory: the states themselves.
@@ -27,7 +27,7 @@ class RowRecurrences:
             self._slots[new.row] = new.state_slot
 
     def apply(self, plan: StepPlan) -> None:
-        """On the device: let new rows begin with no tokens, or with what was kept of a prefix."""
+        """Start new rows, on the device, with no tokens or with the kept state of a prefix."""
         if plan.states is not None and len(plan.states.load_slots):
             sources, slots = (
                 torch.from_numpy(numbers.astype(np.int64)).to(self._device)
@@ -36,7 +36,7 @@ class RowRecurrences:
             self.memory.copy(sources, slots)
 
     def of_step(self, plan: StepPlan, query_starts: np.ndarray) -> StepStates:
-        """The states that a step's tokens run through. `query_starts`: [B + 1], where each request's begin."""
+        """Return the states that a step's tokens run through. `query_starts`: [B + 1], where each request's begin."""
         slots, orders = self._slots[plan.rows], plan.states
         if orders is None or not len(orders.save_rows):
             return step_states(self.memory, slots, query_starts, None, self._device)

@@ -1,4 +1,4 @@
-"""`RowState`: all that is kept of the rows of running requests. A plan names rows; what they stand for is here."""
+"""`RowState`: keep all state of the rows of running requests. A plan names rows; their contents are here."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tokenmill.model.vision.encoder import Encoder
 
 
 class RowState:
-    """The stores of rows, all told of new rows in one place.
+    """The stores of rows, which all learn of new rows in one place.
 
     Attributes:
         tables: pages and tokens, on the device.
-        sampling: how each row draws. grammars: what it may draw.
-        prompts: what is wanted of its prompt.
-        adapters: which adapter it has; None: the engine has none.
-        encoder: which images it has; None: the model takes text only.
-        recurrences: where its recurrent state is; None: the model has none.
+        sampling: sampling parameters of each row. grammars: its grammar.
+        prompts: the reports wanted of its prompt.
+        adapters: its adapter; None: the engine has none.
+        encoder: its images; None: the model takes text only.
+        recurrences: the slot of its recurrent state; None: the model has none.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RowState:
         self.prompts = PromptReports(len(tables.tokens), sampling.vocab_size)
 
     def enter(self, plan: StepPlan, samples: Samples) -> Arrays:
-        """Take in the new rows of a plan; what remains to be sent to the device for `apply`."""
+        """Take in the new rows of a plan; return the arrays that `apply` needs on the device."""
         for new_row in plan.new_rows:
             self.sampling.set(new_row)
             self.prompts.set(new_row)
@@ -59,7 +59,7 @@ class RowState:
         return arrays
 
     def apply(self, plan: StepPlan, sent: Sent) -> None:
-        """On the device: what a plan changes."""
+        """Apply the changes of a plan on the device."""
         self.tables.apply(plan, sent)
         if self.adapters is not None:
             self.adapters.apply(sent)

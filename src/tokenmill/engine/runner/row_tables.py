@@ -16,13 +16,13 @@ from tokenmill.platform.memory import zeros
 
 
 class RowTables:
-    """Rows of running requests.
+    """Page and token tables of the rows of running requests.
 
     Attributes:
         pages: [num_rows, max_pages] int32, page ids; entries past a request's pages are stale and never read.
         tokens: [num_rows, max_pages * page_size] int32, prompt and output ids.
-        window_pages: as `pages`, of the window group; what lies behind a window is stale too. None: there is none.
-        window: tokens that its layers attend to at most.
+        window_pages: as `pages`, for the window group; entries behind a window are stale too. None: there is none.
+        window: most tokens that its layers attend to.
     """
 
     def __init__(self, num_rows: int, max_len: int, page_size: int, device: torch.device, window: int = 0) -> None:
@@ -57,15 +57,15 @@ class RowTables:
         self.tokens[sent["draft_rows"], sent["draft_positions"]] = sent["draft_ids"]
 
     def write_tokens(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Enter sampled tokens; all [S] int64, on the device. What stands behind a wrong draft is written anew later.
+        """Enter sampled tokens; all [S] int64, on the device. Tokens behind a wrong draft are written anew later.
 
-        Where there is none (negative) token 0 stands in: a step that is launched already runs with it, in vain.
+        Token 0 stands in for a missing (negative) one: a step that is already launched runs with it, in vain.
         """
         self.tokens[rows, positions] = token_ids.clamp(min=0).to(torch.int32)
 
 
 def table_arrays(plan: StepPlan, samples: Samples) -> Arrays:
-    """A plan's differences as arrays; new rows' tokens one after the other."""
+    """Return a plan's differences as arrays; new rows' tokens one after the other."""
     arrays: Arrays = {}
     if plan.new_rows:
         arrays["new_tokens"] = np.concatenate([new.token_ids for new in plan.new_rows])

@@ -1,4 +1,4 @@
-"""`Samples`: which tokens a step samples, and from where. Derived from a plan once, for all who need to know."""
+"""`Samples`: the tokens that a step samples, and the outputs to draw them from. Derived from a plan once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Samples:
         rows: [S] int64.
         positions: [S] int64, the index that the sampled token has in its sequence.
         outputs: [S] int64, the token of the step from whose output it is drawn.
-        drafts: [S] int32, what was drafted for its position, -1 behind the last draft; None: the step has no drafts.
+        drafts: [S] int32, the draft token for its position, -1 behind the last draft; None: the step has no drafts.
     """
 
     query_starts: npt.NDArray[np.int32]
@@ -41,7 +41,7 @@ class Samples:
 
     @classmethod
     def of(cls, plan: StepPlan) -> Self:
-        """Those of a plan."""
+        """Derive the samples of a plan."""
         query_starts = np.zeros(len(plan.rows) + 1, dtype=np.int32)
         np.cumsum(plan.num_scheduled, out=query_starts[1:])
         indices = np.repeat(np.arange(len(plan.rows)), plan.num_samples)
@@ -64,9 +64,9 @@ class Samples:
         return len(self.indices)
 
     def are_due(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """[S]: whether the tokens sampled before this one, for the same request, are all what was drafted.
+        """Return [S] bool: True if the tokens sampled before this one, for the same request, all equal the drafts.
 
-        Then it is what a step without drafts would have sampled: the same token before it, the same key of its draw.
+        Then a step without drafts would sample the same token: with the same token before it, the same key of its draw.
         """
         if self.drafts is None:
             return np.ones(len(token_ids), dtype=np.bool_)
@@ -76,5 +76,5 @@ class Samples:
         return np.equal(num_before, num_before[first])
 
     def is_first(self, number: int) -> bool:
-        """Whether one of the samples is the first of its request."""
+        """Return True if a sample is the first of its request."""
         return number == 0 or bool(self.indices[number - 1] != self.indices[number])

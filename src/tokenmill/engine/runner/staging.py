@@ -1,7 +1,7 @@
-"""Host arrays on their way to a device: packed into pinned memory, copied in one piece beside the step that runs.
+"""Send host arrays to a device: packed into pinned memory, copied in one piece beside the step that runs.
 
 A ring of slots. A slot is filled again only when the step that used it is done: steps are committed in order and few
-are in flight, so with more slots than steps in flight nobody waits.
+are in flight, so with more slots than steps in flight the host never waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SMALLEST = 1 << 16
 
 
 class _Slot:
-    """Pinned memory, as much on the device, and the event behind the step that used them last."""
+    """Pinned memory, as much on the device, and the event behind the last step that used them."""
 
     def __init__(self) -> None:
         self.pinned = torch.empty(0, dtype=torch.uint8)
@@ -33,7 +33,7 @@ class _Slot:
 
 
 class Staging:
-    """A `Transport`: sends the arrays of a step, and holds the memory that its results come back to.
+    """A `Transport` that sends the arrays of a step, and holds the memory that its results come back to.
 
     Args:
         compute: the stream of the steps; it waits for the copies, the host does not.
@@ -47,7 +47,7 @@ class Staging:
         self._current = 0
 
     def send(self, arrays: Arrays) -> Sent:
-        """Begin a step: its arrays on the device, valid until `NUM_SLOTS` steps later."""
+        """Begin a step: return its arrays on the device, valid until `NUM_SLOTS` steps later."""
         self._current = (self._current + 1) % NUM_SLOTS
         slot = self._slots[self._current]
         if slot.used is not None:
@@ -76,7 +76,7 @@ class Staging:
         self._compute.__exit__(*error)
 
     def fetch(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        """See `Transport`; on the compute stream, in one copy."""
+        """Begin to copy eight-byte numbers to the host, on the compute stream, in one copy."""
         slot = self._slots[self._current]
         words = [tensor.flatten().view(torch.int64) for tensor in tensors]
         packed = words[0] if len(words) == 1 else torch.cat(words)
@@ -88,14 +88,14 @@ class Staging:
         return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     def finish(self) -> Event:
-        """On the compute stream: all of the step is issued; the event behind it."""
+        """Return the event on the compute stream behind all of the step's work."""
         event = self._compute.record()
         self._slots[self._current].used = event
         return event
 
 
 def _places(arrays: Arrays) -> tuple[dict[str, int], int]:
-    """Where each array begins, and the bytes of all."""
+    """Return where each array begins, and the bytes of all."""
     places, size = {}, 0
     for name, values in arrays.items():
         places[name] = size

@@ -1,4 +1,4 @@
-"""From the outputs of a pass to tokens: the one door between the runner and `sampling`.
+"""Turn the outputs of a pass into tokens: the one interface between the runner and `sampling`.
 
 `HostSampler` runs where the host does the work and may look at what was drawn. `DeviceSampler` issues all of it to a
 device that the host does not wait for.
@@ -35,12 +35,12 @@ Masks = Callable[[], GrammarStep | None]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What S samples gave.
+    """Tokens and log probabilities of S samples.
 
     Attributes:
         token_ids: [S] int64, `NO_TOKEN` or `NOTHING_LEFT` where there is none.
-        logprobs: of those that asked; None: nobody did.
-        masks: the grammars that have to be told; None: there are none.
+        logprobs: of the samples that asked; None: none did.
+        masks: the grammars that need the tokens; None: there are none.
     """
 
     token_ids: torch.Tensor
@@ -48,7 +48,7 @@ class Sampled:
     masks: GrammarStep | None = None
 
     def on_host(self, transport: Transport) -> Sampled:
-        """The same on the host: begin to copy it there."""
+        """Begin to copy the tensors to the host, and return them as there."""
         told = self.logprobs
         if told is None:
             return replace(self, token_ids=transport.fetch(self.token_ids)[0])
@@ -66,16 +66,16 @@ class StepSampler(Protocol):
         """Sample from outputs [S, hidden_size] of the model.
 
         Args:
-            sent: `draws` among them: those of the metadata, on the device.
+            sent: arrays on the device, including `draws` of the metadata.
         """
 
 
 class HostSampler:
-    """See `StepSampler`.
+    """Samples on the host, where it may look at what was drawn.
 
     Args:
-        native: kernels that draw; None: torch does.
-        adapters: those of the rows; None: there are none.
+        native: kernels that draw; None: torch draws.
+        adapters: adapters of the rows; None: there are none.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class HostSampler:
     def sample(
         self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
     ) -> Sampled:
-        """See `StepSampler`."""
+        """Sample from outputs [S, hidden_size] of the model and enter the tokens into the table."""
         grammars = masks()
         source = Outputs(self._model, outputs, self._adapted(samples))
         sampled = self._sampler.sample(source, metadata, self._tables.tokens, grammars)
@@ -101,7 +101,7 @@ class HostSampler:
         return Sampled(sampled.token_ids, sampled.logprobs, grammars)
 
     def _adapted(self, samples: Samples) -> list[tuple[torch.Tensor, AdaptedHead]]:
-        """The samples whose adapters add to the head, by adapter."""
+        """Return the samples whose adapters add to the head, by adapter."""
         if self._adapters is None:
             return []
         found = []
@@ -114,28 +114,27 @@ class HostSampler:
 
 
 class AdaptedHead:
-    """The head of a model with what an adapter adds to it."""
+    """The head of a model with an adapter's addition."""
 
     def __init__(self, model: Model, adapter: LinearAdapter) -> None:
         self._model = model
         self._adapter = adapter
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """See `Head.logits`."""
+        """Return the model's logits in float32 with the adapter's addition."""
         return self._adapter.add(outputs, self._model.logits(outputs).float())
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
-        """See `Head.argmax`."""
+        """Return the tokens with the largest adapted logits."""
         return argmax(self.logits(outputs))
 
 
 class DeviceSampler:
-    """See `StepSampler`. Draws from the logits as they are, and again where a row asks for more: a graph may hold the
-    first.
+    """Samples on a device without the host: from the plain logits, as a graph may, and again where a row asks for more.
 
     Args:
-        draw: the kernel.
-        share: lets other ranks have the tokens too.
+        draw: the kernel that draws.
+        share: shares the tokens with other ranks.
     """
 
     def __init__(
@@ -153,16 +152,16 @@ class DeviceSampler:
     def sample(
         self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
     ) -> Sampled:
-        """See `StepSampler`."""
+        """Sample from outputs [S, hidden_size] of the model and enter the tokens into the table."""
         logits = self._model.logits(outputs)
         return self.sample_drawn(logits, self.draw(logits, sent["draws"]), samples, metadata, sent, masks)
 
     def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """Sample from logits [S, V] as they are, and enter the tokens into the table."""
+        """Sample from plain logits [S, V], and enter the tokens into the table."""
         return self.enter(self._sampler.draw(logits, draws), draws)
 
     def enter(self, token_ids: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """Enter sampled tokens into the table, of every rank."""
+        """Share sampled tokens with the other ranks and enter them into the table."""
         token_ids = self._share(token_ids)
         self.tables.write_tokens(*places(draws), token_ids)
         return token_ids
@@ -176,7 +175,7 @@ class DeviceSampler:
         sent: Sent,
         masks: Masks,
     ) -> Sampled:
-        """What rows draw by all that they ask for and under their masks; `drawn` if nobody asks for more."""
+        """Sample again with all that rows ask for and their masks; keep `drawn` if no row asks for more."""
         grammars = masks()
         if samples.drafts is not None and (grammars is not None or metadata.needs_processing):
             self.tables.write_drafts(sent)  # the first draw has taken their places, and penalties look at them
@@ -189,5 +188,5 @@ class DeviceSampler:
 
 
 def places(draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and positions of the tokens that packed draws sample, [S] int64 each."""
+    """Return the rows and positions of the tokens that packed draws sample, [S] int64 each."""
     return column(draws, "row"), column(draws, "position")

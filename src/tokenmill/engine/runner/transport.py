@@ -1,4 +1,4 @@
-"""How a step's arrays get to where the model runs, and its tokens back to the host."""
+"""Carry a step's arrays to the device that runs the model, and its tokens back to the host."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tokenmill.platform.immediate import ImmediateStream
 from tokenmill.platform.protocol import Event
 
 Arrays = dict[str, npt.NDArray[Any]]
-"""What the host knows of a step, by name."""
+"""The host's arrays for a step, by name."""
 Sent = Mapping[str, torch.Tensor]
 """The same arrays on the device."""
 
 
 class Transport(Protocol):
-    """One step at a time: `send`, the step's work inside of the context manager, `fetch` and `finish`."""
+    """Carries one step at a time: `send`, the step's work inside of the context manager, `fetch` and `finish`."""
 
     def send(self, arrays: Arrays) -> Sent:
-        """Begin a step: its arrays on the device."""
+        """Begin a step: return its arrays on the device."""
 
     def __enter__(self) -> Self:
         """Issue work to the device."""
@@ -30,23 +30,23 @@ class Transport(Protocol):
         """Issue work where it went before."""
 
     def fetch(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Begin to copy eight-byte numbers to the host, once a step; there when the event of `finish` has come."""
+        """Begin to copy eight-byte numbers to the host, once a step; they are there after the event of `finish`."""
 
     def finish(self) -> Event:
-        """All of the step is issued; the event behind it."""
+        """Return the event behind all of the step's work."""
 
 
 class HostTransport(ImmediateStream):
-    """A device that shares the host's memory: nothing is copied and nobody waits."""
+    """Transport to a device that shares the host's memory: it copies nothing and never waits."""
 
     def send(self, arrays: Arrays) -> Sent:
-        """See `Transport`."""
+        """Return the arrays as tensors over the same memory."""
         return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
     def fetch(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        """See `Transport`."""
+        """Return the tensors as they are."""
         return tensors
 
     def finish(self) -> Event:
-        """See `Transport`."""
+        """Return an event behind the step's work."""
         return self.record()

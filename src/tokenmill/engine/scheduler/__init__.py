@@ -1,1 +1,1 @@
-"""Policy: which tokens run in the next step, and on whose account. Knows no torch, no sockets and no clock."""
+"""Choose which tokens run in the next step, and for which requests. Knows no torch, no sockets and no clock."""

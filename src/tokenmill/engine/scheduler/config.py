@@ -19,20 +19,20 @@ from tokenmill.engine.scheduler.policies import (
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """See the flags of the same names.
+    """Limits and policies of a scheduler; most fields are named after command-line flags.
 
     Attributes:
         policy: `fair`, `fcfs`, `priority` or one of the user's: the order of the queues.
-        batch_policy: `mixed`, `prefill-first` or one of the user's: what may share a step.
+        batch_policy: `mixed`, `prefill-first` or one of the user's: which requests may share a step.
         admission: `whole-prompt`, `optimistic`, `reserve` or one of the user's: what an admitted request takes at once.
-        seed: of requests that bring none.
+        seed: for requests that bring none.
         num_stages: of the pipeline that runs the steps, several at a time: a request runs again only when its token is
             known, and decodes are shared out over as many steps.
         max_loras: adapters in a step at most; 0: none. lora_patience: steps that a request is passed over for want of a
             slot before one is freed for it.
         encoder_budget: tokens of images that a step encodes. encoder_cache_tokens: of those whose outputs are kept.
         disable_chunked_mm_input: a step does not end within an image.
-        patience: steps after which it is looked for the oldest request; see `Seniority`.
+        patience: steps between two looks for the oldest request; see `Seniority`.
         state_slots: for recurrent states, of requests that run and of prefixes; 0: the model has none.
     """
 
@@ -55,7 +55,7 @@ class SchedulerConfig:
 
     @property
     def largest_chunk(self) -> int:
-        """Tokens of one request that a step runs at most."""
+        """Most tokens of one request that a step runs."""
         threshold = self.long_prefill_token_threshold if self.enable_chunked_prefill else 0
         return min(threshold or self.max_num_batched_tokens, self.max_num_batched_tokens)
 
@@ -70,10 +70,10 @@ class Policies:
 
 
 def find_policies(queue: str, batch: str, admission: str) -> Policies:
-    """The policies of these names.
+    """Return the policies of these names.
 
     Raises:
-        InvalidConfig: there is none of a name.
+        InvalidConfig: a name has no policy.
     """
     return Policies(
         find_policy("--scheduling-policy", queue, QUEUE_POLICIES, QueuePolicy),
@@ -83,7 +83,7 @@ def find_policies(queue: str, batch: str, admission: str) -> Policies:
 
 
 def scheduler_config_of(config: EngineConfig, max_model_len: int, state_slots: int = 0) -> SchedulerConfig:
-    """The scheduler's part of a config that has been resolved for its device.
+    """Return the scheduler's part of a config that has been resolved for its device.
 
     Args:
         state_slots: see `SchedulerConfig`.

@@ -1,4 +1,4 @@
-"""Draft tokens in a step: what decodes may run besides their own tokens."""
+"""Add draft tokens to a step: decodes may run them besides their own tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenmill.engine.scheduler.plan_builder import PlanBuilder
 def add_drafts(drafter: Drafter, builder: PlanBuilder, kv: KVManager, spare: int) -> None:
     """Let decodes of a step run draft tokens with what it has left.
 
-    Nobody is preempted for a draft: drafts that no page has room for are dropped. A request that a launched step still
+    No request is preempted for a draft: drafts without room in a page are dropped. A request that a launched step still
     samples for gets none, since what follows is not known yet.
 
     Args:

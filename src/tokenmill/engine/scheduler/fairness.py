@@ -1,17 +1,17 @@
-"""Fairness between tenants: they take turns, and who holds more yields rows and pages to who holds less.
+"""Fairness between tenants: they take turns, and a tenant that holds more yields rows and pages to one that holds less.
 
 Turns are given in rounds, by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995). What tenants share is steps:
 of each step a tenant is served as large a part as it has of the step's tokens. Its turn lasts until it has been served
-two steps' worth. Who has had fewer turns goes first; in the same round it is by arrival, so calls shorter than a turn
-are served as they come.
+two steps' worth. The tenant with fewer turns goes first; in the same round it is by arrival, so calls shorter than a
+turn are served as they come.
 
 A clock says how much each tenant would have got had all been served alike (the virtual time of fair queueing: Demers,
-Keshav and Shenker, SIGCOMM 1989). Who comes takes part in the round that the clock shows: being away earns nothing.
+Keshav and Shenker, SIGCOMM 1989). A new tenant takes part in the round that the clock shows: being away earns nothing.
 What a request runs again after a preemption is not counted twice. Background requests have a clock and rounds of their
 own.
 
 Where all rows or pages are in use, a tenant that holds more yields to one that holds less, as long as it keeps no less
-than the other then has. So what is held becomes more equal with each preemption, nobody takes back what was taken from
+than the other then has. So holdings become more equal with each preemption, no tenant takes back what was taken from
 it, and a tenant never loses its only request. A background request yields to any other, whatever the policy.
 """
 
@@ -30,12 +30,12 @@ QUANTUM = 2
 
 @dataclass(slots=True)
 class Tenant:
-    """Who takes turns.
+    """A tenant's turns and live requests.
 
     Attributes:
         served: steps, by the clock.
-        round: how many turns that is: the number of the round it takes part in.
-        requests: those of it that are alive, by id.
+        round: number of the round it takes part in: the turns that it has used up.
+        requests: its live requests, by id.
     """
 
     served: float
@@ -44,21 +44,21 @@ class Tenant:
 
 
 class Rounds:
-    """How many turns each tenant has had."""
+    """Counts the turns that each tenant has had."""
 
     def __init__(self) -> None:
         self._tenants: tuple[dict[str, Tenant], dict[str, Tenant]] = {}, {}  # the second ones in the background
         self._clocks = [0.0, 0.0]
 
     def round_of(self, request: Request) -> int:
-        """The round that the request's tenant takes part in: as many turns has it used up."""
+        """Return the round that the request's tenant takes part in: the number of turns it has used up."""
         return self._tenants[request.is_background][request.tenant].round
 
     def join(self, request: Request) -> list[Request]:
-        """A request arrives.
+        """Add a new request to its tenant.
 
         Returns:
-            Those of its tenant, where they take part in another round now, or it alone.
+            All requests of its tenant if they have moved to another round, else this one alone.
         """
         round = int(self._clocks[request.is_background] // QUANTUM)
         tenants = self._tenants[request.is_background]
@@ -70,7 +70,7 @@ class Rounds:
         return list(tenant.requests.values())
 
     def leave(self, request: Request) -> None:
-        """A request is gone; with the last one its tenant is forgotten."""
+        """Remove a request, and with its last request the tenant."""
         tenants = self._tenants[request.is_background]
         tenant = tenants[request.tenant]
         del tenant.requests[request.id]
@@ -78,10 +78,10 @@ class Rounds:
             del tenants[request.tenant]
 
     def charge(self, scheduled: Iterable[Request], num_tokens: int) -> list[Request]:
-        """Count what a step of `num_tokens` runs for each of these requests, up to their `num_computed_tokens`.
+        """Charge tenants for a step of `num_tokens`: each request's new tokens up to its `num_computed_tokens`.
 
         Returns:
-            The requests of those tenants for whom another round begins.
+            The requests of the tenants that enter another round.
         """
         part, totals, advanced = 1 / num_tokens, [0, 0], []
         for request in scheduled:
@@ -100,7 +100,7 @@ class Rounds:
         return [request for tenant in advanced for request in tenant.requests.values()]
 
     def check_invariants(self, alive: dict[str, Request]) -> None:
-        """Every request that is alive has its tenant, and every tenant a request."""
+        """Raise AssertionError unless every live request has its tenant, and every tenant a request."""
         tenants = [tenant for some in self._tenants for tenant in some.values()]
         known = {request_id for tenant in tenants for request_id in tenant.requests}
         assert known == set(alive), "a tenant has lost a request or keeps one that ended"
@@ -109,7 +109,7 @@ class Rounds:
 
 @dataclass(slots=True)
 class Share:
-    """What the running requests of a tenant hold."""
+    """Rows and pages that a tenant's running requests hold."""
 
     rows: int = 0
     pages: int = 0
@@ -117,7 +117,7 @@ class Share:
 
 @dataclass(slots=True)
 class Need:
-    """What a waiting request takes, and how much of it is missing."""
+    """Pages that a waiting request takes, and the rows and pages that are missing for it."""
 
     pages: int
     missing_rows: int
@@ -138,13 +138,13 @@ class Need:
 def find_yielding(
     waiting: Request, need: Need, running: RequestQueue, kv: KVManager, takes_turns: bool = True
 ) -> list[Request]:
-    """The running requests to preempt so that `waiting` can begin: the last in order, and no more than are needed.
+    """Choose running requests to preempt so that `waiting` can begin: the last in order, and no more than needed.
 
     Args:
         takes_turns: False: only background requests yield, to those that are not.
 
     Returns:
-        None of them where those that would yield do not hold enough.
+        The requests to preempt; empty if those that would yield do not hold enough.
     """
     shares = _shares(running, kv)
     own = shares.get(waiting.tenant, Share())
@@ -180,10 +180,10 @@ def _shares(running: RequestQueue, kv: KVManager) -> dict[str, Share]:
 def serving_order(
     queue: RequestQueue, elder: Request | None, takes_turns: bool, budget: int
 ) -> tuple[list[Request], int]:
-    """The running requests in the order in which a step serves them, and how many decodes come before all prompts.
+    """Return the running requests in the order in which a step serves them, and how many decodes precede all prompts.
 
     Where tenants take turns and decodes leave half of a step to prompts, decodes come first: one token of each takes
-    little from anybody, and texts go on evenly while others' prompts take turns. So they do before an elder's prompt.
+    little from the others, and texts go on evenly while prompts take turns. So they do before an elder's prompt.
 
     Args:
         queue: the running requests by rank. elder: see `Seniority`.

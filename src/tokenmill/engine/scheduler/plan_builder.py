@@ -1,4 +1,4 @@
-"""`PlanBuilder`: collects what a step will run while the scheduler decides, then freezes it into a `StepPlan`."""
+"""`PlanBuilder`: collect what a step will run while the scheduler decides, then freeze it into a `StepPlan`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenmill.engine.kv.window_pages import WindowPages
 
 
 class PlanBuilder:
-    """The plan of one step in the making. Keeps the token budget."""
+    """Plan of one step in the making. Keeps the token budget."""
 
     def __init__(self, step: int, budget: int) -> None:
         self.step = step
@@ -31,7 +31,7 @@ class PlanBuilder:
         self._window_entries: list[tuple[int, int, int]] = []
 
     def add_row(self, request: Request, seed: int, adapter_slot: int = 0, state_slot: int = 0) -> None:
-        """The request takes a row in this step: the runner gets it in full."""
+        """Add a row's new owner to the plan, so that the runner gets the request in full."""
         assert request.row is not None, "a request without a row cannot be scheduled"
         self._new_rows.append(
             AdmittedRequest(
@@ -52,11 +52,11 @@ class PlanBuilder:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step runs so far."""
+        """Number of tokens that the step runs so far."""
         return sum(self._num_scheduled)
 
     def schedule(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
-        """Run `num_tokens` tokens of a request; `new_pages` stand in its page table from number `first_page` on."""
+        """Run `num_tokens` tokens of a request; `new_pages` enter its page table from number `first_page` on."""
         assert 0 < num_tokens <= self.budget, "scheduling beyond the budget"
         row = request.row
         assert row is not None, "a request without a row cannot be scheduled"
@@ -95,7 +95,7 @@ class PlanBuilder:
             self._page_ids.append(page)
 
     def enter_windows(self, request: Request, windows: WindowPages) -> None:
-        """The window pages of what a request runs, which were promised to it."""
+        """Enter the window pages that a request's tokens need and were promised."""
         row = request.row
         assert row is not None, "a scheduled request has a row"
         first_page, pages = windows.cover(request.id, request.num_computed_tokens)
@@ -109,7 +109,7 @@ class PlanBuilder:
         forget: tuple[str, ...] = (),
         states: PlanStates | None = None,
     ) -> StepPlan:
-        """Freeze. All arrays are int32; see `StepPlan` for their shapes."""
+        """Freeze the plan. All arrays are int32; see `StepPlan` for their shapes."""
         return StepPlan(
             step=self.step,
             new_rows=tuple(self._new_rows),
@@ -135,7 +135,7 @@ def _entries(entries: list[tuple[int, int, int]]) -> PageEntries:
 
 
 def request_seed(request: Request, engine_seed: int) -> int:
-    """What keys a request's draws: fixed at arrival, so that preemption and replay draw the same tokens.
+    """Return the seed of a request's draws: fixed at arrival, so that preemption and replay draw the same tokens.
 
     Returns:
         The client's seed, or one made from the engine's seed and the request's arrival; a signed 64-bit integer.

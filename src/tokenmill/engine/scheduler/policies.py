@@ -1,9 +1,9 @@
-"""The policies of a scheduler, all in one place: who comes first and who yields, what an admitted request takes at
-once, what may share a step.
+"""The policies of a scheduler, all in one place: the order of requests and which one yields, what an admitted request
+takes at once, and which requests may share a step.
 
-Each kind has a base class with our policies below it. One of your own derives from the same class and need not be
+Each kind has a base class with our policies below it. A policy of your own derives from the same class and need not be
 here: `--scheduling-policy`, `--batch-policy` and `--admission` (and the keyword arguments of `LLM`) take the name of an
-entry point of the group `tokenmill.policies`, or `module:name`. It must decide by what it is shown alone, never by a
+entry point of the group `tokenmill.policies`, or `module:name`. It must decide by its arguments alone, never by a
 clock or a random number: a schedule is recorded and replayed.
 """
 
@@ -21,7 +21,7 @@ from tokenmill.core.request import Request
 
 
 class View(Protocol):
-    """What a policy may look at: rows, pages and both queues, as they are now."""
+    """Read-only view of the scheduler for policies: rows, pages and both queues, as they are now."""
 
     @property
     def waiting(self) -> Sequence[Request]:
@@ -33,121 +33,121 @@ class View(Protocol):
 
     @property
     def num_free_rows(self) -> int:
-        """Rows that can be taken now."""
+        """Number of rows that can be taken now."""
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that can be taken now: free ones, and those that only the prefix cache holds."""
+        """Number of pages that can be taken now: free ones, and those that only the prefix cache holds."""
 
     @property
     def num_pages(self) -> int:
-        """All pages."""
+        """Number of all pages."""
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page."""
+        """Number of tokens in a page."""
 
 
 class QueuePolicy:
-    """The order of requests, waiting and running, and who yields when pages run out.
+    """The order of waiting and running requests, and the choice of a victim when pages run out.
 
     Attributes:
-        by_tenant: among those of equal `rank`, tenants take turns, round by round (`fairness.py`).
+        by_tenant: among requests of equal `rank`, tenants take turns, round by round (`fairness.py`).
     """
 
     by_tenant = False
 
     def rank(self, request: Request) -> Any:
-        """Requests of a lower rank come first, those of equal rank in order of arrival. Any type that has an order."""
+        """Return a sortable rank: lower ranks come first, equal ranks in order of arrival."""
         return 0
 
     def changed(self, view: View, step: int) -> Iterable[Request]:
-        """Called before each step: the requests whose rank is not what it was. Aging is an example."""
+        """Return, before each step, the requests whose rank has changed, as by aging."""
         return ()
 
     def choose_victim(self, candidates: Sequence[Request]) -> Request:
-        """Who of these running requests, in order, is preempted. They are those not yet part of the step."""
+        """Choose the request to preempt from these running requests, in order, which are not in the step yet."""
         return candidates[-1]
 
 
 class Fair(QueuePolicy):
-    """Tenants take turns; see `fairness.py`. The default."""
+    """Tenants take turns; the default. See `fairness.py`."""
 
     by_tenant = True
 
 
 class FirstComeFirstServed(QueuePolicy):
-    """Order of arrival, whoever asks (vLLM's `fcfs`)."""
+    """Order of arrival, regardless of the tenant (vLLM's `fcfs`)."""
 
 
 class ByPriority(QueuePolicy):
-    """A lower priority number first; among equals, tenants take turns."""
+    """Lower priority numbers first; among equals, tenants take turns."""
 
     by_tenant = True
 
     def rank(self, request: Request) -> int:
-        """The client's number."""
+        """Return the client's priority number."""
         return request.priority
 
 
 class AdmissionPolicy(ABC):
-    """What an admitted request takes at once. It waits until that is there.
+    """Decides how many tokens' pages a request must get at its admission; it waits until they are there.
 
     Attributes:
-        is_promise: what an admitted request has taken is not taken back in another tenant's turn.
+        is_promise: an admitted request keeps its pages through other tenants' turns.
     """
 
     is_promise = False
 
     @abstractmethod
     def num_tokens_to_hold(self, request: Request, end: int, view: View) -> int:
-        """Tokens that its pages must have room for, at least `end`: those that it has when its first chunk has run."""
+        """Return the tokens that its pages must have room for, at least `end`: its tokens after its first chunk."""
 
     def reason_to_wait(self, request: Request, view: View) -> str:
-        """Why it is not admitted yet, though rows and pages are there, nor anybody after it; "": it is."""
+        """Return why a request and all after it must wait though rows and pages are there; "" admits it."""
         return ""
 
 
 class WholePrompt(AdmissionPolicy):
-    """All tokens it has: a prompt that begins is not given up half-way for lack of its own pages. The default.
+    """Holds all tokens it has: a prompt that begins is not given up half-way for lack of pages. The default.
 
     As vLLM's `scheduler_reserve_full_isl`, but the pages are taken, not only counted.
     """
 
     def num_tokens_to_hold(self, request: Request, end: int, view: View) -> int:
-        """Its tokens so far."""
+        """Return the number of the request's tokens so far."""
         return request.num_tokens
 
 
 class Optimistic(AdmissionPolicy):
-    """Only the tokens it runs now: a prompt begins where less than all of it fits."""
+    """Holds only the tokens it runs now, so that a prompt may begin where only a part of it fits."""
 
     def num_tokens_to_hold(self, request: Request, end: int, view: View) -> int:
-        """As many as run."""
+        """Return the number of tokens computed after its first chunk."""
         return end
 
 
 class Reserve(AdmissionPolicy):
-    """Its longest possible output: fewer requests run, and none that runs is ever preempted."""
+    """Holds its longest possible output: fewer requests run, and no running request is ever preempted."""
 
     is_promise = True
 
     def num_tokens_to_hold(self, request: Request, end: int, view: View) -> int:
-        """Prompt and output."""
+        """Return the number of tokens of prompt and longest output."""
         return most_tokens_held(request)
 
 
 def most_tokens_held(request: Request) -> int:
-    """Tokens whose KV it may need: prompt and output, or the prompt alone where it brings a single token.
+    """Return the most tokens whose KV a request may need: prompt and output, or the prompt alone for one output token.
 
-    That one is never run, and the prompt may be as long as the context.
+    That output token is never run, and the prompt may be as long as the context.
     """
     brings_one = request.max_tokens_total == request.num_prompt_tokens + 1
     return request.max_tokens_total - brings_one
 
 
 class Step(Protocol):
-    """A step in the making; `SchedulePass`."""
+    """A step in the making, implemented by `SchedulePass`."""
 
     @property
     def is_empty(self) -> bool:
@@ -155,10 +155,10 @@ class Step(Protocol):
 
     @property
     def is_for_decodes(self) -> bool:
-        """True if a decode should not have to wait for prompts in this step: that of the oldest request has waited."""
+        """True if a decode should not wait for prompts in this step: that of the oldest request has waited."""
 
     def advance(self, which: Callable[[Request], bool] | None = None, lets_in: bool = True) -> bool:
-        """Schedule running requests, all or some; True if none was short of pages: only then may others enter.
+        """Schedule running requests, all or some. Return True if none was short of pages: only then may others enter.
 
         Args:
             lets_in: where tenants take turns, a waiting request enters before a running one that comes after it.
@@ -169,9 +169,9 @@ class Step(Protocol):
 
 
 class BatchPolicy(ABC):
-    """What may share a step.
+    """Decides which requests may share a step.
 
-    Nobody should enter a step in which a running request was short of pages, unless the step would be empty: the last
+    No request should enter a step in which a running one was short of pages, unless the step would be empty: the last
     request running may have preempted itself, to find in the cache what it held twice.
     """
 
@@ -184,16 +184,16 @@ class Mixed(BatchPolicy):
     """Prompts and decodes share steps (vLLM V1): running requests first, then as many new ones as fit. The default."""
 
     def fill(self, step: Step) -> None:
-        """See `BatchPolicy`."""
+        """Schedule running requests, then admit new ones unless pages ran short."""
         if step.advance() or step.is_empty:
             step.admit()
 
 
 class PrefillFirst(BatchPolicy):
-    """A step is all prompts, else all decodes (Mini-SGLang): new requests start soonest, decodes wait for them."""
+    """Fills a step with prompts, else with decodes (Mini-SGLang): new requests start soonest, decodes wait for them."""
 
     def fill(self, step: Step) -> None:
-        """See `BatchPolicy`."""
+        """Schedule and admit prompts; if there are none, schedule decodes."""
         if not step.is_for_decodes and step.advance(lambda request: request.is_prefilling):
             step.admit()
         if step.is_empty:
@@ -214,15 +214,15 @@ Policy = TypeVar("Policy", QueuePolicy, AdmissionPolicy, BatchPolicy)
 
 
 def find_policy(flag: str, name: str, known: dict[str, type[Policy]], kind: type[Any]) -> Policy:
-    """A policy by the name of one of ours, of an entry point, or by `module:name`.
+    """Find a policy by the name of a built-in one or an entry point, or by `module:name`.
 
     Args:
         flag: the setting that the name comes from, for errors.
-        known: ours.
+        known: built-in policies.
         kind: their base class.
 
     Raises:
-        InvalidConfig: there is none of that name, its module cannot be imported, or it is no policy of this kind.
+        InvalidConfig: no policy has that name, its module cannot be imported, or it is of another kind.
     """
     if name in known:
         return known[name]()

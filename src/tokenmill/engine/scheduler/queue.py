@@ -16,7 +16,7 @@ _rank = attrgetter("rank")
 
 
 class RequestQueue(Sequence[Request]):
-    """Used for waiting and for running requests. What moves a rank must call `sort` before anything else is asked."""
+    """Waiting or running requests in order of rank. Call `sort` after ranks change, before any other call."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -31,17 +31,17 @@ class RequestQueue(Sequence[Request]):
         return reversed(self._requests)
 
     def add(self, request: Request) -> None:
-        """Put a request in its place."""
+        """Insert a request at its place."""
         insort(self._requests, request, key=_rank)
 
     def remove(self, request: Request) -> None:
-        """Take a request out of its place."""
+        """Remove a request from the queue."""
         index = bisect_left(self._requests, request.rank, key=_rank)
         assert self._requests[index] is request, f"request {request.id} is not in this queue"
         del self._requests[index]
 
     def sort(self) -> None:
-        """Put all in their places; ranks have changed."""
+        """Restore the order after ranks have changed."""
         self._requests.sort(key=_rank)
 
     @overload
@@ -54,5 +54,5 @@ class RequestQueue(Sequence[Request]):
         return self._requests[position]
 
     def position(self, request: Request) -> int:
-        """How many requests are served before this one."""
+        """Return the number of requests served before this one."""
         return bisect_left(self._requests, request.rank, key=_rank)

@@ -1,4 +1,4 @@
-"""What the scheduler tells besides tokens: extras of a step's outputs, and what waiting requests wait for."""
+"""Report what a step brings besides tokens, and why requests wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_REASONS = ("capacity", "same_prompt", "grammar")
 
 
 def add_extras(output: TokenOutput, index: int, result: StepResult) -> None:
-    """What a step says of a request besides its tokens."""
+    """Add a step's log probabilities or embedding of a request to its output."""
     if index in result.logprobs:
         output.logprobs = result.logprobs[index][: len(output.token_ids)]
     if index in result.embeddings:
@@ -30,14 +30,14 @@ def add_extras(output: TokenOutput, index: int, result: StepResult) -> None:
 
 
 def prompt_report(request: Request, num_computed: int, logprobs: list[TokenLogprobs]) -> TokenOutput:
-    """Log probabilities of the prompt's tokens from `num_computed + 1` on, less those told before a preemption."""
+    """Report log probabilities of prompt tokens from `num_computed + 1` on, without those told before a preemption."""
     known = request.num_reported_tokens - num_computed
     request.num_reported_tokens = max(request.num_reported_tokens, num_computed + len(logprobs))
     return TokenOutput(request.id, [], prompt_logprobs=logprobs[max(0, known) :])
 
 
 def count_reasons(waiting: Iterable[Request]) -> dict[str, int]:
-    """How many requests wait, by what for; see `Scheduler.waiting_by_reason`."""
+    """Count waiting requests by reason; see `Scheduler.waiting_by_reason`."""
     counts = dict.fromkeys(WAIT_REASONS, 0)
     for request in waiting:
         reason = WAIT_REASON_OF.get(request.status, "capacity")
@@ -47,7 +47,7 @@ def count_reasons(waiting: Iterable[Request]) -> dict[str, int]:
 
 
 def wait_reason(request: Request, waiting: RequestQueue) -> str:
-    """Why a request was not scheduled in the last step; see `Scheduler.explain`."""
+    """Return why a request was not scheduled in the last step; see `Scheduler.explain`."""
     if request.is_running:
         return request.wait_reason
     if request.is_paused:
@@ -59,15 +59,15 @@ def wait_reason(request: Request, waiting: RequestQueue) -> str:
 
 
 def pages_text(count: int, more: str = "") -> str:
-    """A number of pages in words."""
+    """Return a number of pages in words."""
     return f"{count} {more}page{'' if count == 1 else 's'}"
 
 
 def short_of(kv: KVManager, num_missing: int, num_pages: int, spare: int, more: str = "") -> str:
-    """Why one waits that lacks so many of its pages.
+    """Return why a request waits that lacks `num_missing` pages.
 
     Args:
-        num_pages: all that it would have. spare: pages that must stay available for others.
+        num_pages: all pages that it would have. spare: pages that must stay available for others.
     """
     num_available, windows = kv.num_available, kv.windows
     if windows is not None and num_missing + spare <= num_available:
@@ -79,17 +79,17 @@ def short_of(kv: KVManager, num_missing: int, num_pages: int, spare: int, more: 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Pages that a running request lacks, of each group; what is not above 0 is not lacking."""
+    """Pages of each group that a running request lacks; a number not above 0 means no lack."""
 
     pages: int
     windows: int
 
     @classmethod
     def of(cls, kv: KVManager, request: Request, end: int, spare: int) -> Self:
-        """What it lacks to hold `end` tokens, with `spare` pages left to others."""
+        """Return the pages that a request lacks to hold `end` tokens, with `spare` pages left to others."""
         pages = kv.num_missing_pages(request, end) + spare - kv.num_available
         return cls(pages, kv.num_missing_windows(request, end, spare))
 
     def __str__(self) -> str:
-        """In words."""
+        """Return the shortage in words."""
         return pages_text(self.pages) if self.pages > 0 else pages_text(self.windows, "window ")

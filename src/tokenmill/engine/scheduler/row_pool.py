@@ -1,4 +1,4 @@
-"""`RowPool`: the rows of the page and token tables that nobody owns."""
+"""`RowPool`: hand out the rows of the page and token tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import heapq
 
 
 class RowPool:
-    """Free rows of the page and token tables. The lowest is taken first: rows in use stay dense, the choice repeats."""
+    """Free rows of the page and token tables. The lowest is taken first: used rows stay dense, and choices repeat."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
@@ -14,14 +14,14 @@ class RowPool:
 
     @property
     def num_free(self) -> int:
-        """Rows that can be taken now."""
+        """Number of rows that can be taken now."""
         return len(self._free)
 
     def take(self) -> int:
-        """The lowest free row."""
+        """Take the lowest free row."""
         return heapq.heappop(self._free)
 
     def give_back(self, row: int) -> None:
-        """The row's last launched step is committed."""
+        """Free a row whose last launched step is committed."""
         assert row not in self._free, f"row {row} is given back twice"
         heapq.heappush(self._free, row)

@@ -1,4 +1,4 @@
-"""`SchedulePass`: one pass over the requests that fills one plan. A batch policy says in which order.
+"""`SchedulePass`: fill one plan in one pass over the requests, in the order that a batch policy sets.
 
 There is no prefill and no decode here: a request's computed tokens catch up with the tokens it has (vLLM V1).
 """
@@ -25,7 +25,7 @@ _SAME_PROMPT = "waits for a request that computes the same prompt"
 
 
 class SchedulePass:
-    """Decides for one step; records at each request that must wait, why."""
+    """Fills the plan of one step, and records why each other request must wait."""
 
     def __init__(
         self, config: SchedulerConfig, policies: Policies, state: SchedulerState, drafter: Drafter | None = None
@@ -56,10 +56,11 @@ class SchedulePass:
         return is_decoding and self.builder.step % 2 == 0
 
     def make_room(self) -> None:
-        """Where tenants take turns, let those that hold more yield rows and pages to waiting ones that hold less.
+        """Preempt requests of tenants that hold more, so that waiting ones of tenants that hold less can begin.
 
-        For as many as the budget lets begin, in order; before anything is scheduled, so that nobody who is in the step
-        yields. What an admission policy has promised is not taken back, but from a background request.
+        Only where tenants take turns or a background request runs, and for as many as the budget lets begin, in order;
+        before anything is scheduled, so that no request in the step yields. What an admission policy has promised only
+        background requests give back.
         """
         state = self._state
         takes_turns = self._queue_policy.by_tenant and not self._admission.is_promise
@@ -92,13 +93,13 @@ class SchedulePass:
             budget -= request.num_tokens
 
     def advance(self, which: Callable[[Request], bool] | None = None, lets_in: bool = True) -> bool:
-        """Schedule running requests in order. Returns True if none was short of pages: only then may others enter.
+        """Schedule running requests in order. Return True if none was short of pages: only then may others enter.
 
-        The pages of their next token stay reserved for those not meant by `which`; otherwise a prompt after them could
-        take those pages again and again, be preempted, and nobody would get on.
+        Requests that `which` leaves out keep the pages of their next token reserved; else a prompt after them could
+        take those pages again and again, be preempted, and no request would advance.
 
         Args:
-            which: None: all of them.
+            which: selects requests; None: all of them.
             lets_in: where tenants take turns, a waiting request enters before a running one that comes after it; before
                 one in the background, always.
         """
@@ -148,7 +149,7 @@ class SchedulePass:
         return self._drafter is not None and self._drafter.holds(request, len(self._state.running))
 
     def _reserve_next_pages(self, requests: list[Request]) -> None:
-        """Leave these requests the pages of their next token."""
+        """Reserve the pages of these requests' next tokens."""
         self._reserved.clear()
         self._num_reserved = 0
         for request in requests:
@@ -161,11 +162,11 @@ class SchedulePass:
     def admit(self, which: Callable[[Request], bool] | None = None, limit: int | None = None) -> None:
         """Admit waiting requests in order until the budget, the rows or the pages end; none overtakes the head.
 
-        Those that wait for something else are passed over and keep their place.
+        Requests that wait for something else are passed over and keep their place.
 
         Args:
-            which: others are passed over too; None: none is.
-            limit: at most so many; None: as many as fit.
+            which: selects requests, the rest is passed over; None: all.
+            limit: most requests to admit; None: as many as fit.
         """
         self._position, self._is_closed = 0, False
         self._admit_some(which, limit)
@@ -176,7 +177,7 @@ class SchedulePass:
         limit: int | None = None,
         before: Request | None = None,
     ) -> None:
-        """See `admit`; with `before` only those that come before this one."""
+        """Admit as `admit` does, but with `before` only requests that come before this one."""
         self._has_admitted = True
         waiting = self._state.waiting
         while not self._is_closed and self._position < len(waiting) and self.builder.budget > 0:
@@ -197,9 +198,9 @@ class SchedulePass:
             waiting[self._position].wait_reason = "the token budget of the step is used up"
 
     def _let_idle_yield(self, request: Request) -> bool:
-        """Let idle sessions yield, but only when nobody runs whose end would make room anyway.
+        """Let idle sessions yield, but only when no running request would make room by its end anyway.
 
-        Last of all the one that wants to start: it may hold pages of its own that the cache has too.
+        The request that wants to start yields last: it may hold pages of its own that the cache has too.
         """
         state = self._state
         if state.num_saving_pages:
@@ -207,14 +208,14 @@ class SchedulePass:
         return not state.running and (state.preempt_idle(but=request) or state.preempt_idle())
 
     def add_drafts(self) -> None:
-        """Let decodes run draft tokens with what the step has left, now that every request has got its own token."""
+        """Let decodes run draft tokens with the rest of the budget, now that every request has got its own token."""
         if self._drafter is not None and self.builder.budget:
             add_drafts(self._drafter, self.builder, self._kv, self._num_reserved)
 
     def _drop_draft_pages(self) -> bool:
-        """Take back the pages that rejected drafts have left to running requests. False if there are none.
+        """Take back pages that rejected drafts have left to running requests. Return False if there are none.
 
-        Not where launched steps may still write behind the tokens that count as computed.
+        Leaves requests alone whose launched steps may still write behind the computed tokens.
         """
         if self._drafter is None:
             return False
@@ -226,7 +227,7 @@ class SchedulePass:
         return num_dropped > 0
 
     def explain_waiting(self) -> None:
-        """Give the first of the waiting requests its reason where nobody came to ask for it."""
+        """Set the wait reason of the first waiting request if no admission was tried in this step."""
         if not self._state.waiting or self._has_admitted:
             return
         self._state.waiting[0].wait_reason = "running requests come first, and one of them is short of pages"
@@ -265,7 +266,7 @@ class SchedulePass:
             self.builder.enter_windows(request, self._kv.windows)
 
     def _choose_victim(self) -> Request:
-        """Who yields, of those that are not in the step already; the elder only if it is the last of them."""
+        """Choose the request to preempt among those not in the step yet; the elder only if it is the last of them."""
         scheduled = {request.id for request in self.builder.requests}
         candidates = [request for request in self._state.running if request.id not in scheduled]
         if len(candidates) > 1 and candidates[0] is self._state.seniority.elder:
@@ -286,7 +287,7 @@ class SchedulePass:
         return True
 
     def _awaits_page(self, request: Request, match: PrefixMatch) -> bool:
-        """Pass a request over while another of no worse class is about to compute the page that follows its match."""
+        """Pass a request over while one of no worse class is about to compute the page that follows its match."""
         page = self._kv.missing_page(request, match)
         writer = None if page is None else self._kv.writer_of(page, request)
         if writer is None or not self._leaves_state(writer, request, match):
@@ -295,12 +296,12 @@ class SchedulePass:
         return True
 
     def _leaves_state(self, writer: Request, request: Request, match: PrefixMatch) -> bool:
-        """Whether one that computes a longer prefix of a request will leave it a state to begin with."""
+        """Return True if a request that computes a longer prefix will leave this one a state to begin with."""
         states = self._state.states
         return states is None or states.wish(writer, self._kv.num_common_tokens(request, writer), match.num_tokens)
 
     def _admit(self, request: Request) -> str:
-        """Give a waiting request a row, pages and its first chunk. Returns why it must wait, or ""."""
+        """Give a waiting request a row, pages and its first chunk. Return why it must wait, or ""."""
         if not self._state.num_free_rows:
             return f"needs a row, all {self._state.rows.num_rows} are in use"
         if reason := self._admission.reason_to_wait(request, self._state):
@@ -325,7 +326,7 @@ class SchedulePass:
         return ""
 
     def _acquire(self, request: Request, match: PrefixMatch, end: int, points: Sequence[int]) -> str:
-        """Give it pages up to `end`, and a recurrent state. Returns why it must wait, or ""."""
+        """Give a request pages up to `end`, and a recurrent state. Return why it must wait, or ""."""
         hold = self._num_tokens_to_hold(request, end)
         while not self._kv.acquire(request, match, hold, self.builder.step, self._num_reserved):
             if not self._drop_draft_pages():
@@ -337,7 +338,7 @@ class SchedulePass:
         return "needs a recurrent state, launched steps have all that are left"
 
     def _reason_to_wait(self, request: Request, match: PrefixMatch) -> str:
-        """Why a request whose turn has come should not compute yet what was not matched; or ""."""
+        """Return why a request whose turn has come should not compute its unmatched tokens yet, or ""."""
         if self._awaits_page(request, match):
             return _SAME_PROMPT
         if self._state.transfers is None:
@@ -346,7 +347,7 @@ class SchedulePass:
         return self._state.transfers.fetch(request, match, self.builder.step, self._num_reserved, num_free_rows)
 
     def _resume(self, request: Request) -> str:
-        """Let one that kept its row go on: a session with new input, or one that a launched step still pins."""
+        """Resume a request that kept its row: a session with new input, or one that a launched step still pins."""
         if request.num_inflight_steps:
             return "waits for a launched step that still uses its row"
         num_tokens, reason = self._first_chunk(request, request.num_computed_tokens, self._points(request))
@@ -364,7 +365,7 @@ class SchedulePass:
         return ""
 
     def _first_chunk(self, request: Request, start: int, points: Sequence[int]) -> tuple[int, str]:
-        """How many tokens one that is not in the step yet runs from `start` on, or why it must wait."""
+        """Return how many tokens a request not yet in the step runs from `start` on, and why it must wait, or ""."""
         remaining = request.num_tokens + request.num_pending_tokens - start
         num_tokens = self._chunk(start, remaining, points)
         if request.media:
@@ -387,11 +388,11 @@ class SchedulePass:
         self._schedule(request, num_tokens, first_page, new_pages)
 
     def _points(self, request: Request, match: PrefixMatch | None = None) -> Sequence[int]:
-        """Behind how many of its tokens a recurrent state is wanted; see `StateSlots.points`."""
+        """Return the token counts after which its recurrent state is to be kept; see `StateSlots.points`."""
         return () if self._state.states is None else self._state.states.points(request, match)
 
     def _chunk(self, start: int, remaining: int, points: Sequence[int]) -> int:
-        """Tokens of one request in this step, from `start` on; at most one of the points is among them."""
+        """Return how many tokens of a request to run from `start` on; at most one of the points is among them."""
         if not self._config.enable_chunked_prefill:
             return min(remaining, self.builder.budget)
         num_tokens = min(remaining, self._config.largest_chunk, self.builder.budget)

@@ -33,13 +33,13 @@ from tokenmill.engine.scheduler.transfers import Transfers
 
 
 class Scheduler:
-    """All requests between their arrival and their last output.
+    """Holds all requests between their arrival and their last output.
 
     Attributes:
         adapters: the slots of adapters.
         encoder: the outputs of images.
         draft_counts: what speculation has brought since the start.
-        transfers: what is found elsewhere, loaded and saved; None: nothing is.
+        transfers: KV that is looked up, loaded and saved elsewhere; None: there is none.
     """
 
     def __init__(
@@ -82,77 +82,77 @@ class Scheduler:
 
     @property
     def requests(self) -> Mapping[str, Request]:
-        """All that are alive, by id."""
+        """All live requests, by id."""
         return self._state.requests
 
     @property
     def num_rows_used(self) -> int:
-        """Rows that requests own."""
+        """Number of rows that requests own."""
         return self._state.rows.num_rows - self._state.num_free_rows
 
     @property
     def num_preemptions(self) -> int:
-        """How often a request has lost what it held, since the start."""
+        """Number of times a request has lost what it held, since the start."""
         return self._state.num_preemptions
 
     def take_preempted(self) -> list[str]:
-        """Ids of requests that were preempted since the last call, in order."""
+        """Return the ids of requests preempted since the last call, in order."""
         return self._state.take_preempted()
 
     @property
     def state_counts(self) -> StateCounts:
-        """What has become of recurrent states."""
+        """Counts of recurrent states kept, used and given up."""
         return StateCounts() if self._state.states is None else self._state.states.counts
 
     @property
     def num_corrupted(self) -> int:
-        """Requests that ended because the model's numbers were none."""
+        """Number of requests that ended because the model gave no finite numbers."""
         return self._state.num_corrupted
 
     @property
     def in_flight(self) -> Sequence[InFlightStep]:
-        """Launched steps that are not committed, the oldest first."""
+        """Launched steps that are not committed, oldest first."""
         return self._state.in_flight
 
     @property
     def num_running(self) -> int:
-        """Requests that own a row and make progress."""
+        """Number of requests that own a row and make progress."""
         return len(self._state.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a row, pages, budget or something else."""
+        """Number of requests that wait for a row, pages, budget or something else."""
         return len(self._state.waiting)
 
     @property
     def num_queued(self) -> int:
-        """Waiting requests that only rows, pages or budget keep from running, but for those in the background."""
+        """Number of waiting requests, without background ones, that only rows, pages or budget keep from running."""
         waiting = [request for request in self._state.waiting if not request.is_background]
         return sum(is_ready(request) and request.awaited_page is None for request in waiting)
 
     def waiting_by_reason(self) -> dict[str, int]:
-        """How many requests wait, by what for.
+        """Count waiting requests by reason.
 
-        `capacity`: rows, pages or budget; `same_prompt`: another request that computes what they would. Reasons that
-        few engines know stand there only while somebody waits for them.
+        `capacity`: rows, pages or budget; `same_prompt`: another request that computes what they would. Rare reasons
+        appear only while a request waits for them.
         """
         return count_reasons(self._state.waiting)
 
     @property
     def has_work(self) -> bool:
-        """True while a request waits or runs, or a launched step is not committed. Paused sessions are no work."""
+        """True while a request waits or runs, or a launched step is not committed. Paused sessions do not count."""
         state = self._state
         has_orders = self.transfers is not None and self.transfers.has_orders
         return has_orders or bool(state.waiting or state.running or state.in_flight or self._sessions.due)
 
     @property
     def first_wait_reason(self) -> str:
-        """Why the first of the waiting requests waits; "" if none waits."""
+        """Reason why the first waiting request waits; "" if none waits."""
         return self._state.waiting[0].wait_reason if self._state.waiting else ""
 
     @property
     def is_stuck(self) -> bool:
-        """True if a request could go on, nothing is launched whose commit could change that, and nothing runs.
+        """True if a request could go on, nothing runs, and no launched step's commit could change that.
 
         Meaningful after a `schedule()` that returned None. It would be a bug: liveness is an invariant.
         """
@@ -177,16 +177,16 @@ class Scheduler:
         self._state.enter(request)
 
     def wake(self, request_id: str) -> None:
-        """What a request waited for besides its turn is there: its grammar, its remote KV.
+        """Let a request go on that waited for an event, such as its grammar or its remote KV.
 
-        Ignored where nothing waits for that: unknown ids, a second call, paused sessions.
+        Ignored for requests that wait for no event: unknown ids, a second call, paused sessions.
         """
         request = self._state.requests.get(request_id)
         if request is not None and request.status in WAITING_FOR_EVENT:
             request.move_to(RequestStatus.WAITING)
 
     def take_queries(self) -> list[KVQuery]:
-        """What the sources of KV are to be asked before the next step: of those that may begin in it, and no more."""
+        """Return the queries for the sources of KV before the next step, only for requests that may begin in it."""
         if self.transfers is None:
             return []
         ready = (r for r in self._state.waiting if is_ready(r) and r.row is None and r.awaited_page is None)
@@ -194,7 +194,7 @@ class Scheduler:
         return self.transfers.take_queries()
 
     def take_news(self, news: KVNews) -> None:
-        """Sources of KV have something to say."""
+        """Take in news from sources of KV."""
         assert self.transfers is not None, "news of KV from elsewhere, and no source"
         if not isinstance(news, Found) or news.request_id in self._state.requests:
             self._state.num_changes += 1
@@ -205,7 +205,7 @@ class Scheduler:
         self._sessions.extend(request_id, turn)
 
     def begin_turns(self) -> list[TokenOutput]:
-        """Let paused sessions that have further input go on; called before `schedule`. See `Sessions.begin_turns`."""
+        """Resume paused sessions that have further input; called before `schedule`. See `Sessions.begin_turns`."""
         return self._sessions.begin_turns()
 
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
@@ -218,7 +218,7 @@ class Scheduler:
         return [self._abort(request) for request in requests if request is not None and not request.is_finished]
 
     def schedule(self) -> StepPlan | None:
-        """Decide the next step; None if nothing can run before a launched step is committed or something arrives."""
+        """Plan the next step. Return None if nothing can run before a commit or an arrival."""
         self._state.begin_step()
         step = SchedulePass(self.config, self._policies, self._state, self._drafter)
         step.make_room()
@@ -237,7 +237,7 @@ class Scheduler:
         """Take in the outcome of the oldest launched step.
 
         Returns:
-            What the step brought each request that was waiting for a token.
+            The outputs that the step brought its requests.
         """
         step = self._state.in_flight.popleft()
         plan = step.plan
@@ -298,10 +298,10 @@ class Scheduler:
         return outputs
 
     def fail_in_flight(self, error: str) -> list[TokenOutput]:
-        """End the requests of all launched steps: one of those steps raised, and the later ones build on it.
+        """End the requests of all launched steps: one of these raised, and the later ones build on it.
 
         Their pages were never committed, so nothing that the failed steps wrote can be matched. A session whose turn
-        had ended before lives on without its row: what a failed step was to tell the runner of it, it never heard.
+        had ended before lives on without its row: the runner never heard what a failed step was to tell of it.
 
         Returns:
             The terminal output of each request that was alive.
@@ -340,7 +340,7 @@ class Scheduler:
         return self.kv.clear_cache()
 
     def explain(self, request_id: str) -> str:
-        """Why a request was not scheduled in the last step; "" if it was.
+        """Return why a request was not scheduled in the last step; "" if it was.
 
         Raises:
             KeyError: no such request is alive.
@@ -348,11 +348,11 @@ class Scheduler:
         return wait_reason(self._state.requests[request_id], self._state.waiting)
 
     def check_invariants(self) -> None:
-        """See `SchedulerState.check_invariants`."""
+        """Check every invariant of the scheduler's state, for tests."""
         self._state.check_invariants()
 
     def _check_size(self, num_tokens: int) -> None:
-        """Raise InvalidRequest for one that could never run to `num_tokens` tokens."""
+        """Raise InvalidRequest for a request that could never run to `num_tokens` tokens."""
         self.kv.check_size(num_tokens)
         budget = self.config.max_num_batched_tokens
         # The last token is never run; all others may have to be run at once after a preemption.
@@ -370,7 +370,7 @@ class Scheduler:
         return TokenOutput(request.id, [], FinishReason.ERROR, error=failure.error, error_status=failure.status)
 
     def _observe_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """A step that ran drafts of a request is committed."""
+        """Count a committed step's drafts of a request, and tell the drafter."""
         request.has_drafts = False
         request.num_draft_tokens += num_drafts
         request.num_accepted_tokens += num_accepted
@@ -381,7 +381,7 @@ class Scheduler:
     def _take_tokens(
         self, request: Request, token_ids: list[int], num_rejected: int, queue: RequestQueue
     ) -> TokenOutput:
-        """Take in a step's tokens. Where they end the request, or its turn, it leaves its queue."""
+        """Take in a step's tokens of a request. If they end it, or its turn, remove it from its queue."""
         token_ids = request.append_outputs(token_ids, num_rejected)
         if request.finish_reason is not None:
             queue.remove(request)

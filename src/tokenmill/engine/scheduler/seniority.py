@@ -1,9 +1,9 @@
-"""`Seniority`: who has been there for longest comes before all others at last, whatever the policy.
+"""`Seniority`: put the oldest request before all others at last, whatever the policy.
 
-A policy may prefer those who come later for as long as they come: others of a better priority, new tenants, all that
-are not in the background. So every `patience` steps the oldest request is looked for. Who was that at the last look too
-is the elder: it comes first until it ends, and waits for nobody who computes the same prompt. So a request ends after
-as many turns of an elder as there were requests before it, whoever comes later.
+A policy may prefer later requests for as long as they come: those of a better priority, of new tenants, all that
+are not in the background. So every `patience` steps the oldest request is looked for. If it was the oldest at the last
+look too, it is the elder: it comes first until it ends, and waits for no other that computes the same prompt. So a
+request ends after as many turns of an elder as there were requests before it, whatever comes later.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _READY = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED})
 
 
 class Seniority:
-    """Counts steps, knows no clock: the same calls give the same choices.
+    """Finds the elder by counting steps, without a clock: the same calls give the same choices.
 
     Attributes:
-        elder: who comes before all others; None: nobody.
+        elder: the request that comes before all others; None: there is none.
     """
 
     def __init__(self, patience: int) -> None:
@@ -29,13 +29,13 @@ class Seniority:
         self._next_look = patience
 
     def chosen(self, step: int, requests: Iterable[Request]) -> Request | None:
-        """A step is about to be scheduled.
+        """Look for a new elder before a step is scheduled.
 
         Args:
-            requests: all that are there, in the order in which they came.
+            requests: all live requests, in order of arrival.
 
         Returns:
-            Who has become the elder; None: nobody has.
+            The request that has become the elder, or None.
         """
         if self.elder is not None:
             if not (self.elder.is_finished or self.elder.is_paused):
@@ -51,7 +51,7 @@ class Seniority:
         return self.elder
 
     def forget(self, request: Request, step: int) -> None:
-        """A request ends, or begins another turn: it has been there for as long as one that has just come."""
+        """Count a request that ends, or begins another turn, as one that has just come."""
         if self._oldest is request:
             self._oldest = None
         if self.elder is request:
@@ -59,5 +59,5 @@ class Seniority:
 
 
 def is_ready(request: Request) -> bool:
-    """False while a waiting request waits for something besides its turn: a grammar, remote KV."""
+    """Return False while a waiting request waits for something besides its turn: a grammar, remote KV."""
     return request.status in _READY

@@ -14,13 +14,13 @@ MAX_QUEUED_INPUTS = 16
 
 
 class Sessions:
-    """What becomes of them between two turns.
+    """Keeps sessions between two turns, and starts their next ones.
 
     Args:
-        check_size: raises InvalidRequest for so many tokens as no request could run to.
+        check_size: raises InvalidRequest for a number of tokens that no request could run to.
 
     Attributes:
-        due: those that may be paused and have further input.
+        due: sessions that may be paused and have further input.
     """
 
     def __init__(self, state: SchedulerState, check_size: Callable[[int], None]) -> None:
@@ -47,17 +47,17 @@ class Sessions:
             self.due.append(request)
 
     def end_turn(self, request: Request) -> None:
-        """A request has ended, or the turn of a session has."""
+        """Take in that a request has ended, or the turn of a session."""
         if request.inputs:
             self.due.append(request)
         if request.is_paused:
             self._state.go_back(request)
 
     def begin_turns(self) -> list[TokenOutput]:
-        """Let paused sessions that have further input go on.
+        """Resume paused sessions that have further input.
 
         Returns:
-            The terminal outputs of those whose context has no room for it.
+            The terminal outputs of sessions whose context has no room for it.
         """
         due, self.due = self.due, []
         return [output for request in due if request.is_paused for output in self._begin_turn(request)]

@@ -1,4 +1,4 @@
-"""`SchedulerState`: every request that is alive, its queue, its row, its pages, and the launched steps that pin them.
+"""`SchedulerState`: every live request, its queue, its row, its pages, and the launched steps that pin them.
 
 A launched step pins what it uses: ending or preempting a request only marks it, and its row and pages return when the
 last launched step that uses them is committed.
@@ -35,8 +35,8 @@ class InFlightStep:
     """A launched step that is not committed yet.
 
     Attributes:
-        requests: whom it pins, in batch order.
-        outcome: what becomes of it; None until an executor has it.
+        requests: the requests that it pins, in batch order.
+        outcome: its outcome; None until an executor has launched it.
     """
 
     plan: StepPlan
@@ -44,7 +44,7 @@ class InFlightStep:
     outcome: StepOutcome | None = None
 
     def result(self) -> StepResult:
-        """Wait for the outcome. Raises what the step raised."""
+        """Wait for the outcome and return it. Raises what the step raised."""
         assert self.outcome is not None, f"step {self.plan.step} was given to no executor"
         return self.outcome.result()
 
@@ -54,11 +54,11 @@ class SchedulerState:
 
     Attributes:
         num_changes: how often the queues, or the order in them, have changed.
-        preempted: ids of requests that were, since somebody took note of them.
+        preempted: ids of requests preempted since the last `take_preempted`.
         adapters: the slots of adapters. encoder: the outputs of images.
         states: the slots of recurrent states; None: the model has none.
-        seniority: who comes before all others by now.
-        full_at: `num_changes` when all rows or pages were in use, and nobody would yield any to those who wait.
+        seniority: finds the elder, which comes before all others.
+        full_at: `num_changes` when all rows or pages were in use, and no request would yield any to waiting ones.
     """
 
     def __init__(
@@ -100,37 +100,37 @@ class SchedulerState:
 
     @property
     def num_free_rows(self) -> int:
-        """Rows that can be taken now."""
+        """Number of rows that can be taken now."""
         return self.rows.num_free
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that can be taken now: free ones, and those that only the prefix cache holds."""
+        """Number of pages that can be taken now: free ones, and those that only the prefix cache holds."""
         return self.kv.num_available
 
     @property
     def num_pages(self) -> int:
-        """All pages."""
+        """Number of all pages."""
         return self.kv.pool.num_usable
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page."""
+        """Number of tokens in a page."""
         return self.kv.page_size
 
     @property
     def num_saving_pages(self) -> int:
-        """Pages that nobody holds any more but those who save them."""
+        """Number of pages that are held only by saves."""
         return 0 if self.transfers is None else self.kv.num_returned_by((), self.transfers.saving)
 
     def enter(self, request: Request) -> None:
-        """A request arrives."""
+        """Take in a new request."""
         self.requests[request.id] = request
         self._set_ranks([request] if self._rounds is None else self._rounds.join(request))
         self.waiting.add(request)
 
     def begin_step(self) -> None:
-        """A step is about to be scheduled: ranks that change with time do so now, and slots get free."""
+        """Prepare for scheduling a step: update ranks that change with time, and free adapter slots."""
         changed = [request for request in self._policy.changed(self, self.step + 1) if request.id in self.requests]
         for request in changed:
             request.rank = self._rank(request)
@@ -147,21 +147,21 @@ class SchedulerState:
             self._free_slots()
 
     def begin_turn(self, request: Request) -> None:
-        """A session has further input: it waits for its turn as one that has just come."""
+        """Queue a session that has further input, as one that has just come."""
         self.seniority.forget(request, self.step)
         self.requests[request.id] = self.requests.pop(request.id)
         request.rank = self._rank(request)
         self.waiting.add(request)
 
     def launch(self, plan: StepPlan, requests: tuple[Request, ...]) -> None:
-        """A step is launched: it pins its requests, and their tenants have been served."""
+        """Record a launched step: pin its requests, and charge their tenants."""
         self.step = plan.step
         self.in_flight.append(InFlightStep(plan, requests))
         if self._rounds is not None and requests:
             self._set_ranks(self._rounds.charge(requests, plan.num_tokens))
 
     def start(self, request: Request) -> None:
-        """A waiting request, whose pages are there, gets a row, unless it has kept one, and runs."""
+        """Run a waiting request whose pages are there; give it a row unless it has kept one."""
         self.num_changes += 1
         self.waiting.remove(request)
         self.running.add(request)
@@ -183,7 +183,7 @@ class SchedulerState:
         self.retire(victim)
 
     def _free_slots(self) -> None:
-        """Let those yield in whose slot another adapter has waited to be for long enough."""
+        """Preempt users of a slot that another adapter has waited for long enough."""
         is_idle = not self.running and not self.in_flight
         if is_idle:  # no step would pass in which it is noted who waits
             for request in self.waiting:
@@ -196,15 +196,15 @@ class SchedulerState:
                 self.take_back(request)
 
     def take_preempted(self) -> list[str]:
-        """See `Scheduler.take_preempted`."""
+        """Return the ids of requests preempted since the last call, in order."""
         preempted, self.preempted = self.preempted, []
         return preempted
 
     def preempt_idle(self, but: Request | None = None) -> bool:
-        """Take row and pages from a session between two turns. False if none but `but` has any.
+        """Take row and pages from a session between two turns. Return False if none but `but` has any.
 
-        The victim, the last in policy order, keeps its place. Its next turn finds what the prefix cache has kept and
-        recomputes the rest.
+        The victim is the last in policy order and keeps its place. Its next turn finds what the prefix cache has kept
+        and recomputes the rest.
         """
         owners = [r for r in self.requests.values() if r.row is not None and not r.is_running and r is not but]
         idle = [request for request in owners if not request.num_inflight_steps]
@@ -214,7 +214,7 @@ class SchedulerState:
         return True
 
     def take_back(self, request: Request) -> None:
-        """Take row and pages from one that neither runs nor ends: a session, perhaps with new input."""
+        """Take row and pages from a request that neither runs nor ends: a session, perhaps with new input."""
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._release(request)
@@ -227,11 +227,11 @@ class SchedulerState:
         self.retire(request)
 
     def queue_of(self, request: Request) -> RequestQueue:
-        """The queue it stands in; paused and finished requests stand in none."""
+        """Return the queue of a request; paused and finished requests are in none."""
         return self.running if request.is_running else self.waiting
 
     def retire(self, request: Request) -> None:
-        """Take row and pages back from one that ended or was preempted, unless a launched step still uses them."""
+        """Take row and pages from an ended or preempted request, unless a launched step still uses them."""
         if self.transfers is not None and request.is_finished:
             self.transfers.ended(request)
         if request.num_inflight_steps or request.status not in _LEAVING:
@@ -246,7 +246,7 @@ class SchedulerState:
                 self._drafter.forget(request)
 
     def keep_window(self, request: Request, end: int) -> None:
-        """A step that ran a request up to `end` is committed: what lies behind its window goes.
+        """Release what lies behind a request's window: a step that ran it up to `end` is committed.
 
         The launched steps begin behind that, and so does what follows, unless it begins where a turn has ended or a
         token is sampled again.
@@ -256,7 +256,7 @@ class SchedulerState:
             self.kv.windows.keep(request.id, num_computed, not request.num_inflight_steps)
 
     def keep_state(self, request: Request, step: int) -> None:
-        """Pages of a request are in the prefix cache: the state that a step has kept of it belongs to the last one."""
+        """Assign the state that a step has kept of a request to the last of its pages in the prefix cache."""
         if self.states is None or not (end := self.states.saved_at(request, step)):
             return
         page = self.kv.cached_page(request, end)
@@ -264,14 +264,14 @@ class SchedulerState:
             self.states.keep(request, step, page)
 
     def end_step(self, step: int) -> None:
-        """A step is committed, or has failed."""
+        """Release the states that a committed or failed step has kept without use."""
         if self.states is not None:
             self.states.end_step(step)
 
     def go_back(self, request: Request) -> None:
-        """Less is computed of a request than launched steps have run.
+        """Take in that fewer tokens of a request are computed than launched steps have run.
 
-        A recurrent state does not go back: it begins anew, from the last one that was kept of its tokens.
+        A recurrent state cannot go back: it begins anew from the last one that was kept of the request's tokens.
         """
         if self.states is None:
             return
@@ -281,34 +281,34 @@ class SchedulerState:
             self._ahead.add(request.id)
 
     def settle(self, request: Request) -> None:
-        """A launched step of a request that does not run is committed."""
+        """Release what a request that does not run still holds, once no launched step uses it."""
         if request.num_inflight_steps == 0 and request.id in self._ahead and request.status not in _LEAVING:
             self.take_back(request)
         self.retire(request)
 
     def num_returning_rows(self) -> int:
-        """Rows of ended and preempted requests that return once the launched steps are committed."""
+        """Return the number of rows of ended and preempted requests that return once launched steps are committed."""
         return len(self._leaving())
 
     def num_returning_pages(self) -> int:
-        """Pages that nobody holds but the same requests, and those who save some."""
+        """Return the number of pages that only these requests and saves hold."""
         saving = () if self.transfers is None else self.transfers.saving
         return self.kv.num_returned_by(self._leaving(), saving)
 
     def num_returning_windows(self) -> int:
-        """Of the same requests, the window pages that were promised to them."""
+        """Return the number of window pages promised to the same requests."""
         windows = self.kv.windows
         return 0 if windows is None else sum(windows.promised_to(request.id) for request in self._leaving())
 
     def will_return(self, missing: Shortage) -> bool:
-        """True if the launched steps, once committed, give back what somebody lacks."""
+        """Return True if the launched steps, once committed, give back the missing pages."""
         return self.num_returning_pages() >= missing.pages and self.num_returning_windows() >= missing.windows
 
     def _leaving(self) -> Collection[Request]:
         return {r.id: r for step in self.in_flight for r in step.requests if r.status in _LEAVING}.values()
 
     def _set_ranks(self, requests: list[Request]) -> None:
-        """Give these requests the ranks that they have now, and both queues their order."""
+        """Update the ranks of these requests and restore the order of both queues."""
         self.num_changes += bool(requests)
         for request in requests:
             request.rank = self._rank(request)
@@ -339,7 +339,7 @@ class SchedulerState:
         request.num_pending_tokens = 0
 
     def check_invariants(self) -> None:
-        """Every owner's books agree; raises AssertionError where they do not. For tests: O(everything)."""
+        """Raise AssertionError if the books of any owners disagree. For tests: O(everything)."""
         self.kv.check_invariants()
         if self.transfers is not None:
             self.transfers.check_invariants()
@@ -373,7 +373,7 @@ class SchedulerState:
             self._rounds.check_invariants(self.requests)
 
     def _begin_of(self, request: Request) -> tuple[int, int]:
-        """Where the next step of a request begins, launched ones too, and the pages that it holds."""
+        """Return where the next step of a request begins, launched ones included, and the number of its pages."""
         launched = [step.plan for step in self.in_flight if request in step.requests]
         begins = [int(plan.num_computed[plan.request_ids.index(request.id)]) for plan in launched]
         return min([request.num_computed_tokens, *begins]), len(self.kv.pages(request))

@@ -1,7 +1,7 @@
-"""`Transfers`: the door for KV that comes from elsewhere or goes there.
+"""`Transfers`: the scheduler's interface for KV that comes from elsewhere or goes there.
 
-A waiting request without pages is asked about once. What is found it loads when its turn comes, into pages of its own;
-when they are there, and verified, they become the prefix cache's, where the request finds them.
+A waiting request without pages is looked up once. When its turn comes, it loads what was found into pages of its own;
+once these are loaded and verified, they become the prefix cache's, where the request finds them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenmill.engine.kv.radix_tree import PrefixMatch
 
 
 class Transfers(Protocol):
-    """Decides by what it is told here alone: the same calls give the same orders.
+    """Orders loads and saves of KV. Decides by its arguments alone: the same calls give the same orders.
 
     Attributes:
         saving: the deepest nodes of the paths that are locked for saves, each as often as it is.
@@ -28,27 +28,27 @@ class Transfers(Protocol):
 
     @property
     def saving(self) -> Iterable[RadixNode]:
-        """See the class."""
+        """Deepest nodes of the paths locked for saves, each once per lock."""
 
     @property
     def is_busy(self) -> bool:
-        """True while news must come whose pages somebody may wait for."""
+        """True while news is due about pages that a request may wait for."""
 
     @property
     def has_orders(self) -> bool:
         """True if a plan must be made to carry orders, even one without requests."""
 
     def ask(self, requests: Iterable[Request]) -> None:
-        """Have it looked up what others have of these; those that are known already are left out."""
+        """Queue queries for what other sources have of these requests, without those already known."""
 
     def take_queries(self) -> list[KVQuery]:
-        """What is to be looked up, each once."""
+        """Return the queued queries, each once."""
 
     def fetch(self, request: Request, match: PrefixMatch, step: int, spare: int, num_free_rows: int) -> str:
-        """The turn of a waiting request without pages has come: see whether more of it should be loaded first.
+        """Decide, when a waiting request without pages has its turn, whether more of it should be loaded first.
 
         Args:
-            match: what the engine has of it.
+            match: the request's prefix that the engine has.
             spare: pages that must stay available for others.
 
         Returns:
@@ -56,19 +56,19 @@ class Transfers(Protocol):
         """
 
     def leaving(self, request: Request) -> None:
-        """A request is about to lose what it holds, if it holds anything, or has ended."""
+        """Take in that a request is about to lose what it holds, if anything, or has ended."""
 
     def ended(self, request: Request) -> None:
-        """A request has ended, and still holds its pages, if it has any. May be told twice."""
+        """Take in that a request has ended; it still holds its pages, if it has any. May be called twice."""
 
     def take_orders(self) -> PlanTransfers | None:
-        """The orders for the next plan, each once."""
+        """Return the orders for the next plan, each once."""
 
     def drop_saves(self, step: int) -> None:
-        """Give up the saves that no plan has ordered yet, and let go of their pages."""
+        """Drop the saves that no plan has ordered yet, and release their pages."""
 
     def apply(self, news: KVNews, step: int) -> None:
-        """Take in news. Those of what is over already are ignored."""
+        """Take in news; ignore news of transfers that are already over."""
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where something is lost."""
+        """Raise AssertionError if something is lost."""

@@ -1,1 +1,1 @@
-"""Speculation: who proposes what a request may say next, and how much of it is worth a try. Changes no token, ever."""
+"""Speculation: propose what a request may say next, and choose how much of it is worth a try. Changes no token."""

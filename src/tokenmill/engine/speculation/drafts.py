@@ -1,4 +1,4 @@
-"""`Draft` and `TextDrafter`: what a drafter proposes, and what a drafter is that needs no model."""
+"""`Draft` and `TextDrafter`: a drafter's proposal, and the interface of drafters that need no model."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NO_DRAFT = Draft(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32))
 
 
 class TextDrafter(Protocol):
-    """Drafts from text alone. What it proposes depends on the calls before and nothing else, so plans can be replayed.
+    """Drafts from text alone. Proposals depend only on earlier calls, so plans can be replayed.
 
     A request's state is made at its first `propose` and kept under its id until `forget`.
     """
 
     def propose(self, request: Request, limit: int) -> Draft:
-        """At most `limit` tokens that may follow `request.token_ids`; none is an answer too."""
+        """Return at most `limit` tokens that may follow `request.token_ids`; perhaps none."""
 
     def forget(self, request: Request) -> None:
-        """The request has ended: drop what is kept for it."""
+        """Forget a request that has ended."""

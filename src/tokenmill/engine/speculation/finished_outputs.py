@@ -1,4 +1,4 @@
-"""`FinishedOutputs`: what ended requests have said, for those that say it again. Bounded; first in, first out."""
+"""`FinishedOutputs`: keep the outputs of ended requests, for requests that repeat them. Bounded, oldest out first."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MAX_LINKS = 16
 
 
 class _Chains:
-    """For one context length, hash chains as in LZ77 compressors (deflate, RFC 1951, section 4).
+    """Hash chains for one context length, as in LZ77 compressors (deflate, RFC 1951, section 4).
 
     Attributes:
-        length: of the contexts, in tokens.
+        length: length of the contexts, in tokens.
         heads: of each bucket the newest place, or -1, [buckets] int32.
         links: for each place the one before it in its bucket, or -1, [room] int32.
     """
@@ -39,14 +39,14 @@ class _Chains:
         self.links = array("i", [-1]) * room
 
     def newest(self, context: Sequence[int]) -> int:
-        """The newest place in the bucket of a context, or -1."""
+        """Return the newest place in the bucket of a context, or -1."""
         value = 0
         for token_id in context:
             value = (value * _BASE + token_id) & 0xFFFFFFFF
         return self.heads[(value & ((1 << _HASH_BITS) - 1)) >> self.shift]
 
     def put(self, start: int, token_ids: TokenArray) -> None:
-        """Link the places of an output that begins at `start`, all that have a context before and a token behind."""
+        """Link the places of an output that begins at `start`, if they have a context before and a token behind."""
         count = len(token_ids) - self.length
         if count <= 0:
             return
@@ -74,8 +74,8 @@ class FinishedOutputs:
         | output 4 |-| output 5 |-| free | output 2 |-| output 3 |-| rest |
                                   ^ end    ^ oldest: goes first
 
-    To leave is to be written over with `_NO_TOKEN`, which equals no context: links to what has left are met and passed.
-    Whoever follows a chain compares tokens, so a collision costs time only. The memory is taken with the first output:
+    Removed outputs are overwritten with `_NO_TOKEN`, which equals no context, so links to them are met and passed.
+    Searches along a chain compare tokens, so a collision costs time only. The memory is taken with the first output:
     a token of room takes 4 bytes, and 8 to 12 for each context length.
     """
 
@@ -90,11 +90,11 @@ class FinishedOutputs:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs that are kept: the last ones added."""
+        """Number of outputs that are kept: the last ones added."""
         return len(self._outputs)
 
     def add(self, token_ids: TokenArray) -> None:
-        """Take an output in, [n]; of one larger than the room, its end. The oldest go where they are in the way."""
+        """Add an output, [n], or its end if it is larger than the room. The oldest ones in the way are dropped."""
         token_ids = token_ids[max(len(token_ids) + 1 - self._max_tokens, 0) :]
         if len(token_ids) < 2 or not self._max_requests:
             return
@@ -109,7 +109,7 @@ class FinishedOutputs:
             chains.put(start, token_ids)
 
     def _make_room(self, count: int) -> int:
-        """Free so many places in one piece, the last of them `_NO_TOKEN`; returns where they begin."""
+        """Free `count` places in one piece, the last of them `_NO_TOKEN`; return where they begin."""
         start, outputs = self._end, self._outputs
         if start + count > self._max_tokens:
             while outputs and outputs[0][0] >= start:
@@ -126,14 +126,14 @@ class FinishedOutputs:
         np.frombuffer(self.tokens, dtype=np.int32)[start:end] = _NO_TOKEN
 
     def longest_context(self, end: list[int], at_least: int, limit: int) -> tuple[int, list[int]]:
-        """The longest of the lengths, or `at_least`, whose context stands in an output, and the places behind it.
+        """Find the longest context, of `at_least` tokens or more, that stands in an output, and the places behind it.
 
         Args:
             end: the last tokens of a text.
             at_least: fewer equal tokens do not count.
 
         Returns:
-            The length, and at most `limit` places, the newest first; 0 and none: no context does.
+            The length, and at most `limit` places, newest first; 0 and no places if no context does.
         """
         if self._outputs:
             for chains in reversed(self._chains):
@@ -163,6 +163,6 @@ class FinishedOutputs:
         return found
 
     def copy_from(self, place: int, count: int) -> list[int]:
-        """What followed from a place on, at most [count]; fewer where the output ends."""
+        """Return at most `count` tokens from a place on; fewer where the output ends."""
         found = self.tokens[place : place + count].tolist()
         return found[: found.index(_NO_TOKEN)] if _NO_TOKEN in found else found

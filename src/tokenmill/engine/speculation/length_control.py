@@ -1,4 +1,4 @@
-"""How many draft tokens of which requests are worth running: what a step costs, against what was right so far.
+"""Choose how many draft tokens of which requests to run: the costs of a step against what was right so far.
 
 A step that runs D drafts more brings, of each request, the drafts up to the first wrong one. With s the chance that a
 draft and all before it are right, and c(n) the seconds of a step of n tokens, the drafts are chosen that make
@@ -28,7 +28,7 @@ _NUM_CLASSES = 5
 
 
 class StepCosts:
-    """Seconds of a step by its number of tokens: a table, straight lines between its sizes and behind the last two.
+    """Seconds of a step by its number of tokens: a table with straight lines between its sizes and behind the last two.
 
     Args:
         table: sizes and seconds, sizes growing, two or more. A step is taken to cost no less than a smaller one.
@@ -42,7 +42,7 @@ class StepCosts:
             self._seconds.append(max(seconds, self._seconds[-1] if self._seconds else 0.0))
 
     def of(self, num_tokens: int) -> float:
-        """Seconds of a step of so many tokens."""
+        """Return the seconds of a step of `num_tokens` tokens."""
         sizes, seconds = self._sizes, self._seconds
         right = min(max(1, bisect_left(sizes, num_tokens)), len(sizes) - 1)
         slope = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
@@ -50,7 +50,7 @@ class StepCosts:
 
 
 class Acceptance:
-    """How far the drafts of one request have been right, by how deep they stood in theirs.
+    """Estimates how likely the drafts of one request are right, by their depth.
 
     A drafter that gives a chance for each token is corrected by what came of such tokens: the ratio of those that were
     right to those that were to be expected.
@@ -67,7 +67,7 @@ class Acceptance:
         self._expected = [_BELIEF_WEIGHT] * _NUM_CLASSES
 
     def survival(self, probabilities: Sequence[float]) -> list[float]:
-        """For each token of a draft the chance that it and all before it are right.
+        """Return, for each token of a draft, the chance that it and all before it are right.
 
         Args:
             probabilities: the drafter's own estimates, each given that those before it are right.
@@ -80,9 +80,9 @@ class Acceptance:
         return chances
 
     def observe(self, probabilities: Sequence[float], num_accepted: int) -> None:
-        """Of a draft with these estimates so many tokens were right.
+        """Learn from a draft with these estimates, of which `num_accepted` tokens were right.
 
-        Of those behind the first wrong one nothing is known.
+        Nothing is known of the tokens behind the first wrong one.
         """
         for position, probability in enumerate(probabilities[: num_accepted + 1]):
             depth = min(position.bit_length(), _NUM_CLASSES - 1)
@@ -90,35 +90,35 @@ class Acceptance:
             self._expected[depth] = self._expected[depth] * _DECAY + probability
 
     def forgive(self) -> None:
-        """Drafts were not worth their cost: believe in them a little more, so that they are tried again in a while."""
+        """Raise the estimates a little when drafts were not worth their cost, so that they are tried again later."""
         for depth in range(_NUM_CLASSES):
             believed = self._belief * self._expected[depth]
             self._right[depth] += max(0.0, believed - self._right[depth]) * _FORGIVENESS
 
 
 class LengthControl:
-    """Chooses among the drafts of a step."""
+    """Chooses which drafts of a step to run."""
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
 
     def pays_at_best(self, num_samples: int, num_tokens: int, most: int) -> bool:
-        """Whether any number of drafts, up to `most`, would pay if all of them were right.
+        """Return True if any number of drafts, up to `most`, would pay if all of them were right.
 
         Args:
             num_samples: tokens that the step brings without drafts.
-            num_tokens: that it runs without drafts.
+            num_tokens: tokens that it runs without drafts.
         """
         sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < most]
         return any(self._gain(num_samples, num_tokens, size, size) > _LEAST_GAIN for size in (*sizes, most))
 
     def choose(self, survivals: Sequence[Sequence[float]], num_samples: int, num_tokens: int, budget: int) -> list[int]:
-        """How many draft tokens of each request to run.
+        """Choose how many draft tokens of each request to run.
 
         Args:
-            survivals: of each request, for each token of its draft the chance that it and all before it are right.
+            survivals: for each request, for each token of its draft, the chance that it and all before it are right.
             num_samples, num_tokens: see `pays_at_best`.
-            budget: draft tokens of all requests together at most.
+            budget: most draft tokens of all requests together.
         """
         # Chances fall within a draft, and sorting is stable: the first D of this order are the heads of drafts.
         order = [(-chance, index) for index, survival in enumerate(survivals) for chance in survival]
@@ -135,7 +135,7 @@ class LengthControl:
         return lengths
 
     def _gain(self, num_samples: int, num_tokens: int, accepted: float, num_drafts: int) -> float:
-        """Tokens a second with drafts over tokens a second without; what prompts cost beside them is left out."""
+        """Return tokens a second with drafts over tokens a second without, leaving out the cost of prompts."""
         alone = self._costs.of(num_samples)
         more = self._costs.of(num_tokens + num_drafts) - self._costs.of(num_tokens)
         return (num_samples + accepted) / num_samples * alone / (alone + more)

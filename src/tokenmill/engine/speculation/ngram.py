@@ -1,4 +1,4 @@
-"""`NgramDrafter`: prompt lookup. What followed when the request last said the same few tokens, it may say again."""
+"""`NgramDrafter`: prompt lookup. What followed the same few tokens earlier in a request, may follow again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NgramDrafter:
         self._texts: dict[str, RequestText] = {}
 
     def propose(self, request: Request, limit: int) -> Draft:
-        """See `TextDrafter`."""
+        """Return at most `limit` tokens that followed the longest n-gram at the end of the text."""
         text = self._texts.get(request.id)
         if text is None:
             text = self._texts[request.id] = RequestText(self._lengths, to_first=True)
@@ -36,5 +36,5 @@ class NgramDrafter:
         return Draft(np.array(text.copy_from(places[0], limit), dtype=np.int32), equal / (equal + 1))
 
     def forget(self, request: Request) -> None:
-        """See `TextDrafter`."""
+        """Forget a request that has ended."""
         self._texts.pop(request.id, None)

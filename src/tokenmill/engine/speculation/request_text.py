@@ -1,4 +1,4 @@
-"""`RequestText`: the tokens of one request, indexed as they come: where the same few tokens stood before."""
+"""`RequestText`: index the tokens of one request as they come, to find where the same few tokens stood before."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TOKENS_PER_CALL = 2048
 
 
 class _Chains(NamedTuple):
-    """For one context length, the places behind equal contexts.
+    """The places behind equal contexts of one length.
 
         tokens   ... 5 9 2 | 7 ... 5 9 2 | 4      behind 5 9 2 there are two places: those of 7 and 4
                              ^------------ link
 
     Attributes:
-        length: of the contexts, in tokens.
+        length: length of the contexts, in tokens.
         mask: the bits of such a context.
         heads: by context, the newest place behind it (the first, where `to_first`).
         links: for each place the one before it behind the same context (the first, where `to_first`), or -1.
@@ -42,8 +42,8 @@ class RequestText:
     A token takes about 70 bytes and 120 more for each context length.
 
     Attributes:
-        tokens: those taken in, [n].
-        lengths: of the contexts, ascending.
+        tokens: tokens taken in, [n].
+        lengths: lengths of the contexts, ascending.
         to_first: places are linked to the first one behind the same context, not to the one before.
     """
 
@@ -56,10 +56,10 @@ class RequestText:
         self._context = self._chains[-1].mask
 
     def take_in(self, token_ids: TokenArray) -> bool:
-        """Bring the text up to these tokens, [n]. All but the last of those known before are among them, unchanged.
+        """Bring the text up to these tokens, [n]. They include all known ones but perhaps the last, unchanged.
 
         Returns:
-            False if there is more than one call takes; the next one goes on.
+            False if there are more tokens than one call takes; the next one goes on.
         """
         known = len(self.tokens)
         fresh: list[int] = token_ids[max(known - 1, 0) : known + _TOKENS_PER_CALL].tolist()
@@ -96,10 +96,10 @@ class RequestText:
             self._context = self._context << _TOKEN_BITS | token_id
 
     def longest_context(self, limit: int) -> tuple[int, list[int]]:
-        """The longest of the lengths whose context at the end of the text stood there before, and the places behind it.
+        """Find the longest context at the end of the text that stood there before, and the places behind it.
 
         Returns:
-            The length, and at most `limit` places, the newest first; 0 and none: no context did.
+            The length, and at most `limit` places, newest first; 0 and no places if no context did.
         """
         for length, _, _, links in reversed(self._chains):
             place = links[-1]
@@ -111,7 +111,7 @@ class RequestText:
         return 0, []
 
     def copy_from(self, place: int, count: int) -> list[int]:
-        """[count] tokens from a place on. Where the text ends, the copy goes on with itself, as in LZ77."""
+        """Return `count` tokens from a place on. At the end of the text the copy goes on with itself, as in LZ77."""
         found = self.tokens[place : place + count]
         if len(found) < count:
             found = (found * (count // len(found) + 1))[:count]

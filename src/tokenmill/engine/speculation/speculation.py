@@ -1,4 +1,4 @@
-"""`Speculation`: the scheduler's drafter. Collects what may follow each request, and runs of it what is worth its cost.
+"""`Speculation`: the scheduler's drafter. Collects drafts for each request, and runs those that are worth their cost.
 
 forced by its grammar ─┐
 of a draft model ──────┼─> chances that they are right ─> length control ─> draft tokens of the step
@@ -26,10 +26,10 @@ _LEAST_FOR_HOLDING = 0.5
 
 
 class Speculation:
-    """See `Drafter`. Decides by requests, outcomes and its settings alone, so that a recorded schedule is made again.
+    """Decides by requests, outcomes and settings alone, so that a recorded schedule can be replayed. See `Drafter`.
 
     Attributes:
-        settings: with a method that is settled: not `auto`.
+        settings: settings whose method is resolved: not `auto`.
     """
 
     def __init__(self, settings: SpeculationSettings) -> None:
@@ -43,7 +43,7 @@ class Speculation:
         self._launched: dict[str, tuple[Acceptance, Sequence[float]]] = {}
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int], num_tokens: int) -> list[TokenArray]:
-        """See `Drafter`."""
+        """Return the draft tokens of each request that are worth their cost."""
         count = len(requests)
         if not self._control.pays_at_best(count, num_tokens, count * self._most):
             return [NO_DRAFT.token_ids] * count
@@ -58,7 +58,7 @@ class Speculation:
         return [draft.token_ids[:length] for draft, length in zip(drafts, lengths, strict=True)]
 
     def holds(self, request: Request, num_running: int) -> bool:
-        """See `Drafter`. Of what the text so far goes on with, the first token is being sampled; drafts follow it."""
+        """Return True if drafts behind the token now being sampled are likely enough to wait for it."""
         if not self._control.pays_at_best(num_running, num_running, self._most):
             return False
         if self._text is None:
@@ -70,14 +70,14 @@ class Speculation:
         return sum(chances[:length]) >= _LEAST_FOR_HOLDING
 
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """See `Drafter`."""
+        """Learn from a committed draft how many of its tokens were right."""
         launched = self._launched.pop(request.id, None)
         if launched is not None:
             acceptance, probabilities = launched
             acceptance.observe(probabilities[:num_drafts], num_accepted)
 
     def forget(self, request: Request) -> None:
-        """See `Drafter`."""
+        """Forget a request that has ended."""
         self._acceptance.pop(request.id, None)
         self._acceptance_of_forced.pop(request.id, None)
         self._launched.pop(request.id, None)
@@ -95,14 +95,14 @@ class Speculation:
         return self._acceptance_of(request).survival(draft.probabilities.tolist())
 
     def _acceptance_of(self, request: Request) -> Acceptance:
-        """Of drafts from where its next one comes from."""
+        """Return the acceptance of drafts from the source of the request's next one."""
         if request.proposal is not None and request.proposal.is_forced:
             return self._acceptance_of_forced.setdefault(request.id, Acceptance(_BELIEF_IN_FORCED))
         return self._acceptance.setdefault(request.id, Acceptance())
 
 
 def text_drafter(config: SpeculativeConfig) -> TextDrafter | None:
-    """What drafts from text by this config; None: nothing does, proposals come with the outcomes of steps."""
+    """Return the drafter from text that the config names; None if proposals come with the outcomes of steps."""
     if config.method == "ngram":
         return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     if config.method == "suffix":

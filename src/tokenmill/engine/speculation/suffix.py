@@ -1,4 +1,4 @@
-"""`SuffixDrafter`: suffix decoding. What followed the longest earlier context that ends like this text may follow here.
+"""`SuffixDrafter`: suffix decoding. Propose what followed the longest earlier context that ends like this text.
 
 After Oliaro et al., "SuffixDecoding", arXiv 2411.04975. There, trees of bounded depth count every suffix of the text
 and of the finished outputs: 24 nodes to count for each token, too slow in Python. Here no count is kept. Chains lead to
@@ -39,10 +39,10 @@ SURE_LENGTH = 12
 
 
 class SuffixDrafter:
-    """Follows the request's own text, and what other requests have said.
+    """Drafts from the request's own text, and from the outputs of other requests.
 
-    A request with a salt gives nothing to the finished outputs and takes nothing from them: how fast it is answered
-    tells nobody what others have said. Of a session, the output of its last turn is kept for others.
+    A request with a salt gives nothing to the finished outputs and takes nothing from them: the speed of its answer
+    tells no client what others have said. Of a session, the output of its last turn is kept for others.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SuffixDrafter:
         Args:
             max_tree_depth: equal tokens that are looked for, at least 6.
             max_cached_requests: finished outputs that are kept; 0: none.
-            max_cached_tokens: of all of them, each with one token between it and the next; see `FinishedOutputs`.
+            max_cached_tokens: tokens of all of them, each with one between it and the next; see `FinishedOutputs`.
             max_spec_factor: draft tokens for each equal token.
             max_spec_offset: draft tokens on top of those.
             min_token_prob: probability that a whole draft must have.
@@ -79,7 +79,7 @@ class SuffixDrafter:
         self._outputs = FinishedOutputs(max_cached_requests, max_cached_tokens, OUTPUT_LENGTHS)
 
     def propose(self, request: Request, limit: int) -> Draft:
-        """See `TextDrafter`."""
+        """Return the majority of what followed the longest earlier contexts, at most `limit` tokens."""
         text = self._texts.get(request.id)
         if text is None:
             text = self._texts[request.id] = RequestText(OWN_LENGTHS)
@@ -89,13 +89,13 @@ class SuffixDrafter:
         return self._vote(copies, length) if copies and copies[0] else NO_DRAFT
 
     def forget(self, request: Request) -> None:
-        """See `TextDrafter`. What it has said is for others now."""
+        """Forget a request that has ended, and keep its output for others unless it has a salt."""
         self._texts.pop(request.id, None)
         if not request.cache_key.salt:
             self._outputs.add(request.token_ids[request.num_prompt_tokens :])
 
     def _look_up(self, text: RequestText, limit: int, is_shared: bool) -> tuple[int, list[list[int]]]:
-        """The longest equal context, and what followed it each time: first the newest, as much as may be drafted."""
+        """Return the length of the longest equal context and what followed it each time, newest first."""
         end = text.tokens[-self._depth :]
         length, places = text.longest_context(MAX_PLACES)
         length, places = deepest(text.tokens, places, length, end)
@@ -109,7 +109,7 @@ class SuffixDrafter:
         return length, [text.copy_from(place, count) for place in places]
 
     def _vote(self, copies: list[list[int]], length: int) -> Draft:
-        """Go along with the majority; all copies that are left agree on what is drafted so far."""
+        """Follow the majority; all copies that are left agree on what is drafted so far."""
         token_ids: list[int] = []
         probabilities: list[float] = []
         survival = 1.0
@@ -131,7 +131,7 @@ class SuffixDrafter:
         return _draft(copies[0][: len(rest)], rest)
 
     def _unanimous(self, voters: int, length: int, count: int, survival: float) -> npt.NDArray[np.float32]:
-        """Probabilities of [count] tokens that nobody votes against, as far as all of the draft is likely enough."""
+        """Return the probabilities of `count` unanimous tokens, as far as the whole draft is likely enough."""
         products, end = self._products[voters], length + count
         least = self._min_token_prob * products[length] / survival
         while end > length and products[end] < least:
@@ -144,7 +144,7 @@ def _draft(token_ids: list[int], probabilities: npt.NDArray[np.float32]) -> Draf
 
 
 def deepest(tokens: list[int] | array[int], places: list[int], length: int, end: list[int]) -> tuple[int, list[int]]:
-    """Of places behind an equal context of this length those behind the longest; first, how long that is.
+    """Choose, of places behind an equal context of `length`, those behind the longest one; return its length first.
 
     Args:
         end: the tokens that a context is compared with, from its last one backwards.

@@ -1,1 +1,1 @@
-"""KV from elsewhere and to elsewhere: what a scheduler knows of it, the sources, and what copies pages in and out."""
+"""Transfer of KV pages from and to other places: the scheduler's side, the sources, and the copying of pages."""

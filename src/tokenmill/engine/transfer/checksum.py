@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli), what says whether a page is what it was. The native one, and a slow reference beside it.
+"""CRC-32C (Castagnoli), which tells whether a page is unchanged: the native one, and a slow reference beside it.
 
 Where the kernels were not built, zlib's CRC-32 does its work; files say which one they were written with.
 """
@@ -17,7 +17,7 @@ Checksum = Callable[[memoryview], int]
 
 
 def find_checksum() -> tuple[str, Checksum]:
-    """The name of the checksum that this build has, and what computes it."""
+    """Return the name of the checksum that this build has, and the function that computes it."""
     try:
         native = importlib.import_module(MODULE)
     except ImportError:
@@ -33,7 +33,7 @@ def find_checksum() -> tuple[str, Checksum]:
 
 
 def reference_crc32c(data: bytes) -> int:
-    """By definition, bit by bit: the remainder of the data by the polynomial 0x1EDC6F41, bits reflected."""
+    """Compute CRC-32C bit by bit: the remainder of the data by the polynomial 0x1EDC6F41, bits reflected."""
     state = 0xFFFFFFFF
     for byte in data:
         state ^= byte

@@ -1,4 +1,4 @@
-"""`TransferDesk`: between an engine and its sources of KV. What they say becomes news; every wait has a deadline.
+"""`TransferDesk`: between an engine and its sources of KV. Turns their answers into news; every wait has a deadline.
 
     turn of the engine    collect (news of what is over) -> ask (news of what is found) -> schedule -> launch: begin
     source's threads      fill, read, finish ──> collect, in the next turn
@@ -34,7 +34,7 @@ RECOMPUTE, FAIL = FAILURE_POLICIES = ("recompute", "fail")
 
 
 class Launcher(Protocol):
-    """What the desk needs of an executor; see `Executor`."""
+    """The part of `Executor` that the desk needs."""
 
     def launch(self, plan: StepPlan) -> StepOutcome:
         """Start a step."""
@@ -48,14 +48,14 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long what is outside may take, in seconds.
+    """Time limits of what sources do, in seconds.
 
     Attributes:
-        lookup: of a question.
-        load: of a load.
-        save: of a save.
-        keep: of the pages of a request that has ended.
-        close: of what is still to be saved when the engine ends.
+        lookup: for the answer to a question.
+        load: for a load.
+        save: for a save.
+        keep: for keeping the pages of a request that has ended.
+        close: for saving the rest when the engine ends.
     """
 
     lookup: float = 5.0
@@ -74,12 +74,14 @@ class _Question:
 
 
 class TransferDesk:
-    """The engine's thread calls it; sources' threads come in through `PageLoad` and `PageSave` only.
+    """Passes questions, orders and news between the scheduler's side and the sources.
+
+    The engine's thread calls it; the threads of sources come in through `PageLoad` and `PageSave` only.
 
     Args:
         sources: asked in this order; the first that has more than the engine is loaded from.
         state: the scheduler's side.
-        policy: what becomes of a request whose load fails: `recompute` what is missing, or `fail`.
+        policy: for a request whose load fails: `recompute` what is missing, or `fail` the request.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class TransferDesk:
     # --- requests come and go ---------------------------------------------------------------------------------------
 
     def arrived(self, message: AddRequest) -> None:
-        """A request comes.
+        """Tell the sources of a request that has come with `kv_transfer_params`.
 
         Raises:
             InvalidRequest: a source refuses its `kv_transfer_params`.
@@ -128,7 +130,7 @@ class TransferDesk:
         self._params[message.id] = message.kv_transfer_params
 
     def ended(self, outputs: Iterable[TokenOutput]) -> None:
-        """Last outputs of requests: those whose pages are kept say so in their replies."""
+        """Forget the requests that these outputs end; replies of requests whose pages are kept say so."""
         for output in outputs:
             if output.finish_reason is None:
                 continue
@@ -146,13 +148,13 @@ class TransferDesk:
         return source.ended(KeptPages(pin_id, output.id, pin.cache_key, pin.tokens, pages, reason, params))
 
     def begun(self, request_ids: Iterable[str]) -> None:
-        """Requests take their rows: nothing is loaded for them any more. Their parameters stay until they end."""
+        """Let the sources forget requests that take their rows. Their parameters stay until they end."""
         for request_id in request_ids:
             for source in self._known.pop(request_id, ()):
                 source.forget(request_id)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Requests have ended."""
+        """Forget requests that have ended."""
         request_ids = list(request_ids)
         self.begun(request_ids)
         for request_id in request_ids:
@@ -162,7 +164,7 @@ class TransferDesk:
     # --- questions --------------------------------------------------------------------------------------------------
 
     def ask(self, queries: Iterable[KVQuery]) -> list[Found]:
-        """Ask the sources; what they can say at once."""
+        """Ask the sources, and return the answers that are complete at once."""
         deadline = self._clock() + self.patience.lookup
         for query in queries:
             params = self._params.get(query.request_id)
@@ -171,7 +173,7 @@ class TransferDesk:
         return [found for question in list(self._questions.values()) if (found := self._answer(question)) is not None]
 
     def _answer(self, question: _Question) -> Found | None:
-        """Ask those that have not answered yet; the answer, once all have or the time is up."""
+        """Ask the sources that have not answered yet; return the answer once all have, or once the time is up."""
         for number, source in enumerate(self.sources):
             if question.answers[number] is None:
                 question.answers[number] = _look_up(source, question)
@@ -227,15 +229,15 @@ class TransferDesk:
 
     @property
     def has_waiting(self) -> bool:
-        """True while something outside must end for whose answer or pages a request may wait."""
+        """True while a question, a load, a save or kept pages are open that a request may wait for."""
         return bool(self._questions or self._loads or self._saves or self._kept)
 
     def wait(self, timeout: float) -> None:
-        """Wait until something is over, for so many seconds at most."""
+        """Wait until a load or a save is over, for at most `timeout` seconds."""
         self._happened.wait(timeout)
 
     def collect(self) -> list[KVNews]:
-        """What is over since the last call, by itself or because its time is up."""
+        """Return news of what has ended since the last call, by itself or because its time is up."""
         self._happened.clear()
         released = [(source, list(source.poll())) for source in self.sources]
         news: list[KVNews] = []
@@ -266,7 +268,7 @@ class TransferDesk:
         return Loaded(order_id, (load.order.first_page + num_filled) * self._state.page_size)
 
     def _late(self) -> list[KVNews]:
-        """End what takes too long."""
+        """End loads, saves and kept pages that take too long."""
         now = self._clock()
         late = [order_id for order_id, (_, deadline) in self._loads.items() if deadline <= now]
         late += [order_id for order_id, (_, deadline) in self._saves.items() if deadline <= now]
@@ -276,7 +278,7 @@ class TransferDesk:
         return self.cancel(late, may_fail=True)
 
     def cancel(self, order_ids: Iterable[int], may_fail: bool = False) -> list[KVNews]:
-        """End these at once; when it returns no page of theirs is touched any more.
+        """End these at once. Their pages are not touched any more when it returns.
 
         Args:
             may_fail: a load that is not complete counts as failed.
@@ -302,10 +304,10 @@ class TransferDesk:
         return self.cancel([i for i, (load, _) in self._loads.items() if load.order.request_id in ids])
 
     def reset(self, everything: bool) -> list[KVNews]:
-        """The prefix cache is about to be forgotten: end the saves, or everything.
+        """End the saves, or everything, before the prefix cache is forgotten.
 
         Args:
-            everything: loads and kept pages too; else these are in the way, as running requests are.
+            everything: end loads and kept pages too; else these prevent the reset, as running requests do.
         """
         return self.cancel([*self._saves, *(self._loads if everything else ()), *(self._kept if everything else ())])
 
@@ -315,14 +317,14 @@ class TransferDesk:
             source.reset()
 
     def take_failed(self) -> list[tuple[str, str]]:
-        """Requests that must end because their load has failed, and what to tell them."""
+        """Return the requests that must end because their load has failed, and what to tell them."""
         failed, self._failed = self._failed, []
         return [(request_id, "the KV of its prompt could not be loaded") for request_id in failed]
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all loads; let the sources store what they have not, for a while; close them."""
+        """End all loads, give the sources some time to store unsaved pages, and close them."""
         self.cancel(list(self._loads))
         if any(source.stores for source in self.sources):
             self._flush()
@@ -370,16 +372,14 @@ def _offer(source: KVSource, save: PageSave) -> None:
 
 
 class TransferExecutor:
-    """Begins the orders of each plan and leaves its requests to another executor; a plan of orders only is over at
-    once.
-    """
+    """Hands the orders of each plan to the desk and its requests to another executor."""
 
     def __init__(self, executor: Launcher, desk: TransferDesk) -> None:
         self.executor = executor
         self.desk = desk
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """See `Executor`."""
+        """Begin the plan's orders, then launch its requests. A plan of orders only is over at once."""
         if plan.transfers is not None:
             self.desk.begin(plan.transfers)
         if not plan.request_ids:
@@ -388,9 +388,9 @@ class TransferExecutor:
         return self.executor.launch(plan)
 
     def recover(self) -> None:
-        """See `Executor`."""
+        """Run plans again after a failure."""
         self.executor.recover()
 
     def close(self) -> None:
-        """See `Executor`."""
+        """Close the other executor."""
         self.executor.close()

@@ -13,10 +13,10 @@ from tokenmill.platform.protocol import Platform
 
 
 class DevicePages:
-    """See `PageMover`. Pages are copied on a stream of its own, beside the step that runs; only the caller waits.
+    """A page mover that copies on a stream of its own, beside the step that runs; only the caller waits.
 
-    What a save reads was written by a step that is committed, and what a load writes is read by steps that are launched
-    after its news: so no stream has to wait for another.
+    A save reads what a committed step has written, and a load writes what steps launched after its news will read.
+    So no stream has to wait for another.
     """
 
     def __init__(self, platform: Platform, tensors: Sequence[torch.Tensor], layout: str) -> None:
@@ -35,7 +35,7 @@ class DevicePages:
             start += size
 
     def read(self, page: int, data: memoryview) -> None:
-        """See `PageMover`."""
+        """Copy a page from the device to `data`, and wait until it is there."""
         with self._lock, torch.inference_mode():
             with self._stream:
                 for tensor, place in zip(self._tensors, self._places, strict=True):
@@ -45,7 +45,7 @@ class DevicePages:
             np.frombuffer(data, dtype=np.uint8)[:] = self._pinned.numpy()
 
     def write(self, page: int, data: memoryview) -> None:
-        """See `PageMover`."""
+        """Fill a page on the device with `data`, and wait until it is there."""
         with self._lock, torch.inference_mode():
             self._pinned.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
             with self._stream:

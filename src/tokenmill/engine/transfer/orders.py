@@ -1,8 +1,8 @@
 """`PageLoad` and `PageSave`: one order each, between the engine's thread and the threads of a source.
 
-Whatever a source does with one, once it is over no page is touched any more: a cancelled order answers `fill` and
-`read` with False, and so does one that is finished. So pages can be taken back from a source at any moment, at the cost
-of one page's copy at most.
+An order that is over touches no page any more, whatever its source does: a cancelled order answers `fill` and `read`
+with False, and so does a finished one. So pages can be taken back from a source at any moment, at the cost of one
+page's copy at most.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Order:
-    """What both have: `told` is called once, when the source says that it is over."""
+    """Base of both orders. It calls `told` once, when the source says that the order is over."""
 
     def __init__(self, cache_key: CacheKey, tokens: TokenArray, mover: PageMover, told: Callable[[], None]) -> None:
         self.cache_key = cache_key
@@ -30,23 +30,23 @@ class _Order:
         self._is_over = False
 
     def cancel(self) -> bool:
-        """Touch no page any more; True if it was over already."""
+        """Touch no page any more; return True if the order was over already."""
         with self._lock:
             was_over, self._is_over = self._is_over, True
             return was_over
 
     @property
     def is_over(self) -> bool:
-        """No page is touched any more."""
+        """True if no page is touched any more."""
         return self._is_over
 
 
 class PageLoad(_Order):
-    """Pages that are to be filled. Any thread may call it.
+    """An order to fill pages. Any thread may call it.
 
     Attributes:
-        order: which pages, and where the source has found them.
-        cache_key, tokens: whose KV they are to hold: all tokens of the prompt up to the last page's last one.
+        order: the pages, and where the source has found them.
+        cache_key, tokens: whose KV the pages will hold: all tokens of the prompt up to the end of the last page.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PageLoad(_Order):
         self._is_filled = bytearray(len(order.page_ids))
 
     def fill(self, number: int, data: memoryview) -> bool:
-        """Fill the page of this number with bytes that were verified; False: nobody wants them any more."""
+        """Fill the page of this number with verified bytes; return False if the load is over."""
         with self._lock:
             if self._is_over:
                 return False
@@ -66,8 +66,10 @@ class PageLoad(_Order):
             return True
 
     def fill_some(self, first: int, count: int, write: Callable[[list[int]], int]) -> int:
-        """Let `write` fill pages from one number on: it is given their ids, and returns how many of them, in order, it
-        has verified. Returns the same; 0: nobody wants them any more.
+        """Let `write` fill pages from number `first` on.
+
+        `write` gets their ids and returns how many of them, in order, it has verified. Returns the same; 0 if the load
+        is over.
         """
         with self._lock:
             if self._is_over:
@@ -77,24 +79,24 @@ class PageLoad(_Order):
             return num_good
 
     def finish(self) -> None:
-        """No more pages come. A second call changes nothing."""
+        """End the load: no more pages come. A second call changes nothing."""
         if not self.cancel():
             self._told()
 
     @property
     def num_filled(self) -> int:
-        """Pages that are there, up to the first that is not."""
+        """Number of filled pages before the first that is missing."""
         missing = self._is_filled.find(0)
         return len(self._is_filled) if missing < 0 else missing
 
 
 class PageSave(_Order):
-    """Pages that are offered. Any thread may call it.
+    """An order that offers pages. Any thread may call it.
 
     Attributes:
-        order: which pages.
-        cache_key, tokens: whose KV they hold: all tokens of the prefix.
-        is_saved: what the source has said at the end.
+        order: the pages.
+        cache_key, tokens: whose KV the pages hold: all tokens of the prefix.
+        is_saved: what the source has reported at the end.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class PageSave(_Order):
         self.is_saved = False
 
     def read(self, number: int, data: memoryview) -> bool:
-        """Copy the page of this number; False: it is not to be had any more."""
+        """Copy the page of this number to `data`; return False if the save is over."""
         with self._lock:
             if self._is_over:
                 return False
@@ -113,7 +115,7 @@ class PageSave(_Order):
             return True
 
     def finish(self, is_saved: bool = True) -> None:
-        """None is wanted any more. A second call changes nothing."""
+        """End the save: no more pages are read. A second call changes nothing."""
         with self._lock:
             was_over, self._is_over = self._is_over, True
             if not was_over:

@@ -1,7 +1,7 @@
-"""Keys of pages that outlive a process: 128 bits for a page, all before it, and whose KV they are.
+"""Keys of pages that outlive a process: 128 bits for a page, all pages before it, and whose KV they are.
 
-Unlike the names of pages (`core/page_names.py`), which only tell where to look, content is found by these. So they are
-of a cryptographic hash, and who looks up a key compares the page's tokens too.
+Unlike the names of pages (`core/page_names.py`), which only tell where to look, these find content. So they come from
+a cryptographic hash, and a lookup compares the page's tokens too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KEY_BYTES = 16
 
 
 def page_keys(key: CacheKey, tokens: TokenArray, page_size: int) -> Iterator[tuple[bytes, bytes]]:
-    """The key and the tokens (int32, as bytes) of each whole page of `tokens`, one after the other."""
+    """Yield the key and the tokens (int32, as bytes) of each whole page of `tokens`, in order."""
     # Their lengths keep two parts from being taken for two others.
     parts = b"".join(len(part.encode()).to_bytes(4, "little") + part.encode() for part in key_parts(key))
     before = blake2b(parts, digest_size=KEY_BYTES).digest()

@@ -1,4 +1,4 @@
-"""`RawPages`: a page mover over KV memory of the host. Bytes go as they lie, whatever the layout says."""
+"""`RawPages`: a page mover over KV memory of the host. It copies bytes as they are, in any layout."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 
 def layout_of(tensors: Sequence[torch.Tensor], name: str) -> tuple[str, int]:
-    """What tells pages of some KV memory from those of another, and the bytes of one.
+    """Return a name for the layout of pages in this KV memory, and the bytes of one page.
 
     Args:
-        tensors: each [layers, pages, ...]; those of a draft model too.
-        name: of how numbers lie in them; shapes and types are added to it.
+        tensors: each [layers, pages, ...], including those of a draft model.
+        name: name of the order of numbers in them; shapes and types are added to it.
     """
     kinds = [f"{tensor.dtype} {tensor.shape[0]} {list(tensor.shape[2:])}" for tensor in tensors]
     num_bytes = sum(tensor.nbytes // tensor.shape[1] for tensor in tensors)
@@ -23,10 +23,10 @@ def layout_of(tensors: Sequence[torch.Tensor], name: str) -> tuple[str, int]:
 
 
 class RawPages:
-    """See `PageMover`. A page is the pieces of its tensors, one tensor after the other, layer by layer."""
+    """A page mover over host memory. A page is the pieces of its tensors, one tensor after another, layer by layer."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], layout: str) -> None:
-        """`tensors`, `layout`: see `layout_of`; they are contiguous, in the memory of the host."""
+        """`tensors`, `layout`: see `layout_of`; the tensors are contiguous, in host memory."""
         self.layout, self.page_bytes = layout_of(tensors, layout)
         self._parts = []
         start = 0
@@ -37,14 +37,14 @@ class RawPages:
             start += tensor.shape[0] * size
 
     def read(self, page: int, data: memoryview) -> None:
-        """See `PageMover`."""
+        """Copy a page to `data`."""
         into = np.frombuffer(data, dtype=np.uint8)
         for part, start in self._parts:
             layers, _, size = part.shape
             into[start : start + layers * size].reshape(layers, size)[:] = part[:, page]
 
     def write(self, page: int, data: memoryview) -> None:
-        """See `PageMover`."""
+        """Fill a page with `data`."""
         source = np.frombuffer(data, dtype=np.uint8)
         for part, start in self._parts:
             layers, _, size = part.shape

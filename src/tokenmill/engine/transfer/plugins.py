@@ -1,4 +1,4 @@
-"""Sources of one's own: found by the name of an entry point, or by `module:name`."""
+"""Sources that users provide, found by the name of an entry point or by `module:name`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tokenmill.engine.transfer.protocol import SOURCE_PLUGINS, KVSource, SourceC
 
 
 def find_source(name: str) -> Callable[[SourceContext], KVSource]:
-    """What makes the source of a name.
+    """Return the callable that makes the source of this name.
 
     Raises:
-        InvalidConfig: there is none, or its module cannot be imported.
+        InvalidConfig: no source has this name, or its module cannot be imported.
     """
     try:
         found = _load(name)

@@ -2,8 +2,8 @@
 
 It is the contract of vLLM's V1 connector in other words. A source is asked what it has of a prompt, loads pages, is
 offered pages to store, and may have the pages of an ended request kept. The engine's thread calls it, between two
-steps, so no method may wait for anything. What takes time a source does in threads of its own: these fill the pages of
-a `PageLoad` and read those of a `PageSave`, both through a `PageMover`.
+steps, so no method may wait for anything. A source does slow work in threads of its own: these fill the pages of a
+`PageLoad` and read those of a `PageSave`, both through a `PageMover`.
 
     here                           vLLM V1
     arrived, lookup                on_new_request, get_num_new_matched_tokens
@@ -28,12 +28,13 @@ SOURCE_PLUGINS = "tokenmill.kv_sources"
 
 
 class PageMover(Protocol):
-    """Copies whole pages between the KV memory and bytes, as they lie there. Any thread may call it, for pages that a
-    load or a save holds: no step touches those.
+    """Copies whole pages between the KV memory and bytes, in the memory's own layout.
+
+    Any thread may call it, for pages that a load or a save holds: no step touches those.
 
     Attributes:
         page_bytes: bytes of a page over all layers.
-        layout: says how these lie; pages of another layout mean nothing here.
+        layout: name of their layout; pages of another layout mean nothing here.
     """
 
     page_bytes: int
@@ -43,17 +44,17 @@ class PageMover(Protocol):
         """Copy a page to `data`, of `page_bytes` bytes."""
 
     def write(self, page: int, data: memoryview) -> None:
-        """Fill a page with what `read` gave."""
+        """Fill a page with bytes from `read`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What a source is made with.
+    """The engine's side of a new source: what a plug-in may use to make it.
 
     Attributes:
-        fingerprint: of the model's weights and of how they and the KV are stored; KV of another one is worthless.
-        num_pages: of the engine's KV memory.
-        options: of the source, as the user has given them.
+        fingerprint: of the model's weights and of the format of weights and KV; KV of another one is worthless.
+        num_pages: pages in the engine's KV memory.
+        options: the source's own, as the user has given them.
         engine: the index of the engine, where there are several.
     """
 
@@ -67,12 +68,12 @@ class SourceContext:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a source has of a prompt.
+    """A source's answer to a query: how much of the prompt it has.
 
     Attributes:
-        num_tokens: from its beginning on; only whole pages count, and never the last token, which is always run.
-        where: what the source wants to find again in the `LoadOrder`; it is recorded, and sent to every rank.
-        keeps: once the request has ended by itself, its full pages are to stay until `poll` names them.
+        num_tokens: tokens from the prompt's beginning on, in whole pages, without the last token, which is always run.
+        where: the source's own note, which comes back in the `LoadOrder`; it is recorded, and sent to every rank.
+        keeps: True if the full pages must stay until `poll` names them, once the request has ended by itself.
     """
 
     num_tokens: int = 0
@@ -82,12 +83,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class KeptPages:
-    """The full pages of a request that has ended; they stay as they are until they are released, or their time is up.
+    """The full pages of a request that has ended. They stay as they are until released, or until their time is up.
 
     Attributes:
-        id: what `poll` names to release them.
+        id: the id that `poll` returns to release them.
         tokens: [len(page_ids) * page_size] int32.
-        params: what its client has said to the sources.
+        params: the client's `kv_transfer_params`.
     """
 
     id: int
@@ -100,48 +101,49 @@ class KeptPages:
 
 
 class KVSource(Protocol):
-    """One place where KV may be, besides the pages of the engine. See the module's text.
+    """A place where KV may be, besides the pages of the engine. See the module's text.
 
     Attributes:
-        name: in orders, logs and metrics.
-        stores: it takes pages: `save` is called.
+        name: its name in orders, logs and metrics.
+        stores: True if it takes pages: `save` is called.
     """
 
     name: str
     stores: bool
 
     def arrived(self, request_id: str, params: dict[str, Any]) -> None:
-        """A request has come with `kv_transfer_params`.
+        """Take note of a request that has come with `kv_transfer_params`.
 
         Raises:
-            InvalidRequest: they make no sense: they are a client's.
+            InvalidRequest: the client's parameters make no sense.
         """
 
     def lookup(self, query: KVQuery, params: dict[str, Any] | None) -> Answer | None:
-        """What there is of a prompt. None: ask again later; the engine does so at each turn, up to a deadline."""
+        """Return what it has of a prompt, or None to be asked again at each turn of the engine, up to a deadline."""
 
     def load(self, load: PageLoad) -> None:
-        """Begin to fill pages. Each that was verified is given to `load.fill`; `load.finish` says that no more come."""
+        """Begin to fill pages. Give each verified page to `load.fill`, and call `load.finish` when no more come."""
 
     def save(self, save: PageSave) -> None:
-        """Pages are offered. `save.read` copies one; `save.finish` says that none is wanted any more."""
+        """Begin to store pages. Copy them by `save.read`, and call `save.finish` when no more are wanted."""
 
     def ended(self, kept: KeptPages) -> dict[str, Any] | None:
-        """A request that `lookup` wanted kept has ended. Returns the `kv_transfer_params` of its reply."""
+        """Receive the pages that `lookup` wanted kept, of an ended request; return its reply's `kv_transfer_params`."""
 
     def forget(self, request_id: str) -> None:
-        """A request has begun or ended, and nothing more is loaded for it; called once for each that arrived with
-        parameters or was looked up, also where it was aborted before that.
+        """Forget a request that has begun or ended: nothing more is loaded for it.
+
+        Called once for each request that arrived with parameters or was looked up, also if it was aborted before that.
         """
 
     def poll(self) -> Iterable[int]:
-        """Called at each turn of the engine. Returns the ids of kept pages that nobody needs any longer."""
+        """Return the ids of kept pages that are not needed any longer. Called at each turn of the engine."""
 
     def expired(self, kept_id: int) -> None:
-        """The time of kept pages is up: they are released, and must not be read any more."""
+        """Stop reading kept pages whose time is up: they are released."""
 
     def reset(self) -> None:
-        """Forget all that is stored: an operator has asked for it."""
+        """Forget everything that is stored, as an operator has asked."""
 
     def close(self) -> None:
-        """The engine ends: finish what was begun, and let go of threads and files."""
+        """Finish what was begun, and let go of threads and files: the engine ends."""

@@ -1,11 +1,11 @@
-"""`SlotFile`: pages on a disk, in slots of a fixed size, and the log that says what is in them.
+"""`SlotFile`: pages on a disk, in slots of a fixed size, and the log of their contents.
 
     kv-NAME.pages   |page|..|page|..|page|..|    slots of page_bytes, rounded up to 4 KiB
     kv-NAME.index   |header|record|record|...    one record for each page that was written, appended after it
 
-A record has a checksum of its own and that of its page. So nothing need be written in a safe order: what was torn by a
-kill or a loss of power is a record or a page whose checksum is wrong, and that is a miss. Files are this user's alone
-and belong to one engine at a time.
+A record has a checksum of its own and that of its page. So nothing need be written in a safe order: a record or a page
+that was torn by a kill or a loss of power has a wrong checksum, and counts as a miss. Files are this user's alone and
+belong to one engine at a time.
 
 Pages are read and written by calls, not through mapped memory: where a disk fails or is full, a call says so, and
 touching mapped memory kills the process.
@@ -34,7 +34,7 @@ SLOT_ALIGNMENT = 4096
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """The first line of an index; files with another one are begun anew."""
+    """The first line of an index; files with another header are begun anew."""
 
     version: int
     name: str
@@ -44,18 +44,18 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class SlotFile:
-    """The two files of one engine; see `SlotStore`."""
+    """A slot store in the two files of one engine."""
 
     def __init__(self, folder: Path, name: str, page_bytes: int, page_size: int, limit: int) -> None:
-        """Open or make the files; what is in them is read by `slots`.
+        """Open or make the files; `slots` reads their contents.
 
         Args:
-            name: says whose pages they are: those of another model, format or layout are not found.
+            name: identifies the pages: those of another model, format or layout are not found.
             limit: bytes that the pages may take.
 
         Raises:
-            OSError: the folder cannot be made or is somebody else's, another process has the files, or `limit` holds
-                no page.
+            OSError: the folder cannot be made, a file is not this user's alone, another process has the files, or
+                `limit` holds no page.
         """
         kind, self.checksum = find_checksum()
         self.page_bytes = page_bytes
@@ -80,7 +80,7 @@ class SlotFile:
             raise
 
     def slots(self) -> Iterator[Slot]:
-        """What the index says, least recently written first; a later record of a slot overrides an earlier one."""
+        """Yield the slots that the index names, least recently written first; a slot's latest record counts."""
         data = _read_all(self._index)
         line, _, body = data.partition(b"\n")
         if line != msgspec.json.encode(self._header):
@@ -97,7 +97,7 @@ class SlotFile:
             yield Slot(number, record["key"].tobytes(), record["tokens"].tobytes(), int(record["page"]))
 
     def rewrite(self, slots: Iterable[Slot]) -> None:
-        """Begin the index anew with these records, in this order. It is there as a whole or not at all."""
+        """Begin the index anew with these records, in this order. The new index appears as a whole or not at all."""
         path = self._index_path.with_suffix(".new")
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
@@ -113,7 +113,7 @@ class SlotFile:
         self._index = index
 
     def append(self, slots: list[Slot]) -> None:
-        """Say what is in some slots from now on.
+        """Record the new contents of some slots.
 
         Raises:
             OSError: the disk is full or broken.
@@ -144,7 +144,7 @@ class SlotFile:
             start += os.pwrite(self._pages, data[start:], position + start)
 
     def read(self, slot: Slot, data: memoryview) -> bool:
-        """Read a page; False: it is not what was written."""
+        """Read a page; return False if it is not what was written."""
         position, start = slot.number * self._slot_bytes, 0
         while start < len(data):
             count = os.preadv(self._pages, [data[start:]], position + start)
@@ -154,7 +154,7 @@ class SlotFile:
         return self.checksum(data) == slot.checksum
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for number in (self._pages, self._index):
             if number >= 0:
                 os.close(number)
@@ -162,7 +162,7 @@ class SlotFile:
 
 
 def _open(path: Path) -> int:
-    """Open a file to read and to append, made if it is not there. Raises OSError if it is not this user's alone."""
+    """Open or make a file to read and to append. Raise OSError if it is not this user's alone."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     number = os.open(path, flags | (os.O_APPEND if path.suffix != ".pages" else 0), 0o600)
     status = os.fstat(number)

@@ -1,4 +1,4 @@
-"""`SlotStore`: where a tier has its pages, in slots of a fixed size; and the one in the host's memory."""
+"""`SlotStore`: the interface of a tier's storage, in slots of a fixed size; `SlotMemory`: the one in host memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tokenmill.engine.transfer.checksum import find_checksum
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What is in a slot.
+    """The contents of a slot.
 
     Attributes:
-        key: of the page, 16 bytes.
-        tokens: of the page, int32, as bytes.
-        checksum: of the page's bytes.
+        key: the page's key, 16 bytes.
+        tokens: the page's tokens, int32, as bytes.
+        checksum: that of the page's bytes.
     """
 
     number: int
@@ -29,67 +29,67 @@ class Slot:
 
 
 class SlotStore(Protocol):
-    """Pages in slots. One thread at a time calls it.
+    """A store of pages in slots. One thread at a time calls it.
 
     Attributes:
-        page_bytes: of a page.
-        num_slots: as many pages fit.
+        page_bytes: bytes of a page.
+        num_slots: number of pages that fit.
     """
 
     page_bytes: int
     num_slots: int
 
     def checksum(self, data: memoryview, /) -> int:
-        """What `read` compares."""
+        """Return the checksum of a page, which `read` compares."""
 
     def slots(self) -> Iterator[Slot]:
-        """What is there already, least recently used first."""
+        """Yield the slots that are filled already, least recently used first."""
 
     def rewrite(self, slots: Iterable[Slot]) -> None:
-        """Note these and no others, in this order. Raises OSError where the disk is full or broken."""
+        """Record these slots and no others, in this order. Raises OSError where the disk is full or broken."""
 
     def append(self, slots: list[Slot]) -> None:
-        """Note what is in some slots from now on. Raises OSError."""
+        """Record the new contents of some slots. Raises OSError."""
 
     def write(self, number: int, data: memoryview) -> None:
         """Write a page to a slot. Raises OSError."""
 
     def read(self, slot: Slot, data: memoryview) -> bool:
-        """Read a page; False: it is not what was written. Raises OSError."""
+        """Read a page; return False if it is not what was written. Raises OSError."""
 
     def close(self) -> None:
         """Let go of files and memory."""
 
 
 class SlotMemory:
-    """Slots in the memory of the host: a `SlotStore` that ends with its process."""
+    """A slot store in host memory, which ends with its process."""
 
     def __init__(self, page_bytes: int, limit: int) -> None:
-        """`limit`: bytes that are taken at once."""
+        """`limit`: bytes to take, all at once."""
         self.page_bytes = page_bytes
         self.num_slots = limit // page_bytes
         _, self.checksum = find_checksum()
         self._pages: npt.NDArray[np.uint8] = np.zeros((self.num_slots, page_bytes), dtype=np.uint8)
 
     def slots(self) -> Iterator[Slot]:
-        """See `SlotStore`: nothing is there at first."""
+        """Yield nothing: the memory is empty at first."""
         return iter(())
 
     def rewrite(self, slots: Iterable[Slot]) -> None:
-        """See `SlotStore`: nothing is noted."""
+        """Do nothing: there is no index."""
 
     def append(self, slots: list[Slot]) -> None:
-        """See `SlotStore`: nothing is noted."""
+        """Do nothing: there is no index."""
 
     def write(self, number: int, data: memoryview) -> None:
-        """See `SlotStore`."""
+        """Copy a page into a slot."""
         self._pages[number] = np.frombuffer(data, dtype=np.uint8)
 
     def read(self, slot: Slot, data: memoryview) -> bool:
-        """See `SlotStore`."""
+        """Copy a page from a slot; return False if its checksum is wrong."""
         np.frombuffer(data, dtype=np.uint8)[:] = self._pages[slot.number]
         return self.checksum(data) == slot.checksum
 
     def close(self) -> None:
-        """See `SlotStore`."""
+        """Let go of the memory."""
         self._pages = self._pages[:0]

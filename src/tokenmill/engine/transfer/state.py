@@ -1,4 +1,4 @@
-"""`TransferState`: all loads, saves and kept pages of a scheduler that are not over; its side of the transfer room.
+"""`TransferState`: the scheduler's side of transfers, with all loads, saves and kept pages that are not over.
 
     WAITING ──asked──> WAITING_FOR_REMOTE_KV ──Found──> WAITING ──its turn, more is there than here──>
     WAITING_FOR_REMOTE_KV, pages held ──Loaded──> WAITING, what came is the prefix cache's ──its turn──> RUNNING
@@ -38,7 +38,7 @@ _BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load that is not over: whose pages are being filled."""
+    """A load that is not over, and the request whose pages it fills."""
 
     order: LoadOrder
     request: Request
@@ -46,14 +46,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Pages of the tree that somebody outside reads.
+    """Locked pages of the tree that a source reads.
 
     Attributes:
         node: the deepest node, locked.
         tokens: of the whole prefix, [pages * page_size] int32.
         pages: of the whole prefix.
-        num_saving: how many of them it is about, where they are being saved.
-        kept_of, kept_for: the request that they are kept of, and the source; "": they are being saved.
+        num_saving: how many of them, the last ones, are being saved.
+        kept_of, kept_for: the request whose pages are kept, and the source that wants them; "": they are being saved.
     """
 
     node: RadixNode
@@ -72,12 +72,12 @@ class _Orders:
 
 
 class TransferState:
-    """See `Transfers` (tokenmill.engine.scheduler.transfers), which it implements.
+    """Implements `Transfers` (tokenmill.engine.scheduler.transfers) for the sources of an engine.
 
     Attributes:
-        loads: those that are not over, by id.
+        loads: loads that are not over, by id.
         pins: saves and kept pages that are not over, by id.
-        kept: of requests that have ended: the id of their pin.
+        kept: ids of the pins of kept pages, by request.
     """
 
     def __init__(self, kv: KVManager, settings: TransferSettings) -> None:
@@ -101,26 +101,26 @@ class TransferState:
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page."""
+        """Number of tokens in a page."""
         return self._kv.page_size
 
     @property
     def saving(self) -> Iterable[RadixNode]:
-        """See `Transfers`."""
+        """Deepest nodes of the paths that are locked for saves."""
         return [pin.node for pin in self.pins.values() if pin.num_saving]
 
     @property
     def is_busy(self) -> bool:
-        """See `Transfers`."""
+        """True while a load, a save, kept pages, an order or a query is open."""
         return bool(self.loads or self.pins or self.has_orders)
 
     @property
     def has_orders(self) -> bool:
-        """See `Transfers`."""
+        """True if orders or queries wait to be taken."""
         return bool(self._orders.loads or self._orders.saves or self._queries)
 
     def ask(self, requests: Iterable[Request]) -> None:
-        """See `Transfers`."""
+        """Have the sources look up requests that are not known yet."""
         for request in list(requests):
             if request.id not in self._found and request.id not in self._asked:
                 self._ask(request)
@@ -134,12 +134,12 @@ class TransferState:
         request.wait_reason = "is looked up: what others have of its prompt"
 
     def take_queries(self) -> list[KVQuery]:
-        """See `Transfers`."""
+        """Return the new queries, each once."""
         queries, self._queries = self._queries, []
         return queries
 
     def fetch(self, request: Request, match: PrefixMatch, step: int, spare: int, num_free_rows: int) -> str:
-        """See `Transfers`."""
+        """Order a load for a request if a source has more of it; return why it must wait, or ""."""
         found = self._found.get(request.id)
         if found is None:
             self._ask(request)
@@ -167,7 +167,7 @@ class TransferState:
         self._kv.announce(request)
 
     def _cached(self, request: Request, pages: PageArray) -> None:
-        """The prefix cache has taken over pages of a request; see `KVManager.on_cached`."""
+        """Mark pages that the prefix cache has taken over as unsaved; save them once a running request has a chunk."""
         if not self._settings.stores:
             return
         self._is_saved[pages] = False
@@ -177,7 +177,9 @@ class TransferState:
                 self._save(request)
 
     def leaving(self, request: Request) -> None:
-        """See `Transfers`. What one that is preempted has is not saved: it comes back soon, or computes it again."""
+        """Forget the answer for a request and save its pages. Those of a preempted request are not saved: it comes back
+        soon, or computes them again.
+        """
         self._found.pop(request.id, None)
         if self._asked.pop(request.id, None) is not None:
             self._queries = [query for query in self._queries if query.request_id != request.id]
@@ -203,7 +205,7 @@ class TransferState:
         self._orders.saves.append(SaveOrder(pin_id, first, pages[first:].tolist()))
 
     def ended(self, request: Request) -> None:
-        """See `Transfers`."""
+        """Pin the pages of an ended request if a source wants them kept."""
         found = self._found.pop(request.id, None)
         if found is not None and found.kept_for and request.finish_reason in _BY_ITSELF:
             node = self._kv.node(request)
@@ -218,18 +220,18 @@ class TransferState:
         return self._last_id
 
     def take_orders(self) -> PlanTransfers | None:
-        """See `Transfers`."""
+        """Return the orders for the next plan, each once; None if there are none."""
         orders, self._orders = self._orders, _Orders()
         return PlanTransfers(orders.loads, orders.saves) if orders.loads or orders.saves else None
 
     def drop_saves(self, step: int) -> None:
-        """See `Transfers`."""
+        """Give up the saves that no plan has ordered yet, and unlock their pages."""
         saves, self._orders.saves = self._orders.saves, []
         for save in saves:
             self._unpin(save.id, False, step)
 
     def apply(self, news: KVNews, step: int) -> None:
-        """See `Transfers`."""
+        """Take in news of an answer, a load or a pin; ignore news of what is over already."""
         match news:
             case Found():
                 self._take_answer(news)
@@ -277,7 +279,7 @@ class TransferState:
             self._is_saved[pin.pages[len(pin.pages) - pin.num_saving :]] = False
 
     def unsaved(self) -> list[tuple[CacheKey, TokenArray, PageArray, int]]:
-        """What nobody has stored, path by path, as when an engine ends: key, tokens, pages, pages that are saved."""
+        """Return paths with unsaved pages, for the end of an engine: key, tokens, pages, index of the first unsaved."""
         found = []
         for node in self._kv.cache.nodes():
             pages = node.path_pages() if node.is_leaf else node.pages[:0]
@@ -290,7 +292,7 @@ class TransferState:
         return found
 
     def check_invariants(self) -> None:
-        """Nothing is forgotten; raises AssertionError where it is. For tests."""
+        """Raise AssertionError if a load, a save or a pin is lost. For tests."""
         for load in self.loads.values():
             held = self._kv.pages(load.request)
             assert held[load.order.first_page :] == load.order.page_ids, "a load fills other pages than its request has"

@@ -29,7 +29,7 @@ CLOSE_SECONDS = 5.0
 
 
 class Tier:
-    """See `KVSource`. Its thread starts with the first order."""
+    """A source that stores pages in slots. Its thread starts with the first order."""
 
     stores = True
 
@@ -54,21 +54,21 @@ class Tier:
 
     @property
     def num_pages(self) -> int:
-        """Pages that it has."""
+        """Number of stored pages."""
         return len(self._slots)
 
     @property
     def num_slots(self) -> int:
-        """Pages that fit."""
+        """Number of pages that fit."""
         return self._store.num_slots
 
     # --- the engine's thread ----------------------------------------------------------------------------------------
 
     def arrived(self, request_id: str, params: dict[str, Any]) -> None:
-        """See `KVSource`: clients have nothing to say to it."""
+        """Do nothing: a tier has no use for a client's parameters."""
 
     def lookup(self, query: KVQuery, params: dict[str, Any] | None) -> Answer:
-        """See `KVSource`."""
+        """Return the length of the longest stored prefix; none while the disk hangs."""
         order = self._current
         if order is not None and order.is_over:
             return Answer()  # the disk hangs: the engine has given up what its thread is still busy with
@@ -76,7 +76,7 @@ class Tier:
             return Answer(len(self._find(query.cache_key, query.tokens)) * self._page_size)
 
     def _find(self, key: CacheKey, tokens: TokenArray) -> list[Slot]:
-        """The slots of the longest prefix that is there."""
+        """Return the slots of the longest prefix that is there."""
         found: list[Slot] = []
         for page_key, page_tokens in page_keys(key, tokens, self._page_size):
             slot = self._slots.get(page_key)
@@ -86,11 +86,11 @@ class Tier:
         return found
 
     def load(self, load: PageLoad) -> None:
-        """See `KVSource`."""
+        """Queue a load for the tier's thread."""
         self._begin(self._loads, load)
 
     def save(self, save: PageSave) -> None:
-        """See `KVSource`."""
+        """Queue a save for the tier's thread."""
         self._begin(self._saves, save)
 
     def _begin(self, queue: deque[Any], order: PageLoad | PageSave) -> None:
@@ -102,27 +102,27 @@ class Tier:
             self._work.notify()
 
     def ended(self, kept: KeptPages) -> None:
-        """See `KVSource`: it keeps nothing."""
+        """Return None: a tier keeps no pages of requests."""
 
     def forget(self, request_id: str) -> None:
-        """See `KVSource`: it knows no requests."""
+        """Do nothing: a tier knows no requests."""
 
     def poll(self) -> Iterable[int]:
-        """See `KVSource`."""
+        """Return no ids: a tier keeps no pages of requests."""
         return ()
 
     def expired(self, kept_id: int) -> None:
-        """See `KVSource`."""
+        """Do nothing: a tier keeps no pages of requests."""
 
     def reset(self) -> None:
-        """See `KVSource`."""
+        """Forget all stored pages."""
         with self._lock:
             self._free.extend(slot.number for slot in self._slots.values())
             self._slots.clear()
             self._rewrite()
 
     def close(self) -> None:
-        """See `KVSource`. The index is left in the order of use."""
+        """End the thread and close the store. The index is left in the order of use."""
         with self._work:
             self._is_closing = True
             self._work.notify()
@@ -169,7 +169,7 @@ class Tier:
             load.finish()
 
     def _touch(self, prefix: list[Slot]) -> None:
-        """These are used: the last pages first, so that the first ones go last."""
+        """Mark the pages of a prefix as used: the last pages first, so that the first ones are dropped last."""
         for slot in reversed(prefix):
             self._slots.move_to_end(slot.key)
 
@@ -190,7 +190,7 @@ class Tier:
             save.finish(is_saved)
 
     def _write_pages(self, save: PageSave) -> bool:
-        """Write what is not there; False: the engine has taken the pages back."""
+        """Write the pages that are missing; return False if the engine has taken the pages back."""
         wanted = list(page_keys(save.cache_key, save.tokens, self._page_size))
         own = {key for key, _ in wanted}
         for position in range(save.order.first_page, len(wanted)):
@@ -210,7 +210,7 @@ class Tier:
         return True
 
     def _read_waiting(self) -> None:
-        """Loads come before the next page of a save."""
+        """Do the waiting loads, which come before the next page of a save."""
         while True:
             with self._lock:
                 if not self._loads:
@@ -219,7 +219,7 @@ class Tier:
             self._read(load)
 
     def _take_slot(self, own: set[bytes]) -> int | None:
-        """A free slot, or that of the page used least recently, unless that is of these."""
+        """Return a free slot, or that of the page used least recently; None if that page is one of `own`."""
         if self._free:
             return self._free.pop()
         oldest = next(iter(self._slots))
@@ -257,7 +257,7 @@ class Tier:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """The disk is full or broken: what is there is still read, nothing more is written."""
+        """Write nothing more, as the disk is full or broken; stored pages can still be read."""
         if not self._is_broken:
             logger.error("the KV tier %s stores nothing any more: %s", self.name, error.strerror or error)
         self._is_broken = True

@@ -17,7 +17,7 @@ LONGEST_VALUE = 60
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Compare and print; returns 0, whichever is better.
+    """Compare and print the documents; returns 0, whichever is better.
 
     Raises:
         InvalidConfig: a file has no document of `bench`, or they measured different things.
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `bench compare`."""
+    """Return the parser of `bench compare`."""
     parser = Parser("bench compare", "Set documents of bench side by side; the first is what the others are held to.")
     parser.usage = "tokenmill bench compare FILE FILE ... [flags]"
     parser.add_argument("files", nargs="+", metavar="FILE", help="what bench printed: its last line, or all of a log")
@@ -45,7 +45,7 @@ def make_parser() -> Parser:
 
 
 def read_document(path: str) -> Document:
-    """The document in a file: all of it, or its last line that is not empty.
+    """Read the document in a file: all of it, or its last line that is not empty.
 
     Raises:
         InvalidConfig: the file cannot be read, or neither is a whole document of `bench`.
@@ -99,7 +99,7 @@ def _row(name: str, entries: Sequence[dict[str, Any] | None]) -> list[str]:
 
 
 def _words(entry: Mapping[str, Any] | None) -> str:
-    """The verdict; with a question mark where chance alone may have made it."""
+    """Format the verdict, with a question mark where chance alone may have made it."""
     if not entry or "verdict" not in entry:
         return ""
     doubtful = entry["verdict"] in ("better", "worse") and not entry["spread_known"]
@@ -107,7 +107,7 @@ def _words(entry: Mapping[str, Any] | None) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.rjust) -> list[str]:
-    """Rows with aligned cells; names and the words after a ratio are flush left whatever the others are."""
+    """Align the cells of rows; names and the words after a ratio are always flush left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""Documents of `bench` held to the first of them: ratios, verdicts, and where their machines and engines differ."""
+"""Compare documents of `bench` with the first of them: ratios, verdicts, and differences in machine and engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEASURED = frozenset({"load_average", "peak_memory_bytes", "seconds"})
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document and what was read from it."""
+    """A document and the values that were read from it."""
 
     path: str
     content: Mapping[str, Any]
@@ -24,7 +24,7 @@ class Document:
 
 
 def compare(documents: Sequence[Document]) -> dict[str, Any]:
-    """Figures by name and what differs in workload, engine, server and machine, each a list in the documents' order.
+    """Return figures by name, and differences in workload, engine, server and machine, in the documents' order.
 
     A figure's entry has `value`, `low` and `high`, and after the first document the `ratio` to it (None: that is 0),
     the `verdict`, which is `better`, `worse`, `equal`, or `within_spread` where the ranges overlap, and
@@ -42,7 +42,7 @@ def compare(documents: Sequence[Document]) -> dict[str, Any]:
 
 
 def check_same_workload(documents: Sequence[Document], differences: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse to compare what was measured differently.
+    """Refuse to compare documents that measured different things.
 
     Raises:
         InvalidConfig: naming the first difference.
@@ -81,7 +81,7 @@ def _outcome(first: Figure, second: Figure) -> dict[str, Any]:
 
 
 def _differences(name: str, values: Sequence[Any]) -> dict[str, list[Any]]:
-    """Dotted name -> values, for each leaf that is not the same in all."""
+    """Return dotted name -> values, for each leaf that is not the same in all."""
     if all(value == values[0] for value in values):
         return {}
     if not all(isinstance(value, dict) for value in values):

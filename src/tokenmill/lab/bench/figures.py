@@ -18,11 +18,11 @@ DISTRIBUTIONS = ("ttft", "time_per_output_token", "inter_token", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure; the name ends with its unit, before which batch it is of where there are several.
+    """One figure; its name ends with its unit, preceded by its batch where there are several.
 
     Attributes:
         low: the lower end of its range; None: the range has none.
-        high: the upper end. With neither, nothing is known of the range.
+        high: the upper end. Without both ends the range is unknown.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Figure:
 
     @property
     def has_range(self) -> bool:
-        """Whether anything is known of the range."""
+        """True if at least one end of the range is known."""
         return self.low is not None or self.high is not None
 
     @property
@@ -41,7 +41,7 @@ class Figure:
         return self.name.endswith("_per_second")
 
     def overlaps(self, other: Figure) -> bool:
-        """Whether the ranges share a value; a figure without a range is a range of its value alone."""
+        """Return True if the ranges share a value; a figure without a range is a range of its value alone."""
         (low, high), (other_low, other_high) = self._range(), other._range()
         return max(low, other_low) <= min(high, other_high)
 
@@ -52,10 +52,10 @@ class Figure:
 
 
 def figures(document: Mapping[str, Any]) -> list[Figure]:
-    """All figures of a document of `bench throughput`, `latency` or `serve`.
+    """Return all figures of a document of `bench throughput`, `latency` or `serve`.
 
     Raises:
-        LookupError, TypeError, ValueError: it is no such document, or not a whole one.
+        LookupError, TypeError, ValueError: it is no such document, or an incomplete one.
     """
     readers = {"throughput": _throughput, "latency": _latency, "serve": _serve}
     return list(readers[document["benchmark"]](document))
@@ -119,5 +119,5 @@ def _peak_memory(document: Mapping[str, Any]) -> Figure:
 
 
 def _extremes(repeats: Sequence[float]) -> tuple[float, float] | tuple[()]:
-    """A single run says nothing of the next."""
+    """Return the lowest and highest of the repeats; nothing for a single run, which has no spread."""
     return (min(repeats), max(repeats)) if len(repeats) > 1 else ()

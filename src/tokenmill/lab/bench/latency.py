@@ -1,4 +1,4 @@
-"""`tokenmill bench latency`: seconds of a prefill and of a decode step, one batch at a time.
+"""`tokenmill bench latency`: measure the seconds of a prefill and of a decode step, one batch at a time.
 
 A batch is submitted at once. Its prefill lasts until every request has its first token; the steps after that are
 decode steps of the whole batch.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: every batch size with every input length."""
+    """The points to measure: every batch size with every input length."""
 
     batch_sizes: tuple[int, ...]
     input_lens: tuple[int, ...]
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `bench latency`."""
+    """Return the parser of `bench latency`."""
     parser = Parser("bench latency", "Measure prefill and decode steps of one batch; the last line is JSON.")
     group = parser.add_argument_group("workload")
     group.add_argument("--batch-size", default="1,8", metavar="N,N", help="requests at once (default: %(default)s)")
@@ -85,7 +85,7 @@ def make_parser() -> Parser:
 
 
 def read_plan(namespace: argparse.Namespace, seed: int) -> Plan:
-    """The plan that the flags describe.
+    """Read the plan that the flags describe.
 
     Raises:
         InvalidConfig: naming the flag.

@@ -1,4 +1,4 @@
-"""A batch of requests through an engine in this process, timed step by step; what `throughput` and `latency` share."""
+"""Run a batch of requests through an engine in this process, timed step by step, for `throughput` and `latency`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ HIGHEST_TOKEN_ID = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a batch did. Times in seconds from its submission.
+    """The measured run of a batch. Times in seconds from its submission.
 
     Attributes:
-        times: when each step that brought tokens had ended.
+        times: the end of each step that brought tokens.
         tokens: output tokens of all requests up to then.
-        prefill_steps: how many of these steps it took until every request had its first token.
+        prefill_steps: number of these steps until every request had its first token.
     """
 
     times: list[float]
@@ -40,27 +40,27 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From submission to the last token."""
+        """Seconds from submission to the last token."""
         return self.times[-1]
 
     @property
     def prefill_seconds(self) -> float:
-        """From submission until every request has its first token."""
+        """Seconds from submission until every request has its first token."""
         return self.times[self.prefill_steps - 1]
 
     @property
     def decode_step_seconds(self) -> list[float]:
-        """Of each step after that."""
+        """Seconds of each step after that."""
         return [after - before for before, after in pairwise(self.times[self.prefill_steps - 1 :])]
 
 
 def run_batch(
     llm: LLM, prompts: Sequence[Prompt], temperature: float, on_step: Callable[[int, int], None] | None = None
 ) -> Trace:
-    """Generate as many tokens for each prompt as it asks for, whatever they are.
+    """Generate as many tokens for each prompt as it asks for, whichever they are.
 
     Args:
-        on_step: is told the finished requests and the output tokens after each step.
+        on_step: called after each step with the finished requests and the output tokens.
 
     Raises:
         TokenMillError: a request failed.
@@ -101,7 +101,7 @@ def add_engine_flags(parser: Parser) -> None:
 
 
 def engine_config(namespace: argparse.Namespace) -> EngineConfig:
-    """The engine's config from flags, environment and file.
+    """Build the engine's config from flags, environment and file.
 
     Raises:
         InvalidConfig: naming the flag.
@@ -112,7 +112,7 @@ def engine_config(namespace: argparse.Namespace) -> EngineConfig:
 
 
 def highest_token_id(llm: LLM) -> int:
-    """Prompts are drawn from the ids 0 to this."""
+    """Return the highest token id; prompts are drawn from the ids 0 to this."""
     return min(HIGHEST_TOKEN_ID, llm.info.vocab_size - 1)
 
 
@@ -127,7 +127,7 @@ def check_room(llm: LLM, longest: int) -> None:
 
 
 def engine_facts(llm: LLM) -> dict[str, Any]:
-    """What the engine says of itself, as the start-up screen shows it."""
+    """Return the engine's description of itself, as the start-up screen shows it."""
     import msgspec
 
     facts: dict[str, Any] = msgspec.to_builtins(llm.info)

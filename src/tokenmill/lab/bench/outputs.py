@@ -25,7 +25,7 @@ def add_output_flags(parser: Parser) -> None:
 
 
 def check_outputs(namespace: argparse.Namespace) -> None:
-    """Refuse before anything is measured what could not be written after it.
+    """Refuse outputs that could not be written, before anything is measured.
 
     Raises:
         InvalidConfig: matplotlib is missing, a name ends with another format, or there is no such folder.
@@ -50,7 +50,7 @@ def write_outputs(
     panels: Callable[[], Sequence[Panel]],
     samples: Iterable[Sample],
 ) -> None:
-    """Write the files that were asked for and the last line of stdout, which comes whatever happens to the files.
+    """Write the files that were asked for and the last line of stdout, which is printed even if a file fails.
 
     Raises:
         TokenMillError: a file cannot be written.

@@ -1,4 +1,4 @@
-"""`--plot FILE`: the figures of a benchmark as a picture, drawn by matplotlib where that is installed."""
+"""`--plot FILE`: draw the figures of a benchmark with matplotlib, if that is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LETTERS_PER_INCH = 14
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points of one line and its name in the legend; with `low` and `high`, the band around it."""
+    """The points of one line and its name in the legend; with `low` and `high`, the band around it."""
 
     name: str
     x: Sequence[float]
@@ -41,7 +41,7 @@ class Panel:
 
 
 def check_plot(path: str | None) -> None:
-    """Refuse before anything is measured what could not be drawn after it.
+    """Refuse a picture that could not be drawn, before anything is measured.
 
     Raises:
         InvalidConfig: matplotlib is missing or does not know the format.
@@ -58,7 +58,7 @@ def check_plot(path: str | None) -> None:
 
 
 def draw(path: str, panels: Sequence[Panel], title: str = "") -> None:
-    """Write the picture, with the title above all panels; the name's ending says in which format.
+    """Write the picture, with the title above all panels; the name's ending selects the format.
 
     Raises:
         OSError: the file cannot be written.

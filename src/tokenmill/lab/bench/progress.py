@@ -7,7 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def progress_bar() -> Progress:
-    """A bar whose tasks have a field `rate`, shown behind it."""
+    """Return a progress bar whose tasks have a field `rate`, shown behind it."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),

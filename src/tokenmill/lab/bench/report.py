@@ -1,4 +1,4 @@
-"""The outcome of a benchmark: summaries of samples, facts about the machine, and the JSON line at the end."""
+"""Summarize a benchmark: statistics of samples, facts about the machine, and the JSON line at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Z95 = 1.96
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The value that `percent` of the samples do not exceed, between two samples by interpolation.
+    """Return the value that `percent` of the samples do not exceed, interpolated between two samples.
 
     Raises:
         IndexError: there are no samples.
@@ -32,25 +32,25 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 
 def distribution(samples: Sequence[float]) -> dict[str, float] | None:
-    """Mean, p50, p90 and p99 in the samples' own unit; None without samples."""
+    """Return mean, p50, p90 and p99 in the samples' own unit; None without samples."""
     if not samples:
         return None
     return {"mean": statistics.fmean(samples), **{f"p{p}": percentile(samples, p) for p in PERCENTILES}}
 
 
 def distribution_of_requests(samples: Sequence[float]) -> dict[str, Any] | None:
-    """The distribution of samples that are one of each request, with `intervals`.
+    """Return the distribution of samples of which each request has one, with `intervals`.
 
-    Steps and pieces have none: many come from one moment, and the interval would be far too narrow.
+    Steps and pieces get no intervals: many come from one moment, and the interval would be far too narrow.
     """
     found = distribution(samples)
     return None if found is None else {**found, "intervals": intervals(samples)}
 
 
 def intervals(samples: Sequence[float]) -> dict[str, list[float | None]]:
-    """The 95% intervals of the mean and of each percentile, as if the samples were independent.
+    """Return the 95% intervals of the mean and of each percentile, as if the samples were independent.
 
-    Those of percentiles are bounded by samples, by their ranks; None: too few samples for a bound on that side.
+    The bounds of percentiles are samples, chosen by rank; None: too few samples for a bound on that side.
     """
     count, ordered = len(samples), sorted(samples)
     found: dict[str, list[float | None]] = {"mean": [None, None]}
@@ -65,17 +65,17 @@ def intervals(samples: Sequence[float]) -> dict[str, list[float | None]]:
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest of the repeats of one measurement."""
+    """Return median, lowest and highest of the repeats of one measurement."""
     return {"median": statistics.median(samples), "lowest": min(samples), "highest": max(samples)}
 
 
 def machine_facts() -> dict[str, Any]:
-    """Versions, processor and cores, and the load that others put on them."""
+    """Return versions, processor, cores, and the load from other programs."""
     return {**versions(), "processor": _processor(), "cpus": os.cpu_count(), "load_average": os.getloadavg()[0]}
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has had resident, mapped files included."""
+    """Return the most memory that this process has had resident, mapped files included."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""`--samples FILE`: every sample of a benchmark as it was taken, one a line, as CSV or as JSON lines."""
+"""`--samples FILE`: write every sample of a benchmark as it was taken, one a line, as CSV or as JSON lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sample = dict[str, Any]
 
 
 def step_samples(trace: Trace, **facts: int) -> Iterator[Sample]:
-    """A sample for each step that brought tokens; `facts` come first in each."""
+    """Yield a sample for each step that brought tokens; `facts` come first in each."""
     ends, tokens = pairwise([0.0, *trace.times]), pairwise([0, *trace.tokens])
     for number, ((start, end), (before, after)) in enumerate(zip(ends, tokens, strict=True), 1):
         yield {
@@ -32,7 +32,7 @@ def step_samples(trace: Trace, **facts: int) -> Iterator[Sample]:
 
 
 def request_samples(streams: Sequence[Stream]) -> Iterator[Sample]:
-    """A sample for each request, those with errors too; times that it does not have are None."""
+    """Yield a sample for each request, failed ones included; times that it does not have are None."""
     start = min(stream.sent for stream in streams)
     for number, stream in enumerate(streams, 1):
         answered = stream.error is None
@@ -50,7 +50,7 @@ def request_samples(streams: Sequence[Stream]) -> Iterator[Sample]:
 
 
 def write_samples(path: str, samples: Iterable[Sample]) -> None:
-    """Write them in the format that the name ends with; in CSV, None is empty and a list has spaces between its values.
+    """Write samples in the format of the name's ending; in CSV, None is empty and a list is separated by spaces.
 
     Raises:
         OSError: the file cannot be written.

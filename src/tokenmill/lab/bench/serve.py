@@ -1,4 +1,4 @@
-"""`tokenmill bench serve`: load on a running OpenAI-compatible server, and what its clients see of it.
+"""`tokenmill bench serve`: put load on a running OpenAI-compatible server and measure its clients' latencies.
 
 Requests are sent at the times of a renewal process (`--request-rate`, `--burstiness`), with at most
 `--max-concurrency` open at once; a request that has to wait for its turn is timed from when it is sent.
@@ -47,12 +47,12 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How the requests of a workload are sent.
+    """The load to put on a server: a workload, its rate and its limits.
 
     Attributes:
         request_rate: per second; infinite: as fast as `max_concurrency` allows.
-        variation: coefficient of variation of the times between them.
-        max_concurrency: open at once; None: no limit.
+        variation: coefficient of variation of the times between requests.
+        max_concurrency: most requests open at once; None: no limit.
         max_token_id: prompts are drawn from the ids 0 to this.
         fields: sampling parameters of every request.
     """
@@ -102,7 +102,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `bench serve`."""
+    """Return the parser of `bench serve`."""
     parser = Parser("bench serve", "Put load on a running server; the last line is JSON.")
     group = parser.add_argument_group("server")
     url = os.environ.get("TOKENMILL_URL", f"http://127.0.0.1:{DEFAULT_PORT}")
@@ -128,7 +128,7 @@ def make_parser() -> Parser:
 
 
 def read_load(namespace: argparse.Namespace) -> Load:
-    """The load that the flags describe.
+    """Read the load that the flags describe.
 
     Raises:
         InvalidConfig: naming the flag.
@@ -168,7 +168,7 @@ def _with_images(workload: Workload, count: int, size: str) -> Workload:
 
 
 def summarize(answered: Sequence[Stream], seconds: float) -> dict[str, Any]:
-    """The figures of the complete answers; times in seconds."""
+    """Summarize the complete answers; times in seconds."""
     input_tokens = sum(len(stream.prompt.token_ids) for stream in answered)
     output_tokens = sum(stream.num_tokens for stream in answered)
     per_token = [stream.seconds_per_token for stream in answered]
@@ -189,7 +189,7 @@ def summarize(answered: Sequence[Stream], seconds: float) -> dict[str, Any]:
 
 
 async def _drive(url: str, key: str, model: str | None, load: Load, bar: Progress) -> tuple[str, list[Stream], float]:
-    """Returns the model's name, all streams in the order of their prompts, and the seconds that they took."""
+    """Send the load; returns the model's name, all streams in the order of their prompts, and their total seconds."""
     async with httpx.AsyncClient(
         base_url=url.rstrip("/").removesuffix("/v1"),
         headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -260,7 +260,7 @@ def _table(document: dict[str, Any]) -> str:
 
 
 def _panels(answered: Sequence[Stream]) -> list[Panel]:
-    """The share of samples up to each value, with the percentiles marked; no panel for what has no samples."""
+    """Return panels of the share of samples up to each value, with percentiles marked; skips empty ones."""
     per_token = [stream.seconds_per_token for stream in answered]
     sampled = {
         "time to first token": [stream.ttft for stream in answered],

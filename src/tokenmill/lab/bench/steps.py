@@ -1,4 +1,4 @@
-"""`tokenmill bench steps`: runs steps of many sizes, and fits their times; no traffic is needed for a simulation."""
+"""`tokenmill bench steps`: run steps of many sizes and fit their times, so that a simulation needs no traffic."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ OUTPUT_TOKENS = 24
 
 
 def batches(longest: int, most_rows: int, kv_tokens: int, source: random.Random, top: int) -> Iterator[list[Prompt]]:
-    """Batches of 1, 2, 4 ... requests, each with prompts of about 1, 1/4, 1/16 ... of the longest length.
+    """Yield batches of 1, 2, 4 ... requests, each with prompts of about 1, 1/4, 1/16 ... of the longest length.
 
     Lengths vary in each batch, so that prompts and decodes of all sizes meet.
 
     Args:
-        longest: tokens of prompt and output.
-        most_rows: requests that run at the same time.
-        kv_tokens: that the cache holds: larger batches are left out.
+        longest: most tokens of prompt and output.
+        most_rows: most requests that run at the same time.
+        kv_tokens: tokens that the cache holds: larger batches are left out.
         top: the highest token id.
     """
     for rows in (1 << power for power in range(most_rows.bit_length())):
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `bench steps`."""
+    """Return the parser of `bench steps`."""
     parser = Parser("bench steps", "Run steps of many sizes and fit the time of a step (see `fit`).")
     parser.add_argument("-o", "--output", default="steps.json", metavar="FILE", help="where to (default: %(default)s)")
     parser.add_argument("--longest", type=int, default=2048, metavar="N", help="tokens of a request (default: 2048)")

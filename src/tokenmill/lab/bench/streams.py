@@ -1,6 +1,6 @@
-"""One streamed completion as its client sees it: when each piece came, how many tokens it brought, what went wrong.
+"""Time one streamed completion as its client sees it: the arrival of each piece, its tokens, and any error.
 
-Asks for token ids, so that a token whose text is held back is still counted when it is sent.
+It asks for token ids, so that a token whose text is held back is still counted when it is sent.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class _Event(msgspec.Struct):
 
 @dataclass(slots=True)
 class Stream:
-    """A request and what came of it. Times in seconds on the monotonic clock.
+    """A request and its measured answer. Times in seconds on the monotonic clock.
 
     Attributes:
-        arrivals: when each piece with tokens arrived.
-        num_tokens: how many tokens came, as the server counts them where it says so.
+        arrivals: arrival time of each piece with tokens.
+        num_tokens: number of tokens, as counted by the server if it reports that.
         error: its kind in a word or two, the same for all errors of a kind; None: a complete answer.
-        detail: what the server or the connection said of it.
+        detail: the message of the server or the connection.
     """
 
     prompt: Prompt
@@ -63,12 +63,12 @@ class Stream:
 
     @property
     def seconds_per_token(self) -> float | None:
-        """After the first token; None: there was no other."""
+        """Seconds for each token after the first; None: there was only one."""
         later = self.num_tokens - 1
         return (self.arrivals[-1] - self.arrivals[0]) / later if later > 0 else None
 
     def fail(self, error: str, detail: str) -> None:
-        """Note what went wrong."""
+        """Note an error."""
         self.error, self.detail = error, detail
 
 
@@ -101,7 +101,7 @@ async def run_stream(client: httpx.AsyncClient, model: str, prompt: Prompt, fiel
 
 
 def _question(prompt: Prompt) -> tuple[str, dict[str, Any]]:
-    """Where a prompt is sent, and how: its tokens as they are; beside images as words, of a token or a few each."""
+    """Return the path and body of a prompt's request: its tokens as they are, or as words beside images."""
     if not prompt.images:
         return PATH, {"prompt": prompt.token_ids}
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in prompt.images]
@@ -134,7 +134,7 @@ async def _read(response: httpx.Response, stream: Stream) -> None:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The data of each server-sent event."""
+    """Yield the data of each server-sent event."""
     waiting = b""
     async for chunk in response.aiter_bytes():
         *lines, waiting = (waiting + chunk).split(b"\n")

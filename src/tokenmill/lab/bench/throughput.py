@@ -1,4 +1,4 @@
-"""`tokenmill bench throughput`: tokens per second of an offline batch.
+"""`tokenmill bench throughput`: measure the tokens per second of an offline batch.
 
 The recipe is the one that small engines publish: requests with uniformly random lengths and token ids, temperature
 0.6, ignore_eos; the lengths here are 1/16 of theirs by default, to suit a machine with two cores.
@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The parser of `bench throughput`."""
+    """Return the parser of `bench throughput`."""
     parser = Parser("bench throughput", "Measure the tokens per second of an offline batch; the last line is JSON.")
     add_workload_flags(parser, num_prompts=256, lengths="6:64")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs; the median counts (default: 3)")
@@ -82,7 +82,7 @@ def make_parser() -> Parser:
 
 
 def measure(llm: LLM, workload: Workload, repeats: int) -> tuple[dict[str, Any], list[Trace]]:
-    """Run the workload after a short warm-up; returns the JSON document and what each repeat did."""
+    """Run the workload after a short warm-up; returns the JSON document and the trace of each repeat."""
     # The first steps allocate and choose kernels; a few requests of the real kind do that.
     warm_up = dataclasses.replace(workload, num_prompts=min(8, workload.num_prompts), seed=workload.seed - 1)
     run_batch(llm, warm_up.draw(highest_token_id(llm)), TEMPERATURE)
@@ -134,7 +134,7 @@ def _panel(traces: Sequence[Trace]) -> Panel:
 
 
 def _rate_over_time(name: str, trace: Trace) -> Line:
-    """Tokens per second of each stretch of steps; as many stretches as a picture can show."""
+    """Return the tokens per second of each stretch of steps; as many stretches as a picture can show."""
     stride = -(-len(trace.times) // PLOT_POINTS)
     times, tokens = [0.0, *trace.times[stride - 1 :: stride]], [0, *trace.tokens[stride - 1 :: stride]]
     rates = [(tokens[place] - tokens[place - 1]) / (times[place] - times[place - 1]) for place in range(1, len(times))]

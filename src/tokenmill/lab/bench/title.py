@@ -1,4 +1,4 @@
-"""What a document of `bench` measured, in two lines: kind, model and load; lengths, version and processor."""
+"""Title a document of `bench` in two lines: kind, model and load; lengths, version and processor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def title(document: Mapping[str, Any]) -> str:
-    """The two lines.
+    """Return the two lines.
 
     Raises:
         LookupError: it is no such document.
@@ -22,7 +22,7 @@ def title(document: Mapping[str, Any]) -> str:
 
 
 def _model_name(model: str) -> str:
-    """The end of a path; of a snapshot in the hub's cache, the model that it is of."""
+    """Return the end of a path; of a snapshot in the hub's cache, the name of its model."""
     parts = PurePath(model).parts
     hub = [part.removeprefix("models--").replace("--", "/") for part in parts if part.startswith("models--")]
     return hub[0] if hub else "/".join(parts[-2:])

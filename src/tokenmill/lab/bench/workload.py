@@ -1,4 +1,4 @@
-"""What a benchmark asks for: prompts of random token ids with drawn lengths, and the times between requests.
+"""Draw the requests of a benchmark: prompts of random token ids with drawn lengths, and the times between requests.
 
 Lengths are uniform in a range or follow a traffic profile: log-normal laws fitted to public traces. Everything is a
 function of the seed.
@@ -25,13 +25,13 @@ _Z99 = 2.326
 
 @dataclass(frozen=True, slots=True)
 class UniformLengths:
-    """Every whole number from `low` to `high` is as likely."""
+    """A law of lengths: every whole number from `low` to `high` is equally likely."""
 
     low: int
     high: int
 
     def draw(self, source: random.Random) -> int:
-        """One length in tokens."""
+        """Draw one length in tokens."""
         return source.randint(self.low, self.high)
 
 
@@ -44,11 +44,11 @@ class LogNormalLengths:
     high: int
 
     def draw(self, source: random.Random) -> int:
-        """One length in tokens, at least 1."""
+        """Draw one length in tokens, at least 1."""
         return max(1, min(self.high, round(source.lognormvariate(self.mean, self.deviation))))
 
     def scaled(self, scale: float) -> LogNormalLengths:
-        """The same law for lengths of `scale` times as many tokens."""
+        """Return the same law for lengths of `scale` times as many tokens."""
         return LogNormalLengths(self.mean + log(scale), self.deviation, max(1, round(self.high * scale)))
 
 
@@ -87,7 +87,7 @@ PROFILES = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request: token ids, and how many tokens it is to bring.
+    """One request: token ids, and the number of output tokens.
 
     Attributes:
         images: data: URLs, shown before a text.
@@ -103,7 +103,7 @@ class Workload:
     """Requests to draw.
 
     Attributes:
-        prefix_len: tokens that all prompts begin with, besides their own.
+        prefix_len: tokens that all prompts begin with, in addition to their own.
         num_images: of each request, of `image_size` (width, height) in pixels; no two are alike.
     """
 
@@ -117,11 +117,11 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Tokens of prompt and output together that a request may have."""
+        """Most tokens of prompt and output together that a request may have."""
         return self.prefix_len + self.input_len.high + self.output_len.high
 
     def draw(self, highest_token_id: int, repeat: int = 0) -> list[Prompt]:
-        """The requests; each repeat has others, so that no prompt is found in the prefix cache."""
+        """Draw the requests; each repeat has other ones, so that no prompt is found in the prefix cache."""
         source = random.Random(self.seed + repeat)
         prefix = [source.randint(0, highest_token_id) for _ in range(self.prefix_len)]
         lengths = [self.input_len.draw(source) for _ in range(self.num_prompts)]
@@ -132,7 +132,7 @@ class Workload:
         return [replace(one, images=tuple(self._image(source) for _ in range(self.num_images))) for one in made]
 
     def _image(self, source: random.Random) -> str:
-        """A PNG of coloured tiles."""
+        """Return a PNG of coloured tiles."""
         from PIL import Image
 
         tiles = Image.frombytes("RGB", (8, 8), source.randbytes(3 * 64))
@@ -142,7 +142,7 @@ class Workload:
 
 
 def arrival_times(count: int, rate: float, variation: float, seed: int) -> Iterator[float]:
-    """When each request is sent, in seconds from the start: a Gamma renewal process.
+    """Yield the time at which to send each request, in seconds from the start: a Gamma renewal process.
 
     Args:
         rate: requests per second; infinite: all at once.
@@ -171,7 +171,7 @@ def add_workload_flags(parser: Parser, num_prompts: int, lengths: str) -> None:
 
 
 def read_workload(namespace: argparse.Namespace, seed: int) -> Workload:
-    """The workload that the flags describe.
+    """Read the workload that the flags describe.
 
     Raises:
         InvalidConfig: naming the flag.
@@ -200,10 +200,10 @@ def read_workload(namespace: argparse.Namespace, seed: int) -> Workload:
 
 
 def find_profile(name: str) -> Profile:
-    """The profile of that name.
+    """Return the profile of that name.
 
     Raises:
-        InvalidConfig: there is none.
+        InvalidConfig: there is no such profile.
     """
     if name not in PROFILES:
         raise InvalidConfig(
@@ -213,7 +213,7 @@ def find_profile(name: str) -> Profile:
 
 
 def read_lengths(flag: str, text: str) -> UniformLengths:
-    """`64` or `6:64`.
+    """Read `64` or `6:64`.
 
     Raises:
         InvalidConfig: naming the flag.
@@ -238,7 +238,7 @@ def at_least(flag: str, value: float, least: float) -> None:
 
 
 def read_scale(text: str) -> float:
-    """`1/16` or `0.5`.
+    """Read `1/16` or `0.5`.
 
     Raises:
         InvalidConfig: it is not above 0 and at most 1.

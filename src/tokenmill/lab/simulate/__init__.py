@@ -1,1 +1,1 @@
-"""What a step log tells: its arrivals under other policies, on a clock of their own, and its exports."""
+"""Simulate engines on a clock of their own: a step log's arrivals under other policies, and exports of the log."""

@@ -1,6 +1,6 @@
-"""How much load engines carry within limits of latency, or how many engines a load needs: by simulation and bisection.
+"""Find the load that engines carry within latency limits, or the engines that a load needs, by simulated bisection.
 
-That more load is worse, and more engines are better, is taken for granted: a figure near its limit may go up and down.
+It assumes that more load is worse and more engines are better, though a figure near its limit may go up and down.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST_SPEED, MOST_SPEED = 2.0**-12, 2.0**12
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """`ttft_p99<1s`: a figure of a distribution, in seconds, must be below `seconds`."""
+    """A latency limit, `ttft_p99<1s`: a figure of a distribution must be below `seconds`."""
 
     metric: str
     figure: str
@@ -41,9 +41,9 @@ class Trial:
     """One simulated run.
 
     Attributes:
-        speed: how many times as fast as in the trace requests came.
+        speed: factor by which requests came faster than in the trace.
         rate: requests per second that came.
-        is_kept: every limit was, and no request failed.
+        is_kept: True if every limit was kept and no request failed.
     """
 
     speed: float
@@ -54,10 +54,10 @@ class Trial:
 
 
 def parse_limits(text: str) -> list[Limit]:
-    """The limits of `ttft_p99<1s,itl_p99<100ms`.
+    """Parse the limits of `ttft_p99<1s,itl_p99<100ms`.
 
     Raises:
-        InvalidConfig: naming the part that is none.
+        InvalidConfig: naming the part that is not a limit.
     """
     limits = []
     for part in text.split(","):
@@ -72,10 +72,10 @@ def parse_limits(text: str) -> list[Limit]:
 
 
 def most_load(simulation: Simulation, arrivals: Sequence[Arrival], limits: Sequence[Limit]) -> list[Trial]:
-    """Runs with more and less load, by load; the last that keeps the limits is what the engines carry.
+    """Find the highest load within the limits; returns the runs by load, of which the last that keeps them decides.
 
     Raises:
-        TokenMillError: none keeps them, or all do.
+        TokenMillError: no run keeps them, or all do.
     """
 
     def run(speed: float) -> Trial:
@@ -99,7 +99,7 @@ def most_load(simulation: Simulation, arrivals: Sequence[Arrival], limits: Seque
 def fewest_engines(
     simulation: Simulation, arrivals: Sequence[Arrival], limits: Sequence[Limit], most: int
 ) -> list[Trial]:
-    """Runs with more and fewer engines, by their number; the first that keeps the limits is what the load needs.
+    """Find the fewest engines within the limits; returns the runs by engines, of which the first to keep them decides.
 
     Raises:
         TokenMillError: `most` engines are too few.
@@ -123,7 +123,7 @@ def fewest_engines(
 
 
 def trials_table(trials: Sequence[Trial], limits: Sequence[Limit]) -> str:
-    """A line for each trial: its load, its engines, each figure that has a limit."""
+    """Return a table with a line for each trial: its load, its engines, each figure that has a limit."""
     figures = list(dict.fromkeys((limit.metric, limit.figure) for limit in limits))
     titles = ["requests/s", "engines", "busy", *(f"{metric} {figure} ms" for metric, figure in figures), "kept"]
     lines = ["  ".join(f"{title:>12}" for title in titles)]
@@ -144,7 +144,7 @@ def _try(simulation: Simulation, arrivals: Sequence[Arrival], speed: float, limi
 
 
 def _is_kept(limit: Limit, summary: dict[str, Any]) -> bool:
-    """A figure without samples is below every limit: answers of one token have no gaps."""
+    """Return True if a limit is kept; a figure without samples keeps every limit: one-token answers have no gaps."""
     found = summary[limit.metric]
     return found is None or found[limit.figure] < limit.seconds
 

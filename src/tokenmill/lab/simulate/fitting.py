@@ -13,7 +13,7 @@ from tokenmill.lab.simulate.step_model import describe, fit, recorded_steps
 
 
 def write_model(logs: Sequence[Path], output: Path) -> None:
-    """Fit a model to the steps of logs, write it and say how good it is.
+    """Fit a model to the steps of logs, write it and describe how good it is.
 
     Raises:
         TokenMillError: a file is no step log, there are too few steps, or the model cannot be written.

@@ -1,8 +1,8 @@
-"""Engines behind a router on a clock that only counts: the real engine loop, scheduler, cache and router, no model.
+"""Simulate engines behind a router on a virtual clock: the real engine loop, scheduler, cache and router, no model.
 
-A turn of an engine's loop begins when something has come or its last turn has ended, with all that has come until then.
-What it brings is seen when it ends. How long it takes, `StepTimes` say. Between events nothing happens, so an hour of
-traffic takes as long as its turns take to decide. What is not simulated: text workers, HTTP and the network.
+A turn of an engine's loop begins when input has come or its last turn has ended, with all input until then. Its outputs
+are seen when it ends. `StepTimes` decide how long it takes. Between events nothing happens, so an hour of traffic takes
+only as long as the decisions of its turns. It does not simulate text workers, HTTP and the network.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ARRIVES, TURNS = 0, 1
 
 
 class CountingExecutor:
-    """Brings every request tokens that nobody else has, one a step."""
+    """Executor that brings every request unique tokens, one a step."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """Tokens by request and place, so that one computed again gets the same. Ids of requests are numbers."""
+        """Make tokens from request and place, so that a token computed again is the same. Request ids are numbers."""
         brings = plan.num_samples > 0
         places = (plan.num_computed + plan.num_scheduled).astype(np.int64)
         keys = np.array([int(one) for one in plan.request_ids], np.int64)
@@ -54,14 +54,14 @@ class CountingExecutor:
         return StepOutcome(lambda: result)
 
     def recover(self) -> None:
-        """Nothing was lost."""
+        """Do nothing: no step was lost."""
 
     def close(self) -> None:
-        """Nothing is running."""
+        """Do nothing: no step is running."""
 
 
 class WatchedExecutor:
-    """Another executor, and what it was last asked for.
+    """Wraps an executor and records its last launch and commit.
 
     Attributes:
         launched: the plan that was launched.
@@ -74,7 +74,7 @@ class WatchedExecutor:
         self._executor = executor
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """See `Executor`."""
+        """Launch a step and record its plan."""
         self.launched = plan
         outcome = self._executor.launch(plan)
 
@@ -85,27 +85,27 @@ class WatchedExecutor:
         return StepOutcome(finish)
 
     def recover(self) -> None:
-        """See `Executor`."""
+        """Recover the wrapped executor."""
         self._executor.recover()
 
     def close(self) -> None:
-        """See `Executor`."""
+        """Close the wrapped executor."""
         self._executor.close()
 
 
 class SimulatedLog(StepLog):
-    """A step log whose turns take what the simulation's clock says: each is held until that is known."""
+    """A step log whose turns last as long as on the simulation's clock: each is held until that is known."""
 
     def __init__(self, path: Path, header: LogHeader) -> None:
         super().__init__(path, header)
         self._held: tuple[StepPlan | None, StepResult | None, StepRecord, News] | None = None
 
     def add(self, plan: StepPlan | None, result: StepResult | None, record: StepRecord, news: News) -> None:
-        """See `StepLog.add`."""
+        """Hold a turn until its end is known."""
         self._held = plan, result, record, news
 
     def end(self, began: float, ended: float) -> None:
-        """The turn has ended."""
+        """Write the held turn with its simulated times."""
         if self._held is not None:
             plan, result, record, news = self._held
             self._held, news.at = None, began
@@ -114,10 +114,10 @@ class SimulatedLog(StepLog):
 
 
 class SimulatedEngine:
-    """The loop of an engine, a turn at a time. `log`: where its steps are written; None: nowhere.
+    """The loop of an engine, a turn at a time. `log`: the log of its steps; None: they are not logged.
 
     Attributes:
-        inbox: what has come since the last turn began.
+        inbox: inputs since the last turn began.
         is_busy: a turn is going on or about to begin.
         busy_seconds: of all turns so far.
     """
@@ -137,7 +137,7 @@ class SimulatedEngine:
         self._times = times
 
     def turn(self, now: float) -> tuple[list[TokenOutput], float]:
-        """A turn that begins at `now`: what it brings, and when it ends."""
+        """Run a turn that begins at `now`; returns its outputs and its end."""
         came, self.inbox = self.inbox, []
         outputs = [output for one in came for output in apply_input(self.engine, one)]
         self._executor.launched = self._executor.committed = None
@@ -164,8 +164,8 @@ class Fleet:
     def __init__(self, engines: Sequence[SimulatedEngine], policy: RoutingPolicy, page_size: int) -> None:
         """
         Args:
-            policy: which engine gets a request, where there are several.
-            page_size: tokens of a page; 0: nothing is cached.
+            policy: decides which of several engines gets a request.
+            page_size: tokens of a page; 0: no prefix is cached.
         """
         self._engines = engines
         self._router = Router(range(len(engines)), policy) if len(engines) > 1 else None
@@ -189,13 +189,13 @@ class Fleet:
         return reporter
 
     def run(self, inputs: Iterable[tuple[float, RecordedInput]]) -> Outcome:
-        """Let all come that comes, and go on until nothing is left to do.
+        """Feed all inputs to the engines and run until no work is left.
 
         Args:
-            inputs: with the moment of each, in order; all but `Added` go to the first engine.
+            inputs: each with its moment, in order; all but `Added` go to the first engine.
 
         Raises:
-            TokenMillError: see `StepTimes`.
+            TokenMillError: a turn has no time; see `StepTimes`.
         """
         came = list(inputs)
         self._events = [(seconds, ARRIVES, place) for place, (seconds, _) in enumerate(came)]
@@ -236,7 +236,7 @@ class Fleet:
             heapq.heappush(self._events, (now, TURNS, index))
 
     def _turn(self, now: float, index: int) -> None:
-        """The last turn of an engine has ended, if there was one: show what it brought and begin the next."""
+        """Show the outputs of an engine's last turn, if there was one, and begin the next."""
         self._observe(now, index)
         engine = self._engines[index]
         if not engine.inbox and not engine.engine.has_work:

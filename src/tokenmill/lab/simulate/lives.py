@@ -1,4 +1,4 @@
-"""What became of each request in a simulation, and what that comes to."""
+"""Record the life of each request in a simulation, and summarize them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Life:
     """One request; moments in seconds from the start.
 
     Attributes:
-        engine: that had it.
-        times: when each output token was there.
-        end: when it ended; None: it never did.
-        error: why it failed.
+        engine: the engine that ran it.
+        times: the moment of each output token.
+        end: the moment of its end; None: it never ended.
+        error: the reason why it failed.
     """
 
     tenant: str
@@ -41,9 +41,9 @@ class Outcome:
         name: of its policies.
         lives: by request id, in the order of arrival.
         seconds: from the first arrival to the last end.
-        num_steps, num_tokens: that engines ran; what the prefix cache supplied is not among the tokens.
+        num_steps, num_tokens: run by engines; tokens that the prefix cache supplied are not counted.
         busy: seconds in which each engine ran steps.
-        queried, hits: prompt tokens that caches were asked for, and had.
+        queried, hits: prompt tokens that caches were asked for, and those they had.
     """
 
     name: str = ""
@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def ttft(self) -> list[float]:
-        """Seconds to the first token, of each request that got one."""
+        """Seconds to the first token, for each request that got one."""
         return [life.times[0] - life.arrived for life in self.lives.values() if life.times]
 
     @property
@@ -69,11 +69,11 @@ class Outcome:
 
     @property
     def e2e(self) -> list[float]:
-        """Seconds to the end, of each request that came to a good one."""
+        """Seconds to the end, for each request that ended without an error."""
         return [life.end - life.arrived for life in self.lives.values() if life.end is not None and life.error is None]
 
     def summary(self) -> dict[str, Any]:
-        """Plain numbers, for JSON; seconds unless the name says otherwise. Without samples a distribution is None."""
+        """Return plain numbers, for JSON; in seconds unless the name says otherwise. An empty distribution is None."""
         num_output = sum(len(life.times) for life in self.lives.values())
         span = max(self.seconds, 1e-9)
         return {
@@ -95,7 +95,7 @@ class Outcome:
         }
 
     def fairness(self) -> float:
-        """Jain's index (Jain, Chiu and Hawe 1984) of the tokens per second that each tenant got while it waited.
+        """Return Jain's index (Jain, Chiu and Hawe 1984) of the tokens per second that each tenant got while it waited.
 
         1: all got the same; 1/n: one of n tenants got everything. A tenant's speed is that of its prompts' and outputs'
         tokens over the sum of its requests' seconds.
@@ -110,13 +110,13 @@ class Outcome:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's index of shares, none below 0; 1 of none."""
+    """Return Jain's index of shares that are at least 0; 1 if there are none."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
 def distribution(samples: Sequence[float] | npt.NDArray[np.float64]) -> dict[str, float] | None:
-    """Mean, p50, p90 and p99, as the benchmarks have them; None without samples."""
+    """Return mean, p50, p90 and p99, as the benchmarks have them; None without samples."""
     if len(samples) == 0:
         return None
     quantiles = np.percentile(samples, PERCENTILES).tolist()
@@ -125,7 +125,7 @@ def distribution(samples: Sequence[float] | npt.NDArray[np.float64]) -> dict[str
 
 
 def side_by_side(outcomes: Sequence[Outcome]) -> str:
-    """A table: a column for each run, a row for each figure."""
+    """Return a table: a column for each run, a row for each figure."""
     summaries = [outcome.summary() for outcome in outcomes]
     rows = [("", [one.name for one in outcomes])]
     for label, name, form in (

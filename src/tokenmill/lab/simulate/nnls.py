@@ -1,4 +1,4 @@
-"""Least squares whose coefficients are not negative: the active-set method of Lawson and Hanson.
+"""Least squares with coefficients that are not negative: the active-set method of Lawson and Hanson.
 
 "Solving Least Squares Problems" (1974), chapter 23. Enough for tens of columns; scipy is no dependency of this project.
 """
@@ -15,14 +15,14 @@ TOLERANCE = 1e-12
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
-    """The x >= 0 for which |matrix @ x - target| is smallest.
+    """Return the x >= 0 that minimizes |matrix @ x - target|.
 
     Args:
         matrix: [rows, columns].
         target: [rows].
 
     Raises:
-        ValueError: something in them is not finite, or their shapes do not go together.
+        ValueError: a value is not finite, or the shapes do not match.
     """
     matrix, target = np.asarray(matrix, np.float64), np.asarray(target, np.float64)
     if matrix.ndim != 2 or target.shape != matrix.shape[:1]:
@@ -54,7 +54,7 @@ def _solve(matrix: Floats, target: Floats) -> Floats:
 
 
 def _descend(matrix: Floats, target: Floats, found: Floats, is_free: npt.NDArray[np.bool_]) -> Floats:
-    """The best x on the free columns, which are fixed again (in place) where it would have to be negative."""
+    """Return the best x on the free columns; a column where it would be negative is fixed again, in place."""
     while is_free.any():
         wanted = np.zeros_like(found)
         wanted[is_free] = np.linalg.lstsq(matrix[:, is_free], target, rcond=None)[0]

@@ -1,8 +1,8 @@
-"""What other policies would have done with the requests of a step log: the real scheduler on a clock of its own.
+"""Run the requests of a step log under other policies: the real scheduler on a clock of its own.
 
-Requests arrive when they did, as far as a log tells: it has the seconds of its steps, none of the time between them. A
-step takes as long as the recorded ones with so many tokens did, by a line through them. Each request gets the tokens
-that it got; its client leaves it after as many. Knows no model, and no drafts.
+Requests arrive at their recorded times, as far as a log tells: it has the seconds of its steps, but no time between
+them. The seconds of a step follow from its tokens, by a line through the recorded steps. Each request gets its recorded
+tokens, and its client leaves it after as many. Knows no model, and no drafts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Tokens = Mapping[tuple[str, int], int]
 
 @dataclasses.dataclass(slots=True)
 class Schedule:
-    """What one set of policies made of the arrivals; times in seconds.
+    """The outcome of one set of policies on the arrivals; times in seconds.
 
     Attributes:
-        num_tokens: that steps ran, those that were computed again among them.
+        num_tokens: tokens that steps ran, including those computed again.
         seconds: from the first arrival to the last step's end.
-        first_token, end: of each request that got so far, from its arrival.
+        first_token, end: of each request that got that far, from its arrival.
     """
 
     config: SchedulerConfig
@@ -48,14 +48,14 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step: some for each step, and some for each token."""
+    """Seconds of a step: a fixed part, and a part for each token."""
 
     per_step: float
     per_token: float
 
     @classmethod
     def of(cls, records: Sequence[StepRecord]) -> StepCost:
-        """The line through the recorded steps."""
+        """Fit a line through the recorded steps."""
         steps = [record for record in records if record.plan is not None]
         seconds = np.array([sum(record.seconds) for record in steps])
         tokens = np.array([sum(record.plan["num_scheduled"]) for record in steps if record.plan is not None])
@@ -69,19 +69,19 @@ class StepCost:
         return cls(max(0.0, float(per_step)), float(per_token))
 
     def seconds(self, plan: StepPlan) -> float:
-        """Of one step."""
+        """Return the seconds of one step."""
         return self.per_step + self.per_token * plan.num_tokens
 
 
 class RecordedTokens:
-    """An executor that brings each request the tokens that it got in the log; where these end, so does the request."""
+    """An executor that brings each request its recorded tokens, and ends the request where these end."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.launched: StepPlan | None = None
         self._tokens = tokens
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """The recorded tokens, whichever step brought them."""
+        """Bring the recorded tokens, regardless of the recorded steps."""
         self.launched = plan
         brought, starts, failures = [], [0], {}
         places = (plan.num_computed + plan.num_scheduled).tolist()
@@ -97,16 +97,16 @@ class RecordedTokens:
         return StepOutcome(lambda: result)
 
     def recover(self) -> None:
-        """Nothing was lost."""
+        """Do nothing: no step was lost."""
 
     def close(self) -> None:
-        """Nothing is running."""
+        """Do nothing: no step is running."""
 
 
 def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
-    """The schedule of a log's own policies, and those of others, all on the same clock.
+    """Return the schedule of a log's own policies, and those of other policies, all on the same clock.
 
-    What sources of KV brought the recorded engine is computed here: their news answer its orders and no others.
+    KV that sources brought the recorded engine is computed here: their news answer only that engine's orders.
 
     Args:
         others: for each, fields of `SchedulerConfig` that differ.
@@ -123,7 +123,7 @@ def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
 
 
 def _simulate(header: LogHeader, config: SchedulerConfig, records: Sequence[StepRecord]) -> Schedule:
-    """Let a scheduler have the arrivals of a log."""
+    """Run a scheduler on the arrivals of a log."""
     tokens = dict(tokens_of(records))
     arrivals, leaves = arrivals_of(records)
     cost, executor = StepCost.of(records), RecordedTokens(tokens)
@@ -173,7 +173,7 @@ def _observe(
 
 
 def tokens_of(records: Sequence[StepRecord]) -> Iterator[tuple[tuple[str, int], int]]:
-    """Every token that a step brought, by request and place; what was sampled again comes later and wins."""
+    """Yield every token that a step brought, by request and place; of a token sampled again, the last one counts."""
     plans = {record.plan["step"]: record.plan for record in records if record.plan is not None}
     for record in records:
         plan = plans.get(record.committed)
@@ -190,7 +190,7 @@ def tokens_of(records: Sequence[StepRecord]) -> Iterator[tuple[tuple[str, int], 
 
 
 def arrivals_of(records: Sequence[StepRecord]) -> tuple[list[tuple[float, RecordedInput]], dict[str, int]]:
-    """What came, each with its time, and after how many tokens clients left their requests (those that had some)."""
+    """Return the inputs with their times, and after how many tokens (if any) clients left their requests."""
     found: list[tuple[float, RecordedInput]] = []
     leaves: dict[str, int] = {}
     counts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Replays a step log: the real engine loop and the real scheduler, with the recorded outcomes in place of a model."""
+"""Replay a step log: the real engine loop and the real scheduler, with the recorded outcomes in place of a model."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Replay:
 
 
 class RecordedExecutor:
-    """Answers each plan with what the recorded step brought."""
+    """Executor that answers each plan with the recorded outcome of its step."""
 
     def __init__(self, records: list[StepRecord]) -> None:
         self._outcomes = {r.committed: r for r in records if r.committed is not None}
         self.launched: StepPlan | None = None
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """The recorded outcome; a step that was never committed failed, or was cut off with the log."""
+        """Return the recorded outcome; a step that was never committed failed, or was cut off with the log."""
         self.launched = plan
         outcome = self._outcomes.get(plan.step)
         if outcome is None:
@@ -56,17 +56,17 @@ class RecordedExecutor:
         return StepOutcome(lambda: result)
 
     def recover(self) -> None:
-        """Nothing was lost."""
+        """Do nothing: no step was lost."""
 
     def close(self) -> None:
-        """Nothing is running."""
+        """Do nothing: no step is running."""
 
 
 def replay(path: Path, drafter: Drafter | None = None) -> Replay:
     """Drive a scheduler with the arrivals and outcomes of a log and compare each plan with the recorded one.
 
     Args:
-        drafter: one like that of the recording, as it was at its start; None: the one that the log names.
+        drafter: one like the recording's, as it was at its start; None: the one that the log names.
 
     Raises:
         TokenMillError: the file is no step log.
@@ -96,7 +96,7 @@ def _engine(header: LogHeader, executor: RecordedExecutor, drafter: Drafter | No
 
 
 def apply_input(engine: Engine, arrived: RecordedInput) -> list[TokenOutput]:
-    """Let an engine have what came once before; what it says of it at once.
+    """Feed a recorded input to an engine; returns its immediate outputs.
 
     Raises:
         InvalidRequest: it continues a session that this engine does not have.

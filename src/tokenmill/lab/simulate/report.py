@@ -1,4 +1,4 @@
-"""Schedules side by side, as text."""
+"""Print schedules side by side, as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POLICIES = {"policy": "policy", "batch-policy": "batch_policy", "admission": "ad
 
 
 def table(schedules: Sequence[Schedule]) -> str:
-    """Schedules side by side; the first is that of the log's own policies."""
+    """Return schedules side by side; the first is that of the log's own policies."""
     rows: list[tuple[str, list[str]]] = [("", ["recorded", *("instead" for _ in schedules[1:])])]
     rows += [(label, [getattr(one.config, field) for one in schedules]) for label, field in POLICIES.items()]
     rows.append(("steps", [f"{one.num_steps:,}" for one in schedules]))

@@ -1,4 +1,4 @@
-"""From flags to runs: which engines a simulation has, and what it lets them have."""
+"""Set up simulations from flags: the engines, and the requests they get."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ NOT_SIMULATED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """Engines that are alike, and how long their steps take.
+    """A group of identical engines, and the times of their steps.
 
     Attributes:
-        header: what the scheduler of each starts with.
-        routing_policy: which engine gets a request; see `--routing-policy`.
-        seed: of what steps take more or less than the model says; None: they take what it says.
-        is_bound: steps beyond what the model was fitted to are refused.
-        step_log: where the steps of the first engine are written, those of others beside it; None: nowhere.
+        header: the settings that the scheduler of each starts with.
+        routing_policy: decides which engine gets a request; see `--routing-policy`.
+        seed: of the random part of step times; None: exactly the times of the model.
+        is_bound: refuse steps beyond the sizes that the model was fitted to.
+        step_log: the log of the first engine's steps, with those of the others beside it; None: no log.
     """
 
     header: LogHeader
@@ -57,10 +57,10 @@ class Simulation:
     step_log: Path | None = None
 
     def run(self, arrivals: Sequence[Arrival]) -> Outcome:
-        """Let them have the requests of a trace.
+        """Run the requests of a trace.
 
         Raises:
-            InvalidConfig: a step is beyond what the model was fitted to, or there is no such policy.
+            InvalidConfig: a step is beyond the sizes that the model was fitted to, or there is no such policy.
         """
         scheduler = self.header.scheduler
         find_policies(scheduler.policy, scheduler.batch_policy, scheduler.admission)
@@ -87,17 +87,17 @@ class Simulation:
         return SimulatedLog(path.with_name(f"{path.name}.{index}") if index else path, self.header)
 
     def with_policies(self, fields: Mapping[str, str]) -> Simulation:
-        """The same with other fields of `SchedulerConfig`."""
+        """Return a copy with other fields of `SchedulerConfig`."""
         scheduler = dataclasses.replace(self.header.scheduler, **fields)  # type: ignore[arg-type]
         return dataclasses.replace(self, header=msgspec.structs.replace(self.header, scheduler=scheduler))
 
     def with_engines(self, num_engines: int) -> Simulation:
-        """The same with so many engines."""
+        """Return a copy with another number of engines."""
         return dataclasses.replace(self, num_engines=num_engines)
 
 
 def run_recorded(path: Path) -> Outcome:
-    """A log's run again: its own arrivals, outcomes and times, through the real engine loop.
+    """Run a log again: its own arrivals, outcomes and times, through the real engine loop.
 
     Raises:
         TokenMillError: the file is no step log, or it was cut off.
@@ -110,14 +110,14 @@ def run_recorded(path: Path) -> Outcome:
 
 
 def header_of(config: EngineConfig) -> LogHeader:
-    """What an engine of this config would start with, found out without its weights.
+    """Return the step-log header with which an engine of this config would start, without reading its weights.
 
     Args:
         config: `model` is a folder or a config.json; a device `auto` is a CPU.
 
     Raises:
         InvalidCheckpoint: there is no such model, or it is of a kind that is not supported.
-        InvalidConfig: flags that are not simulated, or no size of the KV cache.
+        InvalidConfig: a flag cannot be simulated, or the size of the KV cache is missing.
     """
     for name, flag in NOT_SIMULATED.items():
         if getattr(config, name):
@@ -143,7 +143,7 @@ def header_of(config: EngineConfig) -> LogHeader:
 
 
 def each_policy(names: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-    """Every combination of the policies that are named, by fields of `SchedulerConfig`; one without any, for none."""
+    """Yield every combination of the named policies, as fields of `SchedulerConfig`; an empty one if none is named."""
     chosen: list[dict[str, str]] = [{}]
     for field, values in names.items():
         if values:

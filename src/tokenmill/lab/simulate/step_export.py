@@ -1,6 +1,6 @@
-"""A step log in forms that people and other programs read: a row per step, or a trace for Perfetto (ui.perfetto.dev).
+"""Export a step log for people and other programs: a row per step, or a trace for Perfetto (ui.perfetto.dev).
 
-The log has no time of day: its clock starts at 0 and counts the seconds in which there was something to do.
+The log has no time of day: its clock starts at 0 and counts only the seconds in which there was work.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class StepRow:
         step: the step that it launched; None: none.
         at: seconds before it.
         schedule, run, commit: seconds of its parts; with overlap, `run` is the wait for an older step.
-        requests: in the step, of which `admitted` took a row and `sampled` reached their last known token.
-        tokens: that the step ran.
+        requests: in the step; `admitted` of them took a row, and `sampled` of them reached their last known token.
+        tokens: tokens that the step ran.
         pages: new entries of the page table.
-        committed: the step that it took in, which brought `brought` tokens.
+        committed: the step that it committed, which brought `brought` tokens.
         arrived, aborted: requests, before it.
-        waiting: why the first of the waiting requests waited.
-        error: why the step that was due failed.
+        waiting: the reason why the first of the waiting requests waited.
+        error: the reason why the step that was due failed.
     """
 
     step: int | None
@@ -56,7 +56,7 @@ class StepRow:
 
 
 def rows(records: Iterable[StepRecord]) -> Iterator[StepRow]:
-    """A row for each record."""
+    """Yield a row for each record."""
     at = 0.0
     for record in records:
         plan: dict[str, Any] = record.plan or {}
@@ -80,7 +80,7 @@ def rows(records: Iterable[StepRecord]) -> Iterator[StepRow]:
 
 
 def trace_events(records: Iterable[StepRecord]) -> Iterator[dict[str, Any]]:
-    """Chrome's trace events, which Perfetto reads: steps with their parts, counters, and a lane for each request."""
+    """Yield Chrome's trace events for Perfetto: steps with their parts, counters, and a lane for each request."""
     kept = list(records)
     yield {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "steps"}}
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "engine"}}
@@ -99,7 +99,7 @@ def trace_events(records: Iterable[StepRecord]) -> Iterator[dict[str, Any]]:
 
 
 def _lanes(records: Iterable[StepRecord]) -> Iterator[dict[str, Any]]:
-    """For each request, when it waited for its first step, and when it was in steps; an instant for each preemption."""
+    """Yield for each request its wait for the first step and its time in steps, and an instant for each preemption."""
     arrived: dict[str, float] = {}
     first: dict[str, float] = {}
     last: dict[str, float] = {}
@@ -139,7 +139,7 @@ def _microseconds(seconds: float) -> float:
 
 
 def write_text(stream: IO[str], header: LogHeader, records: Iterable[StepRecord]) -> None:
-    """A line for each turn."""
+    """Write a line for each turn."""
     config = header.scheduler
     print(f"{header.num_pages} pages of {header.page_size} tokens; {config.policy}, {config.admission}", file=stream)
     titles = "step", "at s", "ms", "came", "requests", "new", "tokens", "pages", "brought"
@@ -152,13 +152,13 @@ def write_text(stream: IO[str], header: LogHeader, records: Iterable[StepRecord]
 
 
 def write_jsonl(stream: IO[str], header: LogHeader, records: Iterable[StepRecord]) -> None:
-    """The header, then each record, as JSON."""
+    """Write the header, then each record, as JSON."""
     for one in (header, *records):
         print(msgspec.json.encode(one).decode(), file=stream)
 
 
 def write_csv(stream: IO[str], header: LogHeader, records: Iterable[StepRecord]) -> None:
-    """The numbers of each turn, with the names of `StepRow`."""
+    """Write the numbers of each turn, with the names of `StepRow`."""
     writer = csv.writer(stream, lineterminator="\n")
     names = [field.name for field in dataclasses.fields(StepRow)]
     writer.writerow(names)
@@ -166,7 +166,7 @@ def write_csv(stream: IO[str], header: LogHeader, records: Iterable[StepRecord])
 
 
 def write_perfetto(stream: IO[str], header: LogHeader, records: Iterable[StepRecord]) -> None:
-    """A JSON document of trace events."""
+    """Write a JSON document of trace events."""
     json.dump({"displayTimeUnit": "ms", "traceEvents": list(trace_events(records))}, stream)
     print(file=stream)
 

@@ -1,4 +1,4 @@
-"""`StepModel`: how long a step takes, by what its plan says. Fitted to recorded steps; knows no architecture.
+"""`StepModel`: predict the time of a step from its plan. Fitted to recorded steps; knows no architecture.
 
     seconds = fixed + rate(tokens) + requests + sampled + keys read by decodes + query-key pairs of prompts + new pages
 
@@ -35,14 +35,14 @@ NUM_QUANTILES = 101
 
 
 class StepSize(msgspec.Struct, frozen=True):
-    """What a step's time depends on.
+    """The quantities of a step that decide its time.
 
     Attributes:
-        tokens: that it runs.
-        requests: in it.
+        tokens: tokens that it runs.
+        requests: requests in it.
         sampled: tokens that it may bring.
-        keys: that rows of one token read, their own included.
-        pairs: of a query and a key that it reads, over the chunks of prompts.
+        keys: keys that rows of one token read, their own included.
+        pairs: pairs of a query and a key that it reads, over the chunks of prompts.
         pages: new entries of the page table.
     """
 
@@ -55,12 +55,12 @@ class StepSize(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, plan: StepPlan) -> Self:
-        """The size of a plan."""
+        """Return the size of a plan."""
         return cls._of(plan.num_computed, plan.num_scheduled, plan.num_samples, len(plan.page_ids))
 
     @classmethod
     def of_record(cls, plan: Mapping[str, Any]) -> Self:
-        """The size of a recorded plan."""
+        """Return the size of a recorded plan."""
         names = ("num_computed", "num_scheduled", "num_samples")
         computed, scheduled, samples = (np.array(plan[name], np.int32) for name in names)
         return cls._of(computed, scheduled, samples, len(plan["page_ids"]))
@@ -83,16 +83,16 @@ class StepSize(msgspec.Struct, frozen=True):
 
 
 class StepModel(msgspec.Struct, kw_only=True):
-    """Seconds of steps, as they were on one machine with one model and its flags.
+    """Predicts the seconds of steps, as they were on one machine with one model and its flags.
 
     Attributes:
         rates: seconds of a token, on each stretch between `KNOTS` and beyond the last.
         fixed: seconds of any step.
         terms: seconds of one of each of `TERMS`.
-        largest: the most of each of the fields of `StepSize` that was recorded.
+        largest: the largest recorded value of each field of `StepSize`.
         ratios: quantiles, evenly spaced from 0 to 1, of recorded over predicted seconds, of steps that were held out.
-        error: mean of |recorded / predicted - 1| of these.
-        num_steps: recorded ones.
+        error: mean of |recorded / predicted - 1| over these steps.
+        num_steps: number of recorded steps.
     """
 
     version: int = VERSION
@@ -105,7 +105,7 @@ class StepModel(msgspec.Struct, kw_only=True):
     num_steps: int
 
     def seconds(self, size: StepSize) -> float:
-        """Of a step, without chance."""
+        """Return the seconds of a step, without chance."""
         tokens, total = size.tokens, self.fixed
         for place, rate in enumerate(self.rates):
             if tokens <= KNOTS[place]:
@@ -117,17 +117,17 @@ class StepModel(msgspec.Struct, kw_only=True):
         return total + pairs * size.pairs + pages * size.pages
 
     def drawn_seconds(self, size: StepSize, key: int) -> float:
-        """Of a step, off by as much as a recorded one was; the same key draws the same."""
+        """Return the seconds of a step, off by as much as a recorded one was; the same key draws the same."""
         place = _unit(key) * (NUM_QUANTILES - 1)
         low = int(place)
         ratio = self.ratios[low] + (self.ratios[low + 1] - self.ratios[low]) * (place - low)
         return self.seconds(size) * ratio
 
     def check_domain(self, size: StepSize) -> None:
-        """Refuse a step that is too far beyond what was recorded. Its new pages are cheap, and nobody's limit.
+        """Refuse a step too far beyond the recorded ones. New pages are not limited, since they are cheap.
 
         Raises:
-            InvalidConfig: saying of what it has how much.
+            InvalidConfig: naming the quantity and its value.
         """
         for name, known in zip(StepSize.__struct_fields__, self.largest, strict=True):
             has = getattr(size, name)
@@ -139,9 +139,9 @@ class StepModel(msgspec.Struct, kw_only=True):
 
 
 def fit(steps: Sequence[tuple[StepSize, float]]) -> StepModel:
-    """The model of recorded steps and their seconds; a third of them, spread evenly, measures its error.
+    """Fit a model to recorded steps and their seconds; a third of them, spread evenly, measures its error.
 
-    What is as small as possible is the sum of the squares of relative errors, so that short steps count.
+    The fit minimizes the sum of the squares of relative errors, so that short steps count.
 
     Raises:
         TokenMillError: there are too few steps.
@@ -168,7 +168,7 @@ def fit(steps: Sequence[tuple[StepSize, float]]) -> StepModel:
 
 
 def _columns(sizes: Sequence[StepSize]) -> Floats:
-    """[steps, 1 + knots + terms]: ones, tokens on each stretch, and the terms."""
+    """Return [steps, 1 + knots + terms]: ones, tokens on each stretch, and the terms."""
     tokens = np.array([size.tokens for size in sizes], np.float64)
     starts = np.array(KNOTS, np.float64)
     widths = np.append(np.diff(starts), np.inf)
@@ -178,16 +178,16 @@ def _columns(sizes: Sequence[StepSize]) -> Floats:
 
 
 def _fitted(columns: Floats, seconds: Floats) -> Floats:
-    """Errors count by what a step was predicted to take: by what it took, the mean would come out too low."""
+    """Fit with errors relative to predicted times: relative to recorded times, the mean would come out too low."""
     found = nnls(columns / seconds[:, None], np.ones(len(seconds)))
     scale = np.maximum(columns @ found, 1e-9)
     return nnls(columns / scale[:, None], seconds / scale)
 
 
 def recorded_steps(records: Iterable[StepRecord]) -> Iterator[tuple[StepSize, float]]:
-    """The recorded steps that came to an end, and the seconds of each.
+    """Yield the recorded steps that came to an end, and the seconds of each.
 
-    With overlap, a step has the time from the end of the one before it to its own.
+    With overlap, a step lasts from the end of the one before it to its own end.
     """
     sizes: dict[int, StepSize] = {}
     spent = 0.0
@@ -205,10 +205,10 @@ def recorded_steps(records: Iterable[StepRecord]) -> Iterator[tuple[StepSize, fl
 
 
 def read_step_model(path: Path) -> StepModel:
-    """The model in a file that `tokenmill fit` or `tokenmill bench steps` wrote.
+    """Read a model from a file that `tokenmill fit` or `tokenmill bench steps` wrote.
 
     Raises:
-        TokenMillError: it cannot be read, or it is none.
+        TokenMillError: the file cannot be read, or is no step model.
     """
     try:
         model = msgspec.json.decode(path.read_bytes(), type=StepModel)
@@ -225,7 +225,7 @@ def read_step_model(path: Path) -> StepModel:
 
 
 def describe(model: StepModel) -> str:
-    """Lines on what was fitted, how far off it was, and what it knows."""
+    """Return lines on the fitted model: its error, its times and its domain."""
     one = model.seconds(StepSize(1, 1, 1, 1, 0, 0))
     low, high = model.ratios[1], model.ratios[-2]
     largest = ", ".join(
@@ -242,7 +242,7 @@ def describe(model: StepModel) -> str:
 
 
 def _unit(key: int) -> float:
-    """A number in [0, 1) that is as good as drawn: SplitMix64 (Steele, Lea and Flood 2014) of the key."""
+    """Return a pseudo-random number in [0, 1): SplitMix64 (Steele, Lea and Flood 2014) of the key."""
     mask = (1 << 64) - 1
     mixed = (key * 0x9E3779B97F4A7C15) & mask
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask

@@ -1,4 +1,4 @@
-"""How long a turn of an engine takes in a simulation: by a fitted model, or as it was recorded."""
+"""Time the turns of an engine in a simulation: by a fitted model, or as they were recorded."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class StepTimes(Protocol):
     """The clock of one engine."""
 
     def end_of_turn(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
-        """When the turn ends that began at `now`.
+        """Return the end of the turn that began at `now`.
 
         Args:
             launched: the step that it launched.
-            committed: the number of the step that it took in.
-            had_inputs: something had come before it.
+            committed: the number of the step that it committed.
+            had_inputs: inputs had come before it.
         """
         ...
 
 
 class ModelTimes:
-    """Steps run one after the other; a turn takes until the step that it takes in has ended, or no time."""
+    """Times by a model: steps run one after the other; a turn lasts until its committed step has ended, or no time."""
 
     def __init__(self, model: StepModel, seed: int | None, is_bound: bool = True) -> None:
         """
         Args:
-            seed: of what steps take more or less than the model says; None: they take what it says.
-            is_bound: steps beyond what the model was fitted to are refused.
+            seed: of the random part of step times; None: exactly the times of the model.
+            is_bound: refuse steps beyond the sizes that the model was fitted to.
         """
         self._model = model
         self._seed = seed
@@ -42,10 +42,10 @@ class ModelTimes:
         self._free_at = 0.0
 
     def end_of_turn(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
-        """See `StepTimes`.
+        """Return the end of a turn by the model's seconds of its steps.
 
         Raises:
-            InvalidConfig: a step is beyond what the model was fitted to.
+            InvalidConfig: a step is beyond the sizes that the model was fitted to.
         """
         if launched is not None:
             size = StepSize.of(launched)
@@ -58,16 +58,16 @@ class ModelTimes:
 
 
 class RecordedTimes:
-    """Turns take what those of a log took, one after the other."""
+    """Times by a log: turns last as long as its turns did, one after the other."""
 
     def __init__(self, seconds: Iterable[float]) -> None:
         self._seconds = iter(seconds)
 
     def end_of_turn(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
-        """See `StepTimes`. Turns in which nothing happened are in no log.
+        """Return the end of a turn by the log's next recorded time. Turns in which nothing happened are in no log.
 
         Raises:
-            TokenMillError: the log ends before.
+            TokenMillError: the log has no more turns.
         """
         if launched is None and committed is None and not had_inputs:
             return now
@@ -80,9 +80,9 @@ class RecordedTimes:
 
 
 def recorded_run(path: Path) -> tuple[LogHeader, list[StepRecord], list[tuple[float, RecordedInput]], RecordedTimes]:
-    """All that makes a log's run again: header, records, what came when, and what its turns took.
+    """Read everything for running a log again: header, records, inputs with their times, and the times of its turns.
 
-    The clock counts the time in which there was something to do.
+    The clock counts only the time in which there was work.
 
     Raises:
         TokenMillError: the file is no step log.

@@ -1,8 +1,8 @@
-"""What requests came when: Mooncake's JSONL, Azure's CSV and step logs, read into arrivals.
+"""Read the arrivals of requests from traces: Mooncake's JSONL, Azure's CSV and step logs.
 
-Traces have no texts. Where one has hashes of blocks, the ids of a block's tokens spell its hash in digits of base
-`vocab_size`, so that prompts share a prefix where their hashes are the same, and nowhere else. Outputs are in no hash:
-what a later prompt took over of an answer is another block, and is computed.
+Traces have no texts. If one has hashes of blocks, the ids of a block's tokens spell its hash in digits of base
+`vocab_size`, so that prompts share a prefix exactly where their hashes are the same. Outputs are in no hash: the part
+of an answer that a later prompt repeats is another block, and is computed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Arrival:
     Attributes:
         seconds: from the trace's start.
         token_ids: its prompt, [n] int32.
-        tenant: who takes turns with others; each request for itself where the trace says nothing.
+        tenant: takes turns with other tenants; if the trace names none, each request is a tenant of its own.
     """
 
     seconds: float
@@ -48,13 +48,13 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
-    """How a trace is read.
+    """Options for reading a trace.
 
     Attributes:
         block_size: tokens of a block that has a hash.
-        scale: lengths are multiplied by it, those of blocks among them; at most 1.
+        scale: factor for all lengths, including those of blocks; at most 1.
         speed: times between arrivals are divided by it.
-        limit: so many requests at most; 0: all.
+        limit: most requests to read; 0: all.
     """
 
     vocab_size: int
@@ -65,7 +65,7 @@ class TraceOptions:
 
 
 class _MooncakeLine(msgspec.Struct):
-    """Field names of the published traces; `tenant` and `priority` are ours."""
+    """A line with the field names of the published traces; `tenant` and `priority` are ours."""
 
     timestamp: float
     input_length: int
@@ -76,10 +76,10 @@ class _MooncakeLine(msgspec.Struct):
 
 
 def read_trace(path: Path, options: TraceOptions) -> list[Arrival]:
-    """The arrivals of a file, by time, which of the formats it may be of.
+    """Read the arrivals of a file in any of the formats, by time.
 
     Raises:
-        TokenMillError: it cannot be read, or a line of it is not as its format says.
+        TokenMillError: the file cannot be read, or a line of it breaks its format.
     """
     try:
         with path.open("rb") as file:
@@ -101,13 +101,13 @@ def read_trace(path: Path, options: TraceOptions) -> list[Arrival]:
 
 
 def at_speed(arrivals: Sequence[Arrival], speed: float) -> list[Arrival]:
-    """Arrivals from 0 on, with the times between them divided by `speed`."""
+    """Return arrivals from 0 on, with the times between them divided by `speed`."""
     first = arrivals[0].seconds
     return [dataclasses.replace(one, seconds=(one.seconds - first) / speed) for one in arrivals]
 
 
 def as_inputs(arrivals: Iterable[Arrival]) -> Iterator[tuple[float, RecordedInput]]:
-    """What reaches engines: requests that end after their number of tokens. Their ids are their places in the trace."""
+    """Yield the inputs of engines: requests that end after their number of tokens. An id is a place in the trace."""
     for number, arrival in enumerate(arrivals):
         message = AddRequest(
             id=str(number),
@@ -120,12 +120,12 @@ def as_inputs(arrivals: Iterable[Arrival]) -> Iterator[tuple[float, RecordedInpu
 
 
 def block_tokens(blocks: Sequence[int], length: int, block_size: int, vocab_size: int) -> IntArray:
-    """The ids of a prompt, [length] int32: token i of a block is digit i, again from the first when they end.
+    """Return the ids of a prompt, [length] int32: token i of a block is digit i, repeating the digits from the first.
 
-    Blocks that are not known, because there are fewer than the length needs, go on as the last one.
+    If there are fewer blocks than the length needs, the rest continues the last one.
 
     Args:
-        blocks: the numbers of its blocks, none below 0; one at least.
+        blocks: the numbers of its blocks, at least 0; at least one block.
     """
     numbers = np.array(blocks, np.int64)
     num_digits = 1
@@ -158,7 +158,7 @@ def _read_mooncake(path: Path, options: TraceOptions) -> Iterator[Arrival]:
 
 
 class _LogLine(msgspec.Struct):
-    """A line of `serve --enable-log-requests --log-format json`, as far as it is of a request that has ended."""
+    """The fields of a line of `serve --enable-log-requests --log-format json` on a request that has ended."""
 
     event: str
     time: float = 0.0
@@ -168,7 +168,7 @@ class _LogLine(msgspec.Struct):
 
 
 def _read_server_log(path: Path, options: TraceOptions) -> Iterator[Arrival]:
-    """Requests as they came: each line was written at its end. Those that brought no token are left out."""
+    """Read requests by arrival: each line was written at its request's end. Requests without tokens are left out."""
     decoder = msgspec.json.Decoder(_LogLine)
     for number, line in enumerate(path.read_bytes().splitlines()):
         try:
@@ -197,7 +197,7 @@ def _read_azure(path: Path, options: TraceOptions) -> Iterator[Arrival]:
 
 
 def _read_step_log(path: Path, options: TraceOptions) -> Iterator[Arrival]:
-    """Requests with the tokens that each got; those that got none are left out."""
+    """Read requests with the number of tokens that each got; those without tokens are left out."""
     if options.scale != 1.0:
         raise TokenMillError(f"{path} is a step log: its lengths cannot be scaled")
     header, stored = read_log(path)

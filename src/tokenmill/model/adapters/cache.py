@@ -1,8 +1,8 @@
 """The adapters of an engine in memory: read off its loop, shared by requests, forgotten by least recent use.
 
-The cache is a gate of the engine (`engine/loop/gates.py`): a request waits at it until its adapter is there. There is
-room for so many; while all of it is in use, requests get in one after the other, those whose adapter is there too, so
-that none waits for longer than the requests before it take.
+The cache is a gate of the engine (`engine/loop/gates.py`): a request waits at it until its adapter is there. Room is
+limited; while all of it is in use, requests get in one after the other, even those whose adapter is there, so that each
+waits no longer than the requests before it take.
 
 One thread (the engine's) calls everything but `find`, which the runner's thread calls too.
 """
@@ -33,13 +33,13 @@ class _Entry:
 
 
 class AdapterCache:
-    """Has adapters read, and keeps them.
+    """Reads adapters, and keeps them.
 
     Args:
         max_count: adapters in memory.
 
     Attributes:
-        slots: memory of the device that steps read; None: they read what is here.
+        slots: device memory that steps read; None: steps read the adapters kept here.
     """
 
     status = RequestStatus.WAITING_FOR_ADAPTER
@@ -61,7 +61,7 @@ class AdapterCache:
         return len(self._entries)
 
     def look_at(self, name: str, path: str) -> AdapterRef:
-        """Read an adapter, so that it can be called by what is in it; it is kept where there is room.
+        """Read an adapter, so that it can be named by its content; keep it if there is room.
 
         Raises:
             InvalidRequest: the name cannot be one.
@@ -74,7 +74,7 @@ class AdapterCache:
         return AdapterRef(name, path, adapter.digest, adapter.rank)
 
     def admit(self, message: AddRequest) -> bool:
-        """See `Gate`: True if the request needs no adapter, or one that is there, and nobody waits for room.
+        """Return True if the request needs no adapter, or one that is there while no request waits for room.
 
         Raises:
             InvalidRequest: this engine has no adapters.
@@ -86,7 +86,7 @@ class AdapterCache:
         return message.id in self._news and self._news.pop(message.id) is None
 
     def collect(self, timeout: float) -> dict[str, InvalidRequest | None]:
-        """See `Gate`: settles what has been read since the last call."""
+        """Return the requests whose adapter has been read or refused since the last call."""
         if timeout and self._loading:
             wait(list(self._loading.values()), timeout, return_when="FIRST_COMPLETED")
         for digest in [digest for digest, future in self._loading.items() if future.done()]:
@@ -96,7 +96,7 @@ class AdapterCache:
         return news
 
     def release(self, request_id: str) -> None:
-        """See `Gate`."""
+        """Forget a request and its use of an adapter."""
         self._waiting.pop(request_id, None)
         self._news.pop(request_id, None)
         ref = self._used_by.pop(request_id, None)
@@ -104,12 +104,12 @@ class AdapterCache:
             self._entries[ref.digest].users.discard(request_id)
 
     def name_of(self, request_id: str) -> str | None:
-        """What a request calls its adapter; None: it has none."""
+        """Return the name of a request's adapter; None: it has none."""
         ref = self._used_by.get(request_id) or self._waiting.get(request_id)
         return None if ref is None else ref.name
 
     def find(self, digest: str) -> PackedAdapter:
-        """The adapter of a request that is alive."""
+        """Return the adapter of a living request."""
         return self._entries[digest].adapter
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class AdapterCache:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _advance(self) -> None:
-        """Let those in whose adapter is there, in order; begin to read what the first of the others need."""
+        """Admit waiting requests whose adapter is there, in order; begin to read what the first of the others need."""
         for request_id, ref in list(self._waiting.items()):
             entry = self._entries.get(ref.digest)
             if entry is not None:
@@ -134,7 +134,7 @@ class AdapterCache:
                 self._loading[ref.digest] = self._pool.submit(self._reader.read, ref.path)
 
     def _make_room(self) -> bool:
-        """See that one more can be kept; False while all that are there are in use."""
+        """Make room for one more adapter; return False while all are in use."""
         if len(self._entries) + len(self._loading) < self._max_count:
             return True
         unused = next((digest for digest, entry in self._entries.items() if not entry.users), None)

@@ -1,7 +1,7 @@
 """`adapter_config.json` of PEFT: which modules an adapter changes, and by how much. Knows no torch.
 
-What is not implemented is refused by its name, new fields of later versions too: an adapter that is applied in part
-answers like no model that anybody has trained.
+Features that are not implemented are refused by name, new fields of later versions too: an adapter that is applied in
+part answers like no model that was ever trained.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Fields(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Strength:
-    """How a module is changed: W + scale * B A, A of `rank` rows."""
+    """The change of a module: W + scale * B A, with A of `rank` rows."""
 
     rank: int
     scale: float
@@ -105,7 +105,7 @@ class AdapterConfig:
 
     @classmethod
     def read(cls, folder: Path) -> tuple[AdapterConfig, bytes]:
-        """The config of a folder, and the bytes of its file.
+        """Read the config of a folder; return it with the bytes of its file.
 
         Raises:
             InvalidCheckpoint: as above, or there is no such file.
@@ -121,7 +121,7 @@ class AdapterConfig:
         return cls(data, str(path)), data
 
     def strengths(self, modules: Sequence[str], outside: Sequence[str] = ()) -> dict[str, Strength]:
-        """Those of a model's modules that the adapter changes, by name.
+        """Return the strength of each of a model's modules that the adapter changes, by name.
 
         Args:
             outside: embedding and head, which are not among "all-linear".
@@ -164,7 +164,7 @@ class AdapterConfig:
         ]
 
     def _has_layer(self, module: str) -> bool:
-        """Whether `layers_to_transform` lets a module in, which `target_modules` names by its end."""
+        """Return True if `layers_to_transform` lets a module in, which `target_modules` names by its end."""
         layers, patterns = self._fields.layers_to_transform, self._fields.layers_pattern or [r"[^.]*"]
         if layers is None or layers == []:
             return True

@@ -1,6 +1,6 @@
-"""An adapter folded into the weights while they are read: W + scale * B A, before they are brought to their form.
+"""Fold an adapter into the weights while they are read: W + scale * B A, before they are brought to their form.
 
-A model that is served with one adapter only is so as fast as without it, on whatever runs the model.
+A model served with one adapter only is then as fast as without it, on any device.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tokenmill.model.weights.loader import ModelPlan, WeightRead
 
 @dataclass(frozen=True, slots=True)
 class MergedRead:
-    """See `WeightRead`: the values of another one with what a module of an adapter adds to them, in float32.
+    """A `WeightRead` that adds a module of an adapter to the values of another one, in float32.
 
     Attributes:
-        target: which of the values are read.
+        target: the values to read.
     """
 
     read: WeightRead
@@ -34,21 +34,21 @@ class MergedRead:
 
     @property
     def key(self) -> WeightKey:
-        """See `WeightRead`."""
+        """Key of the target."""
         return self.read.key
 
     @property
     def num_bytes(self) -> int:
-        """See `WeightRead`."""
+        """Bytes in the files."""
         return self.read.num_bytes
 
     @property
     def spare_bytes(self) -> int:
-        """See `WeightRead`: the weight and the product are there at once."""
+        """Memory that `rows` takes for a moment: the weight and the product are there at once."""
         return self.read.spare_bytes + 2 * 4 * self.target.part.count * self.module.place.in_size
 
     def rows(self) -> torch.Tensor:
-        """See `WeightRead`. Integers become floats: the kernels' form rounds them anew."""
+        """Return the merged values. Integers become floats: the kernels' form rounds them anew."""
         rows, columns = self.target.part, self.target.columns
         a = self.module.a if columns is None else self.module.a[:, columns.start : columns.stop]
         added = self.module.b[rows.start : rows.stop].float() @ a.float()
@@ -56,7 +56,7 @@ class MergedRead:
 
 
 def merged(plan: ModelPlan, folder: Path, max_rank: int) -> ModelPlan:
-    """The plan of a model that has an adapter in its weights.
+    """Return the plan of a model that has an adapter in its weights.
 
     Raises:
         InvalidCheckpoint: the adapter cannot be read, or is not of this model.

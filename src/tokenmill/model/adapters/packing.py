@@ -1,4 +1,4 @@
-"""From what was read to what a step multiplies by: the matrices of an adapter in the form of the model's kernels."""
+"""Pack an adapter for a step: its matrices in the form of the model's kernels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _COMPARED_ROWS, _CLOSE = 64, 0.25
 
 
 class AdapterForm(Enum):
-    """In which form steps take adapters: kernel by kernel, in one native call, or from slots of a device's memory."""
+    """The form in which steps take adapters: kernel by kernel, in one native call, or from slots on a device."""
 
     KERNELS = auto()
     ONE_CALL = auto()
@@ -56,14 +56,14 @@ class AdapterForm(Enum):
 
 
 class AdapterReader:
-    """Reads adapters into the form in which a model runs, in its dtype: of several ranks, this one's part of them.
+    """Reads adapters into the form in which a model runs, in its dtype; with several ranks, this one's part of them.
 
     Of q, k and v, or gate and up, that share a matrix the A are stacked, so that a row is multiplied by them at once;
     each B adds to its own outputs.
 
     Args:
-        max_rank: of each.
-        form: in which steps take them.
+        max_rank: largest rank of an adapter.
+        form: the form in which steps take them.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class AdapterReader:
         self._outside = {HEAD: has_outside, EMBEDDING: has_outside and not multiplies}
 
     def read(self, path: str) -> PackedAdapter:
-        """The adapter in a folder.
+        """Read the adapter in a folder.
 
         Raises:
             InvalidCheckpoint: it cannot be served, and why.
@@ -108,7 +108,7 @@ class AdapterReader:
         return PackedAdapter(read.digest, read.rank, adapter, os.path.abspath(path))
 
     def _is_base(self, matrix: tuple[int, str], copy: torch.Tensor) -> bool:
-        """Whether some rows of a copy are those of the model, as far as its form lets them be."""
+        """Return True if some rows of a copy are those of the model, as far as its form lets them be."""
         weight = self._decoder.embedding if matrix == EMBEDDING else self._decoder.head
         if weight is None:
             return True  # refused for another reason
@@ -125,7 +125,7 @@ class AdapterReader:
 def _outside(
     modules: Mapping[tuple[int, str], ReadModule], kernels: Kernels, architecture: Architecture
 ) -> dict[str, Any]:
-    """What is added to embedding and head, by the fields of `Adapter`."""
+    """Return the parts of an adapter for embedding and head, by the fields of `Adapter`."""
     made: dict[str, Any] = {}
     if HEAD in modules:
         own = modules[HEAD]
@@ -141,8 +141,7 @@ def _outside(
 
 
 class FollowedAdapters:
-    """What a rank that follows has of the adapters that rank 0's passes name: read when a pass first needs it, and
-    forgotten by least recent use.
+    """Adapters of a following rank, as rank 0's passes name them: read at first use, forgotten by least recent use.
 
     Args:
         most: adapters in memory; a pass has no more.
@@ -154,7 +153,7 @@ class FollowedAdapters:
         self._adapters: OrderedDict[str, PackedAdapter] = OrderedDict()
 
     def find(self, sources: Sequence[AdapterSource]) -> tuple[Adapter, ...]:
-        """The adapters of a pass.
+        """Return the adapters of a pass.
 
         Raises:
             EngineFailed: a folder does not have what rank 0 has read there.

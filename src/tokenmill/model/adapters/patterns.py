@@ -1,4 +1,4 @@
-"""Regular expressions that come with an adapter, tried where they can do no harm.
+"""Match regular expressions that come with an adapter, in a place where they can do no harm.
 
 PEFT's configs may name modules by regular expressions, and the files are anybody's: some expressions take longer than
 the universe is old, and Python tries them without letting go of the interpreter. So all but plain names are tried in a
@@ -27,7 +27,7 @@ json.dump({name: [bool(re.fullmatch(form, key)) for key in asked["keys"]] for na
 
 
 def matches(forms: Mapping[str, str], keys: Sequence[str], source: str) -> dict[str, list[bool]]:
-    """For each expression, by its name, which of the keys match it as a whole.
+    """Return for each expression, by its name, the keys that it matches as a whole.
 
     Raises:
         InvalidCheckpoint: one is no regular expression, or they take too long; names `source`.

@@ -1,4 +1,4 @@
-"""Where adapters can be applied in a decoder, and what checkpoints call these places."""
+"""Places in a decoder where adapters can be applied, and their names in checkpoints."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Place:
     """One projection: a module of its own in a checkpoint, here perhaps a part of a fused matrix.
 
     Attributes:
-        module: what checkpoints call it, without `.weight`.
+        module: its name in checkpoints, without `.weight`.
         matrix: the layer, of those that a rank has, or `OUTSIDE`; and the role of the first projection of the matrix
             that it is a part of.
         start: of its outputs among those of the matrix.
-        outputs: which of them are this rank's.
+        outputs: this rank's part of them.
     """
 
     module: str
@@ -54,8 +54,7 @@ EMBEDDING, HEAD = (OUTSIDE, "embedding"), (OUTSIDE, "head")
 
 
 def places_of(decoder: Decoder) -> list[Place]:
-    """All projections of attention and of dense feed-forward blocks, the embedding and the head; experts and routers
-    are none.
+    """Return all projections of attention and dense feed-forward blocks, embedding and head; no experts, no routers.
 
     Of several ranks each has a part of some of the projections, and none has embedding and head.
     """
@@ -72,13 +71,13 @@ def places_of(decoder: Decoder) -> list[Place]:
 
 
 def all_places(decoder: Decoder, kernels: Kernels) -> list[Place]:
-    """Those of the model, of which the decoder may be a rank's."""
+    """Return the places of the whole model, of which the decoder may be a rank's part."""
     whole = decoder if decoder.shard.is_alone else Decoder(decoder.architecture, MeasuringKernels(kernels))
     return places_of(whole)
 
 
 def largest_bytes(places: list[Place], max_rank: int) -> int:
-    """Bytes that an adapter of this rank takes at most, stored as float32."""
+    """Return the most bytes that an adapter of this rank takes, stored as float32."""
     return sum(4 * max_rank * (place.in_size + place.outputs.count) for place in places)
 
 

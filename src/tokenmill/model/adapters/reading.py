@@ -1,7 +1,7 @@
-"""Reading an adapter: its two files once, each value checked before anything is made of it.
+"""Read an adapter: its two files once, each value checked before it is used.
 
 Every tensor must belong to a module that the config names, and every module that it names must have its two tensors:
-what would be left out silently is refused by its name.
+anything that would be left out silently is refused by its name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ReadAdapter:
 
     Attributes:
         digest: of both files, 64 hexadecimal digits.
-        rank: the largest of its modules.
+        rank: the largest rank of its modules.
         copies: of the base's weights, which PEFT stores beside adapters of embedding and head; by place.
     """
 
@@ -94,7 +94,7 @@ def read_adapter(folder: Path, places: Sequence[Place], max_rank: int) -> ReadAd
 
 
 def _copy(path: Path, tensors: dict[str, torch.Tensor], place: Place) -> torch.Tensor | None:
-    """The copy of a module's own weights, which is taken from among the tensors; None: the file has none."""
+    """Take the copy of a module's own weights from among the tensors; None: the file has none."""
     for name in (f"{prefix}{place.module}.base_layer.weight" for prefix in (_PREFIX, "")):
         if name in tensors:
             shape = (place.outputs.count, place.in_size)  # of an embedding the other way round

@@ -1,4 +1,4 @@
-"""Which adapters the rows of running requests have, and what a step is told of it: on the host, or on a device."""
+"""The adapters of running requests' rows, and their form in a step: on the host, or on a device."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ Find = Callable[[str], PackedAdapter]
 
 
 class RowAdapters(Protocol):
-    """Rows, slots, and the adapters that stand in these; a plan brings the differences."""
+    """Rows, slots, and the adapters in these slots; a plan brings the changes."""
 
     def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.generic]]:
-        """Take in the new rows of a plan; arrays that are to be sent to the device for `apply`."""
+        """Take in the new rows of a plan; return arrays that are to be sent to the device for `apply`."""
 
     def apply(self, sent: Mapping[str, torch.Tensor]) -> None:
-        """On the device, before the step."""
+        """Update the device before the step."""
 
     def rows_of(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first: int) -> AdapterRows | None:
-        """Which tokens of a step have which adapters; None: none has any.
+        """Return which tokens of a step have which adapters; None: no token has any.
 
         Args:
             sent: `step_arrays` among it. first: the requests before this one run elsewhere.
         """
 
     def head_of(self, row: int) -> LinearAdapter | None:
-        """What a row's adapter adds to the head; None: nothing."""
+        """Return the part of a row's adapter that adds to the head; None: it has none."""
 
 
 class _Slots:
-    """What both forms know on the host."""
+    """The slots of rows on the host, which both forms use."""
 
     def __init__(self, num_rows: int, find: Find) -> None:
         self.of_row = np.full(num_rows, -1, dtype=np.int32)
         self._find = find
 
     def take(self, plan: StepPlan) -> dict[int, PackedAdapter]:
-        """Take in the new rows of a plan; the adapters that they have, by slot."""
+        """Take in the new rows of a plan; return the adapters that they have, by slot."""
         found = {}
         for new in plan.new_rows:
             self.of_row[new.row] = new.adapter_slot if new.adapter else -1
@@ -58,22 +58,22 @@ class _Slots:
 
 
 class HostRowAdapters:
-    """See `RowAdapters`: steps read adapters where they are kept."""
+    """Row adapters on the host: steps read adapters where they are kept."""
 
     def __init__(self, num_rows: int, find: Find) -> None:
         self._slots = _Slots(num_rows, find)
         self._adapters: dict[int, PackedAdapter] = {}
 
     def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.generic]]:
-        """See `RowAdapters.set`."""
+        """Take in the new rows of a plan; nothing is to be sent."""
         self._adapters |= self._slots.take(plan)
         return {}
 
     def apply(self, sent: Mapping[str, torch.Tensor]) -> None:
-        """See `RowAdapters.apply`."""
+        """Do nothing: there is no device to update."""
 
     def rows_of(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first: int) -> AdapterRows | None:
-        """See `RowAdapters.rows_of`; in the order of the slots."""
+        """Return which tokens of a step have which adapters, in the order of the slots."""
         slots = self._slots.of_row[plan.rows]
         if (slots < 0).all():
             return None
@@ -87,16 +87,16 @@ class HostRowAdapters:
         )
 
     def head_of(self, row: int) -> LinearAdapter | None:
-        """See `RowAdapters.head_of`."""
+        """Return the part of a row's adapter that adds to the head; None: it has none."""
         slot = int(self._slots.of_row[row])
         return None if slot < 0 else self._adapters[slot].adapter.head
 
 
 class DeviceRowAdapters:
-    """See `RowAdapters`: steps read them from slots in the device's memory, which are filled behind the steps before.
+    """Row adapters on a device: steps read them from slots in its memory, which are filled behind the steps before.
 
     Args:
-        device: that of the row tables, which have a row more than the engine: that of padding, without an adapter.
+        device: of the row tables, which have one row more than the engine, for padding, without an adapter.
     """
 
     def __init__(self, num_rows: int, find: Find, memory: SlotMemory, device: torch.device) -> None:
@@ -107,7 +107,7 @@ class DeviceRowAdapters:
         self._new: dict[int, PackedAdapter] = {}
 
     def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.generic]]:
-        """See `RowAdapters.set`."""
+        """Take in the new rows of a plan; return these rows and their slots for the device."""
         for slot, adapter in self._slots.take(plan).items():
             if self._digests.get(slot) != adapter.digest:
                 self._digests[slot], self._new[slot] = adapter.digest, adapter
@@ -117,7 +117,7 @@ class DeviceRowAdapters:
         return {"adapter_rows": rows, "adapter_slots": self._slots.of_row[rows]}
 
     def apply(self, sent: Mapping[str, torch.Tensor]) -> None:
-        """See `RowAdapters.apply`."""
+        """Fill slots with new adapters, and update the slots of rows."""
         for slot, packed in self._new.items():
             self._memory.fill(slot, packed.adapter)
         self._new.clear()
@@ -125,19 +125,19 @@ class DeviceRowAdapters:
             self._of_row[sent["adapter_rows"]] = sent["adapter_slots"]
 
     def rows_of(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first: int) -> AdapterRows | None:
-        """See `RowAdapters.rows_of`."""
+        """Return the slots of a step's tokens; None: no row has an adapter."""
         return self.of_rows(sent["row_of_token"]) if self.has_any(plan.rows[first:]) else None
 
     def head_of(self, row: int) -> LinearAdapter | None:
-        """See `RowAdapters.head_of`: adapters with one are refused where they are read."""
+        """Return None: adapters with a part for the head are refused where they are read."""
         return None
 
     def has_any(self, rows: npt.NDArray[np.integer]) -> bool:
-        """Whether one of these rows has an adapter."""
+        """Return True if one of these rows has an adapter."""
         return bool((self._slots.of_row[rows] >= 0).any())
 
     def of_rows(self, rows: torch.Tensor) -> SlottedRows:
-        """What tokens have that stand in these rows, [T] int64; read on the device."""
+        """Return the slots of tokens in these rows, [T] int64; read on the device."""
         from tokenmill.model.adapters.slot_memory import SlottedRows
 
         return SlottedRows((), self._of_row[rows], (), self._memory.layers)

@@ -1,4 +1,4 @@
-"""Memory of a device for adapters: so many slots in every matrix of a model, which steps and graphs read."""
+"""Device memory for adapters: slots in every matrix of a model, which steps and graphs read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SlotMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes that it takes."""
         return sum(matrix.num_bytes for layer in self.layers for matrix in layer.values())
 
     def fill(self, slot: int, adapter: Adapter) -> None:
@@ -55,32 +55,32 @@ class SlotMemory:
 
 @dataclass(frozen=True, slots=True)
 class SlottedLayer:
-    """See `AdaptedLayer`: of rows in any order, by the slot of each."""
+    """The adapters of one layer by the slot of each row, for rows in any order."""
 
     matrices: LayerSlots
     slots: torch.Tensor
 
     def add(self, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """See `AdaptedLayer.add`."""
+        """Add to y the products of each row's adapter."""
         return self.matrices[role].add(x, y, self.slots)
 
     def gated(
         self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
     ) -> torch.Tensor:
-        """See `AdaptedLayer.gated`."""
+        """Multiply by the weight, add the adapters, and apply the gate."""
         return gated(self.add(role, x, weight.multiply(x, bias)), gate)
 
     def keep(self, only: torch.Tensor) -> SlottedLayer:
-        """See `AdaptedLayer.keep`."""
+        """Return the same of some rows."""
         return SlottedLayer(self.matrices, self.slots[only])
 
 
 @dataclass(frozen=True, slots=True)
 class SlottedRows(AdapterRows):
-    """See `AdapterRows`: adapters are in memory of the device, and `of_row` says in which slot each row's is."""
+    """Adapters in memory of a device; `of_row` is the slot of each row."""
 
     memory: Sequence[LayerSlots] = ()
 
     def layers(self, num_layers: int) -> Sequence[AdaptedLayer]:
-        """See `AdapterRows.layers`."""
+        """Return the slotted adapters of each layer."""
         return [SlottedLayer(layer, self.of_row) for layer in self.memory]

@@ -1,7 +1,7 @@
-"""What a decoder is made of, as plain frozen data: a specification of every layer, and what is around the layers.
+"""A decoder as plain frozen data: a specification of every layer, and of the parts around the layers.
 
-Knows neither torch nor the names that config.json gives these things (see `families`). What a layer is stands here and
-nowhere else: the parts of `Layer`, the attention and the native pass are made of it, once.
+Knows neither torch nor the names that config.json gives these things (see `families`). A layer is specified here and
+nowhere else: the parts of `Layer`, the attention and the native pass are all built from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """An RMSNorm. `is_offset`: its weight is what is added to 1 (Gemma)."""
+    """An RMSNorm. `is_offset`: its weight is an offset from 1 (Gemma)."""
 
     eps: float
     is_offset: bool = False
@@ -28,7 +28,7 @@ class SelfAttentionSpec:
 
     Attributes:
         scale: factor on q.k before the softmax.
-        rope: how positions turn q and k; None: the layer is not told where its tokens stand.
+        rope: the rotary embedding of q and k; None: the layer does not know the positions of its tokens.
         window: how many tokens a token attends to, itself among them; None: all before it.
         head_norm: over each head of q and k, before the rotary embedding; None: there is none.
         output_bias: bias on the projection that ends the block.
@@ -36,7 +36,7 @@ class SelfAttentionSpec:
         norms_values: each head of v is normed, too, by a norm without a weight.
         in_window_group: its KV is in pages that go when they lie behind the window.
         kv_from: the layer whose keys and values it attends to, having none of its own; None: it has its own.
-        has_gate: what it gives is multiplied by the sigmoid of another projection, whose rows stand behind those of q,
+        has_gate: its output is multiplied by the sigmoid of another projection, whose rows stand behind those of q,
             head by head.
     """
 
@@ -71,7 +71,7 @@ class SelfAttentionSpec:
         return 2 * (self.q_size + self.kv_size) + self.q_size * self.has_gate
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Parameters of the block."""
+        """Return the number of parameters of the block."""
         qkv = self.q_size + 2 * self.kv_size
         num_norms = 0 if self.head_norm is None else 2 if self.kv_from is None else 1
         rest = num_norms * self.head_dim + self.num_heads * self.has_sinks
@@ -81,7 +81,7 @@ class SelfAttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """A tensor of what a layer keeps of a request. `is_wide`: float32 whatever the model's dtype is."""
+    """A tensor of the state that a layer keeps for a request. `is_wide`: float32 whatever the model's dtype is."""
 
     shape: tuple[int, ...]
     is_wide: bool = False
@@ -106,11 +106,11 @@ class ShortConvSpec:
 
     @property
     def state(self) -> tuple[StatePart, ...]:
-        """What is kept of a request."""
+        """Tensors kept for each request."""
         return (StatePart((self.size, self.kernel - 1)),)
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Parameters of the block."""
+        """Return the number of parameters of the block."""
         return 4 * self.size * hidden_size + self.size * self.kernel + (4 * self.size + hidden_size) * self.bias
 
 
@@ -121,7 +121,7 @@ class DeltaNetSpec:
     Attributes:
         num_key_heads, num_value_heads: each key head serves as many value heads as the next.
         kernel: tokens that the convolution before it sees, the last one among them.
-        norm: of the heads of what it gives.
+        norm: over the heads of its output.
     """
 
     num_key_heads: int
@@ -143,7 +143,7 @@ class DeltaNetSpec:
 
     @property
     def mixed_width(self) -> int:
-        """Width of all three."""
+        """Width of queries, keys and values together."""
         return 2 * self.keys_width + self.values_width
 
     @property
@@ -153,12 +153,12 @@ class DeltaNetSpec:
 
     @property
     def state(self) -> tuple[StatePart, ...]:
-        """What is kept of a request."""
+        """Tensors kept for each request."""
         matrices = (self.num_value_heads, self.key_size, self.value_size)
         return StatePart((self.mixed_width, self.kernel - 1)), StatePart(matrices, is_wide=True)
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Parameters of the block."""
+        """Return the number of parameters of the block."""
         inputs = self.mixed_width + self.values_width + 2 * self.num_value_heads
         vectors = self.mixed_width * self.kernel + 2 * self.num_value_heads + self.value_size
         return hidden_size * (inputs + self.values_width) + vectors
@@ -182,11 +182,11 @@ class MlpSpec:
 
     @property
     def active_size(self) -> int:
-        """Width of what one token is projected to."""
+        """Width that one token is projected to."""
         return self.size
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Parameters of the block."""
+        """Return the number of parameters of the block."""
         return 3 * hidden_size * self.size + (2 * self.size + hidden_size) * self.bias
 
 
@@ -214,11 +214,11 @@ class MoeSpec:
 
     @property
     def active_size(self) -> int:
-        """Width of what one token is projected to, by all its experts."""
+        """Width that one token is projected to, by all its experts."""
         return self.size * self.experts_per_token + self.shared_size
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Parameters of the block, router and all experts."""
+        """Return the number of parameters of the block, router and all experts."""
         biases = self.num_experts * (1 + 2 * self.size + hidden_size) * self.has_biases
         shared = hidden_size * (3 * self.shared_size + 1) if self.shared_size else 0
         return self.num_experts * hidden_size * (3 * self.size + 1) + biases + shared
@@ -226,7 +226,7 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerSpec:
-    """Embeddings that each layer has for itself; see `models.per_layer`.
+    """Embeddings that each layer has of its own; see `models.per_layer`.
 
     Attributes:
         size: of one layer's.
@@ -244,8 +244,8 @@ class LayerSpec:
     Attributes:
         attention: None: `recurrence` stands in its place.
         norm: before each block.
-        has_out_norms: what a block adds goes through such a norm, too.
-        residual_multiplier: of what a block adds.
+        has_out_norms: the output of a block goes through such a norm, too.
+        residual_multiplier: factor on the output of a block.
         per_layer_size: of the embedding that a third block takes; 0: there is none.
         has_scalar: the layer's output is multiplied by a number that is a weight.
     """
@@ -261,13 +261,13 @@ class LayerSpec:
 
     @property
     def mixer(self) -> SelfAttentionSpec | RecurrenceSpec:
-        """What lets tokens of a request know of each other."""
+        """The block that mixes the tokens of a request: attention or a recurrence."""
         mixer = self.attention or self.recurrence
         assert mixer is not None, "a layer has attention, or what stands in its place"
         return mixer
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Parameters of the layer; its scalar, which is not trained, is none."""
+        """Return the number of parameters of the layer, without its scalar, which is not trained."""
         norms = (4 if self.has_out_norms else 2) * hidden_size
         third = (2 * self.per_layer_size + 1) * hidden_size if self.per_layer_size else 0
         return self.mixer.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms + third
@@ -279,19 +279,19 @@ class Architecture:
 
     Attributes:
         name: as config.json says it, e.g. `Qwen3ForCausalLM`.
-        weight_names: what checkpoints call the weights; see `models.weight_names`.
+        weight_names: names of the weights in checkpoints; see `models.weight_names`.
         norm: the final one.
         takes_images: a vision tower stands beside it.
         stacks_experts: checkpoints store all experts of a layer in one tensor.
-        other_weights: what the names of weights begin with that are not the decoder's.
+        other_weights: name prefixes of weights that are not the decoder's.
         tie_embeddings: the output head is the embedding table.
-        embedding_multiplier: of the embeddings that enter the first layer. rounds_multiplier: to the model's dtype.
+        embedding_multiplier: factor on the embeddings. rounds_multiplier: it is rounded to the model's dtype.
         logits_scaling: logits are divided by it.
-        logits_cap: they are bent towards at most this, by tanh; None: they are not.
+        logits_cap: bound that tanh keeps logits below; None: there is none.
         per_layer: None: there are no such embeddings.
         max_position: the context the model is made for, in tokens.
         eos_token_ids: as config.json has them (generation_config.json may say more).
-        dtype: what the checkpoint says it is stored in, e.g. `bfloat16`; None: it does not say.
+        dtype: format that the checkpoint declares, e.g. `bfloat16`; None: it declares none.
     """
 
     name: str
@@ -315,47 +315,47 @@ class Architecture:
     other_weights: tuple[str, ...] = ()
 
     def for_context(self, num_tokens: int) -> Architecture:
-        """The same for requests of at most so many tokens: LongRoPE has factors for the context of the pretraining."""
+        """Return the architecture for requests of at most this many tokens; LongRoPE's factors depend on it."""
         return dataclasses.replace(self, layers=tuple(_for_context(layer, num_tokens) for layer in self.layers))
 
     def with_window_group(self) -> Architecture:
-        """The same with the KV of layers that have a window in pages of their own, which go when they lie behind it."""
+        """Return the architecture with windowed layers' KV in pages of their own, which go behind the window."""
         return dataclasses.replace(self, layers=tuple(_in_group(layer) for layer in self.layers))
 
     @property
     def widest_window(self) -> int:
-        """Tokens that layers of the window group attend to at most; 0: there is none."""
+        """Most tokens that layers of the window group attend to; 0: there is no such group."""
         attentions = [attention for attention in self.attentions if attention.in_window_group]
         return max((attention.window or 0 for attention in attentions), default=0)
 
     @property
     def attentions(self) -> tuple[SelfAttentionSpec, ...]:
-        """Those of the layers that have attention."""
+        """Attention of each layer that has it."""
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
     def recurrences(self) -> tuple[RecurrenceSpec, ...]:
-        """What stands in its place in the others, in the order in which their states lie in memory."""
+        """Recurrence of each layer without attention, in the order in which their states lie in memory."""
         return tuple(layer.recurrence for layer in self.layers if layer.recurrence is not None)
 
     def state_bytes(self, bytes_per_value: int) -> int:
-        """Bytes of what layers keep of one request, besides KV."""
+        """Return the bytes of state that layers keep for one request, besides KV."""
         parts = [part for recurrence in self.recurrences for part in recurrence.state]
         return sum(math.prod(part.shape) * (4 if part.is_wide else bytes_per_value) for part in parts)
 
     @property
     def context_form(self) -> str:
-        """What `for_context` has chosen, where there is a choice: KV of one form is none of another."""
+        """The form that `for_context` chose, if there is a choice: KV of one form is not valid for another."""
         ropes = (attention.rope for attention in self.attentions)
         forms = {rope.scaling.is_long for rope in ropes if rope and isinstance(rope.scaling, LongRopeScaling)}
         return ("short", "long")[forms.pop()] if forms else ""
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Bytes of KV that one token takes, over all layers."""
+        """Return the bytes of KV that one token takes, over all layers."""
         return sum(2 * attention.kv_size * bytes_per_value for attention in self.attentions)
 
     def num_parameters(self) -> int:
-        """Parameters of the model, tied embeddings counted once."""
+        """Return the number of parameters of the model, tied embeddings counted once."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         layers = sum(layer.num_parameters(self.hidden_size) for layer in self.layers)
         width = 0 if self.per_layer is None else len(self.layers) * self.per_layer.size
@@ -364,7 +364,7 @@ class Architecture:
 
     @property
     def num_mapped_parameters(self) -> int:
-        """Of these, what is not loaded: the table of per-layer embeddings, read by rows where its file is mapped."""
+        """Number of parameters that are not loaded: the per-layer embeddings' table, read by rows from its file."""
         return 0 if self.per_layer is None else len(self.layers) * self.per_layer.size * self.per_layer.vocab_size
 
 

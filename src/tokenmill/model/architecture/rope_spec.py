@@ -51,7 +51,7 @@ class LongRopeScaling:
     Attributes:
         short, long: the factors for contexts up to that of the pretraining, and for longer ones.
         original_max_position: context of the pretraining, in tokens.
-        is_long: which of the two are taken. All requests have the same, so that their KV can be shared.
+        is_long: the long factors are used. All requests have the same, so that their KV can be shared.
     """
 
     short: tuple[float, ...]
@@ -62,7 +62,7 @@ class LongRopeScaling:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """Those that are taken."""
+        """The factors in use."""
         return self.long if self.is_long else self.short
 
 
@@ -88,5 +88,5 @@ class RopeSpec:
     share: float = 1.0
 
     def num_rotated(self, head_dim: int) -> int:
-        """How many numbers of a head turn."""
+        """Return how many numbers of a head turn."""
         return int(head_dim * self.share)

@@ -1,4 +1,4 @@
-"""`ForwardBatch`: everything one pass of a model needs to know about its tokens, frozen and complete."""
+"""`ForwardBatch`: all that one pass of a model needs to know about its tokens, frozen and complete."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from tokenmill.model.kernels.states import StepStates
 
 @dataclass(frozen=True, slots=True)
 class DeviceLens:
-    """Lengths where the kernels of a GPU read them: context_lens [B] and query_starts [B + 1], int32 on the device."""
+    """Lengths for the kernels of a GPU: context_lens [B] and query_starts [B + 1], int32 on the device."""
 
     context_lens: torch.Tensor
     query_starts: torch.Tensor
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> DeviceLens:
-        """A copy of a batch's lengths."""
+        """Copy a batch's lengths to its device."""
         device = batch.token_ids.device
         return cls(torch.from_numpy(batch.context_lens).to(device), torch.from_numpy(batch.query_starts).to(device))
 
 
 @dataclass(frozen=True, slots=True)
 class MediaTokens:
-    """What a step with images in its requests needs besides its tokens.
+    """The extra inputs of a step with images in its requests.
 
     Attributes:
         positions: [3, T] int64, of time, row and column; all equal where a token is text.
-        axes: [head_dim / 2] int64, which of the three each frequency of the rotary embedding turns by.
+        axes: [head_dim / 2] int64, the one of the three positions by which each rotary frequency turns.
         rotary: the tables of all layers.
-        indices: [K] int64, increasing: which of the T tokens are placeholders.
-        embeddings: [K, 1 + levels, hidden_size] what stands in their place, and what is added to them behind layer 0,
+        indices: [K] int64, increasing: the places of the placeholders among the T tokens.
+        embeddings: [K, 1 + levels, hidden_size], the placeholders' embeddings and the additions to them behind layer 0,
             1, ...; None where K is 0.
     """
 
@@ -49,7 +49,7 @@ class MediaTokens:
 
 @dataclass(frozen=True, slots=True)
 class BatchPages:
-    """Where the tokens of a batch are in the memory of a page group; see `ForwardBatch`."""
+    """Slots and page table of a batch in the memory of a page group; see `ForwardBatch`."""
 
     slots: torch.Tensor
     page_table: torch.Tensor
@@ -65,19 +65,19 @@ class ForwardBatch:
         token_ids: [T] int64.
         positions: [T] int64, position of each token in its own sequence.
         slots: [T] int64, where its KV is written: `page_id * page_size + offset` (page 0: padding).
-        page_table: [B, P] int32, page ids of each request, P pages cover the longest context; the rest is 0.
+        page_table: [B, P] int32, page ids of each request; P pages cover the longest context, the rest is 0.
         query_lens: [B] int32 on the host, tokens of each request in this step, >= 1.
         context_lens: [B] int32 on the host, tokens each request attends to at most: computed + scheduled.
         query_starts: [B + 1] int32 on the host, exclusive prefix sum of `query_lens`.
-        output_indices: [S] int64, increasing: which of the T tokens have an output (the last one of each request that
+        output_indices: [S] int64, increasing: the tokens that have an output (the last one of each request that
             samples).
-        adapters: which of the tokens run with which adapters; None: all with the base model alone.
-        media: positions and embeddings where a request has images; None: all are text.
-        turned: [T] int64, the positions by which tokens are rotated, of decodes some of which have images behind them;
-            None: `positions`.
-        windows: slots and page table of the window group, 0 where a page is behind the window; None: there is none.
-        states: of a model that keeps states; None: it keeps none.
-        lens: the lengths on the device, where they were sent along with the rest; None: not yet.
+        adapters: adapters of the tokens; None if all run on the base model alone.
+        media: positions and embeddings where a request has images; None if all tokens are text.
+        turned: [T] int64, positions by which tokens are rotated, for decodes of which some have images in their past;
+            None for `positions`.
+        windows: slots and page table of the window group, 0 where a page is behind the window; None without one.
+        states: the states of a model that keeps them; None for other models.
+        lens: the lengths on the device, if they were sent along with the rest; None if not.
     """
 
     token_ids: torch.Tensor
@@ -97,13 +97,13 @@ class ForwardBatch:
 
     @property
     def in_windows(self) -> ForwardBatch:
-        """The same batch as layers of the window group see it."""
+        """The same batch with the slots and pages of the window group."""
         assert self.windows is not None, "a window group, and no pages of it"
         return replace(self, slots=self.windows.slots, page_table=self.windows.page_table)
 
 
 def angles_of(batch: ForwardBatch) -> StepAngles:
-    """The rotary angles of a step's tokens."""
+    """Return the rotary angles of a step's tokens."""
     if batch.media is None:
         return StepAngles(batch.positions)
     return StepAngles(batch.media.positions, batch.media.axes)

@@ -1,8 +1,8 @@
-"""Attention of a model whose layers have heads of several shapes, or pages that go when they lie behind a window: one
-backend, with a KV memory of its own, per group.
+"""Attention for layers with heads of several shapes, or with pages that are freed behind a window: one backend per
+group, with its own KV memory.
 
-A page id stands for a page in the memory of each group, but for the window groups, which have ids of their own. A model
-with one group has its backend alone.
+A page id stands for a page in the memory of each group, except for the window groups, which have ids of their own. A
+model with one group has its backend alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class GroupedKV:
-    """What `KVCache` is to callers that know no layout, over the memories of all groups.
+    """The KV memories of all groups, with the part of `KVCache` for callers that do not know layouts.
 
     Attributes:
-        groups: the memory of each.
-        tensors: those of all groups.
+        groups: the memory of each group.
+        tensors: the tensors of all groups.
     """
 
     def __init__(self, groups: Sequence[KVCache]) -> None:
@@ -39,11 +39,11 @@ class GroupedKV:
         return sum(group.num_bytes for group in self.groups)
 
     def export(self, pages: Sequence[int]) -> torch.Tensor:
-        """A copy of n pages, [n, numbers of a page]: of each group one behind the other, in the canonical layout."""
+        """Return a copy of n pages, [n, numbers of a page]: the groups one after the other, in the canonical layout."""
         return torch.cat([group.export(pages).movedim(2, 0).flatten(1) for group in self.groups], 1)
 
     def import_(self, pages: Sequence[int], data: torch.Tensor) -> None:
-        """Fill some pages with what `export` gave, whatever the layout and the device that it comes from."""
+        """Fill some pages with the result of an `export`, from any layout and device."""
         start = 0
         for group in self.groups:
             shape = group.export(pages[:1]).movedim(2, 0).shape[1:]
@@ -53,16 +53,17 @@ class GroupedKV:
 
 
 class GroupedAttention:
-    """A backend for each group of layers, which says by `AttentionLayer.group` whose it is.
+    """A backend for each group of layers, chosen by `AttentionLayer.group`.
 
     Attributes:
         backends: one per group.
     """
 
     def __init__(self, backends: Sequence[AttentionBackend], are_windowed: Sequence[bool] = ()) -> None:
-        """
+        """Join the backends and their KV memories.
+
         Args:
-            are_windowed: which of them have the pages of the window group; none: no one has.
+            are_windowed: True for each group with pages of the window group; empty if no group has them.
         """
         self.backends = tuple(backends)
         self._are_windowed = tuple(are_windowed) or (False,) * len(self.backends)
@@ -71,21 +72,21 @@ class GroupedAttention:
         self.kv = GroupedKV([kv for kv in kvs if isinstance(kv, KVCache)])
 
     def plan(self, batch: ForwardBatch) -> tuple[Any, ...]:
-        """See `AttentionBackend.plan`; what each group's backend makes of the batch."""
+        """Return the plan of each group's backend for the batch."""
         batches = batch, batch.in_windows if any(self._are_windowed) else batch
         pairs = zip(self.backends, self._are_windowed, strict=True)
         return tuple(backend.plan(batches[is_windowed]) for backend, is_windowed in pairs)
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: tuple[Any, ...]) -> torch.Tensor:
-        """See `AttentionBackend.forward`."""
+        """Attend with the backend of the layer's group."""
         return self.backends[layer.group].forward(qkv, layer, plan[layer.group])
 
 
 class GroupedPagedAttention(GroupedAttention):
-    """The same of backends for GPUs; see `PagedAttention`.
+    """A `PagedAttention` for each group of layers, on GPUs.
 
     Attributes:
-        takes_drafts: all groups do.
+        takes_drafts: True if all groups take drafts.
     """
 
     def __init__(self, backends: Sequence[PagedAttention]) -> None:
@@ -94,9 +95,9 @@ class GroupedPagedAttention(GroupedAttention):
         self.takes_drafts = all(backend.takes_drafts for backend in backends)
 
     def in_graphs(self) -> GroupedPagedAttention:
-        """The same memories, and what attends to them in CUDA graphs."""
+        """Return a backend over the same memories that attends as in CUDA graphs."""
         return GroupedPagedAttention([backend.in_graphs() for backend in self._paged])
 
     def before_replay(self, context_lens: np.ndarray) -> bool:
-        """See `PagedImplementation.before_replay`: every group plans."""
+        """Plan every group before a replay."""
         return max([backend.before_replay(context_lens) for backend in self._paged])

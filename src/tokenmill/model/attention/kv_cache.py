@@ -27,36 +27,36 @@ class HeadMajorKV(KVCache):
 
     @classmethod
     def parts(cls, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype) -> tuple[Part, ...]:
-        """See `KVCache.parts`."""
+        """Return the shapes and dtypes of keys and values."""
         shape = (spec.num_layers, num_pages, spec.num_kv_heads, page_size, spec.head_dim)
         return (shape, dtype), (shape, dtype)
 
     def to_canonical(self, *parts: torch.Tensor) -> torch.Tensor:
-        """See `KVCache.to_canonical`."""
+        """Stack keys and values, and swap heads and tokens."""
         return torch.stack(parts, 1).transpose(3, 4).contiguous()
 
     def from_canonical(self, data: torch.Tensor) -> Sequence[torch.Tensor]:
-        """See `KVCache.from_canonical`."""
+        """Swap tokens and heads, and split keys from values."""
         return data.transpose(3, 4).unbind(1)
 
     def slot_rows(self, slots: torch.Tensor) -> torch.Tensor:
-        """Where `write` puts tokens with these slots [T] (`page_id * page_size + offset`): [kv_heads * T] int64."""
+        """Return the rows to `write` for slots [T] (`page_id * page_size + offset`): [kv_heads * T] int64."""
         pages, offsets = slots // self.page_size, slots % self.page_size
         return ((pages * len(self._heads) + self._heads) * self.page_size + offsets).flatten()
 
     def write(self, layer: int, slot_rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store k and v [T, kv_heads, head_dim] in a layer, where `slot_rows` says."""
+        """Store k and v [T, kv_heads, head_dim] in the rows `slot_rows` of a layer."""
         self.keys[layer].flatten(0, 2).index_copy_(0, slot_rows, k.transpose(0, 1).flatten(0, 1))
         self.values[layer].flatten(0, 2).index_copy_(0, slot_rows, v.transpose(0, 1).flatten(0, 1))
 
     def page_rows(self, pages: torch.Tensor) -> torch.Tensor:
-        """What `gather` takes for these pages [P]: [kv_heads * P] int64, head by head."""
+        """Return the rows to `gather` for pages [P]: [kv_heads * P] int64, head by head."""
         return (pages.to(torch.int64) * len(self._heads) + self._heads).flatten()
 
     def gather(self, layer: int, page_rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of the keys and values of P pages: two tensors [kv_heads, P * page_size, head_dim].
+        """Copy the keys and values of P pages: two tensors [kv_heads, P * page_size, head_dim].
 
-        They lie in memory that the next call overwrites.
+        The next call overwrites their memory.
         """
         keys = self._gather(self.keys[layer], page_rows, self._keys)
         return keys, self._gather(self.values[layer], page_rows, self._values)
@@ -68,32 +68,32 @@ class HeadMajorKV(KVCache):
 
 
 class TokenMajorKV(KVCache):
-    """Keys and values [layers, pages, page_size, kv_heads, head_dim], as GPU libraries want them; also called NHD.
+    """Keys and values [layers, pages, page_size, kv_heads, head_dim], as GPU libraries expect them; also called NHD.
 
     A slot's number is its place in a layer.
     """
 
     @classmethod
     def parts(cls, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype) -> tuple[Part, ...]:
-        """See `KVCache.parts`."""
+        """Return the shapes and dtypes of keys and values."""
         shape = (spec.num_layers, num_pages, page_size, spec.num_kv_heads, spec.head_dim)
         return (shape, dtype), (shape, dtype)
 
     def to_canonical(self, *parts: torch.Tensor) -> torch.Tensor:
-        """See `KVCache.to_canonical`."""
+        """Stack keys and values, which have the canonical order."""
         return torch.stack(parts, 1)
 
     def from_canonical(self, data: torch.Tensor) -> Sequence[torch.Tensor]:
-        """See `KVCache.from_canonical`."""
+        """Split keys from values."""
         return data.unbind(1)
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer."""
+        """Return keys and values of a layer."""
         return self.keys[layer], self.values[layer]
 
 
 class PackedKV(KVCache):
-    """What the native attention reads: sub-pages of 16 tokens, numbers in pairs; bfloat16 or int8.
+    """The layout of the native attention: sub-pages of 16 tokens, numbers in pairs; bfloat16 or int8.
 
     keys    [layers, pages, kv_heads, page_size / 16, head_dim / 2, 16, 2]   pairs of dimensions
     values  [layers, pages, kv_heads, page_size / 16, 8, head_dim, 2]        pairs of tokens
@@ -102,7 +102,7 @@ class PackedKV(KVCache):
 
     @classmethod
     def parts(cls, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype) -> tuple[Part, ...]:
-        """See `KVCache.parts`; the page size is a multiple of 16."""
+        """Return the shapes and dtypes of keys, values and int8 scales; the page size is a multiple of 16."""
         assert page_size % SUBPAGE == 0, f"page size {page_size} is no multiple of {SUBPAGE}"
         shape = (spec.num_layers, num_pages, spec.num_kv_heads)
         count = page_size // SUBPAGE
@@ -112,7 +112,7 @@ class PackedKV(KVCache):
         return (keys, values, scales, scales) if dtype == torch.int8 else (keys, values)
 
     def to_canonical(self, *parts: torch.Tensor) -> torch.Tensor:
-        """See `KVCache.to_canonical`."""
+        """Unpack keys and values, and dequantize int8 to bfloat16."""
         # [layers, pages, heads, sub-pages, dims / 2, 16, 2] and [layers, pages, heads, sub-pages, 8, dims, 2]
         keys = parts[0].permute(0, 1, 3, 5, 2, 4, 6).flatten(5, 6).flatten(2, 3)
         values = parts[1].permute(0, 1, 3, 4, 6, 2, 5).flatten(2, 4)
@@ -123,7 +123,7 @@ class PackedKV(KVCache):
         return (both * scales.unsqueeze(-1)).to(torch.bfloat16)
 
     def from_canonical(self, data: torch.Tensor) -> Sequence[torch.Tensor]:
-        """See `KVCache.from_canonical`."""
+        """Pack keys and values, and quantize them for int8 with a scale per token and head."""
         scales: Sequence[torch.Tensor] = ()
         if self.keys.dtype == torch.int8:
             steps = data.abs().amax(-1).float() / LARGEST_INT8

@@ -1,6 +1,6 @@
-"""`PagedAttention`: attention on a GPU, put together from an implementation for prompts and one for decodes.
+"""`PagedAttention`: attention on a GPU, composed of an implementation for prompts and one for decodes.
 
-A batch is parted in two: |decodes at its front|everything from the first chunk on|. Norms of q and k, their rotation
+A batch is split in two: |decodes at its front|everything from the first chunk on|. Norms of q and k, their rotation
 and the write into the cache are one kernel for both; then each part goes to its own `PagedImplementation`.
 """
 
@@ -24,10 +24,10 @@ class Requests:
     """Neighbouring requests of a batch: n requests with T tokens.
 
     Attributes:
-        tokens: their tokens in the batch.
+        tokens: slice of their tokens in the batch.
         page_table: [n, P] int32.
         lens: their lengths on the device; `query_starts` counts from the first of their tokens.
-        query_lens, context_lens: [n] int32 on the host; in a captured step, the most that they may be.
+        query_lens, context_lens: [n] int32 on the host; in a captured step, their upper bounds.
     """
 
     tokens: slice
@@ -38,16 +38,16 @@ class Requests:
 
 
 class PagedImplementation(Protocol):
-    """Attends to requests whose keys and values are in their pages.
+    """Attention over the pages of requests, for one part of a batch.
 
     Attributes:
-        takes_drafts: decodes in a graph may have several tokens; those behind the last request are nobody's then.
+        takes_drafts: True if decodes in a graph may have several tokens; those past the last request belong to none.
     """
 
     takes_drafts: bool = True
 
     def plan(self, requests: Requests) -> Any:
-        """Prepare what the layers of a step share; passed to `attend`."""
+        """Prepare the data shared by the layers of a step; passed to `attend`."""
 
     def attend(
         self,
@@ -57,31 +57,31 @@ class PagedImplementation(Protocol):
         plan: Any,
         layer: AttentionLayer,
     ) -> None:
-        """Attention of q [T, num_heads, head_dim] over a layer's keys and values, into output of the same shape.
+        """Attend q [T, num_heads, head_dim] to a layer's keys and values, and write output of the same shape.
 
         Args:
             memory: keys and values of the layer, [pages, page_size, kv_heads, head_dim] each.
         """
 
     def before_replay(self, context_lens: np.ndarray) -> bool:
-        """On the stream of steps, before a captured step of n decodes is replayed: plan what only the host can plan.
+        """Plan on the host before a captured step of n decodes is replayed; runs on the stream of steps.
 
         Args:
             context_lens: [n] int32 on the host, of the rows of the graph.
 
         Returns:
-            Whether copies from the host's memory were issued, which have to be done before the next call.
+            True if copies from the host's memory were issued, which must end before the next call.
         """
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """What the layers of a step share: places of the tokens, and the parts of the batch with their plans.
+    """The data shared by the layers of a step: places of the tokens, and the parts of the batch with their plans.
 
     Attributes:
-        places: rows of the tables of angles, and slots.
-        rotary: tables of this step; None: those of each layer.
+        places: each token's row in the tables of angles, and its slot.
+        rotary: tables of this step; None for those of each layer.
     """
 
     places: tuple[torch.Tensor, torch.Tensor]
@@ -90,14 +90,15 @@ class PagedPlan:
 
 
 class PagedAttention:
-    """See `AttentionBackend`.
+    """The `AttentionBackend` for GPUs, composed of implementations for prompts and decodes.
 
     Args:
-        decodes: for requests with a single token.
-        captured: for decodes in CUDA graphs, whose plan serves all lengths; None: as outside of them.
+        prompts: implementation for all requests from the first with several tokens on.
+        decodes: implementation for requests with a single token.
+        captured: implementation for decodes in CUDA graphs, whose plan serves all lengths; None for `decodes`.
 
     Attributes:
-        takes_drafts: see `PagedImplementation`, of those in graphs.
+        takes_drafts: `PagedImplementation.takes_drafts` of the one for graphs.
     """
 
     def __init__(
@@ -114,15 +115,15 @@ class PagedAttention:
         self.takes_drafts = self._captured.takes_drafts
 
     def in_graphs(self) -> PagedAttention:
-        """The same memory, and what attends to it in CUDA graphs."""
+        """Return a backend over the same memory that attends as in CUDA graphs."""
         return PagedAttention(self.kv, self._captured, self._captured)
 
     def before_replay(self, context_lens: np.ndarray) -> bool:
-        """See `PagedImplementation.before_replay`."""
+        """Plan the implementation for graphs before a replay."""
         return self._captured.before_replay(context_lens)
 
     def plan(self, batch: ForwardBatch) -> PagedPlan:
-        """See `AttentionBackend.plan`."""
+        """Split the batch into decodes and the rest, and plan each part."""
         lens = batch.lens or DeviceLens.of(batch)
         is_chunk = batch.query_lens > 1
         num_decodes = int(is_chunk.argmax()) if is_chunk.any() else len(is_chunk)
@@ -141,7 +142,7 @@ class PagedAttention:
         return PagedPlan((turned, batch.slots), tuple(parts), rotary)
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: PagedPlan) -> torch.Tensor:
-        """See `AttentionBackend.forward`."""
+        """Norm, rotate and write the heads in one kernel, then attend part by part."""
         memory = self.kv.layer(layer.index)
         rotary = layer.rotary if plan.rotary is None else plan.rotary
         q = place_heads(qkv, layer.norms, rotary, plan.places, memory, layer.reads_only)

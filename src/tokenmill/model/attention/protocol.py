@@ -1,4 +1,4 @@
-"""The attention protocol: what a backend and its KV cache must do, and what every caller may rely on."""
+"""The attention protocol: the duties of a backend and its KV cache, and the guarantees to every caller."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class AttentionSpec:
     """The shape of a model's attention and of its KV memory; see `AttentionLayer`.
 
     Attributes:
-        num_layers: that have KV of their own.
-        has_sinks: some layers have them.
-        is_windowed: their pages are of the window group.
-        others: the same of layers with heads of another shape, or of the other group, with a KV memory of their own.
+        num_layers: number of layers with KV of their own.
+        has_sinks: True if some layers have sinks.
+        is_windowed: True if their pages are of the window group.
+        others: specs of layers with heads of another shape, or of the other group, with a KV memory of their own.
     """
 
     num_layers: int
@@ -43,23 +43,23 @@ class AttentionSpec:
 
     @property
     def groups(self) -> tuple[AttentionSpec, ...]:
-        """Layers of one shape each, in the order of `AttentionLayer.group`."""
+        """Specs of layers of one shape each, in the order of `AttentionLayer.group`."""
         return (dataclasses.replace(self, others=()), *self.others) if self.others else (self,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
-    """What attention is in one layer, bound once when the model is made; a backend may keep what it makes of it.
+    """The attention of one layer, bound once when the model is made; a backend may cache what it derives from it.
 
     Attributes:
-        index: of the layer in the KV memory of its group.
+        index: index of the layer in the KV memory of its group.
         scale: factor on q.k before the softmax.
-        window: a token attends to itself and at most `window - 1` tokens before it; None: to all before it.
-        norms: of the heads of q and k; None: there are none.
-        rotary: cos and sin of the positions; None: q and k are not rotated.
-        sinks: a score for each head that takes its part of the softmax and has no value (gpt-oss), [num_heads] in the
-            model's dtype; None: there are none.
-        group: see `AttentionSpec.groups`.
+        window: a token attends to itself and at most `window - 1` tokens before it; None for all tokens before it.
+        norms: norms of the heads of q and k; None for no norms.
+        rotary: cos and sin of the positions; None for no rotation of q and k.
+        sinks: a score per head that takes part in the softmax but has no value (gpt-oss), [num_heads] in the model's
+            dtype; None for no sinks.
+        group: index of the layer's group, see `AttentionSpec.groups`.
         reads_only: the memory is another layer's, which has written it: the projection is q alone.
     """
 
@@ -74,14 +74,14 @@ class AttentionLayer:
 
 
 class KVCache(ABC):
-    """The memory of keys and values, in pages; a subclass is a layout. Which page belongs to whom is not known here.
+    """The memory of keys and values, in pages; each subclass is a layout. It does not know the owners of its pages.
 
     Pages travel between caches of any layout in the canonical one: [layers, 2 (keys, values), pages, page_size,
     kv_heads, head_dim].
 
     Attributes:
-        num_pages: page 0 among them, which takes the writes of padding and belongs to nobody.
-        tensors: keys, values, and what else the layout has; each [layers, num_pages, ...], zeros at first.
+        num_pages: number of pages, including page 0, which takes the writes of padding and has no owner.
+        tensors: keys, values, and further tensors of the layout; each [layers, num_pages, ...], zeros at first.
     """
 
     def __init__(self, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype, device: str) -> None:
@@ -94,19 +94,19 @@ class KVCache(ABC):
     @classmethod
     @abstractmethod
     def parts(cls, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype) -> tuple[Part, ...]:
-        """The tensors that make up a cache."""
+        """Return the shapes and dtypes of the tensors that make up a cache."""
 
     @abstractmethod
     def to_canonical(self, *parts: torch.Tensor) -> torch.Tensor:
-        """Pages of all tensors, [layers, n, ...] each, in the canonical layout."""
+        """Convert pages of all tensors, [layers, n, ...] each, to the canonical layout."""
 
     @abstractmethod
     def from_canonical(self, data: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The reverse of `to_canonical`."""
+        """Convert pages in the canonical layout to those of all tensors."""
 
     @classmethod
     def bytes_per_page(cls, spec: AttentionSpec, page_size: int, dtype: torch.dtype) -> int:
-        """Bytes of a page over all layers."""
+        """Return the bytes of a page over all layers."""
         return sum(math.prod(shape) * kind.itemsize for shape, kind in cls.parts(spec, 1, page_size, dtype))
 
     @property
@@ -115,12 +115,12 @@ class KVCache(ABC):
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def export(self, pages: Sequence[int]) -> torch.Tensor:
-        """A copy of some pages in the canonical layout; what is stored as integers comes as bfloat16."""
+        """Return a copy of some pages in the canonical layout; integers are converted to bfloat16."""
         index = self._index(pages)
         return self.to_canonical(*(tensor.index_select(1, index) for tensor in self.tensors))
 
     def import_(self, pages: Sequence[int], data: torch.Tensor) -> None:
-        """Fill some pages with what `export` gave, whatever the layout and the device that it comes from."""
+        """Fill some pages with the result of an `export`, from any layout and device."""
         index = self._index(pages)
         for tensor, part in zip(self.tensors, self.from_canonical(data.to(self.keys.device)), strict=True):
             tensor.index_copy_(1, index, part.to(tensor.dtype))
@@ -138,10 +138,10 @@ class AttentionBackend(Protocol):
 
     @property
     def kv(self) -> KVCache | GroupedKV:
-        """All pages."""
+        """The KV cache with all pages."""
 
     def plan(self, batch: ForwardBatch) -> Any:
-        """Prepare what all layers of one step share; called once a step. The result is passed to every `forward`."""
+        """Prepare the data shared by all layers of a step; called once a step. Every `forward` takes the result."""
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
         """Norm and rotate q and k, write k and v into the cache at the batch's slots, then attend.

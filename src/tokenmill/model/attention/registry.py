@@ -1,4 +1,4 @@
-"""The attention backends: one row each with what it needs, from which `auto` picks and refusals are told."""
+"""The attention backends: one row each with its requirements, from which `auto` picks and refusals are explained."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """What attention is wanted for.
+    """The requirements that the attention has to meet.
 
     Attributes:
-        dtype: of the model.
-        kv_dtype: of the KV cache, if it is another.
-        native: the native kernels (`_native.Kernels`), where the model runs on them.
-        is_invariant: a token's result depends neither on its batch nor on the chunk that it came in.
+        dtype: dtype of the model.
+        kv_dtype: dtype of the KV cache, if it differs.
+        native: the native kernels (`_native.Kernels`), if the model runs on them.
+        is_invariant: require a token's result to depend neither on its batch nor on the chunk that it came in.
     """
 
     spec: AttentionSpec
@@ -45,23 +45,23 @@ class AttentionConfig:
 
     @property
     def groups(self) -> list[AttentionConfig]:
-        """The same for each group of layers."""
+        """The same config for each group of layers."""
         return [self] if not self.spec.others else [replace(self, spec=spec) for spec in self.spec.groups]
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A row of the registry. What is left out is no condition.
+    """A row of the registry. A field that is left out is no condition.
 
     Attributes:
         make: makes the backend over its KV cache; for CPUs.
-        make_paged: makes what attends to prompts, to decodes, and to decodes in CUDA graphs if that is something else;
-            for GPUs, see `PagedAttention`.
-        auto_for: whether `auto` may take it for prompts, and for decodes; rows that come first are better.
-        merit: why `auto` takes it.
-        dtypes: of the model. kv_dtypes: those that its KV cache can have besides the model's.
-        package: what must be installed, under this name here and as an extra of this project.
-        obstacle: what only a try tells: why it cannot serve, or None.
+        make_paged: makes the implementations for prompts, for decodes, and for decodes in CUDA graphs if that is
+            another one; for GPUs, see `PagedAttention`.
+        auto_for: whether `auto` may take it for prompts, and for decodes; earlier rows are better.
+        merit: the reason for which `auto` takes it.
+        dtypes: supported dtypes of the model. kv_dtypes: those of its KV cache besides the model's.
+        package: package that must be installed, under this name here and as an extra of this project.
+        obstacle: a check that needs a try; returns the reason against the backend, or None.
         is_invariant: see `AttentionConfig`.
     """
 
@@ -83,11 +83,11 @@ class Backend:
 
     @property
     def is_for_gpus(self) -> bool:
-        """It serves on accelerators, and on nothing else."""
+        """True for a backend that runs on accelerators only."""
         return self.make_paged is not None
 
     def why_not(self, config: AttentionConfig) -> str | None:
-        """Why it cannot serve, all groups of layers or one of them; None: it can."""
+        """Return the reason that the backend cannot serve some group of layers; None if it can serve all."""
         return next(filter(None, map(self._why_not, config.groups)), None)
 
     def _why_not(self, config: AttentionConfig) -> str | None:
@@ -109,7 +109,7 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """What serves prompts and what serves decodes (on a CPU, the same), and a clause that says why."""
+    """The backends for prompts and for decodes (the same one on a CPU), and a clause that gives the reason."""
 
     config: AttentionConfig
     prompts: Backend
@@ -118,17 +118,17 @@ class AttentionChoice:
 
     @property
     def name(self) -> str:
-        """One backend, or the two of a hybrid: what it is called on the command line."""
+        """Name of the backend, or of the two of a hybrid, as on the command line."""
         return ",".join(dict.fromkeys((self.prompts.name, self.decodes.name)))
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of a page of its KV cache, in all groups of layers but those of the window group."""
+        """Bytes of a page of the KV cache, over all groups of layers except the window group."""
         return self._bytes_per_page(False)
 
     @property
     def bytes_per_window_page(self) -> int:
-        """The same in the window group; 0: there is none."""
+        """Bytes of a page of the window group; 0 without one."""
         return self._bytes_per_page(True)
 
     def _bytes_per_page(self, are_windowed: bool) -> int:
@@ -138,10 +138,10 @@ class AttentionChoice:
         return sum(layout.bytes_per_page(spec, *shape) for spec in groups)
 
     def make(self, num_pages: int, num_window_pages: int = 0) -> AttentionBackend:
-        """The backend with its KV cache.
+        """Make the backend with its KV cache.
 
         Args:
-            num_pages: of the cache, page 0 for padding among them. num_window_pages: of the window group.
+            num_pages: pages of the cache, including page 0 for padding. num_window_pages: those of the window group.
         """
         sizes = (num_pages, num_window_pages)
         backends = [self._make(config, sizes[config.spec.is_windowed]) for config in self.config.groups]
@@ -154,7 +154,7 @@ class AttentionChoice:
         return GroupedPagedAttention([one for one in backends if isinstance(one, PagedAttention)])
 
     def _make(self, config: AttentionConfig, num_pages: int) -> AttentionBackend:
-        """The backend of a group."""
+        """Make the backend of a group."""
         prompts, decodes = self.prompts, self.decodes
         shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
         kv = prompts.layout(*shape, config.platform.device)
@@ -167,13 +167,13 @@ class AttentionChoice:
 
 
 def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
-    """The attention that will serve; takes no memory.
+    """Choose the attention backends; takes no memory.
 
     Args:
         name: a backend, `auto`, or on a GPU two backends as `flash,triton`: for prompts, for decodes.
 
     Raises:
-        InvalidConfig: no such backend, or it cannot serve here.
+        InvalidConfig: the backend is unknown, or cannot serve here.
     """
     rows = [row for row in BACKENDS if row.is_for_gpus == config.platform.is_accelerator]
     if config.is_invariant:
@@ -191,7 +191,7 @@ def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
 
 
 def _automatic(rows: Sequence[Backend], config: AttentionConfig, part: int) -> tuple[Backend, str]:
-    """The first row that serves prompts (part 0) or decodes (1), its merit, and why those before it do not serve."""
+    """Return the first row that serves prompts (part 0) or decodes (1), and its merit with earlier rows' obstacles."""
     passed: list[str] = []
     for row in rows:
         if row.auto_for[part]:

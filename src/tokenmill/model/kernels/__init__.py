@@ -1,1 +1,1 @@
-"""What a model computes with: a protocol, its torch form (the reference of every other) and faster ones."""
+"""The operations that a model computes with: a protocol, its torch reference, and faster implementations."""

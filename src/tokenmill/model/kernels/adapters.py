@@ -1,8 +1,8 @@
-"""What adapters add to a product, by the same kernels that make it: y += scale * (x A^T) B^T for some of the rows.
+"""Add adapters to a product, by the same kernels that make it: y += scale * (x A^T) B^T for some of the rows.
 
-Rows of one adapter are multiplied together, those of others one adapter after the other, and the rows of the base model
-are not touched. A row's sums are made by kernels whose results do not depend on other rows, in the order of the parts,
-so its bits are those that it has alone. The products are grouped by adapter as in Punica (Chen et al. 2023).
+Rows of one adapter are multiplied together, one adapter after the other; rows of the base model are not touched. A
+row's sums are made by kernels whose results do not depend on other rows, in the order of the parts, so a row has the
+same bits as it has alone. The products are grouped by adapter as in Punica (Chen et al. 2023).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ AdapterSource = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class AdapterModule:
-    """What is added to one projection: scale * b a.
+    """The addition of an adapter to one projection: scale * b a.
 
     Attributes:
-        start: of its columns among the outputs of the matrix.
+        start: first of its columns among the outputs of the matrix.
         a: [rank, in_size]. b: [columns, rank]; floats of any dtype.
     """
 
@@ -38,11 +38,11 @@ class AdapterModule:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPart:
-    """What an adapter adds to one projection of a fused matrix.
+    """The addition of an adapter to one projection of a fused matrix.
 
     Attributes:
-        start: of its columns among the outputs of the matrix.
-        rank_start: of its rows in the A of the matrix.
+        start: first of its columns among the outputs of the matrix.
+        rank_start: first of its rows in the A of the matrix.
         b: B, [columns, rank].
     """
 
@@ -54,7 +54,7 @@ class AdapterPart:
 
 @dataclass(frozen=True, slots=True)
 class LinearAdapter:
-    """What an adapter adds to one matrix.
+    """The addition of an adapter to one matrix.
 
     Attributes:
         a: the A of all its parts, their rows stacked: [sum of ranks, in_size].
@@ -65,11 +65,11 @@ class LinearAdapter:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory of the weights in bytes."""
         return self.a.num_bytes + sum(part.b.num_bytes for part in self.parts)
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """y [T, out_size] with what belongs to x [T, in_size], rounded once for each part; y is overwritten."""
+        """Add the adapter's part for x [T, in_size] to y [T, out_size] in place, rounded once per part; return y."""
         inner = self.a.multiply(x)
         for part in self.parts:
             columns, rank = part.b.shape
@@ -81,7 +81,7 @@ class LinearAdapter:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAdapter:
-    """What an adapter adds to embeddings.
+    """The addition of an adapter to embeddings.
 
     Attributes:
         a: A as columns, [vocab_size, rank]. b: B, [hidden_size, rank].
@@ -93,11 +93,11 @@ class EmbeddingAdapter:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory of the weights in bytes."""
         return self.a.nbytes + self.b.num_bytes
 
     def add(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [n, hidden_size] with what belongs to the tokens [n]; rounded once."""
+        """Return hidden [n, hidden_size] plus the adapter's part for the tokens [n], rounded once."""
         return (hidden.float() + self.b.logits(self.a[token_ids]).float() * self.scale).to(hidden.dtype)
 
 
@@ -106,34 +106,34 @@ LayerAdapters = Mapping[str, LinearAdapter]
 
 
 class AdaptedLayer(Protocol):
-    """Which rows of a step have which adapters, in one layer."""
+    """The adapters of a step's rows in one layer."""
 
     def add(self, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """y [T, out_size], which is x W^T, with what the adapters add to it. `role`: see `LayerAdapters`."""
+        """Add the adapters' parts to y = x W^T [T, out_size] and return it; `role` is a key of `LayerAdapters`."""
 
     def gated(
         self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
     ) -> torch.Tensor:
-        """See `LinearWeight.gated`; rows with adapters have theirs added before the gate."""
+        """Return the gated product as `LinearWeight.gated` does, with the adapters added before the gate."""
 
     def keep(self, only: torch.Tensor) -> AdaptedLayer:
-        """The same of some rows, [S] int64, increasing."""
+        """Return the same layer for some rows only: [S] int64, increasing."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedLayer:
-    """See `AdaptedLayer`: rows grouped by adapter.
+    """The adapters of a step's rows in one layer, with the rows grouped by adapter.
 
     Attributes:
         uses: [n] int64, increasing, and the adapter of these rows; in the order of the slots.
-        base: [m] int64, the rows that have none.
+        base: [m] int64, the rows without an adapter.
     """
 
     uses: tuple[tuple[torch.Tensor, LayerAdapters], ...]
     base: torch.Tensor
 
     def add(self, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """See `AdaptedLayer.add`."""
+        """Add the adapters' parts to y in place, one adapter after the other."""
         for rows, adapters in self.uses:
             if role in adapters:
                 y[rows] = adapters[role].add(x[rows], y[rows])
@@ -142,7 +142,7 @@ class GroupedLayer:
     def gated(
         self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
     ) -> torch.Tensor:
-        """See `AdaptedLayer.gated`."""
+        """Compute the gated product of the base rows, then of each adapter's rows."""
         out = x.new_empty(x.shape[0], weight.shape[0] // 2)
         if len(self.base):
             out[self.base] = weight.gated(x[self.base], bias, gate)
@@ -155,7 +155,7 @@ class GroupedLayer:
         return out
 
     def keep(self, only: torch.Tensor) -> GroupedLayer:
-        """See `AdaptedLayer.keep`."""
+        """Return the same groups for the rows `only`, renumbered by their place in it."""
         return GroupedLayer(
             tuple((_places(rows, only), adapters) for rows, adapters in self.uses), _places(self.base, only)
         )
@@ -163,13 +163,13 @@ class GroupedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter in the form in which the model runs.
+    """An adapter in the form in which the model runs it.
 
     Attributes:
-        layers: what it adds to the matrices of each layer, where they are multiplied one by one.
-        native: the same where the pass is one native call; None: it is not.
-        modules: the same where steps read it from a slot of a device's memory, by layer and role; None: they do not.
-        embedding, head: what it adds to these; None: nothing.
+        layers: its additions to the matrices of each layer, where these are multiplied one by one.
+        native: the same for a pass that is one native call; None for any other pass.
+        modules: the same by layer and role, for steps that read it from a slot of a device's memory; None for others.
+        embedding, head: its additions to these; None if it has none.
     """
 
     layers: Sequence[LayerAdapters]
@@ -180,7 +180,7 @@ class Adapter:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory of the weights in bytes."""
         outside = sum(one.num_bytes for one in (self.embedding, self.head) if one is not None)
         return outside + self._bytes_of_layers
 
@@ -195,11 +195,11 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Which rows of a step have which adapters.
+    """The adapters of a step and the rows that use them.
 
     Attributes:
-        adapters: those in the step, in the order of their slots.
-        of_row: [T] int32, which of these each row has; -1: none.
+        adapters: the adapters of the step, in the order of their slots.
+        of_row: [T] int32, index of each row's adapter; -1 for none.
         sources: digest and folder of each, from which other ranks read their parts.
     """
 
@@ -209,18 +209,18 @@ class AdapterRows:
 
     @property
     def change_embeddings(self) -> bool:
-        """Whether one of them adds to embeddings."""
+        """True if one of the adapters adds to embeddings."""
         return any(adapter.embedding is not None for adapter in self.adapters)
 
     def add_embeddings(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Add to the embeddings [T, hidden_size] of tokens [T] in place."""
+        """Add the adapters' parts to the embeddings [T, hidden_size] of tokens [T] in place."""
         for number, adapter in enumerate(self.adapters):
             rows = (self.of_row == number).nonzero().squeeze(1)
             if adapter.embedding is not None and len(rows):
                 hidden[rows] = adapter.embedding.add(token_ids[rows], hidden[rows])
 
     def layers(self, num_layers: int) -> Sequence[AdaptedLayer]:
-        """Of each layer, where its matrices are multiplied one by one."""
+        """Return the adapted layers of a model whose matrices are multiplied one by one."""
         rows = [(self.of_row == number).nonzero().squeeze(1) for number in range(-1, len(self.adapters))]
         return [
             GroupedLayer(

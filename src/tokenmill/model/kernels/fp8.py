@@ -1,6 +1,6 @@
 """Eight-bit floats: weights with a scale per output, activations with a scale per token (W8A8, e4m3).
 
-Made when the weights are loaded; activations are rounded anew in each product. Products run where the GPU has them.
+Weights are quantized when they are loaded, activations in each product. Products run on GPUs that support them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALIGNMENT = 16
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [n, size] as e4m3 [n, size] and scales [n, 1] float32: a row's largest magnitude becomes the format's."""
+    """Quantize x [n, size] to e4m3 [n, size] and scales [n, 1] float32; each row's maximum becomes the format's."""
     wide = x.float()
     # Rows of zeros keep a scale that can be divided by.
     scales = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-12) / LARGEST
@@ -25,7 +25,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Fp8Weight(TorchWeight):
-    """A weight of eight-bit floats; see `LinearWeight`.
+    """A `LinearWeight` of eight-bit floats.
 
     Attributes:
         weight: [out_size, in_size] e4m3.
@@ -40,7 +40,7 @@ class Fp8Weight(TorchWeight):
         self.num_bytes = self.weight.nbytes + self.scales.nbytes
 
     def load_rows(self, start: int, rows: Rows) -> None:
-        """See `LinearWeight.load_rows`."""
+        """Quantize rows and store them from row `start` on."""
         part = slice(start, start + rows.shape[0])
         values, scales = quantize_rows(dense(rows).to(self.weight.device))
         self.weight[part].copy_(values)
@@ -50,7 +50,7 @@ class Fp8Weight(TorchWeight):
         return quantize_rows(x)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `LinearWeight.multiply`."""
+        """Quantize x per row and return x W^T + bias in x's dtype."""
         values, scales = self._quantize(x)
         product = torch._scaled_mm(
             values, self.weight.t(), scale_a=scales, scale_b=self.scales.t(), out_dtype=x.dtype, use_fast_accum=True

@@ -1,4 +1,4 @@
-"""What happens to the heads of q, k and v between the projection and the attention: norms and rotary embedding."""
+"""Norms and rotary embedding of the heads of q, k and v, between the projection and the attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HeadNorms:
     """RMSNorm over each head of q and k, before the rotary embedding: weights [head_dim]; see `Kernels.rms_norm`.
 
     Attributes:
-        v: of the values, if these are normed, too.
+        v: weight for the values, if they are normed too.
     """
 
     q: torch.Tensor
@@ -28,29 +28,29 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryTables:
-    """cos and sin of every position's angles, [max_position, head_dim / 2] in the model's dtype."""
+    """cos and sin of the angles of every position, [max_position, head_dim / 2] in the model's dtype."""
 
     cos: torch.Tensor
     sin: torch.Tensor
 
     @property
     def num_bytes(self) -> int:
-        """Memory that they take."""
+        """Memory of both tables in bytes."""
         return self.cos.nbytes + self.sin.nbytes
 
     def lookup(self, positions: torch.Tensor) -> CosSin:
-        """What `rotate` needs for the tokens at `positions` [T]: two tensors [T, 1, head_dim].
+        """Return cos and sin for `rotate` at `positions` [T]: two tensors [T, 1, head_dim].
 
         The sign of the half rotation is folded into sin: x * cos + swap_halves(x) * [-sin, sin].
         """
         return self._both_halves(self.cos[positions], self.sin[positions])
 
     def lookup_axes(self, positions: torch.Tensor, axes: torch.Tensor) -> CosSin:
-        """`lookup` where each frequency turns by one of several positions: positions [A, T], axes [head_dim / 2]."""
+        """Do `lookup` where each frequency turns by one of several positions: positions [A, T], axes [head_dim / 2]."""
         return self._both_halves(*self.rows(positions, axes))
 
     def rows(self, positions: torch.Tensor, axes: torch.Tensor) -> CosSin:
-        """The same as rows of the tables, [T, head_dim / 2] each."""
+        """Return cos and sin of `lookup_axes` as rows of the tables, [T, head_dim / 2] each."""
         columns = torch.arange(len(axes), device=axes.device)
         places = positions[axes].T.contiguous()  # [T, head_dim / 2]
         return self.cos[places, columns], self.sin[places, columns]
@@ -61,7 +61,7 @@ class RotaryTables:
 
 
 class StepAngles:
-    """The angles of a step's tokens: looked up in each table once, when the first layer with it asks.
+    """The angles of a step's tokens, looked up once per table, when the first layer with that table asks.
 
     Args:
         positions: [T] int64; or [A, T] with `axes`, see `RotaryTables.lookup_axes`.
@@ -75,7 +75,7 @@ class StepAngles:
         self._found: dict[RotaryTables, CosSin] = {}
 
     def of(self, rotary: RotaryTables | None) -> CosSin | None:
-        """What `split_heads` needs in a layer with these tables."""
+        """Return cos and sin for `split_heads` in a layer with these tables; None without tables."""
         if rotary is None:
             return None
         if rotary not in self._found:
@@ -86,7 +86,7 @@ class StepAngles:
 
 
 def rotate(x: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
-    """Rotate x [T, heads, head_dim], in place; the second half of a head is paired with the first."""
+    """Rotate x [T, heads, head_dim] in place; the second half of a head is paired with the first."""
     cos, sin = cos_sin
     first, second = x.chunk(2, -1)
     swapped = torch.cat((second, first), -1).mul_(sin)
@@ -96,12 +96,12 @@ def rotate(x: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
 def split_heads(
     qkv: torch.Tensor, heads: tuple[int, int], norms: HeadNorms | None, cos_sin: CosSin | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The fused projection of T tokens as q, k and v, each [T, heads, head_dim]; q and k normed and rotated.
+    """Split the fused projection of T tokens into q, k and v, each [T, heads, head_dim]; norm and rotate q and k.
 
     Args:
         qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; may be overwritten.
         heads: num_heads, num_kv_heads.
-        cos_sin: None: nothing is rotated.
+        cos_sin: cos and sin from `StepAngles`; None for no rotation.
     """
     num_heads, num_kv_heads = heads
     rotated = num_heads + num_kv_heads

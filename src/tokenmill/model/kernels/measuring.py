@@ -1,4 +1,4 @@
-"""How much memory a model's weights take in the form that its kernels give them, found out without taking any."""
+"""Measure the memory of a model's weights, in the form that its kernels give them, without allocating it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenmill.platform.memory import Arena
 
 
 class MeasuringKernels:
-    """See `Kernels`: makes the same weights as other kernels, on no device, and adds up what they would take.
+    """`Kernels` that make the weights of other kernels on no device and add up their sizes.
 
     Attributes:
         sizes: the bytes of each weight and vector, in the order in which they were made.
@@ -25,18 +25,18 @@ class MeasuringKernels:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that has been made."""
+        """Bytes of all weights and vectors made so far."""
         return sum(self.sizes)
 
     def without_memory(self) -> Kernels:
-        """See `Kernels.without_memory`."""
+        """Return the wrapped kernels, which allocate nothing."""
         return self._kernels
 
     def in_memory(self, arena: Arena) -> None:
-        """See `Kernels.in_memory`."""
+        """Return None: measured weights have no memory to share."""
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
-        """See `Kernels.linear_weight`."""
+        """Make an unfilled weight and record its size."""
         matrix = self._kernels.linear_weight(out_size, in_size, role)
         self.sizes.append(matrix.num_bytes)
         return matrix
@@ -44,18 +44,18 @@ class MeasuringKernels:
     def experts(
         self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
     ) -> Experts:
-        """See `Kernels.experts`."""
+        """Make unfilled experts and record the sizes of their matrices and biases."""
         experts = self._kernels.experts(num_experts, hidden_size, size, gate, has_biases)
         self.sizes += [matrix.num_bytes for matrix in (*experts.gate_up, *experts.down)]
         self.sizes += [bias.nbytes for bias in experts.biases or ()]
         return experts
 
     def vector(self, size: int) -> torch.Tensor:
-        """See `Kernels.vector`."""
+        """Make an unfilled vector and record its size."""
         vector = self._kernels.vector(size)
         self.sizes.append(vector.nbytes)
         return vector
 
     def __getattr__(self, name: str) -> Any:
-        """What computes is that of the other kernels."""
+        """Return any other attribute of the wrapped kernels."""
         return getattr(self._kernels, name)

@@ -1,4 +1,4 @@
-"""The door to the extension module: there or not, and why. Imported by the machine's side only."""
+"""Load the native extension module, if it was built for this machine. Only the machine's side imports this file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MODULE = "tokenmill._native"
 
 
 def load_kernels(threads: int, isa: str = "") -> Kernels | None:
-    """The native kernels of this machine's best instruction set, or None where none were built or none fit it.
+    """Return the native kernels of this machine's best instruction set; None if none were built or none fit.
 
     Args:
-        threads: how many threads a kernel may use, at least 1.
+        threads: number of threads that a kernel may use, at least 1.
         isa: the level to take instead of the best one; tests run through all of them.
 
     Raises:
@@ -31,7 +31,7 @@ def load_kernels(threads: int, isa: str = "") -> Kernels | None:
 
 
 def available_levels() -> list[str] | None:
-    """The levels of instructions that both this machine and this build have, best last; None: none were built."""
+    """Return the instruction sets that both this machine and this build have, best last; None if nothing was built."""
     try:
         native = importlib.import_module(MODULE)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Adapters as the native pass takes them: the face of native/adapted_rows.h."""
+"""Adapters in the form that the native pass reads: the Python side of native/adapted_rows.h."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class NativeAdapter:
     """The matrices of an adapter in bfloat16, as the native pass reads them: A row by row, B in blocks of columns.
 
     Attributes:
-        native: what the pass is given.
-        num_bytes: memory that it takes.
+        native: the object handed to the native pass.
+        num_bytes: memory of the matrices.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -34,7 +34,7 @@ class NativeAdapter:
         self._tensors: list[torch.Tensor] = []
 
     def add(self, layer: int, role: str, modules: Sequence[AdapterModule]) -> None:
-        """Let it add to a matrix of a layer. `role`: of the first projection in it."""
+        """Add the modules of one matrix of a layer; `role` is that of the first projection in the matrix."""
         matrix, rank_start = MATRICES.index(role), 0
         a = self._keep(torch.cat([module.a for module in modules]))
         self.native.shrink(layer, matrix, a.data_ptr(), *a.shape)

@@ -1,4 +1,4 @@
-"""Experts whose mixture is one native call: see native/experts.h."""
+"""Experts whose mixture is one native call; the C++ side is native/experts.h."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NativeExperts(LoopedExperts):
-    """See `Experts`; the bits of `mix` are those of `LoopedExperts`, one expert after the other from Python."""
+    """`Experts` mixed in one native call; `mix` has the same bits as `LoopedExperts.mix`, which loops in Python."""
 
     __slots__ = ("_bound", "_native")
 
@@ -35,7 +35,7 @@ class NativeExperts(LoopedExperts):
         self._bound: _native.Experts | None = None
 
     def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """See `Experts.mix`."""
+        """Return the weighted sum of each token's experts in one native call."""
         if self._bound is None:
             self._bound = self._bind()
         out = torch.zeros(x.shape, dtype=torch.bfloat16)

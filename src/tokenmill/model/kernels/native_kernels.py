@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class NativeKernels(NativeRecurrence):
-    """See `Kernels`. Weights are packed when they are filled; results depend on no other row, bit for bit.
+    """`Kernels` in C++. Weights are packed when they are filled; a row's result depends on no other row, bit for bit.
 
     Attributes:
-        formats: how matrices are stored.
+        formats: storage formats of the matrices.
     """
 
     name = "native"
@@ -36,15 +36,15 @@ class NativeKernels(NativeRecurrence):
         self._arena = arena
 
     def without_memory(self) -> NativeKernels:
-        """See `Kernels.without_memory`."""
+        """Return the same kernels on device `meta`."""
         return NativeKernels(self.native, self.formats, "meta")
 
     def in_memory(self, arena: Arena) -> NativeKernels:
-        """See `Kernels.in_memory`."""
+        """Return the same kernels with weights and vectors in an arena."""
         return NativeKernels(self.native, self.formats, "cpu", arena)
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
-        """See `Kernels.linear_weight`."""
+        """Make an unfilled packed weight in the format for its role."""
         has_memory = self._device != "meta"
         return PackedWeight(self.native, (out_size, in_size), role, self._format(role), has_memory, self._arena)
 
@@ -58,7 +58,7 @@ class NativeKernels(NativeRecurrence):
         return NativeExperts(self.native, gate_up, down, gate, biases)
 
     def vector(self, size: int) -> torch.Tensor:
-        """See `Kernels.vector`."""
+        """Make an unfilled vector, in the arena if there is one."""
         if self._arena is None:
             return super().vector(size)
         return self._arena.take(size * self.dtype.itemsize).view(self.dtype)
@@ -70,11 +70,11 @@ class NativeKernels(NativeRecurrence):
         return self.formats.vocabulary if is_vocabulary else self.formats.layers
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Kernels.gelu`."""
+        """Apply GELU with tanh in place."""
         return native_ops.gelu(self.native, x)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
-        """See `Kernels.rms_norm`."""
+        """Return the RMSNorm of x, times the weight."""
         return native_ops.rms_norm(self.native, x, weight, eps, is_offset=is_offset)
 
     def add_rms_norm(
@@ -86,5 +86,5 @@ class NativeKernels(NativeRecurrence):
         scale: float = 1.0,
         is_offset: bool = False,
     ) -> torch.Tensor:
-        """See `Kernels.add_rms_norm`."""
+        """Add scale * delta to x in place and return the norm of x."""
         return native_ops.rms_norm(self.native, x, weight, eps, delta, scale, is_offset)

@@ -1,4 +1,4 @@
-"""Faces of the native kernels that work row by row; their torch reference is in `torch_kernels`."""
+"""Python wrappers of the native kernels that work row by row; their torch reference is in `torch_kernels`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def rms_norm(
     scale: float = 1.0,
     is_offset: bool = False,
 ) -> torch.Tensor:
-    """The norm of x [T, size] bfloat16, after `scale` * `delta` [T, size] has been added in place; a new tensor.
+    """Add `scale` * `delta` [T, size] to x [T, size] bfloat16 in place, if given, and return the norm of x.
 
-    Rows may lie apart; each is in one piece. See `Kernels.rms_norm` and `Kernels.add_rms_norm`.
+    x and delta may have any row stride; each row is contiguous. See `Kernels.rms_norm` and `Kernels.add_rms_norm`.
     """
     count, size = x.shape
     assert x.dtype == weight.dtype == torch.bfloat16, f"norms are of bfloat16, not {x.dtype}"
@@ -44,7 +44,7 @@ def layer_norm(
     eps: float,
     delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The LayerNorm of x [T, size] bfloat16, after `delta` [T, size] has been added in place; a new tensor."""
+    """Add `delta` [T, size] to x [T, size] bfloat16 in place, if given, and return the LayerNorm of x."""
     count, size = x.shape
     assert x.dtype == weight.dtype == bias.dtype == torch.bfloat16, f"norms are of bfloat16, not {x.dtype}"
     assert x.stride(1) == weight.stride(0) == bias.stride(0) == 1, "a row is in one piece"
@@ -59,7 +59,7 @@ def layer_norm(
 
 
 def gelu(native: _native.Kernels, x: torch.Tensor) -> torch.Tensor:
-    """GELU with tanh of x bfloat16 in one piece, in place."""
+    """Apply GELU with tanh to x, contiguous bfloat16, in place."""
     assert x.dtype == torch.bfloat16 and x.is_contiguous(), "numbers are bfloat16 in one piece"
     native.gelu(x.data_ptr(), x.numel())
     return x

@@ -1,6 +1,6 @@
 """Native kernels of layers that keep a state; their torch reference is in `recurrence`.
 
-Tensors are bfloat16, the states of the delta rule float32. Rows, and states, may lie apart; each is in one piece.
+Tensors are bfloat16, the states of the delta rule float32. Rows and states may have any stride; each is contiguous.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NativeRecurrence(TorchKernels):
-    """The part of `NativeKernels` that keeps states: a token's bits depend on its own request alone, however it is cut.
+    """The stateful part of `NativeKernels`: a token's bits depend only on its own request, not on its cuts into steps.
 
     Attributes:
         native: the kernels of this machine.
@@ -39,7 +39,7 @@ class NativeRecurrence(TorchKernels):
         out: torch.Tensor,
         silu: bool = False,
     ) -> None:
-        """See `Kernels.short_conv`.
+        """Run the causal convolution of each request natively.
 
         Raises:
             ValueError: a convolution of one token, or of more than 8.
@@ -63,10 +63,10 @@ class NativeRecurrence(TorchKernels):
         rows: StateRows,
         out: torch.Tensor,
     ) -> None:
-        """See `Kernels.delta_rule`.
+        """Run the gated delta rule of each request natively.
 
         Raises:
-            ValueError: heads that are no multiple of 16 numbers, or more than 256.
+            ValueError: heads whose size is not a multiple of 16, or is above 256.
         """
         num_heads, key_size, value_size = state.shape[1:]
         num_keys = (mixed.shape[1] - num_heads * value_size) // (2 * key_size)
@@ -82,7 +82,7 @@ class NativeRecurrence(TorchKernels):
         self.native.delta_rule(bind_rows(rows, len(mixed)), *inputs, *vectors, *memory, out.data_ptr(), *sizes)
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels.gated_rms_norm`."""
+        """Return the norm of x over each head, times the weight and silu(gate)."""
         assert x.shape == gate.shape and x.shape[1] % len(weight) == 0, "whole heads, each with its gate"
         _check_rows(x, gate)
         _check_pieces(torch.bfloat16, weight)
@@ -92,7 +92,7 @@ class NativeRecurrence(TorchKernels):
         return out
 
     def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """See `Kernels.sigmoid_gate`."""
+        """Return x * sigmoid(gate) as a new tensor."""
         assert x.shape == gate.shape, "a gate for each number"
         _check_rows(x, gate)
         out = x.new_empty(x.shape)
@@ -101,7 +101,7 @@ class NativeRecurrence(TorchKernels):
 
 
 def bind_rows(rows: StateRows, num_tokens: int) -> _native.StateRows:
-    """The rows of a step with so many tokens, by their addresses."""
+    """Pass the rows of a step with `num_tokens` tokens to the native code by their addresses."""
     assert len(rows.slots) == len(rows.starts) == len(rows.stops) == len(rows.spans), "a slot for each span"
     assert rows.spans[-1, 1] <= num_tokens, "spans of tokens that are there"
     _check_pieces(torch.int64, rows.slots)

@@ -1,4 +1,4 @@
-"""Matrices packed for the native kernels: the face of native/isa/linear.cpp; see `TorchWeight` and reference.py."""
+"""Matrices packed for the native kernels: the Python side of native/isa/linear.cpp; see `TorchWeight`, reference.py."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ ELEMENTS = {torch.bfloat16: Element.BF16, torch.float32: Element.FLOAT32, torch.
 
 
 class PackedWeight:
-    """A weight W [out_size, in_size] in panels of 16 rows; see `LinearWeight`. Activations are bf16.
+    """A `LinearWeight` W [out_size, in_size] in panels of 16 rows. Activations are bfloat16.
 
-    Integer weights meet int8 activations, which are rounded for each token (INT8) or for each 32 inputs of it (INT4,
-    INT4_OFFSET); model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on
-    the instruction set, not on the number of rows or threads.
+    Integer weights are multiplied by int8 activations, which are rounded per token (INT8) or per 32 inputs of a token
+    (INT4, INT4_OFFSET); model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x
+    and on the instruction set, not on the number of rows or threads.
 
     Args:
         kernels: the native kernels that fill and multiply it.
         shape: out_size, in_size.
         role: a GATE_UP matrix is laid out for `gated`, and multiplied in two halves for rows with adapters.
-        format: how the weights are stored.
-        has_memory: False for a matrix that is only to tell its size.
-        arena: where its bytes lie, which are zeros or those of an equal matrix; None: in memory of its own.
+        format: storage format of the weights.
+        has_memory: False for a matrix that is only measured.
+        arena: memory for its bytes, which holds zeros or the bytes of an equal matrix; None for memory of its own.
 
     Attributes:
-        packed: its shape, and where its bytes are.
+        packed: its shape and the address of its bytes.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PackedWeight:
         self.packed.place(self._memory.data_ptr())
 
     def load_rows(self, start: int, rows: Rows) -> None:
-        """See `LinearWeight.load_rows`; rows that are quantized like it are taken as they are, others are rounded."""
+        """Pack rows from row `start` on; keep rows already quantized in this format, round all others."""
         count, size = rows.shape
         if size != self.shape[1] or start < 0 or start + count > self.shape[0]:
             raise ValueError(f"rows {start} to {start + count} of {size} inputs do not fit a matrix of {self.shape}")
@@ -118,13 +118,16 @@ class PackedWeight:
         return False
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `LinearWeight.multiply`."""
+        """Return x W^T + bias in bfloat16."""
         if self._is_gated:
             return self._halves(x, bias)
         return self._linear(x, torch.empty(x.shape[0], self.shape[0], dtype=torch.bfloat16), bias)
 
     def _halves(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """gate and up side by side, [T, out_size]: their panels take turns, and so do columns of a plain product."""
+        """Return gate and up side by side, [T, out_size].
+
+        Their panels alternate in memory, and so do the columns of a plain product.
+        """
         half = self.shape[0] // 2
         stored = -(-half // LANES) * LANES
         plain: Packed = importlib.import_module(MODULE).Packed(self._format, 2 * stored, self.shape[1], False)
@@ -135,30 +138,30 @@ class PackedWeight:
         return (sums if bias is None else sums.add_(bias.float())).to(torch.bfloat16)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
-        """See `LinearWeight.gated`."""
+        """Return gate(first half) * second half of x W^T + bias in bfloat16."""
         out = torch.empty(x.shape[0], self.shape[0] // 2, dtype=torch.bfloat16)
         return self._linear(x, out, bias, gate=gate)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """See `LinearWeight.logits`."""
+        """Return x W^T in float32."""
         return self._linear(x, torch.empty(x.shape[0], self.shape[0]), None)
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
-        """See `LinearWeight.argmax`; the logits are not kept."""
+        """Return the row of the largest logit without storing the logits."""
         x = self._checked(x)
         ids = torch.empty(x.shape[0], dtype=torch.int64)
         self._kernels.argmax(self.packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr(), 0)
         return ids
 
     def best(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `LinearWeight.best`; the logits are not kept."""
+        """Return the row and the value of the largest logit without storing the logits."""
         x = self._checked(x)
         ids, values = torch.empty(x.shape[0], dtype=torch.int64), torch.empty(x.shape[0])
         self._kernels.argmax(self.packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr(), values.data_ptr())
         return ids, values
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `LinearWeight.lookup`; the ids are not checked."""
+        """Return rows by number in bfloat16; the ids are not checked."""
         ids = ids.contiguous()
         out = torch.empty(ids.shape[0], self.shape[1], dtype=torch.bfloat16)
         self._kernels.lookup(self.packed, ids.data_ptr(), ids.shape[0], out.data_ptr())
@@ -199,7 +202,7 @@ _LARGEST_SCALE = 127 + 16
 
 
 def _nibbles(rows: Mxfp4Rows) -> QuantizedRows:
-    """The codes as the kernels take integers of four bits, with halved scales."""
+    """Convert the codes to the kernels' four-bit integers, with halved scales."""
     if int(rows.scales.max()) > _LARGEST_SCALE:
         raise InvalidCheckpoint(f"a group of mxfp4 has the scale 2^{int(rows.scales.max()) - 127}, above 2^16")
     exponents = rows.scales.int().sub_(128)

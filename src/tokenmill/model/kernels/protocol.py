@@ -18,7 +18,7 @@ from tokenmill.platform.memory import Arena
 
 
 class WeightRole(Enum):
-    """What a matrix is for; kernels that quantize choose the precision by it."""
+    """The use of a matrix; kernels that quantize choose the precision by it."""
 
     LINEAR = "linear"
     GATE_UP = "gate_up"  # gate rows, then as many up rows, used through `LinearWeight.gated` only
@@ -29,7 +29,7 @@ class WeightRole(Enum):
 
 
 class Gate(IntEnum):
-    """What becomes of the gate in a gated product; the numbers are those of native/packed.h."""
+    """Activation of the gate in a gated product; the numbers are those of native/packed.h."""
 
     SILU = 0
     GELU = 1  # with tanh
@@ -37,82 +37,82 @@ class Gate(IntEnum):
 
 
 class LinearWeight(Protocol):
-    """A weight W [out_size, in_size] in the form that its kernels like.
+    """A weight W [out_size, in_size] in a form that its kernels choose.
 
     Attributes:
         shape: (out_size, in_size).
-        num_bytes: memory it takes.
+        num_bytes: memory of the weight in bytes.
     """
 
     shape: tuple[int, int]
     num_bytes: int
 
     def load_rows(self, start: int, rows: Rows) -> None:
-        """Set rows [start, start + n) to `rows` [n, in_size], on any device."""
+        """Set rows [start, start + n) to `rows` [n, in_size], which may be on any device."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x W^T + bias: [T, in_size] -> [T, out_size] in x's dtype."""
+        """Return x W^T + bias: [T, in_size] -> [T, out_size] in x's dtype."""
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
-        """gate(first half) * second half of x W^T + bias: [T, in_size] -> [T, out_size / 2] in x's dtype."""
+        """Return gate(first half) * second half of x W^T + bias: [T, in_size] -> [T, out_size / 2] in x's dtype."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """x W^T: [T, in_size] -> [T, out_size] float32; where a device's sampler reads it as it is, x's dtype."""
+        """Return x W^T: [T, in_size] -> [T, out_size] float32, or x's dtype where a device's sampler reads that."""
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in_size] -> [T] int64: the row of the largest of `logits(x)`, the lowest of equals.
+        """Return the row of the largest of `logits(x)`, the lowest of equals: [T, in_size] -> [T] int64.
 
-        -1 where one of these is NaN or +inf, or all are -inf.
+        The result is -1 where a logit is NaN or +inf, or all are -inf.
         """
 
     def best(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, in_size] -> [T] int64, [T] float32: the largest of `logits(x)`, and its row, the lowest of equals.
+        """Return the row, the lowest of equals, and the value of the largest of `logits(x)`: [T] int64, [T] float32.
 
-        The row counts where the value is finite; NaN is taken for larger than any number.
+        The row is valid where the value is finite; NaN counts as larger than any number.
         """
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows by number: [T] int64 -> [T, in_size] in the model's dtype."""
+        """Return rows by number: [T] int64 -> [T, in_size] in the model's dtype."""
 
 
 ExpertBiases = tuple[torch.Tensor, torch.Tensor]
 
 
 class Experts(Protocol):
-    """E experts, in the form that their kernels like.
+    """E experts, in a form that their kernels choose.
 
     Attributes:
         gate_up: per expert [2 * size, hidden_size].
         down: per expert [hidden_size, size].
-        biases: of both, [E, 2 * size] and [E, hidden_size]; None: there are none.
+        biases: of both, [E, 2 * size] and [E, hidden_size]; None without biases.
     """
 
     biases: ExpertBiases | None
 
     @property
     def gate_up(self) -> Sequence[LinearWeight]:
-        """To be filled."""
+        """Gate and up matrices of the experts, for the caller to fill."""
 
     @property
     def down(self) -> Sequence[LinearWeight]:
-        """To be filled."""
+        """Down matrices of the experts, for the caller to fill."""
 
     def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """What one of them makes of x [T, hidden_size]."""
+        """Run x [T, hidden_size] through one expert."""
 
     def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of each token's experts, added in the order of their ids.
+        """Return the weighted sum of each token's experts, added in the order of their ids.
 
         Args:
-            x: [T, hidden_size]. weights: [T, k] in x's dtype. experts: [T, k] int64, which ones.
+            x: [T, hidden_size]. weights: [T, k] in x's dtype. experts: [T, k] int64, ids of each token's experts.
 
         Returns:
-            [T, hidden_size]; a token's result does not depend on the others.
+            [T, hidden_size]; a token's result does not depend on the other tokens.
         """
 
 
 class Kernels(Protocol):
-    """Makes a model's parameters and runs what is not attention.
+    """A set of kernels: makes a model's parameters and runs every operation but attention.
 
     Attributes:
         name: e.g. `torch`.
@@ -123,35 +123,35 @@ class Kernels(Protocol):
     dtype: torch.dtype
 
     def without_memory(self) -> Kernels:
-        """The same kernels, whose weights have sizes and no values: to ask what a model needs and what it takes."""
+        """Return the same kernels with weights that have sizes but no values, to ask what a model needs and takes."""
 
     def in_memory(self, arena: Arena) -> Kernels | None:
-        """The same kernels, whose weights and vectors lie in an arena, in the order in which they are made.
+        """Return the same kernels with weights and vectors in an arena, in the order in which they are made.
 
-        Whatever is there is taken for their values. None: these kernels do not share memory.
+        The bytes in the arena count as their values. None if these kernels cannot share memory.
         """
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
-        """An unfilled weight."""
+        """Make an unfilled weight."""
 
     def experts(
         self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
     ) -> Experts:
-        """Unfilled experts of a mixture; `size` is that of their gated middle."""
+        """Make unfilled experts of a mixture; `size` is that of their gated middle."""
 
     def vector(self, size: int) -> torch.Tensor:
-        """An unfilled bias or norm weight [size]."""
+        """Make an unfilled bias or norm weight [size]."""
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """GELU with tanh, of numbers that lie in one piece; x may be overwritten."""
+        """Return GELU with tanh of contiguous x, which may be overwritten."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
-        """x [T, size] normalized over its last dimension, times weight [size]; a new tensor.
+        """Return x [T, size] normalized over its last dimension, times weight [size], as a new tensor.
 
-        Normalized in float32 and rounded to x's dtype before the product with the weight, as transformers does.
+        The norm is computed in float32 and rounded to x's dtype before the product with the weight, as in transformers.
 
         Args:
-            is_offset: times 1 + weight, and rounded after the product alone, as transformers does for Gemma.
+            is_offset: multiply by 1 + weight and round only after the product, as transformers does for Gemma.
         """
 
     def add_rms_norm(
@@ -163,7 +163,7 @@ class Kernels(Protocol):
         scale: float = 1.0,
         is_offset: bool = False,
     ) -> torch.Tensor:
-        """x += scale * delta, in place and rounded once; then the norm of x."""
+        """Add scale * delta to x in place, rounded once, and return the norm of x."""
 
     def short_conv(
         self,
@@ -175,7 +175,7 @@ class Kernels(Protocol):
         out: torch.Tensor,
         silu: bool = False,
     ) -> None:
-        """See `kernels.recurrence.short_conv`."""
+        """Run a causal convolution over the tokens of each request; see `kernels.recurrence.short_conv`."""
 
     def delta_rule(
         self,
@@ -187,10 +187,10 @@ class Kernels(Protocol):
         rows: StateRows,
         out: torch.Tensor,
     ) -> None:
-        """See `kernels.recurrence.delta_rule`."""
+        """Run the gated delta rule over the tokens of each request; see `kernels.recurrence.delta_rule`."""
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `kernels.recurrence.gated_rms_norm`."""
+        """Return the norm over each head, times the weight and silu(gate); see `kernels.recurrence.gated_rms_norm`."""
 
     def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """See `kernels.recurrence.sigmoid_gate`."""
+        """Return x * sigmoid(gate); x may be overwritten."""

@@ -1,8 +1,7 @@
 """Layers that keep a state of each request instead of its keys and values, in plain torch: the kernels' reference.
 
-A state is read and written where it lies, in a memory of states [slots, ...]; each request of a step names its slot.
-The tokens of a request are taken one after the other, whatever step they come in: however a prompt is cut, the numbers
-are the same.
+A state is read and written in place, in a memory of states [slots, ...]; each request of a step names its slot. The
+tokens of a request are taken one after the other, so the numbers are the same however a prompt is cut into steps.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ L2_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """Which tokens of a step run through which states.
+    """The tokens of a step that run through each state.
 
     |<- not here ->|<- starts[0] .. stops[0]: slots[0] ->|<- not here ->|<- starts[1] .. stops[1]: slots[1] ->| ...
 
     Attributes:
-        slots: [B] int64, no two alike.
-        starts, stops: [B] int32, increasing; each span has a token or more.
+        slots: [B] int64, all different.
+        starts, stops: [B] int32, increasing; each span has at least one token.
         spans: [B, 2] int32, the same two on the host.
     """
 
@@ -37,7 +36,7 @@ class StateRows:
 
     @classmethod
     def of(cls, slots: npt.NDArray[np.int64], spans: npt.NDArray[np.int32], device: torch.device | str) -> StateRows:
-        """Of what the host knows: slots [B], spans [B, 2]."""
+        """Make the rows from slots [B] and spans [B, 2] on the host."""
         starts, stops = torch.from_numpy(np.ascontiguousarray(spans.T)).to(device)
         return cls(torch.from_numpy(slots).to(device), starts, stops, spans)
 
@@ -51,13 +50,13 @@ def short_conv(
     out: torch.Tensor,
     silu: bool = False,
 ) -> None:
-    """A causal convolution over the tokens of each request, channel by channel.
+    """Run a causal convolution over the tokens of each request, channel by channel.
 
     Args:
-        x: [T, C]. weight: [C, K], the last of which meets a token itself. bias: [C].
-        state: [slots, C, K - 1], the inputs before the step, the oldest first; left with those before the next one.
-        out: [T, C] in x's dtype, for the tokens of `rows`; the others are left as they are.
-        silu: apply it to what comes out.
+        x: [T, C]. weight: [C, K], whose last tap meets the token itself. bias: [C].
+        state: [slots, C, K - 1], the inputs before the step, oldest first; overwritten with those before the next one.
+        out: [T, C] in x's dtype, written for the tokens of `rows`; other tokens are left as they are.
+        silu: apply SiLU to the result.
     """
     before = state[rows.slots]
     for number, (start, end) in enumerate(rows.spans.tolist()):
@@ -79,7 +78,7 @@ def delta_rule(
     rows: StateRows,
     out: torch.Tensor,
 ) -> None:
-    """The gated delta rule (Yang et al. 2024), one token after the other, in float32.
+    """Run the gated delta rule (Yang et al. 2024), one token after the other, in float32.
 
         S = exp(g) S;   S = S + k (v - S^T k)^T beta;   out = S^T q
 
@@ -91,7 +90,7 @@ def delta_rule(
         gates: [T, 2 * Hv], b and then a of all value heads.
         a_log, dt_bias: [Hv].
         state: [slots, Hv, Dk, Dv] float32.
-        out: [T, Hv * Dv] in the dtype of `mixed`, for the tokens of `rows`; the others are left as they are.
+        out: [T, Hv * Dv] in the dtype of `mixed`, written for the tokens of `rows`; other tokens are left as they are.
     """
     _, num_heads, key_size, value_size = state.shape
     keys_width = (mixed.shape[1] - num_heads * value_size) // 2
@@ -115,14 +114,14 @@ def delta_rule(
 
 
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(gate), both [T, N] of one dtype; x may be overwritten."""
+    """Return x * sigmoid(gate), both [T, N] of one dtype; x may be overwritten."""
     return x.mul_(torch.sigmoid(gate))
 
 
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The norm of x [T, heads * size] over each head, times weight [size], times silu(gate) [T, heads * size].
+    """Return the norm of x [T, heads * size] over each head, times weight [size], times silu(gate) [T, heads * size].
 
-    Normalized in float32 and rounded to x's dtype before the product with the weight, as transformers does.
+    The norm is computed in float32 and rounded to x's dtype before the product with the weight, as in transformers.
     """
     wide = x.view(len(x), -1, len(weight))
     normed = weight * functional.rms_norm(wide.float(), weight.shape, None, eps).to(x.dtype)

@@ -1,4 +1,4 @@
-"""The native kernels' arithmetic of integers in plain torch: how weights and activations are rounded and multiplied."""
+"""The native kernels' integer arithmetic in plain torch: rounding of weights and activations, and their products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALLEST = 1e-30
 
 
 def quantize_int8(weight: torch.Tensor) -> QuantizedRows:
-    """[n, in_size] with one scale for each row: -127 to 127 times a 127th of its largest number."""
+    """Quantize [n, in_size] with one scale per row: -127 to 127 times a 127th of the row's largest magnitude."""
     weight = weight.float()
     most = weight.abs().amax(1, keepdim=True)
     values = (weight * _factor(127.0, most)).round().clamp(-127, 127)
@@ -21,10 +21,10 @@ def quantize_int8(weight: torch.Tensor) -> QuantizedRows:
 
 
 def quantize_int4(weight: torch.Tensor, has_offsets: bool = False) -> QuantizedRows:
-    """[n, in_size] in groups of 32 inputs, the last filled up with zeros; scales and offsets are halves.
+    """Quantize [n, in_size] in groups of 32 inputs, the last one zero-padded; scales and offsets have half precision.
 
-    Without offsets a group is -8 to 7 times its scale, and its largest number in size is -8 times it; with them it is
-    the smallest number and 0 to 15 scales.
+    Without offsets, a group's values are -8 to 7 times its scale, and its number of largest magnitude is -8 times it.
+    With offsets, they are the group's smallest number plus 0 to 15 scales.
     """
     groups = _groups(weight.float())
     if has_offsets:
@@ -39,7 +39,10 @@ def quantize_int4(weight: torch.Tensor, has_offsets: bool = False) -> QuantizedR
 
 
 def quantize_activations(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, in_size] as int8 [T, groups, group] and scales [T, groups, 1]; a scale is NaN if a number is not finite."""
+    """Quantize x [T, in_size] to int8 [T, groups, group] and scales [T, groups, 1].
+
+    A scale is NaN if a number of its group is not finite.
+    """
     groups = _groups(x.float(), group)
     most = groups.abs().amax(-1, keepdim=True)
     used = most * (most >= SMALLEST)
@@ -48,7 +51,7 @@ def quantize_activations(x: torch.Tensor, group: int) -> tuple[torch.Tensor, tor
 
 
 def multiply(x: torch.Tensor, rows: QuantizedRows) -> torch.Tensor:
-    """x W^T [T, n] float32 as the kernels sum it: integers exactly, in a group, then groups in order."""
+    """Return x W^T [T, n] float32, summed as the kernels do: integers exactly within a group, then groups in order."""
     group = x.shape[1] if rows.bits == 8 else GROUP
     values, x_scales = quantize_activations(x, group)
     scales = rows.scales if rows.bits == 8 else _expand(rows.scales, rows.group_size, values.shape[1])
@@ -64,7 +67,7 @@ def multiply(x: torch.Tensor, rows: QuantizedRows) -> torch.Tensor:
 
 
 def _groups(x: torch.Tensor, group: int = GROUP) -> torch.Tensor:
-    """[n, in_size] -> [n, groups, group], filled up with zeros."""
+    """Split [n, in_size] into [n, groups, group], zero-padded."""
     return torch.nn.functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
 
 

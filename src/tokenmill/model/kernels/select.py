@@ -1,4 +1,4 @@
-"""Which kernels run a model, and why."""
+"""Select the kernels that run a model, with the reason."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def select_kernels(
 
     Args:
         name: `torch`, `native` or `auto`.
-        formats: of the matrices, where the kernels can pack them. Torch kernels spell a quantized checkpoint out.
+        formats: formats of the matrices, for kernels that can pack them. Torch kernels dequantize checkpoints.
 
     Returns:
-        The kernels, and a clause that says why they were taken.
+        The kernels, and a clause that gives the reason for the choice.
 
     Raises:
-        InvalidConfig: the native ones are asked for, and cannot serve.
+        InvalidConfig: the native kernels are asked for, but cannot run here.
     """
     if name == "torch":
         return TorchKernels(dtype, device), "asked for"
@@ -42,7 +42,7 @@ def select_kernels(
 
 
 def _obstacle(device: str, dtype: torch.dtype) -> str | None:
-    """Why the native kernels cannot serve; None: they can, if they were built."""
+    """Return the reason that rules out the native kernels; None if they can run, provided they were built."""
     if torch.device(device).type != "cpu":
         return "the native kernels are for CPUs"
     if dtype != torch.bfloat16:

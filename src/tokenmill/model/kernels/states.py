@@ -1,7 +1,7 @@
-"""`StateMemory`: the states of requests in layers that keep one, in slots; and which of them the tokens of a step meet.
+"""`StateMemory`: the states of requests in layers that keep one, in slots, and the tokens of a step that use each.
 
-Knows nothing of requests: whose a slot is the scheduler says. The first slots are those of the rows of running
-requests, the others hold what was kept of prefixes.
+Knows nothing of requests: the scheduler decides which request owns a slot. The first slots are those of the rows of
+running requests, the others hold states kept for prefixes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Part = tuple[tuple[int, ...], torch.dtype]
 
 
 class StateMemory:
-    """A state per slot and layer.
+    """The memory of one state per slot and layer.
 
     Attributes:
         layers: the tensors of each layer that keeps states, each [num_slots, ...], zeros at first.
@@ -36,7 +36,7 @@ class StateMemory:
         return sum(tensor.nbytes for tensors in self.layers for tensor in tensors)
 
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Let slots `targets` be as slots `sources` are; both [N] int64. A source below 0 is a state of zeros."""
+        """Copy slots `sources` to slots `targets`, both [N] int64; a source below 0 is a state of zeros."""
         is_new = sources < 0
         for tensors in self.layers:
             for tensor in tensors:
@@ -49,14 +49,14 @@ def _column(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StepStates:
-    """The states of a step's requests, and what is kept of them on the way.
+    """The states of a step's requests, and the copies of them that the step keeps.
 
     |<- first ->| sources are copied to targets |<- rest ->|
 
     Attributes:
-        first: the tokens up to the end of the step, or up to where a request's state is wanted.
-        rest: those behind; None: there are none.
-        sources, targets: [N] int64, slots; None: nothing is kept.
+        first: each request's tokens up to the state to be kept, or up to the end of the step.
+        rest: the tokens after that; None if there are no more.
+        sources, targets: [N] int64, slots; None if no state is kept.
     """
 
     memory: StateMemory
@@ -66,7 +66,7 @@ class StepStates:
     targets: torch.Tensor | None = None
 
     def run(self, state: torch.Tensor, call: Callable[[StateRows], None]) -> None:
-        """Run all tokens through one tensor of states, and keep what is wanted of it."""
+        """Run all tokens through one tensor of states, and copy the states to be kept."""
         call(self.first)
         if self.sources is not None and self.targets is not None:
             state[self.targets] = state[self.sources]
@@ -81,12 +81,12 @@ def step_states(
     saves: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
     device: torch.device | str,
 ) -> StepStates:
-    """What a step needs, of what the host knows.
+    """Make the states of a step from data on the host.
 
     Args:
         slots: [B] int64. query_starts: [B + 1] int32.
-        saves: of N requests, each at most once: their places in the batch, how many of their tokens come before the
-            state that is wanted (at least 1), and the slot that it is copied to; None: none is.
+        saves: for N requests, each at most once: their places in the batch, the number of their tokens before the state
+            to be kept (at least 1), and the slot that it is copied to; None to keep no state.
     """
     spans = np.stack((query_starts[:-1], query_starts[1:]), 1).astype(np.int32)
     if saves is None:

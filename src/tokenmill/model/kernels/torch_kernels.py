@@ -1,4 +1,4 @@
-"""Kernels in plain torch, for any device and dtype: the reference of the others."""
+"""Kernels in plain torch, for any device and dtype: the reference for all other kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEWEST_ROWS = {torch.float32: 8, torch.bfloat16: 4}
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + b: [T, in_size] -> [T, out_size]; on a CPU, the same code whether T is 1 or more."""
+    """Return x W^T + b: [T, in_size] -> [T, out_size]; on a CPU, by the same code for one token as for more."""
     missing = FEWEST_ROWS.get(x.dtype, 0) - x.shape[0] if x.is_cpu else 0
     if missing <= 0:
         return functional.linear(x, weight, bias)
@@ -26,7 +26,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 def gated(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
-    """[T, 2 * size] -> gate(first half) * second half, [T, size]."""
+    """Return gate(first half) * second half: [T, 2 * size] -> [T, size]."""
     first, up = gate_up.chunk(2, -1)
     match gate:
         case Gate.SILU:
@@ -39,26 +39,26 @@ def gated(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
-    """x [..., size] over its last dimension, times weight [size]; see `Kernels.rms_norm`."""
+    """Return x [..., size] normalized over its last dimension, times weight [size]; see `Kernels.rms_norm`."""
     if is_offset:
         return functional.rms_norm(x.float(), weight.shape, None, eps).mul_(1.0 + weight.float()).to(x.dtype)
     return functional.rms_norm(x, weight.shape, None, eps).mul_(weight)
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """[T, V] -> [T] int64: the largest of each row; see `LinearWeight.argmax`."""
+    """Return the index of the largest of each row, [T, V] -> [T] int64; see `LinearWeight.argmax`."""
     ids = logits.argmax(-1, keepdim=True)  # of a NaN, if there is one
     return ids.where(logits.gather(1, ids).isfinite(), -1).squeeze(1)
 
 
 def best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[T, V] -> [T] int64, [T] float32: the largest of each row, and its value; see `LinearWeight.best`."""
+    """Return index and value of the largest of each row, [T, V] -> [T] int64, [T] float32; see `LinearWeight.best`."""
     ids = logits.argmax(-1, keepdim=True)
     return ids.squeeze(1), logits.gather(1, ids).squeeze(1).float()
 
 
 class TorchWeight:
-    """A row-major weight; see `LinearWeight`.
+    """A row-major `LinearWeight`.
 
     Attributes:
         weight: [out_size, in_size].
@@ -72,36 +72,36 @@ class TorchWeight:
         self.num_bytes = self.weight.nbytes
 
     def load_rows(self, start: int, rows: Rows) -> None:
-        """See `LinearWeight.load_rows`; quantized rows are spelled out."""
+        """Copy rows from row `start` on; quantized rows are dequantized."""
         self.weight[start : start + rows.shape[0]].copy_(dense(rows))
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `LinearWeight.multiply`."""
+        """Return x W^T + bias."""
         return product(x, self.weight, bias)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
-        """See `LinearWeight.gated`."""
+        """Return gate(first half) * second half of x W^T + bias."""
         return gated(self.multiply(x, bias), gate)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """See `LinearWeight.logits`."""
+        """Return x W^T in float32."""
         return self.multiply(x).float()
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
-        """See `LinearWeight.argmax`."""
+        """Return the row of the largest logit, or -1 if that is not finite."""
         return argmax(self.multiply(x))
 
     def best(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `LinearWeight.best`."""
+        """Return the row and the value of the largest logit."""
         return best(self.multiply(x))
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `LinearWeight.lookup`."""
+        """Return rows by number."""
         return functional.embedding(ids, self.weight)
 
 
 class LoopedExperts:
-    """One expert after the other, each a product of its own: for kernels without grouped products."""
+    """Experts that run one after the other, each a product of its own: for kernels without grouped products."""
 
     __slots__ = ("biases", "down", "gate", "gate_up")
 
@@ -118,12 +118,12 @@ class LoopedExperts:
         self.gate = gate
 
     def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """See `Experts.one`."""
+        """Run x through one expert."""
         first, second = (None, None) if self.biases is None else (bias[expert] for bias in self.biases)
         return self.down[expert].multiply(self.gate_up[expert].gated(x, first, self.gate), second)
 
     def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """See `Experts.mix`."""
+        """Return the weighted sum of each token's experts, one expert after the other."""
         order = experts.flatten().argsort(stable=True)
         tokens = order // experts.shape[1]
         inputs, scales = x[tokens], weights.flatten()[order].unsqueeze(1)
@@ -139,7 +139,7 @@ class LoopedExperts:
 
 
 class TorchKernels:
-    """See `Kernels`. Device `meta` allocates nothing."""
+    """`Kernels` in plain torch. Device `meta` allocates nothing."""
 
     name = "torch"
 
@@ -148,21 +148,21 @@ class TorchKernels:
         self._device = device
 
     def without_memory(self) -> TorchKernels:
-        """See `Kernels.without_memory`."""
+        """Return the same kernels on device `meta`."""
         return TorchKernels(self.dtype, "meta")
 
     def in_memory(self, arena: Arena) -> Kernels | None:
-        """See `Kernels.in_memory`."""
+        """Return None: these kernels cannot share memory."""
         return None
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
-        """See `Kernels.linear_weight`."""
+        """Make an unfilled row-major weight."""
         return TorchWeight(out_size, in_size, self.dtype, self._device)
 
     def experts(
         self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
     ) -> Experts:
-        """See `Kernels.experts`."""
+        """Make unfilled experts with one weight per matrix."""
         gate_up = [self._expert_weight(2 * size, hidden_size, WeightRole.GATE_UP) for _ in range(num_experts)]
         down = [self._expert_weight(hidden_size, size) for _ in range(num_experts)]
         biases = self._biases(num_experts, hidden_size, size) if has_biases else None
@@ -180,15 +180,15 @@ class TorchKernels:
         return tuple(self.vector(num_experts * own).view(num_experts, own) for own in (2 * size, hidden_size))
 
     def vector(self, size: int) -> torch.Tensor:
-        """See `Kernels.vector`."""
+        """Make an unfilled vector."""
         return torch.empty(size, dtype=self.dtype, device=self._device)
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Kernels.gelu`."""
+        """Return GELU with tanh of x."""
         return functional.gelu(x, approximate="tanh")
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
-        """See `Kernels.rms_norm`."""
+        """Return the RMSNorm of x, times the weight."""
         return rms_norm(x, weight, eps, is_offset)
 
     def add_rms_norm(
@@ -200,7 +200,7 @@ class TorchKernels:
         scale: float = 1.0,
         is_offset: bool = False,
     ) -> torch.Tensor:
-        """See `Kernels.add_rms_norm`."""
+        """Add scale * delta to x in place and return the norm of x."""
         if scale == 1:
             x += delta
         else:
@@ -218,7 +218,7 @@ class TorchKernels:
         out: torch.Tensor,
         silu: bool = False,
     ) -> None:
-        """See `Kernels.short_conv`."""
+        """Run the causal convolution of each request."""
         recurrence.short_conv(x, weight, bias, state, rows, out, silu)
 
     def delta_rule(
@@ -231,13 +231,13 @@ class TorchKernels:
         rows: recurrence.StateRows,
         out: torch.Tensor,
     ) -> None:
-        """See `Kernels.delta_rule`."""
+        """Run the gated delta rule of each request."""
         recurrence.delta_rule(mixed, gates, a_log, dt_bias, state, rows, out)
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels.gated_rms_norm`."""
+        """Return the norm of x over each head, times the weight and silu(gate)."""
         return recurrence.gated_rms_norm(x, gate, weight, eps)
 
     def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """See `Kernels.sigmoid_gate`."""
+        """Return x * sigmoid(gate), computed in place."""
         return recurrence.sigmoid_gate(x, gate)

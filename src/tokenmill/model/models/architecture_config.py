@@ -36,11 +36,11 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
 def read_architecture(fields: Mapping[str, Any], source: str = "config.json") -> Architecture:
-    """The architecture that a config.json describes.
+    """Return the architecture that a config.json describes.
 
     Args:
         fields: the parsed file.
-        source: what error messages call it, e.g. its path.
+        source: its name in error messages, e.g. its path.
 
     Raises:
         InvalidCheckpoint: the architecture, a feature or a value is not supported; names the source and the field.
@@ -92,10 +92,10 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
 
 
 def _part(fields: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
-    """An object in a config.
+    """Return an object in a config.
 
     Raises:
-        InvalidCheckpoint: it is none.
+        InvalidCheckpoint: it is no object.
     """
     part = fields.get(name)
     if not isinstance(part, dict):
@@ -199,7 +199,7 @@ def _norm(config: ConfigReader, family: Family) -> NormSpec:
 
 
 def _eos_token_ids(config: ConfigReader, stated: ConfigReader, vocab_size: int) -> tuple[int, ...]:
-    """The ids that end a text. What a family takes by default need not be in a small vocabulary; what is stated must.
+    """Return the ids that end a text. The family's defaults may lie outside of a small vocabulary; stated ids may not.
 
     Args:
         stated: `config` without the family's defaults.
@@ -214,7 +214,7 @@ def _eos_token_ids(config: ConfigReader, stated: ConfigReader, vocab_size: int) 
 
 
 def _dtype_name(config: ConfigReader) -> str | None:
-    """The format of its floats; a name that is not known would be passed over in silence."""
+    """Return the name of the float format, and refuse an unknown one."""
     field = "torch_dtype" if config.raw("dtype") is None else "dtype"
     name = config.raw(field)
     if name is None or name in FLOAT_FORMATS:

@@ -14,11 +14,11 @@ _REQUIRED = object()
 
 
 class ConfigReader:
-    """Reads fields of one JSON object. A field that is absent or null takes the default; without one it is an error.
+    """A reader of one JSON object. A field that is absent or null takes the default; without one it is an error.
 
     Args:
         fields: the object.
-        source: how error messages call it, e.g. the path of the file.
+        source: its name in error messages, e.g. the path of the file.
         defaults: values for fields that the object may leave out; they win over the defaults of the calls.
     """
 
@@ -28,16 +28,16 @@ class ConfigReader:
         self._defaults = defaults or {}
 
     def raw(self, name: str, default: Any = None) -> Any:
-        """The field as it stands, unchecked."""
+        """Return the field as it stands, unchecked."""
         value = self._fields.get(name)
         return self._defaults.get(name, default) if value is None else value
 
     def has(self, name: str) -> bool:
-        """True if the object has the field, null or not."""
+        """Return True if the object has the field, null or not."""
         return name in self._fields
 
     def integer(self, name: str, default: Any = _REQUIRED, low: int = 1, high: int = LARGEST) -> int:
-        """An integer from `low` to `high`.
+        """Return an integer from `low` to `high`.
 
         Raises:
             InvalidCheckpoint: absent without a default, of another type, or out of range.
@@ -52,7 +52,7 @@ class ConfigReader:
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
-        """A finite number above 0.
+        """Return a finite number above 0.
 
         Raises:
             InvalidCheckpoint: absent without a default, of another type, or out of range.
@@ -65,7 +65,7 @@ class ConfigReader:
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
-        """True or false.
+        """Return true or false.
 
         Raises:
             InvalidCheckpoint: of another type.
@@ -76,7 +76,7 @@ class ConfigReader:
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """An integer or a list of them, as a tuple; absent: empty.
+        """Return an integer or a list of them as a tuple; absent: empty.
 
         Raises:
             InvalidCheckpoint: of another type.
@@ -88,7 +88,7 @@ class ConfigReader:
         return tuple(values)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of finite numbers above 0.
+        """Return a list of finite numbers above 0.
 
         Raises:
             InvalidCheckpoint: absent, or of another type.
@@ -99,7 +99,7 @@ class ConfigReader:
         return tuple(ConfigReader({name: one}, self.source).number(name) for one in value)
 
     def error(self, message: str) -> InvalidCheckpoint:
-        """The error to raise: names the source."""
+        """Return the error to raise, which names the source."""
         return InvalidCheckpoint(f"{self.source}: {message}")
 
     def _get(self, name: str, default: Any) -> Any:

@@ -32,11 +32,11 @@ from tokenmill.model.sharding.collective import ALONE, Collective
 class Decoder:
     """Embedding, layers, final norm and output head, with unfilled weights until a loader fills them.
 
-    Of several ranks each has its part: `forward` they run together, `logits` and `best` are of a rank's own tokens. Of
-    several stages the first one has embedding and head, and the last one the final norm.
+    Each of several ranks has its part: ranks run `forward` together, while `logits` and `best` are of a rank's own
+    tokens. Of several stages the first has the embedding and the head, and the last has the final norm.
 
     Attributes:
-        tokens: which of the vocabulary are this rank's, in embedding and head.
+        tokens: this rank's part of the vocabulary, in embedding and head.
         embedding: [tokens, hidden_size]; None: another stage's.
         head: [tokens, hidden_size]; the same matrix as `embedding` when they are tied.
         rotary: the tables of every kind of rope that a layer has.
@@ -82,13 +82,13 @@ class Decoder:
             self.head = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.HEAD)
 
     def _layer(self, index: int, place: KVPlace | int, kernels: Kernels) -> Layer:
-        """The model's layer `index`."""
+        """Make the model's layer `index`."""
         architecture = self.architecture
         return Layer(architecture.layers[index], place, architecture.hidden_size, self.rotary, kernels, self.collective)
 
     @property
     def attention_spec(self) -> AttentionSpec:
-        """What an attention backend must know of this model, as far as it is this rank's."""
+        """Description of this rank's attention layers for an attention backend."""
         layers = [layer.attention.spec for layer in self.layers if layer.attention is not None]
         has_sinks = any(layer.has_sinks for layer in layers)
         groups = (AttentionSpec(count, *kind[:3], has_sinks, kind[3]) for kind, count in kv_groups(layers).items())
@@ -96,7 +96,7 @@ class Decoder:
         return dataclasses.replace(first, others=tuple(others))
 
     def state_memory(self, num_slots: int) -> StateMemory:
-        """Memory for the states of its layers, in `num_slots` slots."""
+        """Make memory for the states of its layers, in `num_slots` slots."""
         vector, dtypes = self.final_norm.weight, (self._kernels.dtype, torch.float32)
         layers = [[(part.shape, dtypes[part.is_wide]) for part in one.state] for one in self.architecture.recurrences]
         return StateMemory(layers, num_slots, vector.device)
@@ -107,7 +107,7 @@ class Decoder:
         """Run the batch's tokens, writing their KV.
 
         Args:
-            hidden: [T, hidden_size], what the stage before this one has brought, in memory that this one may write to;
+            hidden: [T, hidden_size], from the stage before this one, in memory that this one may write to;
                 None: this is the first.
 
         Returns:
@@ -135,7 +135,7 @@ class Decoder:
         return normed if self.shard.is_last_stage else stream.hidden
 
     def embed(self, token_ids: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
-        """[T] int64 -> [T, hidden_size], memory of its own."""
+        """Embed token ids: [T] int64 -> [T, hidden_size], memory of its own."""
         assert self.embedding is not None, "the first stage begins"
         hidden = self.collective.embeddings(token_ids, self.tokens, self.embedding.lookup)
         if adapters is not None:
@@ -145,7 +145,7 @@ class Decoder:
 
     @property
     def embedding_multiplier(self) -> float:
-        """What embeddings are multiplied by."""
+        """Factor on the embeddings, rounded to the kernels' dtype where the architecture asks for it."""
         exact = self.architecture.embedding_multiplier
         return torch.tensor(exact, dtype=self._kernels.dtype).item() if self.architecture.rounds_multiplier else exact
 
@@ -155,7 +155,7 @@ class Decoder:
         return self.head
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """[S, hidden_size], as `forward` returns them -> [S, tokens], see `LinearWeight.logits`."""
+        """Return the logits [S, tokens] of [S, hidden_size] from `forward`; see `LinearWeight.logits`."""
         logits, architecture = self._head.logits(outputs), self.architecture
         if architecture.logits_scaling != 1:
             logits = logits.float().div_(architecture.logits_scaling)
@@ -163,18 +163,18 @@ class Decoder:
 
     @property
     def _keeps_logits(self) -> bool:
-        """They are what the head gives."""
+        """True if the head's outputs are the logits, neither scaled nor capped."""
         return self.architecture.logits_scaling == 1 and self.architecture.logits_cap is None
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The most likely tokens, [S] int64, where nobody needs the logits themselves."""
+        """Return the most likely tokens, [S] int64, for rows that do not need the logits themselves."""
         if self._keeps_logits:
             return self._head.argmax(outputs)
         # A division and a bend round: two logits that differ may become equal, and then the lower id wins.
         return argmax(self.logits(outputs))
 
     def best(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The most likely of this rank's tokens, [S] int64, and their logits, [S] float32; see `LinearWeight.best`."""
+        """Return this rank's most likely tokens, [S] int64, and their logits, [S] float32; see `LinearWeight.best`."""
         if self._keeps_logits:
             ids, values = self._head.best(outputs)
         else:
@@ -182,7 +182,7 @@ class Decoder:
         return ids + self.tokens.start, values
 
     def targets(self) -> Iterator[Target]:
-        """Every checkpoint tensor this model needs; those of other stages with nothing of them wanted."""
+        """Yield every checkpoint tensor that this model needs; nothing is wanted of those of other stages."""
         scope, shape = TargetScope(self.architecture.weight_names), (self.tokens.total, self.architecture.hidden_size)
         for role, matrix in {"embedding": self.embedding, "head": self.head}.items():
             if role == "head" and self.architecture.tie_embeddings:
@@ -205,7 +205,7 @@ class Decoder:
 
 
 def _capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """cap * tanh(logits / cap), in place. numpy's tanh of a number does not depend on where it stands in a row."""
+    """Return cap * tanh(logits / cap), in place. numpy's tanh of a number does not depend on its place in a row."""
     assert logits.device.type == "cpu", "a model with a cap runs on CPUs"
     logits.div_(cap)
     np.tanh(logits.numpy(), out=logits.numpy())

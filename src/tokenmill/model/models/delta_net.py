@@ -15,13 +15,13 @@ from tokenmill.model.sharding.shard import Part
 
 
 class DeltaNet:
-    """q, k and v through a short convolution, the delta rule, a norm of its heads that z gates.
+    """A block that sends q, k and v through a short convolution and the delta rule, and norms heads that z gates.
 
     Args:
-        place: of its states among those of the model.
+        place: index of its states among those of the model.
 
     Attributes:
-        mixed: q, k and v of all heads, then. gates: b, how much of a value is written, and a, how much is kept. In
+        mixed: q, k and v of all heads. gates: b, how much of a value is written, and a, how much is kept. In
             bfloat16 whatever the others are in: they are small, and what is kept multiplies over all tokens.
         filters: [mixed_width, kernel], of the convolution.
     """
@@ -41,7 +41,7 @@ class DeltaNet:
         self.output = Linear(spec.values_width, {"delta_output": Part.whole(hidden_size)}, False, kernels)
 
     def mix(self, x: torch.Tensor, states: StepStates) -> torch.Tensor:
-        """[T, hidden] -> [T, values_width], as the output projection takes it; takes the states along."""
+        """Map x [T, hidden] to [T, values_width], the input of the output projection, and advance the states."""
         kernels, (inputs, matrices) = self._kernels, states.memory.layers[self.place]
         raw, gates = self.mixed.forward(x), self.gates.forward(x)
         mixed = torch.empty_like(raw)
@@ -53,7 +53,7 @@ class DeltaNet:
         return kernels.gated_rms_norm(out, self.z.forward(x), self.norm, self.spec.norm.eps)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
-        """The checkpoint tensors that fill this block."""
+        """Yield the checkpoint tensors that fill this block."""
         yield from self._projections(scope)
         yield scope.filters("delta_filters", self.filters)
         yield scope.vector("delta", self.a_log, "A_log")
@@ -62,7 +62,7 @@ class DeltaNet:
         yield from self.output.targets(scope)
 
     def _projections(self, scope: TargetScope) -> Iterator[Target]:
-        """The projections of x: each a tensor, or those of a key head behind those of another."""
+        """Yield the projections of x: each a tensor of its own, or all in one tensor, key head by key head."""
         if scope.names["delta_z"] != scope.names["delta_q"]:
             for linear in (self.mixed, self.z, self.gates):
                 yield from linear.targets(scope)
@@ -76,7 +76,7 @@ class DeltaNet:
 
 
 def _of_key_heads(scope: TargetScope, num_heads: int, sizes: dict[str, int], linears: list[Linear]) -> Iterator[Target]:
-    """Targets of projections stored head by head: |q k v z of head 0|q k v z of head 1| ...
+    """Yield targets of projections stored head by head: |q k v z of head 0|q k v z of head 1| ...
 
     Args:
         sizes: rows of one head, by role, in the order in which they are stored.

@@ -33,38 +33,38 @@ from tokenmill.model.models.weight_names import (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What tells one family from another.
+    """The facts that tell one family from another.
 
     Attributes:
-        layers: reads all layers, where they differ in more than the facts below say; None: these say it.
-        reads_ropes: the same of layers whose ropes the config says in a way of its own.
+        layers: reads all layers, where they differ in more than the facts below describe; None: these describe them.
+        reads_ropes: reads all layers, where the config describes ropes in a way of its own.
         norm_eps: config field of the norms' epsilon.
-        per_layer: reads the embeddings that layers have for themselves.
-        caps_logits: `final_logit_softcapping` may do that.
+        per_layer: reads the embeddings that each layer has of its own.
+        caps_logits: the config may have `final_logit_softcapping`.
         windows: reads the sliding windows, one per layer.
         has_rope: reads which layers have a rotary embedding.
         qkv_bias, output_bias, mlp_bias: True or False when the family fixes it, else the config field that says it.
         head_norms: RMSNorm over each head of q and k.
         head_dim: config field `head_dim` when it is absent; None: hidden size / heads.
         has_experts: the config describes experts. has_sinks: heads of attention have sinks.
-        experts: what these have of their own, fields of `MoeSpec`.
+        experts: fields of `MoeSpec` that the family fixes.
         stacks_experts: checkpoints store all experts of a layer in one tensor.
-        has_out_norms: what a block adds goes through a norm.
-        norms_are_offsets: weights of norms are what is added to 1.
+        has_out_norms: the output of a block goes through a norm.
+        norms_are_offsets: weights of norms are offsets from 1.
         activation: config field of the gate's activation.
         query_scalar: config field whose inverse square root is the scale of attention; None: heads' size is.
-        scales_embeddings: by the square root of the hidden size, rounded to the model's dtype.
+        scales_embeddings: embeddings are multiplied by the square root of the hidden size, rounded to the model's
+            dtype.
         may_rotate_partly: the rope may turn a part of each head.
-        local_theta: layers with a window have a rope of their own, with this base where nothing says it; None: they
-            have not.
-        refused: config fields that must be absent, null or false: what they would change is not built.
+        local_theta: layers with a window have a rope of their own, with this base by default; None: they have none.
+        refused: config fields that must be absent, null or false: they are not supported.
         text_config: the config of the decoder is a part of the file, if there is such a part.
-        takes_images: a vision tower stands beside the decoder. other_weights: what the names of weights begin with that
-            are not the decoder's.
+        takes_images: a vision tower stands beside the decoder. other_weights: name prefixes of weights that are not the
+            decoder's.
         has_multipliers: the config has the four multipliers of Granite; the scale of attention is one of them.
         defaults: values of fields that may be absent.
-        weight_names: what checkpoints call the weights.
-        gguf: llama.cpp's name of it; None: GGUF files of it are not read.
+        weight_names: names of the weights in checkpoints.
+        gguf: llama.cpp's name of the family; None: its GGUF files are not read.
         gguf_interleaves_heads: llama.cpp's converter puts the rows of q and k that rotate together side by side.
     """
 

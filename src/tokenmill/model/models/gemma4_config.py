@@ -10,7 +10,7 @@ from tokenmill.model.models.rope_config import rope_part
 
 
 def read_layers(config: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
-    """The layers.
+    """Read the layers.
 
     Raises:
         InvalidCheckpoint: a value that is not supported; names the field.
@@ -53,7 +53,7 @@ def read_layers(config: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
 
 
 def read_per_layer(config: ConfigReader) -> PerLayerSpec | None:
-    """The per-layer embeddings; None: there are none.
+    """Read the per-layer embeddings; None: there are none.
 
     Raises:
         InvalidCheckpoint: see `read_layers`.
@@ -68,7 +68,7 @@ def read_per_layer(config: ConfigReader) -> PerLayerSpec | None:
 
 
 def _heads(config: ConfigReader, layer: int, is_full: bool) -> tuple[int, int]:
-    """KV heads and the size of heads: as published configs say it, by type; as transformers 5 saves it, by layer."""
+    """Read KV heads and head sizes: by type of layer (published configs), or by layer (saved by transformers 5)."""
     head_dim, num_kv_heads = config.integer("head_dim"), config.integer("num_key_value_heads")
     said = config.raw("per_layer_config")
     if said is None:
@@ -91,7 +91,7 @@ def _heads(config: ConfigReader, layer: int, is_full: bool) -> tuple[int, int]:
 
 
 def _sources(config: ConfigReader, windows: tuple[int | None, ...]) -> list[int | None]:
-    """Whose KV each layer reads: the last layers that of the last one of their type before them. None: its own."""
+    """Return for each layer the layer whose KV it reads, the last one of its type with KV of its own; None: its own."""
     first = max(0, len(windows) - config.integer("num_kv_shared_layers", 0, low=0))
     sources: list[int | None] = [None] * len(windows)
     for layer in range(first, len(windows)):
@@ -103,7 +103,7 @@ def _sources(config: ConfigReader, windows: tuple[int | None, ...]) -> list[int 
 
 
 def _rope(config: ConfigReader, layer_type: str, theta: float, kind: str) -> tuple[RopeSpec, ConfigReader]:
-    """The plain rope of a type of layers, and what else is said of it."""
+    """Read the plain rope of a type of layers; return it with the config object that describes it."""
     part = rope_part(config, "rope_parameters", layer_type)
     if part.raw("rope_type", kind) != kind:
         raise part.error(f"rope_type {part.raw('rope_type')!r} is not supported; supported: {kind}")

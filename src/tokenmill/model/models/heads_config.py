@@ -1,4 +1,4 @@
-"""How many heads attention has and how large they are, as a config.json says it. Knows no torch."""
+"""Read the number and the size of attention heads from a config.json. Knows no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tokenmill.model.models.config_reader import ConfigReader
 
 
 def read_heads(config: ConfigReader) -> tuple[int, int]:
-    """How many heads attention has, and how many KV heads.
+    """Return the number of attention heads and the number of KV heads.
 
     Raises:
         InvalidCheckpoint: the former is no multiple of the latter.
@@ -22,7 +22,7 @@ def read_heads(config: ConfigReader) -> tuple[int, int]:
 
 
 def read_head_dim(config: ConfigReader, num_heads: int, default: int | None) -> int:
-    """The size of a head. `default`: where nothing says it; None: that of the hidden states over the heads.
+    """Return the size of a head. `default`: the size where the config has none; None: hidden size over heads.
 
     Raises:
         InvalidCheckpoint: it is odd, or no whole number.
@@ -37,7 +37,7 @@ def read_head_dim(config: ConfigReader, num_heads: int, default: int | None) -> 
 
 
 def check_rope(config: ConfigReader, rope: RopeSpec, head_dim: int) -> None:
-    """See that a rope fits heads of this size.
+    """Check that a rope fits heads of this size.
 
     Raises:
         InvalidCheckpoint: it does not; names the field.

@@ -1,5 +1,5 @@
-"""Where the KV of each layer lies: layers with heads of one shape, and with or without pages that go when they lie
-behind a window, are a group with one memory, and are counted there.
+"""The places of each layer's KV. Layers with heads of one shape form a group with one memory and are numbered there;
+those whose pages go when they lie behind a window form groups of their own.
 
 A layer may read the KV of an earlier one instead of having any. Knows no torch and no backend.
 """
@@ -15,7 +15,7 @@ from tokenmill.model.architecture.architecture import SelfAttentionSpec
 
 @dataclass(frozen=True, slots=True)
 class KVPlace:
-    """See `AttentionLayer`. `layer`: its number among all."""
+    """The place of a layer's KV; fields as in `AttentionLayer`. `layer`: its number among all layers."""
 
     layer: int
     group: int
@@ -28,7 +28,7 @@ Kind = tuple[int, int, int, bool]
 
 
 def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[Kind, int]:
-    """The kind of each group, in the order of its first layer -> layers that have KV."""
+    """Return the kind of each group, in the order of its first layer -> its number of layers that have KV."""
     counts: dict[Kind, int] = {}
     for spec in attentions:
         if spec is not None and spec.kv_from is None:
@@ -37,7 +37,7 @@ def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[Kind, int]
 
 
 def kv_places(attentions: Sequence[SelfAttentionSpec | None]) -> Iterator[KVPlace | None]:
-    """The place of each layer; None: it has no attention."""
+    """Return the place of each layer; None: it has no attention."""
     numbers = {kind: number for number, kind in enumerate(kv_groups(attentions))}
     found: list[KVPlace | None] = []
     counts = [0] * len(numbers)

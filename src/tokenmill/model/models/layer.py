@@ -47,20 +47,20 @@ class ResidualStream:
         self.scale = 1.0
 
     def normed(self, norm: RMSNorm) -> torch.Tensor:
-        """Add what is still to be added, and the norm of the sum: one pass over memory for both."""
+        """Add what is still to be added, and return the norm of the sum: one pass over memory for both."""
         return norm.forward(self.hidden, self.delta, self.scale)
 
     def keep(self, only: torch.Tensor) -> None:
-        """Hold just these tokens."""
+        """Keep only these tokens."""
         self.hidden = self.hidden.index_select(0, only)
         self.given = None if self.given is None else self.given.index_select(1, only)
 
 
 class Layer:
-    """The layer that a specification describes.
+    """A decoder layer, built from its specification.
 
     Args:
-        place: of its KV; of one with a recurrence, the number of its states.
+        place: the place of its KV, or the index of its states if it has a recurrence.
         rotary: the tables of every kind of rope in the model.
 
     Attributes:
@@ -148,13 +148,13 @@ class Layer:
 
     @property
     def mixer(self) -> SelfAttention | ShortConv | DeltaNet:
-        """What lets tokens of a request know of each other."""
+        """The block that mixes the tokens of a request: attention or a recurrence."""
         mixer = self.attention or self.recurrence
         assert mixer is not None, "a layer has one"
         return mixer
 
     def _end(self, stream: ResidualStream, scalar: torch.Tensor) -> None:
-        """What Gemma 4 does behind the two blocks: a third one, and everything multiplied."""
+        """Apply the end of a Gemma 4 layer: a third block, then a factor on everything."""
         assert stream.delta is not None and stream.scale == 1, "a block has something to add"
         stream.hidden += stream.delta
         if self.per_layer is not None and stream.given is not None:
@@ -163,7 +163,7 @@ class Layer:
         stream.delta = None
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
-        """The checkpoint tensors that fill this layer."""
+        """Yield the checkpoint tensors that fill this layer."""
         yield from _norm_targets(scope, "attention_norm", self.attention_norm)
         yield from self.mixer.targets(scope)
         yield from _norm_targets(scope, "attention_out_norm", self.attention_out_norm)

@@ -1,4 +1,4 @@
-"""Which layers have a window, and which a rope, by family: readers of the config fields that say it. Knows no torch."""
+"""Read which layers have a window and which a rope, by family, from config fields. Knows no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ Windows = tuple[int | None, ...]
 
 
 def no_windows(config: ConfigReader, num_layers: int) -> Windows:
-    """Every layer attends to all tokens."""
+    """Return no window for every layer: each attends to all tokens."""
     return (None,) * num_layers
 
 
 def refuse_window(config: ConfigReader, num_layers: int, max_position: int) -> None:
-    """Refuse a window that a family without windows is told of, unless it is switched off or as long as a text can be.
+    """Refuse a window in a family without windows, unless it is switched off or as long as a text can be.
 
-    What such a config means nobody knows: transformers 5 attends to all tokens of a prompt, and keeps only a window of
+    Such a config has no clear meaning: transformers 5 attends to all tokens of a prompt, and keeps only a window of
     them for those that follow.
 
     Raises:
@@ -34,17 +34,17 @@ def refuse_window(config: ConfigReader, num_layers: int, max_position: int) -> N
 
 
 def every_layer(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """The fact holds for every layer."""
+    """Return True for every layer."""
     return (True,) * num_layers
 
 
 def one_window(config: ConfigReader, num_layers: int) -> Windows:
-    """Every layer has the window."""
+    """Return the same window for every layer."""
     return (_window(config),) * num_layers
 
 
 def given_window(config: ConfigReader, num_layers: int) -> Windows:
-    """Phi 3: absent means "no window"."""
+    """Read Phi 3's window: absent means "no window"."""
     return one_window(config, num_layers) if config.has("sliding_window") else (None,) * num_layers
 
 
@@ -56,12 +56,12 @@ def _window(config: ConfigReader, default: int = 4096) -> int | None:
 
 
 def switched_window(config: ConfigReader, num_layers: int) -> Windows:
-    """`use_sliding_window` says whether every layer has the window, or none."""
+    """Return a window for every layer if `use_sliding_window` is true, else for none."""
     return one_window(config, num_layers) if config.boolean("use_sliding_window", False) else (None,) * num_layers
 
 
 def layered_windows(config: ConfigReader, num_layers: int) -> Windows:
-    """Qwen: `layer_types` says which layers slide; older configs slide from layer `max_window_layers` on."""
+    """Read Qwen's windows: `layer_types` says which layers slide; older configs slide from `max_window_layers` on."""
     window = _window(config) if config.boolean("use_sliding_window", False) else None
     if config.raw("layer_types") is None:
         first = config.integer("max_window_layers", 28, low=0)
@@ -70,10 +70,10 @@ def layered_windows(config: ConfigReader, num_layers: int) -> Windows:
 
 
 def read_kinds(config: ConfigReader, num_layers: int, known: tuple[str, ...]) -> list[str]:
-    """What `layer_types` says of each layer.
+    """Return `layer_types`, the kind of each layer.
 
     Raises:
-        InvalidCheckpoint: it is no list of a name per layer, or has one that is not among the known ones.
+        InvalidCheckpoint: it is not a list of one name per layer, or has an unknown name.
     """
     layer_types = config.raw("layer_types")
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
@@ -92,7 +92,8 @@ def _by_layer_types(config: ConfigReader, num_layers: int, window: int | None) -
 
 
 def rope_flags(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """SmolLM3: `no_rope_layers` has a 1 for each layer with a rope (sic); without it every fourth has none."""
+    """Read SmolLM3's ropes: `no_rope_layers` has a 1 for each layer with one (sic); without it every fourth has
+    none."""
     if config.raw("no_rope_layers") is None:
         interval = config.integer("no_rope_layer_interval", 4)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
@@ -103,7 +104,8 @@ def rope_flags(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
 
 
 def windows_without_rope(config: ConfigReader, num_layers: int) -> Windows:
-    """SmolLM3: `layer_types` says which layers slide, whatever `use_sliding_window` says; else those without a rope."""
+    """Read SmolLM3's windows: from `layer_types`, whatever `use_sliding_window` says; else layers without a rope
+    slide."""
     has_window = config.raw("sliding_window") is not None
     window = config.integer("sliding_window") if has_window else None
     if config.raw("layer_types") is not None:
@@ -114,7 +116,7 @@ def windows_without_rope(config: ConfigReader, num_layers: int) -> Windows:
 
 
 def windows_but_every_sixth(config: ConfigReader, num_layers: int) -> Windows:
-    """Gemma 3: `layer_types` says which layers slide; older configs have how many layers later each full one comes."""
+    """Read Gemma 3's windows: from `layer_types`; older configs give the distance between full layers."""
     window = _window(config)
     if config.raw("layer_types") is None:
         interval = config.integer("sliding_window_pattern", 6)
@@ -123,7 +125,7 @@ def windows_but_every_sixth(config: ConfigReader, num_layers: int) -> Windows:
 
 
 def every_second_window(config: ConfigReader, num_layers: int) -> Windows:
-    """gpt-oss: `layer_types` says which layers slide; without it the first, the third and so on do."""
+    """Read gpt-oss's windows: `layer_types` says which layers slide; without it the first, the third and so on do."""
     window = _window(config, default=128)
     if config.raw("layer_types") is None:
         return tuple(None if layer % 2 else window for layer in range(num_layers))

@@ -1,4 +1,4 @@
-"""The layers of LFM2 as its config.json says them: which have attention, and how wide the rest is. Knows no torch."""
+"""Read the layers of LFM2 from its config.json: which have attention, and how wide the rest is. Knows no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenmill.model.models.layer_kinds import read_kinds
 
 
 def read_layers(config: ConfigReader, num_layers: int, rope: RopeSpec) -> tuple[LayerSpec, ...]:
-    """The layers.
+    """Read the layers.
 
     Raises:
         InvalidCheckpoint: a value that is not supported; names the field.
@@ -37,7 +37,7 @@ def read_layers(config: ConfigReader, num_layers: int, rope: RopeSpec) -> tuple[
 
 
 def _attention_layers(config: ConfigReader, num_layers: int) -> list[bool]:
-    """`layer_types` says which layers have attention; older configs list their numbers."""
+    """Read which layers have attention: from `layer_types`, or from the list of their numbers in older configs."""
     if config.raw("layer_types") is not None:
         return [kind == "full_attention" for kind in read_kinds(config, num_layers, ("full_attention", "conv"))]
     if config.raw("full_attn_idxs") is None:
@@ -47,7 +47,7 @@ def _attention_layers(config: ConfigReader, num_layers: int) -> list[bool]:
 
 
 def _mlp_size(config: ConfigReader) -> int:
-    """The width that `intermediate_size` stands for: two thirds of it, times a factor, rounded up to whole blocks."""
+    """Return the width that `intermediate_size` means: two thirds of it, times a factor, rounded up to whole blocks."""
     size = config.integer("block_ff_dim", config.integer("intermediate_size"))
     if not config.boolean("block_auto_adjust_ff_dim", True):
         return size

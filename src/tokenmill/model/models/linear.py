@@ -16,11 +16,11 @@ from tokenmill.model.sharding.shard import Part
 class Linear:
     """`y = x W^T + b` for one or several projections of the same input, their rows stacked in one matrix.
 
-    Of several ranks each has some of the outputs; or, of the second of a pair of matrices, perhaps some of the inputs.
+    Each of several ranks has some of the outputs or, in the second of a pair of matrices, perhaps some of the inputs.
 
     Attributes:
-        parts: role of each projection in a table of names -> which of its outputs are this rank's.
-        inputs: which of the inputs are.
+        parts: role of each projection in a table of names -> this rank's part of its outputs.
+        inputs: this rank's part of the inputs.
         weight: [sum of part sizes, inputs].
         bias: [sum of part sizes]; None: there is none, or another rank adds it.
     """
@@ -39,9 +39,9 @@ class Linear:
         """Make the parameters.
 
         Args:
-            inputs: how many there are, or which of them are this rank's.
+            inputs: their number, or this rank's part of them.
             parts: in the order of the stacked rows.
-            collective: puts together what all ranks have; without one it stays where it is.
+            collective: gathers the outputs of all ranks; without one each keeps its own.
         """
         size = sum(part.count for part in parts.values())
         self.parts = parts
@@ -53,23 +53,23 @@ class Linear:
 
     @property
     def columns(self) -> Part:
-        """Which of the outputs of all ranks are this one's; of several projections, of the first."""
+        """This rank's part of the outputs; with several projections, that of the first."""
         return next(iter(self.parts.values()))
 
     @property
     def role(self) -> str:
-        """The role of its first projection, by which adapters call it."""
+        """Role of its first projection, the name that adapters use."""
         return next(iter(self.parts))
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
-        """[T, inputs] -> [T, sum of part sizes], or the outputs of all ranks."""
+        """Multiply: [T, inputs] -> [T, sum of part sizes], or the outputs of all ranks."""
         own = self.weight.multiply(x, self.bias)
         if adapted is not None:
             own = adapted.add(self.role, x, own)
         return self._collective.behind(own, self.columns)
 
     def gated(self, x: torch.Tensor, gate: Gate, adapted: AdaptedLayer | None = None) -> torch.Tensor:
-        """Of two parts of equal size: gate(first) * second, [T, inputs] -> [T, size] (role GATE_UP)."""
+        """Multiply by two parts of equal size (role GATE_UP): gate(first) * second, [T, inputs] -> [T, size]."""
         if adapted is None:
             own = self.weight.gated(x, self.bias, gate)
         else:
@@ -77,7 +77,7 @@ class Linear:
         return self._collective.between(own, self.columns)
 
     def targets(self, scope: TargetScope, orders: Mapping[str, Order] | None = None) -> Iterator[Target]:
-        """The checkpoint tensors that fill this layer; projections of one name are parts of one tensor.
+        """Yield the checkpoint tensors that fill this layer; projections of one name are parts of one tensor.
 
         Args:
             orders: of the rows of heads, by role; see `Order`.
@@ -96,6 +96,6 @@ class Linear:
 
 
 def second_linear(role: str, inner: Part, size: int, bias: bool, kernels: Kernels, collective: Collective) -> Linear:
-    """The second of a pair of matrices, with `size` outputs in all. `inner`: this rank's outputs of the first."""
+    """Make the second of a pair of matrices, with `size` outputs in all. `inner`: this rank's outputs of the first."""
     inputs, outputs = collective.shard.second(inner, size)
     return Linear(inputs, {role: outputs}, bias, kernels, collective=collective)

@@ -15,7 +15,7 @@ from tokenmill.model.sharding.collective import Collective
 
 
 class MLP:
-    """gate and up in one product, then down.
+    """The block: gate and up in one product, then down.
 
     Args:
         prefix: of the roles of its weights.
@@ -32,10 +32,10 @@ class MLP:
         self.down = second_linear(f"{prefix}down", inner, hidden_size, spec.bias, kernels, collective)
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]."""
+        """Apply the block: [T, hidden] -> [T, hidden]."""
         return self.down.forward(self.gate_up.gated(x, self.gate, adapted), adapted)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
-        """The checkpoint tensors that fill this block."""
+        """Yield the checkpoint tensors that fill this block."""
         yield from self.gate_up.targets(scope)
         yield from self.down.targets(scope)

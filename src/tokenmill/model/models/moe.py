@@ -21,11 +21,11 @@ from tokenmill.model.sharding.shard import Part
 class MoE:
     """A router, and experts that are each a gated pair of projections.
 
-    Every rank routes for itself. Of the experts it has some; or, where ranks sum, a part of each.
+    Every rank routes for itself. It has some of the experts or, where ranks sum, a part of each.
 
     Attributes:
         shared: an expert that every token is sent to, by as much as `shared_gate` lets through; None: there is none.
-        part: which of the experts are this rank's. inner: which of the numbers between the projections of each are.
+        part: this rank's experts. inner: this rank's part of the numbers between the projections of each.
     """
 
     __slots__ = ("_collective", "_mix", "experts", "inner", "part", "router", "shared", "shared_gate", "spec")
@@ -46,7 +46,7 @@ class MoE:
         self._mix = SharedExperts(self.experts, self.part, collective).mix if is_shared else self.experts.mix
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden]; a token's result does not depend on the others."""
+        """Apply the block: [T, hidden] -> [T, hidden]; a token's result does not depend on the others."""
         mixed = self._mix(x, *self._route(x))
         mixed = mixed if self.inner.is_whole else self._collective.behind(mixed, Part.whole(mixed.shape[1]))
         if self.shared is None:
@@ -54,7 +54,7 @@ class MoE:
         return mixed.add_(self.shared.forward(x).mul_(torch.sigmoid(self.shared_gate.forward(x))))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
-        """The checkpoint tensors that fill this block."""
+        """Yield the checkpoint tensors that fill this block."""
         yield from self.router.targets(scope)
         if self.shared is not None:
             yield from self.shared.targets(scope)
@@ -89,7 +89,7 @@ class MoE:
             yield scope.vector_elsewhere("expert_down", len(second), "bias")
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights [T, k] in x's dtype and expert ids [T, k]; softmax over all experts, in float32."""
+        """Return weights [T, k] in x's dtype and expert ids [T, k], from a softmax over all experts in float32."""
         probabilities = torch.softmax(self.router.forward(x), -1, dtype=torch.float32)
         weights, experts = probabilities.topk(self.spec.experts_per_token, -1)
         if self.spec.norm_topk_prob:

@@ -2,7 +2,7 @@
 
 Between two kernels of a step Python takes longer than many a kernel, and takes the interpreter's lock each time, which
 the engine's other threads want too. Where everything is native anyway, native/decoder.cpp goes from one to the next.
-What it can run, `native_pass_obstacle` says: what a specification may ask for is served there, or refused here.
+`native_pass_obstacle` refuses every specification that the native code does not serve.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class NativeDecoder:
     def forward(
         self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See `Decoder.forward`; the attention is the one that it is bound to. Of several ranks only the first one has
-        outputs: the others are told what the head is to be multiplied by."""
+        """Run `Decoder.forward` as one native call, with the attention that it is bound to. Of several ranks only the
+        first has outputs: the others are told the input of the head."""
         assert attention is self._attention, "the pass is bound to the memory of one attention"
         token_ids, wanted = batch.token_ids, batch.output_indices
         assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"
@@ -96,14 +96,14 @@ class NativeDecoder:
         return out
 
     def _states_of(self, memory: StateMemory) -> NativeStates:
-        """Bound once: a model has one memory of states."""
+        """Return the bound states, made once: a model has one memory of states."""
         if self._states is None or self._states.memory is not memory:
             self._states = NativeStates(memory)
         return self._states
 
 
 def _media(batch: ForwardBatch) -> _native.StepMedia:
-    """What stands in the place of embeddings."""
+    """Return the media embeddings that stand in the place of token embeddings."""
     native, media = importlib.import_module(MODULE), batch.media
     if media is None or media.embeddings is None:
         return native.StepMedia(0, 0, 0, 0)
@@ -113,7 +113,7 @@ def _media(batch: ForwardBatch) -> _native.StepMedia:
 
 
 def _adapted(rows: AdapterRows | None) -> tuple[int, list[_native.Adapter]]:
-    """Which of some adapters each token has, by its address, and these."""
+    """Return the address of each token's adapter number, and the adapters in native form."""
     if rows is None:
         return 0, []
     assert rows.of_row.is_contiguous() and rows.of_row.dtype == torch.int32, "as the pass reads it"
@@ -122,7 +122,7 @@ def _adapted(rows: AdapterRows | None) -> tuple[int, list[_native.Adapter]]:
 
 
 def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
-    """Why the native pass cannot run this decoder with the attention of this name; None: it can."""
+    """Return why the native pass cannot run this decoder with the attention of this name; None: it can."""
     if not isinstance(decoder.layers[0].mixer.output.weight, PackedWeight):
         return "the weights are not packed for native kernels"
     if attention != NATIVE_ATTENTION:
@@ -131,21 +131,21 @@ def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
 
 
 def in_one_call(decoder: Decoder, attention: AttentionBackend) -> Decoder | NativeDecoder:
-    """The decoder with its passes in one call each, if nothing is an obstacle to that; else as it is."""
+    """Return the decoder with each pass in one native call if nothing prevents that, else as it is."""
     if native_groups(attention) is None or native_pass_obstacle(decoder, NATIVE_ATTENTION) is not None:
         return decoder
     return NativeDecoder(decoder, attention)
 
 
 def native_groups(attention: AttentionBackend) -> list[NativeAttention] | None:
-    """The native attention of each group of layers; None: another one serves."""
+    """Return the native attention of each group of layers; None: another one serves."""
     backends = attention.backends if isinstance(attention, GroupedAttention) else (attention,)
     groups = [backend for backend in backends if isinstance(backend, NativeAttention)]
     return groups if len(groups) == len(backends) else None
 
 
 def _unsupported(layer: LayerSpec) -> str | None:
-    """What native/decoder.cpp does not have of a layer."""
+    """Return what native/decoder.cpp does not support in a layer; None: it supports all."""
     return None if isinstance(layer.mlp, MlpSpec) else "experts are chosen in Python"
 
 

@@ -1,4 +1,4 @@
-"""Layers with recurrences in a native pass: their weights and their states, by address."""
+"""Bind layers with recurrences to a native pass: their weights and their states, by address."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class NativeStates:
-    """The states of a model, where they lie.
+    """The states of a model, by their addresses.
 
     Attributes:
-        memory: whose these are; it stays where it is.
+        memory: the memory of the states; it stays where it is.
     """
 
     __slots__ = ("_native", "memory")
@@ -36,7 +36,7 @@ class NativeStates:
             self._native.add(inputs.data_ptr(), inputs.stride(0), *wide)
 
     def step(self, states: StepStates, num_tokens: int) -> _native.StepStates:
-        """Those that the tokens of a step run through, which must live as long."""
+        """Bind the states that the tokens of a step run through; `states` must live as long as the result."""
         first, rest = bind_rows(states.first, num_tokens), states.rest
         behind, copies = None if rest is None else bind_rows(rest, num_tokens), (0, 0, 0)
         if states.sources is not None and states.targets is not None:
@@ -47,7 +47,7 @@ class NativeStates:
 
 
 def bind_recurrence(own: ShortConv | DeltaNet) -> _native.Recurrence:
-    """A layer's recurrence by its addresses.
+    """Bind a layer's recurrence by its addresses.
 
     Raises:
         ValueError: sizes for which there is no kernel; see `NativeRecurrence`.
@@ -69,7 +69,7 @@ def bind_recurrence(own: ShortConv | DeltaNet) -> _native.Recurrence:
 
 
 def bind_projection(linear: Linear, column: int = 0) -> _native.Projection:
-    """`column`: where its outputs begin among those of all ranks, or in a buffer that others share."""
+    """Bind a projection. `column`: where its outputs begin among those of all ranks, or in a shared buffer."""
     assert isinstance(linear.weight, PackedWeight), "its matrices are packed"
     projection: _native.Projection = importlib.import_module(MODULE).Projection(
         linear.weight.packed, 0 if linear.bias is None else linear.bias.data_ptr(), column

@@ -19,7 +19,7 @@ class RMSNorm:
         self._kernels = kernels
 
     def forward(self, hidden: torch.Tensor, delta: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
-        """hidden += scale * delta, in place, if there is one; then the norm of hidden [T, size], a new tensor."""
+        """Add scale * delta, if there is one, to hidden in place; return the norm of hidden [T, size], a new tensor."""
         eps, is_offset = self.spec.eps, self.spec.is_offset
         if delta is None:
             return self._kernels.rms_norm(hidden, self.weight, eps, is_offset)

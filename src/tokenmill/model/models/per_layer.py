@@ -19,7 +19,7 @@ from tokenmill.model.sharding.shard import Part
 
 
 class PerLayerInputs:
-    """What all layers are given, made once a step.
+    """The inputs that all layers get of their own, made once a step.
 
     Attributes:
         table: [vocab_size, layers * size] in the type of the file; None: not filled yet.
@@ -36,7 +36,7 @@ class PerLayerInputs:
         self.table: torch.Tensor | None = None
 
     def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """What each layer is given, [layers, T, size]; of tokens [T] int64 and their embeddings [T, hidden_size]."""
+        """Return each layer's input, [layers, T, size], for tokens [T] int64 and embeddings [T, hidden_size]."""
         assert self.table is not None, "the table is mapped when the weights are read"
         projected = self.projection.forward(hidden).mul_(self._projection_scale)
         normed = self.norm.forward(projected.view(-1, self._size))
@@ -47,7 +47,7 @@ class PerLayerInputs:
         return both.view(-1, self._num_layers, self._size).transpose(0, 1)
 
     def targets(self, scope: TargetScope, spec: PerLayerSpec) -> Iterator[Target]:
-        """The checkpoint tensors that fill this part."""
+        """Yield the checkpoint tensors that fill this part."""
         yield from self.projection.targets(scope)
         yield scope.vector("per_layer_norm", self.norm.weight)
         yield scope.mapped("per_layer_table", (spec.vocab_size, self._num_layers * self._size), self._map)
@@ -57,7 +57,7 @@ class PerLayerInputs:
 
 
 class PerLayerBlock:
-    """The third block of a layer: a gate over what the layer is given for the token, projected and normed.
+    """The third block of a layer: a gate over the layer's input for the token, projected and normed.
 
     Args:
         number: of the layer.
@@ -72,12 +72,12 @@ class PerLayerBlock:
         self.norm = RMSNorm(hidden_size, norm, kernels)
 
     def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """What is added to x [T, hidden_size]; `given` [layers, T, size]."""
+        """Return the block's addition to x [T, hidden_size]; `given` [layers, T, size]."""
         gated = self._kernels.gelu(self.gate.forward(x)).mul_(given[self._number])
         return self.norm.forward(self.output.forward(gated))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
-        """The checkpoint tensors that fill this block."""
+        """Yield the checkpoint tensors that fill this block."""
         yield from self.gate.targets(scope)
         yield from self.output.targets(scope)
         yield scope.vector("per_layer_out_norm", self.norm.weight)

@@ -1,4 +1,4 @@
-"""The layers of Qwen3-Next and Qwen3.5 as their config.json says them. Knows no torch."""
+"""Read the layers of Qwen3-Next and Qwen3.5 from their config.json. Knows no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenmill.model.models.layer_kinds import read_kinds
 
 
 def read_layers(config: ConfigReader, num_layers: int, rope: RopeSpec) -> tuple[LayerSpec, ...]:
-    """The layers.
+    """Read the layers.
 
     Raises:
         InvalidCheckpoint: a value that is not supported; names the field.
@@ -69,7 +69,7 @@ def _delta_net(config: ConfigReader) -> DeltaNetSpec:
 
 
 def _kinds(config: ConfigReader, num_layers: int) -> list[str]:
-    """`layer_types` says it; older configs have how many layers later each one with attention comes."""
+    """Read the kind of each layer from `layer_types`; older configs give the distance between layers with attention."""
     if config.raw("layer_types") is not None:
         return read_kinds(config, num_layers, ("full_attention", "linear_attention"))
     interval = config.integer("full_attention_interval", 4)

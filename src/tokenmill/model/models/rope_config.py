@@ -15,10 +15,10 @@ KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 def read_rope(
     config: ConfigReader, max_position: int, layer_type: str | None = None, may_be_partial: bool = False
 ) -> tuple[RopeSpec, int]:
-    """The rotary embedding, and the context in tokens that it reaches (YaRN may extend `max_position`).
+    """Read the rotary embedding, and the context in tokens that it reaches (YaRN may extend `max_position`).
 
     Args:
-        layer_type: whose it is, where there may be one for each type of layer; None: all have the same.
+        layer_type: type of the layers that have it, where types may differ; None: all have the same.
         may_be_partial: a part of each head may turn.
 
     Raises:
@@ -34,10 +34,10 @@ def read_rope(
 
 
 def read_local_rope(config: ConfigReader, theta: float) -> RopeSpec:
-    """The rotary embedding of layers with a window, where these have one of their own.
+    """Read the rotary embedding of layers with a window, where these have one of their own.
 
     Args:
-        theta: the base of its frequencies where nothing says it.
+        theta: the base of its frequencies where the config has none.
 
     Raises:
         InvalidCheckpoint: see `read_rope`.
@@ -52,7 +52,7 @@ def read_local_rope(config: ConfigReader, theta: float) -> RopeSpec:
 
 
 def rope_part(config: ConfigReader, field: str, layer_type: str | None) -> ConfigReader:
-    """The object that says what the rope of a type of layers is."""
+    """Return the object that describes the rope of a type of layers."""
     raw, source = config.raw(field, {}), f"{config.source}: {field}"
     if not isinstance(raw, dict):
         raise config.error(f"{field} must be an object, got {raw!r}")
@@ -66,7 +66,7 @@ def rope_part(config: ConfigReader, field: str, layer_type: str | None) -> Confi
 
 
 def _read(rope: ConfigReader, max_position: int, theta: float, original: int) -> tuple[RopeSpec, int]:
-    """See `read_rope`. `theta`, `original`: the base and the context of the pretraining where nothing says it."""
+    """Read one rope; see `read_rope`. `theta`, `original`: default base and default context of the pretraining."""
     theta = rope.number("rope_theta", theta)
     kind = rope.raw("rope_type", rope.raw("type", "default"))
     if kind in ("default", "mrope"):  # positions of several axes are not the tables' business
@@ -123,7 +123,7 @@ def _read_yarn(rope: ConfigReader, max_position: int) -> YarnScaling:
 
 
 def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float:
-    """The factor on cos and sin: given, or from the paper's 0.1 ln(s) + 1, with DeepSeek's two multipliers."""
+    """Return the factor on cos and sin: given, or from the paper's 0.1 ln(s) + 1, with DeepSeek's two multipliers."""
     if rope.raw("attention_factor") is not None:
         return rope.number("attention_factor")
 

@@ -19,7 +19,7 @@ from tokenmill.model.kernels.heads import RotaryTables
 
 
 def all_rotary_tables(architecture: Architecture, like: torch.Tensor) -> dict[RopeSpec, RotaryTables]:
-    """The tables of every kind of rope that a layer has, each made once; see `rotary_tables`."""
+    """Make the tables of every kind of rope that a layer has, each once; see `rotary_tables`."""
     ropes = {attention.rope: attention.head_dim for attention in architecture.attentions}
     return {
         rope: rotary_tables(rope, head_dim, architecture.max_position, like)
@@ -29,7 +29,7 @@ def all_rotary_tables(architecture: Architecture, like: torch.Tensor) -> dict[Ro
 
 
 def rotary_tables(spec: RopeSpec, head_dim: int, max_position: int, like: torch.Tensor) -> RotaryTables:
-    """Tables for all positions, computed in float32 on the CPU, then moved to the dtype and device of `like`."""
+    """Make tables for all positions, computed in float32 on the CPU, then moved to the dtype and device of `like`."""
     if like.is_meta:  # sizes are wanted, and millions of positions take long
         empty = like.new_empty(max_position, head_dim // 2)
         return RotaryTables(empty, empty)
@@ -42,13 +42,13 @@ def rotary_tables(spec: RopeSpec, head_dim: int, max_position: int, like: torch.
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2] float32, radians per position; 0 behind those that turn."""
+    """Return the frequencies, [head_dim / 2] float32, in radians per position; 0 behind those that turn."""
     turning = _turning(spec, spec.num_rotated(head_dim))
     return torch.nn.functional.pad(turning, (0, head_dim // 2 - len(turning)))
 
 
 def rotated_order(spec: RopeSpec, head_dim: int) -> list[int]:
-    """In which order the numbers of a head are held where a checkpoint turns the first alone; empty: as they are.
+    """Return the order of a head's numbers in memory if a checkpoint turns only the first; empty: as they are.
 
     Kernels turn number i with number i + head_dim / 2; those that stay have frequency 0. No score depends on the order.
     """
@@ -60,7 +60,7 @@ def rotated_order(spec: RopeSpec, head_dim: int) -> list[int]:
 
 
 def _turning(spec: RopeSpec, size: int) -> torch.Tensor:
-    """The frequencies of a head of which `size` numbers turn, [size / 2]."""
+    """Return the frequencies of a head of which `size` numbers turn, [size / 2]."""
     exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
     plain = 1.0 / (spec.theta**exponents)
     match spec.scaling:
@@ -80,7 +80,7 @@ def _turning(spec: RopeSpec, size: int) -> torch.Tensor:
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Long wavelengths slowed by the factor, short ones kept, between them a blend (Llama 3.1, section 3.4)."""
+    """Slow long wavelengths by the factor, keep short ones, and blend between them (Llama 3.1, section 3.4)."""
     original, low, high = scaling.original_max_position, scaling.low_freq_factor, scaling.high_freq_factor
     wavelengths = 2 * math.pi / plain
     slowed = plain / scaling.factor
@@ -92,10 +92,10 @@ def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 
 
 def _yarn(plain: torch.Tensor, theta: float, head_dim: int, scaling: YarnScaling) -> torch.Tensor:
-    """Dimensions that turn often are kept, those that turn seldom are slowed (YaRN, section 3.2)."""
+    """Keep dimensions that turn often, and slow those that turn seldom (YaRN, section 3.2)."""
 
     def dimension_of(rotations: float) -> float:
-        """The dimension that makes so many rotations over the original context."""
+        """Return the dimension that makes this many rotations over the original context."""
         turns = scaling.original_max_position / (rotations * 2 * math.pi)
         return head_dim * math.log(turns) / (2 * math.log(theta))
 

@@ -25,13 +25,13 @@ class SelfAttention:
     """Attention of one layer; the KV it writes belongs to the backend.
 
     Args:
-        place: of its KV.
+        place: the place of its KV.
         rotary: the tables of every kind of rope in the model.
 
     Attributes:
-        spec: of the heads that are this rank's. heads: which of all query heads these are.
-        layer: what the backend is told of this layer.
-        gate: the projection whose sigmoid multiplies what attention gives; None: there is none.
+        spec: specification of this rank's heads. heads: this rank's part of all query heads.
+        layer: description of this layer for the backend.
+        gate: the projection whose sigmoid multiplies the output of attention; None: there is none.
     """
 
     __slots__ = ("_collective", "_kernels", "gate", "heads", "layer", "output", "qkv", "spec")
@@ -67,14 +67,14 @@ class SelfAttention:
     def attend(
         self, x: torch.Tensor, attention: AttentionBackend, plan: Any, adapted: AdaptedLayer | None = None
     ) -> torch.Tensor:
-        """[T, hidden] -> [T, q_size], as the output projection takes it; writes the tokens' k and v into the cache."""
+        """Map x [T, hidden] to [T, q_size], the output projection's input; write the tokens' k and v into the cache."""
         own = attention.forward(self.qkv.forward(x, adapted), self.layer, plan)
         if self.gate is not None:
             own = self._kernels.sigmoid_gate(own, self.gate.forward(x))
         return self._collective.between(own, self.heads.times(self.spec.head_dim))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
-        """The checkpoint tensors that fill this block."""
+        """Yield the checkpoint tensors that fill this block."""
         order = () if self.spec.rope is None else rotated_order(self.spec.rope, self.spec.head_dim)
         if self.gate is None:
             yield from self.qkv.targets(scope, {"q": order, "k": order})
@@ -89,7 +89,7 @@ class SelfAttention:
                 yield scope.vector("k_norm", self.layer.norms.k, order=order)
 
     def _gated_targets(self, scope: TargetScope, gate: Linear, order: Order) -> Iterator[Target]:
-        """Where each head of q has its gate behind it: |q of head 0|gate of head 0|q of head 1| ..."""
+        """Yield targets where each head of q has its gate behind it: |q of head 0|gate of head 0|q of head 1| ..."""
         size, heads, kv = self.spec.head_dim, self.spec.num_heads, self.spec.kv_size
         total = 2 * heads * size
         places = [2 * size * head for head in range(heads)]

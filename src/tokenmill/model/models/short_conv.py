@@ -15,10 +15,10 @@ from tokenmill.model.sharding.shard import Part
 
 
 class ShortConv:
-    """Three projections b, c and x of a token; c times the convolution of b times x.
+    """A block with three projections b, c and x of a token: c times the convolution of b times x.
 
     Args:
-        place: of its states among those of the model.
+        place: index of its states among those of the model.
 
     Attributes:
         weight: [size, kernel]. bias: [size]; None: there is none.
@@ -34,7 +34,7 @@ class ShortConv:
         self.output = Linear(spec.size, {"conv_output": Part.whole(hidden_size)}, spec.bias, kernels)
 
     def mix(self, x: torch.Tensor, states: StepStates) -> torch.Tensor:
-        """[T, hidden] -> [T, size], as the output projection takes it; takes the states along."""
+        """Map x [T, hidden] to [T, size], the input of the output projection, and advance the states."""
         b, c, x = self.inputs.forward(x).chunk(3, -1)
         gated, (state,) = b * x, states.memory.layers[self.place]
         out = torch.empty_like(gated)
@@ -42,7 +42,7 @@ class ShortConv:
         return out.mul_(c)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
-        """The checkpoint tensors that fill this block."""
+        """Yield the checkpoint tensors that fill this block."""
         yield from self.inputs.targets(scope)
         yield scope.filters("conv", self.weight)
         if self.bias is not None:

@@ -17,12 +17,12 @@ from tokenmill.model.sharding.shard import Part
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor that a checkpoint must have, and where its values go.
+    """A tensor that a checkpoint must have, and the place that its values fill.
 
     Attributes:
-        name: what the family's checkpoints call it.
+        name: its name in the family's checkpoints.
         shape: of all of it.
-        part: which of its rows are wanted; none where it is another rank's. columns: which numbers of these; None: all.
+        part: the wanted rows; empty if it is another rank's. columns: the wanted numbers of these rows; None: all.
         is_mapped: the values stay in the file, which `fill` is given as memory that is mapped from it.
         fill: takes the values of these: floats of any dtype, and for a matrix also `QuantizedRows`.
     """
@@ -37,16 +37,16 @@ class Target:
 
     @property
     def is_matrix(self) -> bool:
-        """A weight that may be stored quantized; the others are vectors."""
+        """True for a weight that may be stored quantized; all others are vectors."""
         return len(self.shape) == 2
 
     def wanted(self, values: torch.Tensor) -> torch.Tensor:
-        """Of all values those that `fill` takes."""
+        """Return the part of all values that `fill` takes."""
         rows = values[self.part.start : self.part.stop]
         return rows if self.columns is None else rows[:, self.columns.start : self.columns.stop]
 
     def unwanted(self) -> Target:
-        """The same where it is another rank's."""
+        """Return the same target with nothing wanted, for a tensor that is another rank's."""
         return dataclasses.replace(self, part=Part(0, 0, self.part.total), fill=lambda values: None)
 
 
@@ -56,7 +56,7 @@ Order = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class TargetScope:
-    """Makes the targets of a layer or an expert, or of what is outside of all layers."""
+    """Makes the targets of a layer or an expert, or of the parts outside of all layers."""
 
     names: Mapping[str, str]
     layer: int | None = None
@@ -65,10 +65,10 @@ class TargetScope:
     def vector(
         self, role: str, vector: torch.Tensor, kind: str = "weight", part: Part | None = None, order: Order = ()
     ) -> Target:
-        """A bias or norm weight (or a view of a part of one).
+        """Make the target of a bias or norm weight (or of a view of a part of one).
 
         Args:
-            part: which part of the stored one it is; None: all.
+            part: the part of the stored vector that it is; None: all.
             order: see `Order`.
         """
 
@@ -86,10 +86,10 @@ class TargetScope:
         columns: Part | None = None,
         order: Order = (),
     ) -> Target:
-        """The rows of a matrix from `start` on.
+        """Make the target of the rows of a matrix from `start` on.
 
         Args:
-            part, columns: which of the stored ones these are; None: all.
+            part, columns: their place in the stored matrix; None: all.
             order: see `Order`.
         """
         out_size, in_size = matrix.shape
@@ -102,7 +102,8 @@ class TargetScope:
         return target if columns.is_whole else dataclasses.replace(target, columns=columns)
 
     def picked(self, role: str, matrix: LinearWeight, start: int, picks: Sequence[int], total: int) -> Target:
-        """The rows of a matrix from `start` on: of `total` stored ones those of these numbers, in this order."""
+        """Make the target of rows of a matrix from `start` on: those with these numbers of `total` stored ones, in
+        order."""
 
         def fill(rows: Rows) -> None:
             matrix.load_rows(start, pick_rows(rows, list(picks)))
@@ -110,7 +111,7 @@ class TargetScope:
         return self._target(role, "weight", matrix.shape[1:], Part.whole(total), fill)
 
     def filters(self, role: str, weight: torch.Tensor) -> Target:
-        """The weight [C, K] of a convolution of each channel for itself, which is stored as [C, 1, K]."""
+        """Make the target of a depthwise convolution's weight [C, K], which is stored as [C, 1, K]."""
 
         def fill(values: torch.Tensor) -> object:
             return weight.copy_(values.view_as(weight))
@@ -118,15 +119,15 @@ class TargetScope:
         return self._target(role, "weight", (1, weight.shape[1]), Part.whole(len(weight)), fill)
 
     def mapped(self, role: str, shape: tuple[int, int], fill: Callable[[torch.Tensor], None]) -> Target:
-        """A table that is not loaded: `fill` is given it where its file is mapped."""
+        """Make the target of a table that is not loaded: `fill` gets it mapped from its file."""
         return dataclasses.replace(self._target(role, "weight", shape[1:], Part.whole(shape[0]), fill), is_mapped=True)
 
     def elsewhere(self, role: str, shape: tuple[int, int]) -> Target:
-        """A matrix of which this rank has nothing."""
+        """Make the target of a matrix of which this rank has nothing."""
         return self._target(role, "weight", shape[1:], Part.whole(shape[0]), lambda values: None).unwanted()
 
     def vector_elsewhere(self, role: str, size: int, kind: str) -> Target:
-        """A vector that is another rank's."""
+        """Make the target of a vector that is another rank's."""
         return self._target(role, kind, (), Part.whole(size), lambda values: None).unwanted()
 
     def _target(self, role: str, kind: str, row: tuple[int, ...], part: Part, fill: Callable[[Any], object]) -> Target:
@@ -135,5 +136,5 @@ class TargetScope:
 
 
 def _every(order: Order, num_rows: int) -> list[int]:
-    """The order of one head for all heads."""
+    """Return the order of one head repeated for all heads."""
     return [head + row for head in range(0, num_rows, len(order)) for row in order]

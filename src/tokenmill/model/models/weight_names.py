@@ -1,4 +1,4 @@
-"""What checkpoints call the weights of a decoder: every weight has a role, and a table turns roles into names."""
+"""Names of a decoder's weights in checkpoints: every weight has a role, and a table turns roles into names."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ GEMMA3_VL_NAMES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class WeightKey:
-    """A weight of a decoder, whatever checkpoints call it.
+    """A weight of a decoder, independent of its name in checkpoints.
 
     Attributes:
         role: a key of the tables above.
@@ -155,5 +155,5 @@ class WeightKey:
     kind: str = "weight"
 
     def name(self, names: Mapping[str, str]) -> str:
-        """What a table of names calls it."""
+        """Return its name by a table of names."""
         return f"{names[self.role].format(layer=self.layer, expert=self.expert)}.{self.kind}"

@@ -1,4 +1,4 @@
-"""How checkpoints store a weight: as floats, or quantized in the layouts of compressed-tensors, GPTQ and AWQ.
+"""Layouts of weights in checkpoints: as floats, or quantized in those of compressed-tensors, GPTQ and AWQ.
 
 A layout names the tensors that together are one weight, says what shape they amount to, and reads them. They are those
 that the three projects publish; bits are unpacked with whole-tensor shifts.
@@ -26,34 +26,34 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Along which axis of a tensor the outputs of its weight lie, and how many of them a number holds."""
+    """The axis of a tensor that has the outputs of its weight, and how many outputs a number holds."""
 
     axis: int = 0
     per_number: int = 1
 
 
 class WeightLayout(Protocol):
-    """One way of storing a weight."""
+    """A way of storing a weight."""
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """What is put after a module's name to name each tensor, e.g. `qweight`."""
+        """Suffixes of a module's name that name each tensor, e.g. `qweight`."""
 
     @property
     def optional(self) -> tuple[str, ...]:
         """Suffixes that may be missing."""
 
     def outputs(self, suffix: str) -> Outputs | None:
-        """Where the outputs lie in a tensor, so that a part of them can be read; None: it is of all outputs together.
+        """Return where the outputs lie in a tensor, so that a part can be read; None: it is of all outputs together.
 
         `read` takes such parts as well as whole tensors.
         """
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
-        """(out_size, in_size), from the shapes of the tensors."""
+        """Return (out_size, in_size), from the shapes of the tensors."""
 
     def read(self, parts: Parts) -> Rows:
-        """The weight, from its tensors by suffix."""
+        """Return the weight, from its tensors by suffix."""
 
 
 class Dense:
@@ -63,15 +63,15 @@ class Dense:
     optional = ()
 
     def outputs(self, suffix: str) -> Outputs:
-        """See `WeightLayout.outputs`."""
+        """Return the first axis."""
         return Outputs()
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
-        """See `WeightLayout.shape`."""
+        """Return the tensor's own shape."""
         return shapes["weight"]
 
     def read(self, parts: Parts) -> torch.Tensor:
-        """See `WeightLayout.read`."""
+        """Return the tensor as it is."""
         return parts["weight"]
 
 
@@ -84,18 +84,18 @@ class CompressedPacked:
     optional: tuple[str, ...] = ("weight_zero_point", "weight_shape")
 
     def outputs(self, suffix: str) -> Outputs | None:
-        """See `WeightLayout.outputs`."""
+        """Return the first axis, along which zero points are packed; the shape tensor has no outputs."""
         if suffix == "weight_shape":
             return None
         return Outputs(per_number=32 // self.bits if suffix == "weight_zero_point" else 1)
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
-        """See `WeightLayout.shape`."""
+        """Return (out_size, in_size), from the shape of the words."""
         rows, words = shapes["weight_packed"]
         return rows, words * 32 // self.bits
 
     def read(self, parts: Parts) -> QuantizedRows:
-        """See `WeightLayout.read`."""
+        """Unpack the integers, and apply scales and zero points."""
         values, scales = unpack(parts["weight_packed"], self.bits), parts["weight_scale"].float()
         zeros: torch.Tensor | int = 1 << (self.bits - 1)
         if "weight_zero_point" in parts:
@@ -110,15 +110,15 @@ class CompressedInts:
     optional = ()
 
     def outputs(self, suffix: str) -> Outputs:
-        """See `WeightLayout.outputs`."""
+        """Return the first axis."""
         return Outputs()
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
-        """See `WeightLayout.shape`."""
+        """Return the shape of the int8 tensor."""
         return shapes["weight"]
 
     def read(self, parts: Parts) -> QuantizedRows:
-        """See `WeightLayout.read`."""
+        """Return the integers with their scales."""
         scales = parts["weight_scale"].float()
         return QuantizedRows(8, parts["weight"], scales.view(len(parts["weight"]), -1))
 
@@ -136,18 +136,18 @@ class Gptq:
     optional: tuple[str, ...] = ("g_idx",)
 
     def outputs(self, suffix: str) -> Outputs | None:
-        """See `WeightLayout.outputs`."""
+        """Return the second axis, along which zeros are packed; `g_idx` has no outputs."""
         if suffix == "g_idx":
             return None
         return Outputs(1, 32 // self.bits if suffix == "qzeros" else 1)
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
-        """See `WeightLayout.shape`."""
+        """Return (out_size, in_size), from the shape of the transposed words."""
         words, rows = shapes["qweight"]
         return rows, words * 32 // self.bits
 
     def read(self, parts: Parts) -> Rows:
-        """See `WeightLayout.read`."""
+        """Unpack the integers and apply zeros and scales; scattered groups give floats."""
         values = unpack(parts["qweight"].t(), self.bits)
         scales = parts["scales"].float().t()
         zeros = (unpack(parts["qzeros"], self.bits).t().int() + self.zero_shift).float()
@@ -164,35 +164,35 @@ class Awq:
     optional = ()
 
     def outputs(self, suffix: str) -> Outputs:
-        """See `WeightLayout.outputs`."""
+        """Return the second axis, along which all but scales are packed."""
         return Outputs(1, 1 if suffix == "scales" else 8)
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
-        """See `WeightLayout.shape`."""
+        """Return (out_size, in_size), from the shape of the transposed words."""
         in_size, words = shapes["qweight"]
         return words * 8, in_size
 
     def read(self, parts: Parts) -> QuantizedRows:
-        """See `WeightLayout.read`."""
+        """Unpack integers and zeros, and apply the scales."""
         values, zeros = (self._unpack(parts[suffix]) for suffix in ("qweight", "qzeros"))
         return affine(4, values, parts["scales"].float().t(), zeros.float())
 
     @staticmethod
     def _unpack(words: torch.Tensor) -> torch.Tensor:
-        """[n, words] -> [8 * words, n], outputs in their own order."""
+        """Unpack [n, words] -> [8 * words, n], outputs in their own order."""
         place = torch.tensor(AWQ_ORDER).argsort()
         return unpack(words, 4).view(len(words), -1, 8)[:, :, place].flatten(1).t()
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """[n, w] int32 -> [n, w * 32 / bits] uint8, lowest bits first."""
+    """Unpack [n, w] int32 -> [n, w * 32 / bits] uint8, lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     fields = (words[:, :, None] >> shifts) & ((1 << bits) - 1)
     return fields.to(torch.uint8).flatten(1)
 
 
 def affine(bits: int, values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int) -> QuantizedRows:
-    """(values - zeros) * scales, of unsigned values [n, in_size], scales and zeros [n, groups]."""
+    """Return (values - zeros) * scales, of unsigned values [n, in_size], scales and zeros [n, groups]."""
     if bits == 4:
         return QuantizedRows(4, values.contiguous(), scales.contiguous(), -(scales * zeros).contiguous())
     # Bytes are held signed.
@@ -202,5 +202,5 @@ def affine(bits: int, values: torch.Tensor, scales: torch.Tensor, zeros: torch.T
 
 
 def is_in_order(groups: torch.Tensor, num_groups: int) -> bool:
-    """Input k lies in group k // (inputs / groups)."""
+    """Return True if input k lies in group k // (inputs / groups)."""
     return bool((groups == torch.arange(len(groups)) // (len(groups) // num_groups)).all())

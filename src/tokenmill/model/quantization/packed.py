@@ -1,4 +1,4 @@
-"""What kernels take and hold: quantized rows of a weight, and the formats of packed matrices."""
+"""Quantized rows of a weight, which kernels take, and the formats of packed matrices, which they hold."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class QuantizedRows:
         return self.values.shape[1] // self.scales.shape[1]
 
     def dequantize(self) -> torch.Tensor:
-        """[n, in_size] float32."""
+        """Return the weight as [n, in_size] float32."""
         grouped = self.values.view(*self.scales.shape, -1).float() * self.scales[:, :, None]
         if self.offsets is not None:
             grouped += self.offsets[:, :, None]
@@ -74,7 +74,7 @@ class Mxfp4Rows:
         return torch.stack((self.blocks & 15, self.blocks >> 4), -1).flatten(2)
 
     def dequantize(self) -> torch.Tensor:
-        """[n, in_size] float32."""
+        """Return the weight as [n, in_size] float32."""
         exponents = self.scales.int().sub_(127).unsqueeze(-1)
         numbers = torch.tensor(FP4, device=self.blocks.device)[self.codes.int()]
         return torch.ldexp(numbers, exponents).view(self.shape)
@@ -85,7 +85,7 @@ Rows: TypeAlias = torch.Tensor | QuantizedRows | Mxfp4Rows
 
 
 def pick_rows(rows: Rows, index: Sequence[int]) -> Rows:
-    """Some rows, in the order of their numbers."""
+    """Return the rows at `index`, in this order."""
     index = list(index)
     match rows:
         case QuantizedRows():
@@ -97,7 +97,7 @@ def pick_rows(rows: Rows, index: Sequence[int]) -> Rows:
 
 
 def pick_columns(rows: Rows, index: Sequence[int]) -> Rows:
-    """Some numbers of each row, in the order of their places; quantized ones stay so where whole groups are picked."""
+    """Return the numbers of each row at `index`, in this order; rows stay quantized if whole groups are picked."""
     index = list(index)
     if isinstance(rows, QuantizedRows):
         size, starts = rows.group_size, index[:: rows.group_size]
@@ -109,12 +109,12 @@ def pick_columns(rows: Rows, index: Sequence[int]) -> Rows:
 
 
 def dense(rows: Rows) -> torch.Tensor:
-    """As floats."""
+    """Return the rows as floats."""
     return rows if isinstance(rows, torch.Tensor) else rows.dequantize()
 
 
 class PackedFormat(IntEnum):
-    """How a packed matrix is stored; the numbers and the bytes are those of native/packed.h."""
+    """The storage format of a packed matrix; the numbers and the bytes are those of native/packed.h."""
 
     BF16 = 0
     INT8 = 1  # a scale for each output

@@ -1,4 +1,4 @@
-"""What a config.json says of quantized weights: their layout and the formats that keep it, or why they are refused."""
+"""Read the quantization that a config.json declares: layout and the formats that keep it, or why it is refused."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SUPPORTED = "compressed-tensors (int-quantized, pack-quantized), gptq, awq, mxfp
 
 @dataclass(frozen=True, slots=True)
 class QuantizationScheme:
-    """How the weights of a checkpoint are quantized; what a scheme leaves out is stored as floats.
+    """The quantization of a checkpoint's weights; weights that a scheme leaves out are stored as floats.
 
     Attributes:
-        formats: these keep the integers as they are: none is rounded a second time.
+        formats: packed formats that keep the integers as they are, without a second rounding.
         method: its name in config.json, "none" for floats.
-        claimed: a method that config.json names, though no tensor is stored so; "": what it says is right.
+        claimed: a method that config.json names although no tensor is stored so; "": config.json is right.
     """
 
     layout: WeightLayout
@@ -29,7 +29,7 @@ class QuantizationScheme:
     claimed: str = ""
 
     def found_in(self, names: Iterable[str]) -> QuantizationScheme:
-        """What tensors of these names are really stored in: where none is quantized they are floats, and stay so."""
+        """Return the scheme that fits tensors of these names: plain floats if none of them is quantized."""
         end = "_blocks" if self.formats.experts is PackedFormat.MXFP4 else f".{self.layout.suffixes[-1]}"
         if self.method == "none" or any(name.endswith(end) for name in names):
             return self
@@ -37,7 +37,7 @@ class QuantizationScheme:
 
 
 def read_scheme(config: dict[str, Any], source: str) -> QuantizationScheme:
-    """The `quantization_config` of a parsed config.json.
+    """Read the `quantization_config` of a parsed config.json.
 
     Raises:
         InvalidCheckpoint: a method or a feature that is not supported; names the source and the field.
@@ -68,7 +68,7 @@ def _awq(fields: dict[str, Any], source: str) -> QuantizationScheme:
 
 
 def _mxfp4(fields: dict[str, Any], source: str) -> QuantizationScheme:
-    """Experts alone, which their own reader knows; the rest is stored as floats."""
+    """Return a scheme that quantizes experts alone, which have a reader of their own; the rest is stored as floats."""
     return QuantizationScheme(Dense(), PackedFormats(experts=PackedFormat.MXFP4))
 
 
@@ -92,7 +92,7 @@ def _compressed(fields: dict[str, Any], source: str) -> QuantizationScheme:
 
 
 def _formats(bits: int, is_symmetric: bool) -> PackedFormats:
-    """Formats that hold integers of these bits; symmetric ones have their zero in the middle, in every group."""
+    """Return formats that hold integers of these bits; symmetric ones have their zero in the middle, in every group."""
     if bits == 8:
         return PackedFormats(PackedFormat.INT8)
     return PackedFormats(PackedFormat.INT4 if is_symmetric else PackedFormat.INT4_OFFSET)

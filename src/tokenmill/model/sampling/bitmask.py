@@ -30,7 +30,7 @@ class TokenBitmask:
 
 
 def allows(mask: TokenBitmask, token_ids: Tensor) -> Tensor:
-    """[n] bool: whether the mask of each row has its token of `token_ids` [n] int64."""
+    """Return [n] bool: whether the mask of each row has its token of `token_ids` [n] int64."""
     words = mask.bits.gather(1, token_ids[:, None] // WORD_BITS).squeeze(1)
     return (words >> token_ids % WORD_BITS & 1).bool()
 
@@ -38,7 +38,7 @@ def allows(mask: TokenBitmask, token_ids: Tensor) -> Tensor:
 def apply_bitmask(logits: Tensor, mask: TokenBitmask, native: _native.Kernels | None = None) -> None:
     """Subtract infinity from the logits of all other tokens of those rows, in place: [S, V] float32.
 
-    What is NaN or infinite stays no number, whether it is allowed or not.
+    A NaN or infinite logit does not become finite, allowed or not.
     """
     if native is not None:
         _apply_natively(native, logits, mask)
@@ -52,13 +52,13 @@ def apply_bitmask(logits: Tensor, mask: TokenBitmask, native: _native.Kernels | 
 
 
 def clear_bits_by_numpy(bits: Tensor, count: int) -> Tensor:
-    """[n, words] int32 on the CPU -> [n, count] bool, True where a bit is not set."""
+    """Return the bits of [n, words] int32 on the CPU as [n, count] bool, True where a bit is not set."""
     flags = np.unpackbits(~bits.numpy().view(np.uint8), axis=1, count=count, bitorder="little")
     return torch.from_numpy(flags).view(torch.bool)
 
 
 def clear_bits_by_torch(bits: Tensor, count: int) -> Tensor:
-    """The same on any device."""
+    """Return the same on any device."""
     places = (1 << torch.arange(WORD_BITS, device=bits.device)).to(torch.int32)
     return ((bits[:, :, None] & places) == 0).flatten(1)[:, :count]
 

@@ -37,7 +37,7 @@ PackedDraws = npt.NDArray[np.int64]
 
 
 class Kind(IntEnum):
-    """Which tokens a draw chooses from."""
+    """The tokens that a draw chooses from."""
 
     GREEDY = 0  # the largest logit; of equal ones the lowest id
     UNFILTERED = 1  # the whole vocabulary, in the order of the ids
@@ -72,7 +72,7 @@ NUM_FIELDS = len(Draw._fields)
 
 
 def describe(params: SamplingParams, vocab_size: int) -> Draw:
-    """The draws of a request, but for what changes from one to the next."""
+    """Return the fields that all draws of a request share."""
     draw = Draw(
         top_k=params.top_k if 0 < params.top_k < vocab_size else MAX_INT,
         temperature=max(params.temperature, MIN_TEMPERATURE),
@@ -86,25 +86,25 @@ def describe(params: SamplingParams, vocab_size: int) -> Draw:
 
 
 def pack(records: npt.NDArray[np.void]) -> PackedDraws:
-    """[S] of `RECORD` -> the same memory as [S, NUM_FIELDS] int64."""
+    """Return [S] of `RECORD` as [S, NUM_FIELDS] int64 in the same memory."""
     return records.view(np.int64).reshape(-1, NUM_FIELDS)
 
 
 def column(draws: Tensor, name: str) -> Tensor:
-    """One field of packed draws [S, NUM_FIELDS]: [S] int64 or float64, a view."""
+    """Return one field of packed draws [S, NUM_FIELDS]: [S] int64 or float64, a view."""
     words = draws.view(torch.float64) if RECORD[name] == np.float64 else draws
     return words[:, Draw._fields.index(name)]
 
 
 def redraws(draws: Tensor) -> Tensor:
-    """The draws of the same rows for the same positions once more, with the other number."""
+    """Return draws of the same rows for the same positions, with the other number."""
     again = draws.clone()
     column(again, "uniform").copy_(column(draws, "redraw"))
     return again
 
 
 def keys_of(seeds: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
-    """Hashes of (seed, stream), [2, S]: for `uniform` and for `redraw`.
+    """Return hashes of (seed, stream), [2, S]: for `uniform` and for `redraw`.
 
     Args:
         seeds: [S], any integers of 64 bits; a negative seed is its two's complement.
@@ -115,13 +115,13 @@ def keys_of(seeds: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
 
 
 def uniforms(keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) with 53 random bits per key [..., S] and position [S]."""
+    """Return one number in [0, 1) with 53 random bits per key [..., S] and position [S]."""
     bits = mix(keys + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA)
     return (bits >> _UNUSED_BITS).astype(np.float64) * 2.0**-53
 
 
 def mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer: a bijection of 64-bit words in which each bit in flips each bit out half of the time."""
+    """Apply SplitMix64's finalizer, a bijection of 64-bit words: each bit in flips each bit out half of the time."""
     words = (words ^ (words >> _SHIFTS[0])) * _MULTIPLIERS[0]
     words = (words ^ (words >> _SHIFTS[1])) * _MULTIPLIERS[1]
     return words ^ (words >> _SHIFTS[2])

@@ -1,4 +1,4 @@
-"""Which tokens the grammar of each row allows next, and the one rule by which a row draws under them.
+"""The tokens that the grammar of each row allows next, and the one rule by which a row draws under them.
 
 The rule, which depends on a row's parameters alone:
 
@@ -18,9 +18,9 @@ Masks are filled beside the steps, each begun as soon as the token before it is 
 
 One that is late does not hold up the batch: its row goes without a token in that step, and the scheduler runs it again.
 
-Where the host itself runs the model there is no beside, and to ask a matcher about one token is several times cheaper
-than a mask. So rows that may do without a mask have none there unless their token is rejected (as in llama.cpp), except
-those that have just resumed or whose grammar has become slow:
+Where the host itself runs the model, masks cannot be filled beside it, and asking a matcher about one token is several
+times cheaper than a mask. So rows that may do without a mask get one only if their token is rejected (as in llama.cpp),
+except those that have just resumed or whose grammar has become slow:
 
     launch ─> forward ─> sample ─> `deciding` ─> redraw these rows ─> `take` the tokens ...
 
@@ -50,12 +50,12 @@ PATIENCE = 0.01
 
 
 class RowSamples:
-    """What one row samples in a step: its next token, and one behind each draft, as in `Samples`.
+    """The samples of one row in a step: its next token, and one behind each draft, as in `Samples`.
 
     Attributes:
-        index: of the first among the samples of the step. count: of them.
-        drafts: the first so many of its drafts whose next token may be due; behind the others nothing is.
-        num_taken: the first so many of the samples are taken in.
+        index: of its first sample among those of the step. count: number of its samples.
+        drafts: its first drafts, behind which a token may be due.
+        num_taken: number of its samples taken in so far.
     """
 
     def __init__(self, row: RowGrammar, index: int, drafts: list[int]) -> None:
@@ -67,16 +67,16 @@ class RowSamples:
 
     @property
     def masks(self) -> tuple[int, IntArray]:
-        """Those that are filled, and the index of the first of them; none if the row has failed."""
+        """Index of the first sample not taken in, and the filled masks from there on; empty if the row has failed."""
         count = 0 if self.row.failure else 1 + len(self.drafts) - self.num_taken
         return self.index + self.num_taken, self.row.masks[:count]
 
     def trim(self) -> None:
-        """Let go of drafts behind which no mask is filled."""
+        """Drop drafts behind which no mask is filled."""
         self.drafts = self.drafts[: self.num_taken + len(self.row.masks) - 1]
 
     def refused(self, tokens: Sequence[int]) -> list[tuple[int, IntArray]]:
-        """Samples that the row's masks refuse, as far as they may be due, with their masks."""
+        """Return the samples that may be due and that the row's masks refuse, with their masks."""
         found = []
         first, masks = self.masks
         for number in range(len(masks)):
@@ -90,7 +90,7 @@ class RowSamples:
         return found
 
     def take(self, tokens: Sequence[int], take: Callable[[int], bool]) -> bool:
-        """Let the row `take` what the step has sampled, as long as that is due. Returns False where it does not."""
+        """Let the row `take` what the step has sampled, as long as it is due. Return False if `take` does."""
         for number in range(self.num_taken, 1 + len(self.drafts)):
             token_id = tokens[self.index + number]
             if token_id < 0:
@@ -113,7 +113,8 @@ class GrammarStep:
     def __init__(
         self, rows: Sequence[RowSamples], late: Sequence[int], threads: MaskThreads, on_host: bool, proposes: bool
     ) -> None:
-        """`late`: samples of rows that are ahead of their grammar, since it had no mask in time in a step before."""
+        """Keep the rows, and begin masks behind their drafts. `late`: samples of rows that are ahead of their grammar,
+        since it had no mask in time in a step before."""
         self.proposals: dict[int, list[int]] = {}
         self._masked = [one for one in rows if one.row.has_mask]
         self._asked = [one for one in rows if not one.row.has_mask]
@@ -125,7 +126,7 @@ class GrammarStep:
         threads.look_ahead([(one.row, one.drafts) for one in self._masked if one.drafts], on_host)
 
     def ready(self, device: torch.device) -> TokenBitmask | None:
-        """Masks for the rows that draw under them at once: those that are there now, or `PATIENCE` later.
+        """Return masks for the rows that draw under them at once: those that are there now, or `PATIENCE` later.
 
         None if there are none.
         """
@@ -140,12 +141,12 @@ class GrammarStep:
         return _bitmask([one.masks for one in self._ready if one.row.masks_first], device)
 
     def deciding(self, token_ids: torch.Tensor) -> TokenBitmask | None:
-        """After `ready`: masks of rows that redraw where their mask rejects what they drew; None: no row.
+        """Return, after `ready`, masks of rows that redraw where their mask rejects what they drew; None: no row.
 
         On the host these are the rows whose draw is rejected; elsewhere all that drew optimistically.
 
         Args:
-            token_ids: [S] integers, what was sampled; negative where there was nothing to draw from.
+            token_ids: [S] integers, the sampled tokens; negative where there was nothing to draw from.
         """
         if self._on_host and self._asked:
             self._ready = [*self._ready, *self._ask(token_ids.tolist())]
@@ -156,7 +157,7 @@ class GrammarStep:
         return _bitmask([one.masks for one in decided], token_ids.device)
 
     def _ask(self, tokens: Sequence[int]) -> list[RowSamples]:
-        """Let rows without a mask take in what they drew; those whose mask has been filled instead."""
+        """Let rows without a mask take in what they drew; return those whose mask has been filled instead."""
         started = time.thread_time()
         filled = [one for one in self._asked if not one.take(tokens, one.row.accepts)]
         if time.thread_time() - started > SLOW_SECONDS:
@@ -170,7 +171,7 @@ class GrammarStep:
         return filled
 
     def take(self, token_ids: IntArray) -> dict[int, str]:
-        """Take in what was sampled, see what must follow, and begin the next masks.
+        """Take in the sampled tokens, find those that must follow, and begin the next masks.
 
         Args:
             token_ids: [S] int32, negative where a row could draw nothing; set to -1 where it goes without a token, and
@@ -201,7 +202,7 @@ class GrammarStep:
                 self.proposals[one.index] = forced
 
     def _go_on(self, rows: Sequence[RowGrammar]) -> None:
-        """See to the next token: of `rows` that have sampled with a mask, and of those whose matcher took theirs."""
+        """Prepare the next token: of `rows` that have sampled with a mask, and of those whose matcher took theirs."""
         if not self._on_host:
             self._threads.begin(rows)
             return
@@ -220,7 +221,7 @@ class GrammarRows:
     Args:
         template: gives the compiled grammar of a text.
         on_host: the model runs on the processors that masks are filled by.
-        proposes: steps say what grammars force to follow.
+        proposes: steps propose the tokens that grammars force to follow.
     """
 
     def __init__(
@@ -238,7 +239,7 @@ class GrammarRows:
         self._threads = MaskThreads()
 
     def set(self, new_rows: Iterable[AdmittedRequest]) -> None:
-        """These requests have taken their rows; nothing is left of who had them before."""
+        """Give these requests their rows; nothing is left of the rows' former requests."""
         begun = []
         for new in new_rows:
             self._rows.pop(new.row, None)
@@ -255,7 +256,7 @@ class GrammarRows:
         positions: npt.NDArray[np.integer],
         drafts: npt.NDArray[np.integer] | None = None,
     ) -> GrammarStep | None:
-        """The grammars among the rows that sample in a step; None if there are none.
+        """Return the grammars among the rows that sample in a step; None if there are none.
 
         Args:
             rows, positions: [S] int32; the row of each, and the index in its sequence of the token it samples.
@@ -280,7 +281,7 @@ class GrammarRows:
         return GrammarStep(due, late, self._threads, self._on_host, self._proposes) if due or late else None
 
     def concerns(self, rows: npt.NDArray[np.integer]) -> bool:
-        """Whether any of these rows has a grammar."""
+        """Return True if any of these rows has a grammar."""
         return bool(self._rows) and any(row in self._rows for row in rows.tolist())
 
     def close(self) -> None:
@@ -289,7 +290,7 @@ class GrammarRows:
 
 
 def _bitmask(masks: Sequence[tuple[int, IntArray]], device: torch.device) -> TokenBitmask | None:
-    """Masks of successive samples, and the index of the first, for each row; None if there are none."""
+    """Join the masks of successive samples, with the index of the first, for each row; None if there are none."""
     indices = [index + number for index, own in masks for number in range(len(own))]
     if not indices:
         return None

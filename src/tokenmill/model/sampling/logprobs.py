@@ -72,7 +72,7 @@ def take_logprobs(logits: Tensor, token_ids: Tensor, group: LogprobGroup) -> Log
 
 
 def _take_part(rows: Tensor, sampled_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log probabilities and ranks of the sampled tokens, [n]; ids and log probabilities of the likely, [n, num_top]."""
+    """Return logprobs and ranks of the sampled tokens, [n]; ids and logprobs of the likely ones, [n, num_top]."""
     sampled = rows.gather(1, sampled_ids[:, None])
     highest = rows.amax(-1, keepdim=True)
     normalizer = torch.where(highest.abs() < LARGEST, highest + _total((rows - highest).exp_()).log(), torch.nan)
@@ -84,7 +84,7 @@ def _take_part(rows: Tensor, sampled_ids: Tensor, num_top: int) -> tuple[Tensor,
 
 
 def _total(weights: Tensor) -> Tensor:
-    """The sum of each row of [n, V] float32, [n, 1] float64."""
+    """Return the sum of each row of [n, V] float32, [n, 1] float64."""
     num_rows, vocab_size = weights.shape
     rest = vocab_size % _GROUP_WIDTH
     sums = weights[:, : vocab_size - rest].view(num_rows, -1, _GROUP_WIDTH).sum(-1)

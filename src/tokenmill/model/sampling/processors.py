@@ -1,4 +1,4 @@
-"""What changes logits before a draw: bias, penalties, stop ids before min_tokens, token bitmasks and bad words.
+"""Changes of logits before a draw: bias, penalties, stop ids before min_tokens, token bitmasks and bad words.
 
 Each part names the rows of the logits that it concerns, so that a row pays only for what it asks for. A part is made on
 the host and moves to the device of the logits when it is applied. Presence and frequency penalties follow OpenAI's
@@ -75,7 +75,7 @@ class BadWords:
 
 
 def moved(part: Part, device: torch.device) -> Part:
-    """A dataclass of tensors on another device."""
+    """Return a dataclass of tensors on another device."""
     if device.type == "cpu":
         return part
     own: Any = part

@@ -18,15 +18,15 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def finite(logits: Tensor) -> Tensor:
-    """`logits` with -inf as the smallest float, NaN and +inf as the largest: differences of any two are not NaN.
+    """Return `logits` with -inf as the smallest float, NaN and +inf as the largest: differences of any two are not NaN.
 
-    A NaN, and an infinity, has all of the weight then: what is drawn shows it.
+    A NaN or an infinity then has all of the weight, so the drawn token shows it.
     """
     return logits.nan_to_num(nan=LARGEST, posinf=LARGEST, neginf=-LARGEST)
 
 
 def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The first `count` tokens of each row in the total order.
+    """Return the first `count` tokens of each row in the total order.
 
     Args:
         logits: [S, V] float32, finite.
@@ -48,7 +48,7 @@ def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _keys_of_best_groups(logits: Tensor, width: int, count: int) -> Tensor:
-    """Keys of all tokens in the best `count` groups, [S, groups * width].
+    """Return keys of all tokens in the best `count` groups, [S, groups * width].
 
     A token outside of them has `count` tokens before it, the maximum of each of these groups: groups are ordered as
     tokens are, and of two groups with equal maxima the one with the lower index holds the lower ids.
@@ -70,12 +70,12 @@ def _group_maxima(logits: Tensor, width: int) -> Tensor:
 
 
 def _group_width(vocab_size: int, count: int) -> int:
-    """The power of two that balances V / width maxima against count * width gathered tokens."""
+    """Return the power of two that balances V / width maxima against count * width gathered tokens."""
     return 1 << max(0, round(math.log2(vocab_size / count) / 2))
 
 
 def _keys(values: Tensor, indices: Tensor) -> Tensor:
-    """int64 keys that are larger for larger values, and for lower indices among equal values; no two are equal."""
+    """Return int64 keys, larger for larger values, and for lower indices among equal values; no two are equal."""
     bits = (values + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, to which it is equal.
     # Of negative floats the larger one has the smaller magnitude: flip it, and integer order is float order.
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -24,8 +24,8 @@ def draw(logits: Tensor, draws: Tensor) -> Tensor:
         draws: [S, NUM_FIELDS] int64, see `draws`.
 
     Returns:
-        [S] int64; `NO_TOKEN` where a logit is NaN or +inf, or all are -inf. It is what is drawn that shows it, and so
-        costs no pass over the logits: a NaN is taken for the largest number, which has all of the weight.
+        [S] int64; `NO_TOKEN` where a logit is NaN or +inf, or all are -inf. The drawn token shows it, without a pass
+        over the logits: a NaN is taken for the largest number, which has all of the weight.
     """
     token_ids = torch.empty(len(draws), dtype=torch.int64)
     for kind, draw_rows in ((Kind.GREEDY, _greedy), (Kind.UNFILTERED, _unfiltered), (Kind.FILTERED, _filtered)):
@@ -44,13 +44,13 @@ def _greedy(logits: Tensor, draws: Tensor) -> Tensor:
 
 
 def _unfiltered(logits: Tensor, draws: Tensor) -> Tensor:
-    """From softmax(logits / temperature), in the order of the ids."""
+    """Draw from softmax(logits / temperature), in the order of the ids."""
     cumulative = _weights(logits, draws).cumsum(-1)
     return _pick(cumulative, draws).squeeze(1)
 
 
 def _filtered(logits: Tensor, draws: Tensor) -> Tensor:
-    """From what min-p and top-k, and then top-p, leave, by rank."""
+    """Draw from what min-p and top-k, and then top-p, leave, by rank."""
     top_k, top_p, min_p = (column(draws, name)[:, None] for name in ("top_k", "top_p", "min_p"))
     count = min(int(top_k.max()), logits.shape[1])
     values, token_ids = largest(logits, count)  # a stable sort, as far as it is needed
@@ -64,13 +64,13 @@ def _filtered(logits: Tensor, draws: Tensor) -> Tensor:
 
 
 def _weights(logits: Tensor, draws: Tensor) -> Tensor:
-    """exp((logit - the row's largest) / temperature), [n, V] float64."""
+    """Return exp((logit - the row's largest) / temperature), [n, V] float64."""
     highest = logits.amax(-1, keepdim=True)
     return ((logits.to(torch.float64) - highest) / column(draws, "temperature")[:, None]).exp_()
 
 
 def _pick(cumulative: Tensor, draws: Tensor) -> Tensor:
-    """The first place at which the cumulative weight exceeds the uniform's share, [n, 1]; never one of weight 0."""
+    """Return the first place where the cumulative weight exceeds the uniform's share, [n, 1]; never one of weight 0."""
     total = cumulative[:, -1:]
     place = (cumulative <= column(draws, "uniform")[:, None] * total).sum(-1, keepdim=True)
     return torch.minimum(place, (cumulative < total).sum(-1, keepdim=True))

@@ -68,11 +68,11 @@ class RowGrammar:
         self._trust = _FIRST_TRUST
 
     def before_stop(self, token_ids: list[int]) -> list[int]:
-        """The first of these tokens, up to one that ends the request."""
+        """Return the first of these tokens, up to one that ends the request."""
         return list(takewhile(lambda token_id: token_id not in self._stop_token_ids, token_ids))
 
     def take(self, token_id: int) -> bool:
-        """The row has sampled this token; the next job takes it in. Of one that ends the request nobody need hear."""
+        """Note a sampled token for the next job to take in, unless the token ends the request."""
         self.position += 1
         if token_id not in self._stop_token_ids:
             self.taken.append(token_id)
@@ -88,14 +88,14 @@ class RowGrammar:
         self._with_matcher(self._consume)
 
     def allows(self, token_id: int, number: int) -> bool:
-        """Whether one of its masks, which are there, has this token."""
+        """Return True if the mask of this number, which must be filled, has this token."""
         return bool(int(self.masks[number, token_id // WORD_BITS]) >> token_id % WORD_BITS & 1)
 
     def accepts(self, token_id: int) -> bool:
         """Take in a token that a row without a mask drew, if its mask would have it.
 
-        Where the matcher does not say so, the mask is filled to tell, and the token is not taken in. Of stop ids it
-        says nothing: which of them a mask has depends on `settle`, and on what else it has.
+        Where the matcher does not allow it, the mask is filled to decide, and the token is not taken in. Of stop ids
+        the matcher says nothing: which of them a mask has depends on `settle`, and on what else it has.
         """
         matcher = self.matcher
         if matcher is None:
@@ -111,7 +111,7 @@ class RowGrammar:
         return False
 
     def forced(self, brought: list[int]) -> list[int]:
-        """Tokens that spell the one text which the grammar leaves behind what the row was `brought` last.
+        """Return tokens that spell the only text that the grammar allows behind what the row was `brought` last.
 
         The model may spell it otherwise: masks have all tokens that fit, these are the tokenizer's own.
         """
@@ -127,7 +127,7 @@ class RowGrammar:
         return self._forced
 
     def settle(self, masks: IntArray) -> None:
-        """The matcher has filled `masks`, or failed."""
+        """Note that the matcher has filled `masks`, or failed."""
         self.masks, self.has_mask = masks, True
         assert self.matcher is not None, "a row that has failed is not advanced"
         num_early = self._first_stop_position - self.position
@@ -138,12 +138,12 @@ class RowGrammar:
             masks[:num_early][is_rest] = without_stops[is_rest]
 
     def fail(self) -> None:
-        """An exception came out of llguidance."""
+        """Log an exception from llguidance, and mark the row as failed."""
         logger.exception("a grammar failed")
         self.failure, self.matcher = "its grammar failed", None
 
     def _with_matcher(self, work: Callable[[Any], bool]) -> bool:
-        """The outcome of something that is timed; whatever llguidance meets there concerns this row alone."""
+        """Run and time some work of the matcher; an exception in llguidance fails this row alone."""
         if self.matcher is None:
             return False
         started = time.thread_time()
@@ -175,7 +175,7 @@ class RowGrammar:
         return not taken or matcher.consume_tokens(taken) or self._check(matcher)
 
     def _check(self, matcher: Any) -> bool:
-        """Whether the matcher can go on."""
+        """Return True if the matcher can go on."""
         if matcher.is_error():
             self.failure, self.matcher = f"its grammar cannot go on: {explain(matcher)}", None
         return not self.failure
@@ -195,7 +195,7 @@ class MaskThreads:
         return llguidance.LLExecutor(self._num_threads)
 
     def begin(self, rows: Sequence[RowGrammar]) -> None:
-        """Advance these rows: those that have been fast together, every other one on its own."""
+        """Advance these rows: fast ones together, every other one on its own."""
         fast = [row for row in rows if not row.is_slow]
         if fast:
             self._submit(fast)
@@ -207,7 +207,7 @@ class MaskThreads:
         """Fill the masks of these rows behind drafts too, as soon as they have those of their next tokens.
 
         Args:
-            at_once: those that are fast, before this returns.
+            at_once: fill those of fast rows before this returns.
         """
         fast = [one for one in drafted if not one[0].is_slow]
         groups = [[one] for one in drafted if one[0].is_slow]

@@ -34,31 +34,31 @@ those of a `Drawn` may come to its kernel as any float."""
 
 
 class Head(Protocol):
-    """The end of a model."""
+    """The output head of a model."""
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """[S, hidden_size] -> [S, vocab_size] float32."""
+        """Return logits: [S, hidden_size] -> [S, vocab_size] float32."""
 
     def argmax(self, outputs: Tensor) -> Tensor:
-        """[S, hidden_size] -> [S] int64, the largest of the logits; -1 where these are NaN or infinite."""
+        """Return the token of the largest logit: [S, hidden_size] -> [S] int64; -1 where logits are NaN or infinite."""
 
 
 class Masks(Protocol):
     """Token bitmasks that come while a step runs: the grammars of its rows."""
 
     def ready(self, device: torch.device) -> TokenBitmask | None:
-        """Those that are there by now, of the rows that draw under their mask at once."""
+        """Return the masks filled by now, of the rows that draw under their mask at once."""
 
     def deciding(self, token_ids: Tensor) -> TokenBitmask | None:
-        """After `ready`: those of the rows that redraw where their mask rejects the token of [S] int64."""
+        """Return, after `ready`, those of the rows that redraw where their mask rejects the token of [S] int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What S rows sample from on the host: the model's outputs [S, hidden_size], of which logits are made as needed.
+    """The model's outputs [S, hidden_size] that S rows sample from on the host; logits are made as needed.
 
     Attributes:
-        adapted: [n] int64, increasing, and the head of these rows where it is not the model's own.
+        adapted: rows whose head is not the model's own, [n] int64, increasing, with this head.
     """
 
     head: Head
@@ -66,14 +66,14 @@ class Outputs:
     adapted: Sequence[tuple[Tensor, Head]] = ()
 
     def logits(self, rows: Tensor | None = None) -> Tensor:
-        """Of some of the rows, [n] int64, or all."""
+        """Return logits of some of the rows, [n] int64, or of all."""
         logits = self.head.logits(self._of(rows))
         for places, (own, head) in self._places(rows):
             logits[places] = head.logits(self.hidden[own])
         return logits
 
     def argmax(self, rows: Tensor | None = None) -> Tensor:
-        """The largest of each row's logits, [n] int64; see `Head.argmax`."""
+        """Return the token of each row's largest logit, [n] int64; see `Head.argmax`."""
         token_ids = self.head.argmax(self._of(rows))
         for places, (own, head) in self._places(rows):
             token_ids[places] = head.argmax(self.hidden[own])
@@ -83,7 +83,7 @@ class Outputs:
         return self.hidden if rows is None else self.hidden[rows]
 
     def _places(self, rows: Tensor | None) -> Iterator[tuple[Tensor, tuple[Tensor, Head]]]:
-        """Where rows with a head of their own stand among `rows`, and which these are."""
+        """Yield the places among `rows` of those with a head of their own, and these rows with the head."""
         for own, head in self.adapted:
             if rows is None:
                 yield own, (own, head)
@@ -95,12 +95,12 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What S rows sample from on a device that the host does not wait for.
+    """Logits, draws and tokens of S rows on a device that the host does not wait for.
 
     Attributes:
         logits: [S, V] of any float; overwritten if they are float32, else widened where a row asks for more.
         draws: [S, NUM_FIELDS] int64, the packed draws.
-        token_ids: [S] int64, what `Sampler.draw` gave for these, perhaps in a graph.
+        token_ids: [S] int64, the result of `Sampler.draw` for these, perhaps in a graph.
     """
 
     logits: Tensor
@@ -110,7 +110,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What S rows sampled.
+    """The tokens that S rows sampled.
 
     Attributes:
         token_ids: [S] int64, on the device of the logits; `NO_TOKEN` where the model's logits are NaN or infinite,
@@ -187,12 +187,12 @@ class Sampler:
         masks: Masks | None = None,
         drawn: Drawn | None = None,
     ) -> SampledTokens:
-        """Sample from logits [S, V] float32, which are overwritten; `NO_TOKEN` for whatever reason there is none.
+        """Sample from logits [S, V] float32, which are overwritten; `NO_TOKEN` where no token can be drawn.
 
-        Bias, penalties and masks leave a NaN as it is, or make one of +inf, so that the draw shows it.
+        Bias, penalties and masks keep a NaN, or make one of +inf, so that the draw shows it.
 
         Args:
-            drawn: what has been drawn from the logits as they are.
+            drawn: tokens already drawn from the unchanged logits.
         """
         draws = torch.from_numpy(metadata.draws) if drawn is None else drawn.draws
         mask = None if masks is None else masks.ready(logits.device)
@@ -210,9 +210,9 @@ class Sampler:
     def _process(
         self, logits: Tensor, metadata: SamplingMetadata, mask: TokenBitmask | None, token_table: Tensor
     ) -> Tensor:
-        """The logits that tokens are drawn from, with everything before the temperature applied.
+        """Return the logits that tokens are drawn from, with everything before the temperature applied.
 
-        In place; a copy only where log probabilities are still to be taken from the logits as they came.
+        Works in place, with a copy only if log probabilities are still to be taken from the raw logits.
         """
         if not metadata.changes_logits and mask is None:
             return logits
@@ -232,7 +232,7 @@ class Sampler:
         return processed
 
     def _redrawn(self, token_ids: Tensor, processed: Callable[[Tensor], Tensor], draws: Tensor, masks: Masks) -> Tensor:
-        """Token ids [S], some of which are drawn again: where a mask that came after the draw does not have them.
+        """Return token ids [S], drawn again where a mask that came after the draw does not have them.
 
         Args:
             processed: rows [n] -> the logits [n, V] that these drew from, to be overwritten.
@@ -247,7 +247,7 @@ class Sampler:
 
 
 def draw_natively(native: _native.Kernels, logits: Tensor, draws: Tensor) -> Tensor:
-    """As `reference.draw`, by the kernels of `native/isa/draw.cpp`."""
+    """Draw as `reference.draw`, by the kernels of `native/isa/draw.cpp`."""
     assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32 in one piece"
     assert draws.dtype == torch.int64 and draws.shape == (len(logits), NUM_FIELDS), "a packed draw for each row"
     assert draws.is_contiguous(), "packed draws are in one piece"

@@ -33,7 +33,7 @@ _NO_ENTRIES: Entries = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32
 
 
 class Extra(IntFlag):
-    """What a row asks for besides its draw."""
+    """Options of a row besides its draw."""
 
     BIAS = 1
     PENALTIES = 2
@@ -59,13 +59,13 @@ _EXTRAS = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """S rows that sample in a step. What no row asks for is None.
+    """Sampling parameters of S rows in a step. Fields that no row asks for are None.
 
     Attributes:
         draws: [S, NUM_FIELDS] int64, packed: see `draws`.
-        only_argmax: every row is greedy and asks for nothing else: nobody needs the logits themselves.
+        only_argmax: every row is greedy and asks for nothing else: the logits themselves are not needed.
         bias, stops: values to add to logits; those of `stops` are -inf.
-        allowed_tokens, bad_words: what the requests themselves leave of the vocabulary.
+        allowed_tokens, bad_words: limits that requests themselves set on the vocabulary.
     """
 
     draws: PackedDraws
@@ -79,19 +79,19 @@ class SamplingMetadata:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether some row draws from other logits than the model's."""
+        """True if some row draws from other logits than the model's."""
         parts = (self.bias, self.penalties, self.stops, self.allowed_tokens, self.bad_words)
         return any(part is not None for part in parts)
 
     @property
     def needs_processing(self) -> bool:
-        """Whether rows ask for more than their draws: other logits, or log probabilities."""
+        """True if rows ask for more than their draws: other logits, or log probabilities."""
         return self.changes_logits or self.logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """What is known of S rows without their positions.
+    """The part of a selection of S rows that does not depend on their positions.
 
     Attributes:
         keys: [2, S], of their numbers; None: all rows are greedy.
@@ -143,7 +143,7 @@ class SamplingState:
         )
 
     def select(self, rows: IntArray, positions: IntArray) -> SamplingMetadata:
-        """The rows that sample in a step; one row may do so for several positions.
+        """Select the rows that sample in a step; one row may do so for several positions.
 
         Args:
             rows: [S] rows of the tables, in the order of the logits.
@@ -237,7 +237,7 @@ def _entries(token_ids: Sequence[int], values: Sequence[float]) -> Entries:
 
 
 def _joined(indices: IntArray, rows: IntArray, table: Sequence[Entries]) -> LogitEntries | None:
-    """The entries of these rows; None if there are no rows."""
+    """Join the entries of these rows; None if there are no rows."""
     if not len(indices):
         return None
     token_ids, values = zip(*(table[row] for row in rows[indices].tolist()), strict=True)
@@ -248,7 +248,7 @@ def _joined(indices: IntArray, rows: IntArray, table: Sequence[Entries]) -> Logi
 
 
 def _having(entries: LogitEntries, rows: npt.NDArray[np.bool_]) -> LogitEntries | None:
-    """The entries of those rows of the logits for which `rows` [S] is True; None if there are none."""
+    """Return the entries of those rows of the logits for which `rows` [S] is True; None if there are none."""
     is_kept = torch.from_numpy(rows)[entries.indices]
     if is_kept.all():
         return entries

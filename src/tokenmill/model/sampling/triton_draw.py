@@ -53,8 +53,8 @@ _GREEDY, _UNFILTERED, _FILTERED = (tl.constexpr(int(kind)) for kind in Kind)
 
 @triton.jit(do_not_specialize_on_alignment=["integers", "numbers"])
 def _summarize(logits, stride, size, integers, numbers, summaries, counters, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
-    """Summaries [S, 3, CHUNKS] float64 of each chunk: largest logit (a NaN is +inf), least, and, where the row is
-    unfiltered, the sum of weights next to the chunk's largest."""
+    """Write summaries [S, 3, CHUNKS] float64 of each chunk: largest logit (a NaN is +inf), least, and, where the row is
+    unfiltered, the sum of weights relative to the chunk's largest."""
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + index * stride + ids, ids < size, float("-inf")).to(tl.float32)
@@ -98,7 +98,7 @@ def _finish(
     logits, stride, size, integers, numbers, summaries, sums, counters, lists, token_ids,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, IS_FILTERED: tl.constexpr,
 ):  # fmt: skip
-    """The tokens of the rows that are filtered, or of those that are not: the first take all registers there are."""
+    """Draw the tokens of the filtered rows, or of all others: the first take all registers there are."""
     index = tl.program_id(0).to(tl.int64)
     draw = read_draw(integers, numbers, index)
     if (draw[0] == _FILTERED) != IS_FILTERED:
@@ -123,7 +123,7 @@ def _finish(
 
 
 def draw(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """As `reference.draw`, on a GPU.
+    """Draw as `reference.draw`, on a GPU.
 
     Args:
         logits: [S, V] of any float, the last dimension contiguous.

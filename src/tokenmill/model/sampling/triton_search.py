@@ -25,7 +25,7 @@ _KIND, _TOP_K, _TEMPERATURE, _TOP_P, _MIN_P, _UNIFORM = (
 
 @triton.jit
 def read_draw(integers, numbers, index):
-    """Kind, top_k, temperature, top_p, min_p and uniform of a packed draw, given as int64 and as float64."""
+    """Return kind, top_k, temperature, top_p, min_p and uniform of a packed draw, given as int64 and as float64."""
     integers, numbers = integers + index * _NUM_FIELDS, numbers + index * _NUM_FIELDS
     kind, top_k = tl.load(integers + _KIND), tl.load(integers + _TOP_K)
     temperature, top_p = tl.load(numbers + _TEMPERATURE), tl.load(numbers + _TOP_P)
@@ -34,13 +34,13 @@ def read_draw(integers, numbers, index):
 
 @triton.jit
 def finite(x):
-    """As `ranking.finite`, where there is no NaN."""
+    """Return logits as `ranking.finite` does, where there is no NaN."""
     return tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
 
 
 @triton.jit
 def load_tile(row, start, size, TILE: tl.constexpr):
-    """Logits of a tile as `ranking.finite` gives them, float32, and which of them are inside the row."""
+    """Load logits of a tile as `ranking.finite` gives them, float32, and a mask of those inside the row."""
     ids = start + tl.arange(0, TILE)
     x = tl.load(row + ids, ids < size, 0.0).to(tl.float32)
     return finite(tl.where(x != x, LARGEST, x)), ids < size
@@ -48,7 +48,7 @@ def load_tile(row, start, size, TILE: tl.constexpr):
 
 @triton.jit
 def key_of(x, ids):
-    """int64 that is larger for a larger logit, and for a lower id among equal ones; at least 0."""
+    """Return an int64 that is larger for a larger logit, and for a lower id among equal ones; at least 0."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     order = (bits ^ tl.where(bits < 0, -1, _SIGN)).to(tl.uint32, bitcast=True)
     return (order.to(tl.int64) << _ID_BITS) | (ids ^ _IDS)
@@ -56,33 +56,33 @@ def key_of(x, ids):
 
 @triton.jit
 def logit_of(key):
-    """The logit of a key."""
+    """Return the logit of a key."""
     bits = (key >> _ID_BITS).to(tl.uint32).to(tl.int32, bitcast=True)
     return (bits ^ tl.where(bits < 0, _SIGN, -1)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def id_of(key):
-    """The id of a key, int32."""
+    """Return the id of a key, int32."""
     return ((key & _IDS) ^ _IDS).to(tl.int32)
 
 
 @triton.jit
 def weight_of(x, highest, temperature):
-    """Weight of a logit next to the highest one."""
+    """Return the weight of a logit relative to the highest one."""
     return tl.exp((x - highest) / temperature)
 
 
 @triton.jit
 def pick(reached, exists, target, total):
-    """How many of the sums do not exceed the target, but not those that have reached the total."""
+    """Count the sums that do not exceed the target, at most as many as are below the total."""
     passed = tl.sum((exists & (reached <= target)).to(tl.int32), 0)
     return tl.minimum(passed, tl.sum((exists & (reached < total)).to(tl.int32), 0))
 
 
 @triton.jit
 def _sum_from(row, size, shape, first, counts, CHUNK: tl.constexpr):
-    """Of the tokens with a key of at least `first`, and with the least weight: their number, or their weight."""
+    """Sum up the tokens with a key of at least `first`, and with the least weight: their number, or their weight."""
     highest, temperature, least = shape
     total = tl.cast(0.0, tl.float64)
     for start in range(0, size, CHUNK):
@@ -95,7 +95,7 @@ def _sum_from(row, size, shape, first, counts, CHUNK: tl.constexpr):
 
 @triton.jit
 def _search(row, size, shape, end, target, counts, CHUNK: tl.constexpr):
-    """The largest key for which the tokens from there on sum up to more than `target`; those before `end` are none."""
+    """Find the largest key from which on tokens sum up to more than `target`; those below `end` do not count."""
     found = tl.cast(0, tl.int64)
     for bit in range(63):
         key = found | (tl.cast(1, tl.int64) << (62 - bit))
@@ -106,7 +106,7 @@ def _search(row, size, shape, end, target, counts, CHUNK: tl.constexpr):
 
 @triton.jit
 def draw_by_search(row, size, highest, draw, CHUNK: tl.constexpr):
-    """The token of a filtered row."""
+    """Draw the token of a filtered row."""
     _, top_k, temperature, top_p, min_p, uniform = draw
     shape = (highest, temperature.to(tl.float32), min_p.to(tl.float32))
     end = tl.cast(0, tl.int64)

@@ -41,7 +41,8 @@ _FILTERED = tl.constexpr(int(Kind.FILTERED))
 
 @triton.jit
 def shape_of(summaries, num_chunks, draw, CHUNKS: tl.constexpr):
-    """Highest logit, temperature, least weight, farthest distance, codes per distance; whether top-k counts tokens."""
+    """Return highest logit, temperature, least weight, farthest distance, codes per distance; if top-k counts
+    tokens."""
     chunks = tl.arange(0, CHUNKS)
     highest = tl.max(tl.load(summaries + chunks, chunks < num_chunks, float("-inf")), 0)
     lowest = tl.min(tl.load(summaries + CHUNKS + chunks, chunks < num_chunks, float("inf")), 0)
@@ -61,13 +62,13 @@ def _code(distance, scale):
 
 @triton.jit
 def _bounds(low, high):
-    """The ends of sixteen parts of a range of codes."""
+    """Return the ends of sixteen parts of a range of codes."""
     return low + ((high - low) * (tl.arange(0, WAYS) + 1) >> 4)
 
 
 @triton.jit
 def _narrowed(cut, sums, target, latest):
-    """The parts of a range in which sums pass targets.
+    """Return the parts of a range in which sums pass targets.
 
     Args:
         cut: first code, the code behind the last, sum before the first. sums: [WAYS], of the parts up to each.
@@ -84,7 +85,7 @@ def _narrowed(cut, sums, target, latest):
 
 @triton.jit
 def _summed(sums, num_chunks, CHUNKS: tl.constexpr):
-    """[WAYS] sums over the chunks of [CHUNKS, WAYS]."""
+    """Return [WAYS] sums over the chunks of [CHUNKS, WAYS]."""
     chunks, ways = tl.arange(0, CHUNKS), tl.arange(0, WAYS)
     places = chunks[:, None] * WAYS + ways[None, :]
     return tl.sum(tl.load(sums + places, chunks[:, None] < num_chunks, 0.0), 0)
@@ -92,7 +93,7 @@ def _summed(sums, num_chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def cuts_of(sums, num_chunks, draw, shape, CHUNKS: tl.constexpr, LEVEL: tl.constexpr):
-    """The two ranges after the passes before LEVEL, as of `_narrowed`, and the sum of all tokens."""
+    """Return the two ranges after the passes before LEVEL, as of `_narrowed`, and the sum of all tokens."""
     _, top_k, _, top_p, _, uniform = draw
     _, temperature, _, _, scale, counts = shape
     one = (0, _CODES, tl.cast(0.0, tl.float64))
@@ -118,7 +119,7 @@ def select(
     logits, stride, size, integers, numbers, summaries, sums, counters, lists,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, LEVEL: tl.constexpr,
 ):  # fmt: skip
-    """A pass over the filtered rows: sums of chunks, or, after all LEVELS, the lists.
+    """Run a pass over the filtered rows: sums of chunks, or, after all LEVELS, the lists.
 
     Args:
         summaries: see `triton_draw`.
@@ -161,7 +162,7 @@ def select(
 
 @triton.jit
 def _append(counters, lists, place, keys, is_listed):
-    """Append those of a tile's keys to the list at a place, which holds no more than CAPACITY."""
+    """Append those of a tile's keys to the list from a place on; the list holds no more than CAPACITY."""
     number = tl.sum(is_listed.to(tl.int32), 0)
     if number > 0:
         entries = tl.atomic_add(counters + place, number) + tl.cumsum(is_listed.to(tl.int32), 0) - 1
@@ -170,7 +171,7 @@ def _append(counters, lists, place, keys, is_listed):
 
 @triton.jit
 def _entries(entries, places, number, highest, draw):
-    """Keys of a list at places, and their weights in units."""
+    """Return keys of a list at places, and their weights in units."""
     keys = tl.load(entries + places, places < number, 0)
     weights = tl.exp((logit_of(keys).to(tl.float64) - highest) / draw[2])
     return keys, tl.where((places < number) & (weights >= draw[4]), weights * _UNIT, 0.0).to(tl.int64)
@@ -178,7 +179,7 @@ def _entries(entries, places, number, highest, draw):
 
 @triton.jit
 def _ranked(entries, number, highest, draw):
-    """Keys of a list, how many are larger than each, and the weights of all that are at least as large; in its order.
+    """Return keys of a list, how many are larger than each, and the weights of all at least as large; in its order.
 
     Every key is compared with every other: for some dozen entries, as there are, that is less work than a sort.
     """
@@ -195,7 +196,7 @@ def _ranked(entries, number, highest, draw):
 
 @triton.jit
 def draw_from_lists(lists, lengths, highest, draw, cuts, counts):
-    """As `reference`: the token of a row whose lists are whole.
+    """Draw the token of a row whose lists are whole, as `reference` does.
 
     Args:
         lengths: of the two lists. cuts: as of `cuts_of`. counts: whether the first list has all that top-k keeps.

@@ -1,4 +1,4 @@
-"""How ranks put together what each has computed. A model is given one; alone it costs nothing."""
+"""Combine the results of ranks. A model is given a collective; for a rank alone it costs nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Lookup = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class NativeRoom:
-    """For a pass in native code: where ranks meet, and memory that all of them have, by its address."""
+    """A meeting place for a pass in native code: the ranks, and memory that all of them share, by its address."""
 
     ranks: _native.Ranks
     address: int
@@ -28,60 +28,60 @@ class NativeRoom:
 
 
 class Collective(Protocol):
-    """What a rank's decoder needs of the others. All ranks make the same calls in the same order.
+    """Communication of a rank's decoder with the other ranks. All ranks make the same calls in the same order.
 
-    What it returns may be shared memory, but for embeddings: nobody writes there, and it holds until the second call
+    Results other than embeddings may be shared memory: they must not be written to, and hold until the second call
     after.
     """
 
     @property
     def shard(self) -> Shard:
-        """Which rank this is."""
+        """The shard of this rank."""
 
     @property
     def native(self) -> NativeRoom | None:
-        """The same for a pass in native code, which takes it all for itself; None: nobody is to be met."""
+        """The meeting place for a pass in native code, which uses all of it; None: no such pass meets other ranks."""
 
     def failure(self) -> Exception:
-        """What to raise where the others were not met."""
+        """Return the exception to raise if the other ranks were not met."""
 
     def between(self, own: torch.Tensor, part: Part) -> torch.Tensor:
-        """What the first of a pair of matrices gave, [T, part.count] -> what this rank's second one takes."""
+        """Turn this rank's output of the first of a pair of matrices, [T, part.count], into the input of its second."""
 
     def behind(self, own: torch.Tensor, part: Part) -> torch.Tensor:
-        """What this rank's second one gave, [T, part.count] -> what that of a rank alone gives, [T, part.total]."""
+        """Turn this rank's output of the second, [T, part.count], into that of a rank alone, [T, part.total]."""
 
     def embeddings(self, token_ids: torch.Tensor, tokens: Part, lookup: Lookup) -> torch.Tensor:
-        """[T] int64 -> [T, hidden_size]; `tokens` are this rank's, whose rows it finds by their number among these."""
+        """Embed [T] int64 -> [T, hidden_size]; `lookup` takes the numbers of tokens among this rank's `tokens`."""
 
     def rows(self, own: torch.Tensor, where: torch.Tensor | slice, count: int) -> torch.Tensor:
-        """This rank's rows, which stand at `where` -> those of all, [count, columns]. Each row is one rank's."""
+        """Gather the rows of all ranks, [count, columns]; this rank's stand at `where`. Each row is one rank's."""
 
 
 class Alone:
-    """See `Collective`: one rank, which has everything."""
+    """A collective of one rank, which has everything."""
 
     shard = Shard()
     native = None
 
     def failure(self) -> Exception:
-        """See `Collective.failure`."""
+        """Return an assertion error: there are no ranks to meet."""
         return AssertionError("nobody is to be met")
 
     def between(self, own: torch.Tensor, part: Part) -> torch.Tensor:
-        """See `Collective.between`."""
+        """Return the output as it is."""
         return own
 
     def behind(self, own: torch.Tensor, part: Part) -> torch.Tensor:
-        """See `Collective.behind`."""
+        """Return the output as it is."""
         return own
 
     def embeddings(self, token_ids: torch.Tensor, tokens: Part, lookup: Lookup) -> torch.Tensor:
-        """See `Collective.embeddings`."""
+        """Look up all tokens."""
         return lookup(token_ids)
 
     def rows(self, own: torch.Tensor, where: torch.Tensor | slice, count: int) -> torch.Tensor:
-        """See `Collective.rows`."""
+        """Return the rows as they are."""
         return own
 
 

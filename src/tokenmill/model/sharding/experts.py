@@ -14,11 +14,11 @@ from tokenmill.model.sharding.shard import Part
 class SharedExperts:
     """A layer's experts, of which some are this rank's.
 
-    Sorted by expert, the rows that a rank computes stand together. So ranks put together rows, and then each of them
-    adds up all of them, expert after expert, as `LoopedExperts` does: the same bits.
+    Sorted by expert, the rows that a rank computes stand together. So ranks gather rows, and each adds up all of them,
+    expert after expert, as `LoopedExperts` does: the same bits.
 
     Args:
-        own: this rank's experts. part: which of all these are.
+        own: this rank's experts. part: their place among all.
     """
 
     __slots__ = ("_collective", "own", "part")
@@ -29,7 +29,7 @@ class SharedExperts:
         self._collective = collective
 
     def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """See `Experts.mix`."""
+        """Run this rank's experts, gather the rows of all ranks, and add them up for each token."""
         order = experts.flatten().argsort(stable=True)
         tokens, scales = order // experts.shape[1], weights.flatten()[order].unsqueeze(1)
         counts = torch.bincount(experts.flatten(), minlength=self.part.total)

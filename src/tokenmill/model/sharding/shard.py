@@ -1,12 +1,12 @@
-"""Which part of a model a rank has. Plain data: no torch, no processes.
+"""The part of a model that a rank has. Plain data: no torch, no processes.
 
-Layers are shared out over stages, each of which has some that follow each other. Within a stage every matrix is split
-by its output rows, attention by heads, a mixture of experts by whole experts. So each number is computed by one rank,
-in the order in which a rank alone would compute it.
+Layers are shared out over stages of consecutive layers. Within a stage every matrix is split by its output rows,
+attention by heads, a mixture of experts by whole experts. So each number is computed by one rank, in the order in which
+a rank alone would compute it.
 
-Where ranks share no memory, half of what they would tell each other is saved by another form, that of Megatron-LM
-(Shoeybi et al. 2019): of each pair of matrices the second is split by its inputs, which are what the first one gave
-there, and the ranks' results are summed. Experts are split as any other pair. Sums of ranks have another order.
+Ranks that share no memory save half of their messages by another form, that of Megatron-LM (Shoeybi et al. 2019): the
+second of each pair of matrices is split by its inputs, which are the rank's own outputs of the first, and the ranks'
+results are summed. Experts are split as any other pair. Sums of ranks have another order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_RANKS = 64
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of `total` things in a row, `count` from `start` on."""
+    """A range of `total` things: `count` from `start` on."""
 
     start: int
     count: int
@@ -34,21 +34,21 @@ class Part:
 
     @classmethod
     def whole(cls, total: int) -> Part:
-        """All of them."""
+        """Return the part that is all of `total` things."""
         return cls(0, total, total)
 
     @property
     def stop(self) -> int:
-        """Where it ends."""
+        """End of the range."""
         return self.start + self.count
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left out."""
+        """True if nothing is left out."""
         return self.count == self.total
 
     def times(self, size: int) -> Part:
-        """The same part, if each thing is made of `size` others."""
+        """Return the same part if each thing is made of `size` others."""
         return Part(self.start * size, self.count * size, self.total * size)
 
 
@@ -68,55 +68,55 @@ class Shard:
 
     @classmethod
     def of(cls, number: int, size: int, num_stages: int) -> Shard:
-        """The shard of rank `number` of an engine, whose ranks are counted stage after stage."""
+        """Return the shard of rank `number` of an engine, whose ranks are counted stage after stage."""
         return cls(number % size, size, number // size, num_stages)
 
     @property
     def is_alone(self) -> bool:
-        """Whether it has all of the model."""
+        """True if it has all of the model."""
         return self.size == 1 and self.num_stages == 1
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether it has the embedding and the head."""
+        """True if it has the embedding and the head."""
         return self.stage == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether it has the final norm."""
+        """True if it has the final norm."""
         return self.stage == self.num_stages - 1
 
     def layers(self, architecture: Architecture) -> range:
-        """Its stage's layers."""
+        """Return its stage's layers."""
         return stage_layers(architecture, self.num_stages)[self.stage]
 
     def part(self, total: int) -> Part:
-        """Its part of `total` things: as many as the others have, or one more or less."""
+        """Return its part of `total` things: as many as the others have, or one more or less."""
         start = self.rank * total // self.size
         return Part(start, (self.rank + 1) * total // self.size - start, total)
 
     def second(self, inner: Part, size: int) -> tuple[Part, Part]:
-        """Of the second of a pair of matrices, with `size` outputs in all: which inputs and outputs are this rank's.
+        """Return this rank's inputs and outputs of the second of a pair of matrices, with `size` outputs in all.
 
         Args:
-            inner: which outputs of the first are.
+            inner: this rank's outputs of the first.
         """
         return (inner, Part.whole(size)) if self.sums else (Part.whole(inner.total), self.part(size))
 
     def heads(self, spec: SelfAttentionSpec) -> tuple[Part, Part]:
-        """Its query heads, and the KV heads that these attend to: of fewer KV heads than ranks, several have one."""
+        """Return its query heads and the KV heads that they attend to; ranks share a KV head if there are too few."""
         start = self.rank * spec.num_kv_heads // self.size
         count = max(1, spec.num_kv_heads // self.size)
         return self.part(spec.num_heads), Part(start, count, spec.num_kv_heads)
 
     def attention(self, spec: SelfAttentionSpec) -> SelfAttentionSpec:
-        """The attention that it runs."""
+        """Return the attention that it runs."""
         heads, kv_heads = self.heads(spec)
         return dataclasses.replace(spec, num_heads=heads.count, num_kv_heads=kv_heads.count)
 
 
 def stage_layers(architecture: Architecture, num_stages: int) -> list[range]:
-    """The layers of each stage, so that the slowest reads as few weights a step as can be.
+    """Return the layers of each stage, such that the slowest stage reads as few weights a step as possible.
 
     The head, which is large in a small model, belongs to the first stage: that one has fewer layers then.
     """
@@ -132,7 +132,7 @@ def stage_layers(architecture: Architecture, num_stages: int) -> list[range]:
 
 
 def _fill(sizes: list[int], head: int, load: int, num_stages: int) -> list[range] | None:
-    """Layers, stage after stage, each filled up to the load, and none without a layer; None: too many for the last."""
+    """Fill stage after stage with layers up to the load, at least one each; None: too many are left for the last."""
     stages, start = [], 0
     for stage in range(num_stages):
         room, stop = load - (head if stage == 0 else 0), start
@@ -145,7 +145,7 @@ def _fill(sizes: list[int], head: int, load: int, num_stages: int) -> list[range
 
 
 def check_size(architecture: Architecture, size: int, num_stages: int = 1, sums: bool = False) -> None:
-    """See that so many stages of so many ranks can share a model, in the form that `Shard.sums` says.
+    """Check that this many stages of this many ranks can share a model, in the form that `Shard.sums` says.
 
     Raises:
         InvalidConfig: they cannot; says which numbers of them can.
@@ -168,7 +168,7 @@ def check_size(architecture: Architecture, size: int, num_stages: int = 1, sums:
 
 
 def _obstacle(architecture: Architecture, size: int, sums: bool) -> str | None:
-    """Why so many ranks cannot share it; None: they can."""
+    """Return why `size` ranks cannot share it; None: they can."""
     if size > MOST_RANKS:
         return f"at most {MOST_RANKS} ranks share a model"
     if architecture.hidden_size % size and not sums:

@@ -1,6 +1,6 @@
 """The grammars of an engine: compiled off its loop, shared by requests, forgotten by least recent use.
 
-Of those that cannot be compiled the reason is kept, if it is their own: what became of a process is not.
+A grammar that cannot be compiled has its reason kept if the reason is its own: the failure of a process is not.
 
 The cache is a gate of the engine (`engine/loop/gates.py`): a request waits at it until its grammar is compiled.
 
@@ -49,8 +49,8 @@ class GrammarCache:
     """Compiles grammars and keeps them.
 
     Attributes:
-        num_bytes: what the kept grammars take together. Those that no request uses go, least recently used first, when
-            it exceeds `max_bytes`; when those in use do, further grammars are refused until some end.
+        num_bytes: size of all kept grammars. Above `max_bytes` those without a request go, least recently used first;
+            if those in use exceed it, further grammars are refused until some end.
     """
 
     status = RequestStatus.WAITING_FOR_GRAMMAR
@@ -68,7 +68,7 @@ class GrammarCache:
         self._pool: ThreadPoolExecutor | None = None
 
     def admit(self, message: AddRequest) -> bool:
-        """See `Gate`: True if the request needs no grammar, or one that is there already.
+        """Return True if the request needs no grammar, or one that is there already; else begin to compile it.
 
         Raises:
             InvalidRequest: the grammar is known to be unusable.
@@ -90,7 +90,7 @@ class GrammarCache:
         return entry is not None
 
     def collect(self, timeout: float) -> dict[str, Refusal | None]:
-        """See `Gate`: settles what has been compiled since the last call."""
+        """Return the requests whose grammar has been compiled or refused since the last call."""
         if timeout:
             wait(list(self._compiling.values()), timeout, return_when="FIRST_COMPLETED")
         news: dict[str, Refusal | None] = {}
@@ -106,7 +106,7 @@ class GrammarCache:
         return news
 
     def release(self, request_id: str) -> None:
-        """See `Gate`."""
+        """Forget a request, and cancel a compilation that has not begun and that no other request waits for."""
         text = self._text_of.pop(request_id, None)
         if text is None:
             return
@@ -122,7 +122,7 @@ class GrammarCache:
                     del self._compiling[text]
 
     def template(self, text: str) -> Any | None:
-        """The compiled grammar, to be deep-copied; None only when no request that is alive needs it."""
+        """Return the compiled grammar, to be deep-copied; None only if no living request needs it."""
         entry = self._entries.get(text)
         return None if entry is None else entry.template
 
@@ -138,14 +138,14 @@ class GrammarCache:
         return self._pool
 
     def _compile(self, text: str) -> _Entry:
-        """In a thread: try it where it can do no harm, then here."""
+        """Compile a grammar in a thread: on trial where it can do no harm, then here."""
         num_bytes = self._trial.check(text) + len(text) + _LEAST_BYTES
         if num_bytes > self._max_bytes:
             raise InvalidRequest(f"the grammar takes {num_bytes >> 20} MiB; at most {self._max_bytes >> 20}")
         return _Entry(num_bytes, self._compiler.compile(text))
 
     def _keep(self, text: str, future: Future[_Entry]) -> Refusal | None:
-        """Enter what was compiled, or its own fault; return why requests are refused."""
+        """Keep what was compiled, or the grammar's own fault; return why requests are refused."""
         error = future.exception()
         if isinstance(error, InvalidRequest):
             self._faults.add(text, error)
@@ -173,7 +173,7 @@ class GrammarCache:
 
 
 class _Faults:
-    """Why grammars cannot be compiled, of the last that were asked for. Keeps digests, since texts may be long."""
+    """Reasons why the last requested grammars cannot be compiled. Keeps digests, since texts may be long."""
 
     def __init__(self) -> None:
         self._errors: OrderedDict[bytes, InvalidRequest] = OrderedDict()
@@ -201,10 +201,10 @@ def _digest(text: str) -> bytes:
 
 
 def _unexpected(error: BaseException) -> BaseException | None:
-    """The error whose traceback belongs into the log: none of a process that was lost."""
+    """Return the error whose traceback belongs in the log; None for the loss of a process."""
     return None if isinstance(error, Unavailable) else error
 
 
 def _yield_to_steps() -> None:
-    """Compiling takes what the steps of the engine leave."""
+    """Lower this thread's priority, so that compiling takes only what the engine's steps leave."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

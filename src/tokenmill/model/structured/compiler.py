@@ -42,7 +42,7 @@ _NAME = re.compile(r'"name": "((?:JSON|regular|Lark|GBNF)_[a-z]+)\d')
 
 
 class GrammarTokenizer(msgspec.Struct, frozen=True):
-    """What a grammar must know of the tokenizer.
+    """The facts of a tokenizer that a grammar needs.
 
     Attributes:
         path: its tokenizer.json.
@@ -70,7 +70,7 @@ class GrammarCompiler:
         _ = self._backend
 
     def compile(self, text: str) -> Any:
-        """A matcher at its start, of which requests take deep copies; its first masks could be computed.
+        """Return a matcher at its start, of which requests take deep copies; its first masks could be computed.
 
         Raises:
             InvalidRequest: not a grammar, one that is too large, or one that nothing matches.
@@ -92,7 +92,7 @@ class GrammarCompiler:
         return llguidance.LLMatcher(self._backend, text, log_level=0, limits=limits)
 
     def _with_schemas(self, text: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
-        """The grammar with its JSON schemas changed."""
+        """Return the grammar with its JSON schemas changed."""
         try:
             whole = json.loads(text)
             grammars = whole["grammars"]
@@ -104,7 +104,7 @@ class GrammarCompiler:
         return json.dumps(whole, ensure_ascii=False)
 
     def _is_used_up(self, pattern: str, names: list[str]) -> bool:
-        """Whether no key but these matches a regular expression: behind them, and a comma, nothing can follow."""
+        """Return True if only these keys match a regular expression: after them, and a comma, nothing can follow."""
         one = {"const": 1}
         schema = {
             "type": "object",
@@ -134,7 +134,7 @@ class GrammarCompiler:
 
 
 def _cut_to(raw: str, vocab_size: int) -> str:
-    """A tokenizer.json without the tokens that the model has no logits for: it may have been given more of them."""
+    """Return a tokenizer.json without tokens that the model has no logits for: some may have been added to it."""
     file = msgspec.json.decode(raw)
     model: dict[str, Any] = file.get("model") or {}
     added: list[dict[str, Any]] = file.get("added_tokens") or []
@@ -158,7 +158,7 @@ def _is_lenient(schema: dict[str, Any]) -> bool:
 
 
 def _leniently(schema: dict[str, Any]) -> dict[str, Any]:
-    """A lenient schema without what is not supported; any other as it is."""
+    """Return a lenient schema without what is not supported; any other as it is."""
     import llguidance
 
     guidance = schema.get("x-guidance") or {}
@@ -174,13 +174,13 @@ def _leniently(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written_in(text: str) -> str:
-    """What the client's part of a grammar was written in, by the name that `GrammarBuilder` gave it."""
+    """Return the format of the client's part of a grammar, by the name that `GrammarBuilder` gave it."""
     name = _NAME.search(text)
     return "grammar" if name is None else name[1].replace("_", " ")
 
 
 def _first_steps(matcher: Any) -> Any:
-    """Go a little way with the lowest token that is allowed: most of what is too complex shows at once."""
+    """Go a few steps with the lowest allowed token: most of what is too complex shows at once."""
     for _ in range(_NUM_FIRST_STEPS):
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if matcher.is_error() or matcher.is_stopped():
@@ -190,7 +190,7 @@ def _first_steps(matcher: Any) -> Any:
 
 
 def explain(matcher: Any) -> str:
-    """Why a matcher gave up, on one line and without its inner state."""
+    """Return why a matcher gave up, on one line and without its inner state."""
     error = matcher.get_error().replace("<non-verbose/>", "").strip()
     if error.startswith("NoExtension"):
         return "nothing matches it"

@@ -31,7 +31,7 @@ _KEYS = ("properties", "patternProperties", "minProperties")
 
 
 def with_reachable_keys(schema: Schema, is_used_up: IsUsed, is_lenient: bool) -> Schema:
-    """The schema with what its patterns say of named keys said of those, where a pattern matches no others.
+    """Return the schema with rules of patterns moved to the named keys, where a pattern matches no others.
 
     Raises:
         InvalidRequest: it is not lenient; names a keyword that cannot be kept to.
@@ -60,7 +60,7 @@ def with_reachable_keys(schema: Schema, is_used_up: IsUsed, is_lenient: bool) ->
 
 
 def without_unsupported(schema: Schema, is_usable: IsUsable) -> Schema:
-    """The schema without the keywords that llguidance does not take, the fewest that are found by looking at each."""
+    """Return the schema without the keywords that llguidance does not take: the fewest found by a look at each."""
     if is_usable(schema):
         return schema
     # One reference to elsewhere, and nothing beside it is looked at.
@@ -83,7 +83,7 @@ class _Pruning:
         self._known: dict[str, bool] = {}
 
     def schema(self) -> Schema:
-        """What is left of it."""
+        """Return the pruned schema."""
         pruned: Schema = _changed(self._schema, self._prune)
         return pruned
 
@@ -123,7 +123,7 @@ def _without_references_to_elsewhere(part: Schema) -> Schema:
 
 
 def _can_count(part: Schema, least: Any, is_joined: bool) -> bool:
-    """Whether so many keys are different ones: of those that are not named, the same could come again."""
+    """Return True if `least` keys are certain to differ: keys that are not named may come twice."""
     required = part.get("required")
     certain = len(set(map(str, required))) if isinstance(required, list) and not is_joined else 0
     return not isinstance(least, int) or least <= certain + 1
@@ -153,14 +153,14 @@ def _named(part: Schema, keyword: str) -> dict[str, Any]:
 
 
 def _parts(schema: Any) -> Iterator[Schema]:
-    """A schema and all that stand in it."""
+    """Yield a schema and all schemas in it."""
     found: list[Schema] = []
     _changed(schema, lambda part: found.append(part) or part)  # type: ignore[func-returns-value]
     yield from found
 
 
 def _changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
-    """The schema with `change` made to every schema in it, the innermost first."""
+    """Return the schema with `change` made to every schema in it, the innermost first."""
     if not isinstance(schema, dict):
         return schema
     inner: Schema = {}

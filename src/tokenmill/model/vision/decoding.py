@@ -1,4 +1,4 @@
-"""Decode images in a sandbox, where a file that means harm can do none.
+"""Decode images in a sandbox, where a malicious file can do no harm.
 
     python -m tokenmill.model.vision.decoding LIMITS
 
@@ -28,7 +28,7 @@ _BROKEN = "the image cannot be decoded: it is broken, or none of " + ", ".join(F
 
 
 class ImageHead(msgspec.Struct):
-    """The size of an image after it was resized."""
+    """The size of an image after resizing."""
 
     height: int
     width: int
@@ -41,7 +41,7 @@ class ImageDecoder:
         self.sandbox = Sandbox(_MODULE, [], LIMITS)
 
     def decode(self, data: bytes, rule: SizeRule) -> tuple[ImageHead, bytes]:
-        """The size of an image and its pixels, [height, width, 3] uint8, resized by a rule.
+        """Return the size of an image and its pixels, [height, width, 3] uint8, resized by a rule.
 
         Raises:
             InvalidRequest: it is no image of a supported format, too large, or broken.
@@ -59,7 +59,7 @@ class ImageDecoder:
 
 
 def decode_image(data: bytes, rule: SizeRule) -> tuple[ImageHead, bytes]:
-    """Do what `ImageDecoder.decode` promises, in this process; its errors are Pillow's.
+    """Decode as `ImageDecoder.decode`, in this process; its errors are Pillow's.
 
     Raises:
         InvalidRequest: the header says that it is too large, or of impossible proportions.

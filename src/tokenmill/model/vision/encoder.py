@@ -1,4 +1,4 @@
-"""The runner's end: pixels of living requests, outputs that the scheduler keeps, and what a step needs of them."""
+"""The runner's part of vision: pixels of living requests, outputs that the scheduler keeps, and inputs of a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tokenmill.model.vision.tower import Tower
 
 
 class PixelStore:
-    """The pixels of all images of requests that are alive: a gate that lets everybody through at once."""
+    """The pixels of all images of living requests: a gate that lets every request through at once."""
 
     status = RequestStatus.WAITING
 
@@ -31,7 +31,7 @@ class PixelStore:
         self._users: dict[str, dict[str, MediaInput]] = {}  # digest -> request -> one that shows it
 
     def admit(self, message: AddRequest) -> bool:
-        """Keep what a request brings.
+        """Keep the pixels that a request brings.
 
         Raises:
             InvalidRequest: its images lie over each other, or at the prompt's end.
@@ -48,11 +48,11 @@ class PixelStore:
         return True
 
     def collect(self, timeout: float) -> dict[str, InvalidRequest | None]:
-        """Nobody waits here."""
+        """Return nothing: no request waits here."""
         return {}
 
     def release(self, request_id: str) -> None:
-        """A request has gone."""
+        """Drop the pixels of a request that has ended."""
         for one in self._requests.pop(request_id, ()):
             users = self._users.get(one.span.digest, {})
             users.pop(request_id, None)
@@ -60,18 +60,18 @@ class PixelStore:
                 self._users.pop(one.span.digest, None)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Drop all pixels."""
         self._requests.clear()
         self._users.clear()
 
     def find(self, digest: str) -> MediaInput:
-        """An image that a living request has brought."""
+        """Return an image that a living request has brought."""
         return next(iter(self._users[digest].values()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What stands in a row: the spans of its prompt, and where the prompt's tokens stand."""
+    """The media spans of a row's prompt, and the positions of the prompt's tokens."""
 
     media: tuple[MediaSpan, ...]
     positions: Positions
@@ -79,7 +79,7 @@ class _Row:
 
 
 class Encoder:
-    """Encodes what plans say, and gives steps the embeddings and positions of their tokens.
+    """Encodes the images of plans, and gives steps the embeddings and positions of their tokens.
 
     Args:
         rotary: the tables of the text model.
@@ -103,7 +103,7 @@ class Encoder:
         self._rows: dict[int, _Row] = {}
 
     def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.int64]]:
-        """Take in the new rows of a plan; what is to be sent to the device for `apply`."""
+        """Take in the new rows of a plan; return what is to be sent to the device for `apply`."""
         for new in plan.new_rows:
             self._rows.pop(new.row, None)
             if new.media:
@@ -115,7 +115,7 @@ class Encoder:
         return {"shifted_rows": np.array(rows, np.int64), "shifts": np.array(shifts, np.int64)}
 
     def apply(self, plan: StepPlan, sent: Mapping[str, torch.Tensor]) -> None:
-        """On the device: what a plan shifts, forgets and encodes."""
+        """Apply a plan on the device: set shifts, forget outputs and encode images."""
         if "shifted_rows" in sent:
             self.shifts[sent["shifted_rows"]] = sent["shifts"]
         for digest in plan.forget:
@@ -126,7 +126,7 @@ class Encoder:
     def add_to(
         self, batch: ForwardBatch, plan: StepPlan, positions: npt.NDArray[np.int64], first_request: int = 0
     ) -> MediaTokens | None:
-        """What a step's batch needs besides its tokens; None: all its requests are text.
+        """Return the media embeddings and positions of a step's batch; None: all its requests are text.
 
         Args:
             positions: [T], of the batch's tokens in their sequences, on the host.

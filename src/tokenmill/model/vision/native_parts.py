@@ -32,7 +32,7 @@ HEAD_MULTIPLE = 16
 
 @dataclass(frozen=True, slots=True)
 class _Patches:
-    """The windows of one image as requests, and what their addresses point into."""
+    """The windows of one image as requests, and the memory that their addresses point into."""
 
     step: _native.PlannedStep
     layer: _native.AttentionLayer
@@ -40,7 +40,7 @@ class _Patches:
 
 
 class NativeParts:
-    """See `TowerParts`.
+    """The parts of a vision tower on the native kernels.
 
     Args:
         weights: bfloat16, by the names of `tower_shapes`.
@@ -84,31 +84,31 @@ class NativeParts:
         self._matrices[name] = matrix
 
     def _padded(self, x: torch.Tensor) -> torch.Tensor:
-        """[heads * head_dim, ...] with zeros behind each half of a head."""
+        """Return [heads * head_dim, ...] with zeros behind each half of a head."""
         half = x.shape[0] // self._heads // 2
         wide = x.new_zeros(self._heads, 2, self._head_dim // 2, *x.shape[1:])
         wide[:, :, :half] = x.reshape(self._heads, 2, half, *x.shape[1:])
         return wide.flatten(0, 2)
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """See `TowerParts.linear`."""
+        """Multiply by a packed matrix, and add the bias."""
         return self._matrices[name].multiply(x, self._vectors.get(f"{name}.bias"))
 
     def norm(self, name: str, x: torch.Tensor, delta: torch.Tensor | None = None) -> torch.Tensor:
-        """See `TowerParts.norm`."""
+        """Add `delta` and normalize: by LayerNorm with a bias, else by RMSNorm."""
         weight, bias = self._vectors[f"{name}.weight"], self._vectors.get(f"{name}.bias")
         if bias is None:
             return native_ops.rms_norm(self._native, x, weight, EPS, delta)
         return native_ops.layer_norm(self._native, x, weight, bias, EPS, delta)
 
     def middle(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """See `TowerParts.middle`."""
+        """Return the middle of a block's MLP: silu(gate) * up, or GELU of a product."""
         if self._is_gated:
             return self._matrices[name].gated(x, self._vectors.get(f"{name}.bias"))
         return native_ops.gelu(self._native, self.linear(name, x))
 
     def angles(self, half: torch.Tensor, lengths: Sequence[int]) -> _Patches:
-        """The windows as requests of one step: their pages, and the angles of the patches, rounded to bfloat16."""
+        """Return the windows as requests of one step: their pages, and the patches' angles, rounded to bfloat16."""
         padded = torch.zeros(half.shape[0], self._head_dim // 2)
         padded[:, : half.shape[1]] = half
         cos, sin = padded.cos().bfloat16(), padded.sin().bfloat16()
@@ -125,7 +125,7 @@ class NativeParts:
         return _Patches(step, layer, (cos, sin, starts, counts, pages, memory))
 
     def attend(self, qkv: torch.Tensor, angles: _Patches) -> torch.Tensor:
-        """See `TowerParts.attend`."""
+        """Run the native attention within each window."""
         out = qkv.new_empty(len(qkv), self._heads * self._head_dim)
         self._attention.forward(angles.step, angles.layer, qkv.data_ptr(), out.data_ptr())
         return out

@@ -1,4 +1,4 @@
-"""Where the tokens of a prompt with images stand: three positions each, of time, row and column.
+"""The positions of tokens in a prompt with images: three each, of time, row and column.
 
 Text goes on along all three axes at once. An image stands at one time, its embeddings at their rows and columns from
 there on, and the text behind it goes on behind its longer side (Qwen2-VL's rule, with time not counted in frames).
@@ -17,7 +17,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def prompt_positions(num_tokens: int, media: Sequence[MediaSpan], merge: int) -> tuple[Positions, int]:
-    """Positions [3, num_tokens] of a prompt, and what is to be added to the place of a token behind it.
+    """Return positions [3, num_tokens] of a prompt, and the shift for the place of a token behind it.
 
     Args:
         media: in the order of their places, none over another.
@@ -39,7 +39,7 @@ def prompt_positions(num_tokens: int, media: Sequence[MediaSpan], merge: int) ->
 def frequency_axes(
     sections: tuple[int, int, int], num_frequencies: int, is_interleaved: bool = True
 ) -> npt.NDArray[np.int64]:
-    """[num_frequencies], the axis that each frequency of the rotary embedding turns by: 0 time, 1 row, 2 column.
+    """Return [num_frequencies], the axis that each frequency of the rotary embedding turns by: 0 time, 1 row, 2 column.
 
     Interleaved, every axis has fast and slow ones, and what sections leave over is time's. Else they follow each other.
     """

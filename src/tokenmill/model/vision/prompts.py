@@ -1,6 +1,6 @@
 """Chats with images and videos, on the text worker's side: taken out of messages, placeholders put into the prompt.
 
-A video is a list of frames. So many of them as the tower takes at once (two) are a span of their own, with the time at
+A video is a list of frames. As many of them as the tower takes at once (two) are a span of their own, with the time at
 which they are shown before it as text: "<0.2 seconds>".
 
 Text never spells a placeholder: where a client has typed one, its characters are encoded one part after the other.
@@ -47,7 +47,7 @@ class MediaItem(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What a span shows; see `MediaSpan`."""
+    """The content of a span; see `MediaSpan`."""
 
     pixels: bytes
     height: int
@@ -86,7 +86,7 @@ class MediaPrompts:
         self._decoder = ImageDecoder()
 
     def take(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[MediaItem]]:
-        """Messages with a bare part for each image and video, and what these show, in order.
+        """Return messages with a bare part for each image and video, and the media that these show, in order.
 
         Raises:
             InvalidRequest: there are more than a request may have.
@@ -103,12 +103,12 @@ class MediaPrompts:
         return bare, items
 
     def hide(self, value: Any) -> tuple[Any, str]:
-        """Messages or tools in which typed special tokens are replaced, and the mark by which `encode` finds them."""
+        """Return messages or tools with typed special tokens replaced, and the mark by which `encode` finds them."""
         mark = secrets.token_hex(12)
         return self._hidden(value, mark), mark
 
     def encode(self, text: str, mark: str, items: Sequence[MediaItem]) -> list[int]:
-        """The tokens of a rendered chat: special where the template has put them, plain where a client has.
+        """Return the tokens of a rendered chat: special where the template has put them, plain where a client has.
 
         Raises:
             InvalidRequest: the template has not shown each video once.
@@ -150,7 +150,7 @@ class MediaPrompts:
         return -(-len(item.urls) // self._spec.frames) if item.fps else 1
 
     def _with_times(self, text: str, items: Sequence[MediaItem]) -> str:
-        """A rendered chat with a placeholder for each span of a video, its time before it."""
+        """Return a rendered chat with a placeholder for each span of a video, its time before it."""
         videos = [item for item in items if item.fps]
         if not videos:
             return text
@@ -162,7 +162,7 @@ class MediaPrompts:
         return pieces[0] + "".join(one + piece for one, piece in zip(shown, pieces[1:], strict=True))
 
     def _times(self, video: MediaItem) -> list[float]:
-        """When each span of a video is shown: between its first and its last frame. Behind its end a video stands."""
+        """Return the time of each span of a video, midway between its frames; the last frame fills the last span."""
         times = [index / video.fps for index in range(len(video.urls))]
         together = self._spec.frames
         times += times[-1:] * (-len(times) % together)
@@ -209,10 +209,10 @@ def has_media(messages: Sequence[Mapping[str, Any]] | None) -> bool:
 
 
 def data_of(url: str) -> bytes:
-    """The bytes of a data: URL.
+    """Return the bytes of a data: URL.
 
     Raises:
-        InvalidRequest: it is none, not base64, or too large.
+        InvalidRequest: it is no data: URL, not base64, or too large.
     """
     head = _DATA_URL.match(url[:_LONGEST_HEAD])
     if head is None:

@@ -14,7 +14,7 @@ MOST_ASPECT = 200
 
 
 class SizeRule(msgspec.Struct, frozen=True):
-    """To what images of a kind are resized.
+    """The rule by which images of a kind are resized.
 
     Attributes:
         factor: sides are multiples of it.
@@ -30,7 +30,7 @@ class SizeRule(msgspec.Struct, frozen=True):
     together: int = 2
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of what was so large.
+        """Return the resized height and width of an image of this size.
 
         Raises:
             InvalidRequest: one side is more than 200 times the other.
@@ -41,7 +41,7 @@ class SizeRule(msgspec.Struct, frozen=True):
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width, multiples of `factor` within the limits, close to the given proportions.
+    """Return height and width, multiples of `factor` within the limits, close to the given proportions.
 
     Raises:
         InvalidRequest: one side is more than 200 times the other.
@@ -61,7 +61,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 
 
 def frame_resize(rule: SizeRule, height: int, width: int) -> tuple[int, int]:
-    """Height and width of every frame of a video, whose frames share the pixels that a video may have.
+    """Return height and width of every frame of a video, whose frames share the pixels that a video may have.
 
     Raises:
         InvalidRequest: one side is more than 200 times the other.

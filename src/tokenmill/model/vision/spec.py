@@ -12,17 +12,17 @@ from tokenmill.model.vision.resize import SizeRule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
-    """A tower and what surrounds it.
+    """A vision tower, its placeholders, and the limits of its images.
 
     Attributes:
         depth: blocks. hidden_size, intermediate_size, num_heads: of each of them. out_size: of the text model.
         is_gated: blocks have RMSNorm and SwiGLU, as in Qwen2.5-VL; else LayerNorm and GELU.
         deepstack: the blocks whose output also goes into the text model, behind its layers 0, 1, ...
-        window: attention is within squares of so many merged patches on a side; 0: within the image.
+        window: side of the squares that attention stays within, in merged patches; 0: it is within the image.
         full_blocks: the blocks that attend to the whole image in spite of that.
-        table_side: the learned positions are a square of so many; 0: there are none.
+        table_side: side of the square of learned positions; 0: there are none.
         theta: base of the rotary embedding.
-        merge: so many patches in each direction become one embedding. frames: an image is repeated so often.
+        merge: patches in each direction that become one embedding. frames: how often an image is repeated.
         sections: frequencies of the text model's rotary embedding that turn by time, row and column.
         is_interleaved: these take turns; else they follow each other.
         takes_videos: videos are spans of their own for each pair of frames.
@@ -64,7 +64,7 @@ class VisionSpec:
 
     @property
     def factor(self) -> int:
-        """Height and width of an image are multiples of it, in pixels."""
+        """Divisor of the height and the width of an image, in pixels."""
         return self.patch_size * self.merge
 
     @property
@@ -73,7 +73,7 @@ class VisionSpec:
         return self.image_token_id, self.video_token_id, self.start_token_id, self.end_token_id
 
     def size_rule(self, num_frames: int = 0) -> SizeRule:
-        """How images are resized; with `num_frames`, the frames of a video of so many."""
+        """Return the rule that resizes images or, with `num_frames`, the frames of a video of that many."""
         if not num_frames:
             return SizeRule(self.factor, self.min_pixels, self.max_pixels)
         most = self.max_video_pixels

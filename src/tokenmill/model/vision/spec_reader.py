@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of its vision tower: `VisionSpec` from the configs of Qwen3-VL and of Qwen2.5-VL."""
+"""Read `VisionSpec` from a checkpoint's files: the configs of Qwen3-VL and of Qwen2.5-VL."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class _Size(msgspec.Struct):
 
 
 class _Processor(msgspec.Struct):
-    """Absent is what the published checkpoints say: the defaults of transformers' classes are those of older models."""
+    """The image processor's config. Its defaults are those of published checkpoints; transformers' are of older
+    models."""
 
     size: _Size | None = None
     min_pixels: int | None = None
@@ -83,14 +84,14 @@ class _Processor(msgspec.Struct):
     max_video_tokens: int = 768
 
     def pixels(self, default: tuple[int, int]) -> tuple[int, int]:
-        """The least and the most pixels, as newer or as older files name them."""
+        """Return the least and the most pixels, as newer or as older files name them."""
         if self.size is not None:
             return self.size.shortest_edge, self.size.longest_edge
         return self.min_pixels or default[0], self.max_pixels or default[1]
 
 
 def read_vision(folder: Path) -> VisionSpec | None:
-    """The vision part of a checkpoint; None: its model takes text only.
+    """Read the vision part of a checkpoint; None: its model takes text only.
 
     Raises:
         InvalidCheckpoint: it has one that is not supported; names the field.
@@ -110,7 +111,7 @@ def read_vision(folder: Path) -> VisionSpec | None:
 
 
 class _Unsupported(Exception):
-    """A field has a value for which nothing is built."""
+    """A field with a value that is not supported."""
 
 
 def _processor(folder: Path, file: str, part: str) -> _Processor:
@@ -179,7 +180,7 @@ _READERS = MappingProxyType({QWEN3: _read_qwen3, QWEN25: _read_qwen25})
 
 
 def _common(fields: Mapping[str, Any], tower: _Tower, text: _Text, sections: list[int]) -> dict[str, Any]:
-    """What both have."""
+    """Return the fields that both models share, checked."""
     tokens = msgspec.convert(dict(fields), _Tokens)
     sections = text.rope.get("mrope_section", sections)
     _check(

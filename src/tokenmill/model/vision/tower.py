@@ -40,7 +40,7 @@ class Tower:
         return self._parts.num_bytes
 
     def encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
-        """The embeddings of an image, or of frames of a video that are encoded as one; and of each deepstack block.
+        """Return the embeddings of an image, or of frames of a video encoded as one; and of each deepstack block.
 
         Args:
             pixels: [1 or `spec.frames`, height, width, 3], both sides multiples of `spec.factor`.
@@ -80,7 +80,7 @@ class Tower:
         return encoded if order is None else torch.empty_like(encoded).index_copy_(0, order, encoded)
 
     def _block(self, name: str, x: torch.Tensor, delta: torch.Tensor | None, angles: object) -> torch.Tensor:
-        """Adds `delta` and the attention's output to x, in place; what the block's last part adds is returned."""
+        """Add `delta` and the attention's output to x, in place; return what the block's last part adds."""
         parts = self._parts
         attended = parts.attend(parts.linear(f"{name}.attn.qkv", parts.norm(f"{name}.norm1", x, delta)), angles)
         normed = parts.norm(f"{name}.norm2", x, parts.linear(f"{name}.attn.proj", attended))
@@ -90,11 +90,11 @@ class Tower:
         return self._parts.linear(f"{name}.linear_fc2", functional.gelu(self._parts.linear(f"{name}.linear_fc1", x)))
 
     def _side_by_side(self, x: torch.Tensor) -> torch.Tensor:
-        """The patches of a group as one row."""
+        """Return the patches of a group as one row."""
         return x.view(-1, x.shape[1] * self.spec.merge**2)
 
     def _patches(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
-        """[patches, 3 * frames * patch_size**2], normalized, in the order of merged groups."""
+        """Return [patches, 3 * frames * patch_size**2], normalized, in the order of merged groups."""
         spec, size, merge, device = self.spec, self.spec.patch_size, self.spec.merge, self._parts.device
         values = torch.from_numpy(pixels).to(device).float().div(255)
         values = (values - torch.tensor(spec.mean, device=device)) / torch.tensor(spec.std, device=device)
@@ -106,7 +106,7 @@ class Tower:
     def _table(
         self, table: torch.Tensor, row: torch.Tensor, rows: int, column: torch.Tensor, columns: int
     ) -> torch.Tensor:
-        """The learned positions, resampled bilinearly from their square to a grid whose corners are the square's."""
+        """Return the learned positions, resampled bilinearly from their square to a grid with the same corners."""
         side = self.spec.table_side
         (top, bottom), v = _between(row, rows, side)
         (left, right), h = _between(column, columns, side)
@@ -115,7 +115,7 @@ class Tower:
         return (table[corners] * shares.to(table.dtype).unsqueeze(2)).sum(1)
 
     def _angles(self, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-        """[patches, head_dim / 2] float32: a quarter of a head turns by the row, the next by the column."""
+        """Return [patches, head_dim / 2] float32: a quarter of a head turns by the row, the next by the column."""
         head_dim = self.spec.hidden_size // self.spec.num_heads
         quarter = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=row.device)
         frequencies = 1.0 / self.spec.theta ** (quarter / (2 * len(quarter)))
@@ -153,7 +153,7 @@ def load_tower(folder: Path, spec: VisionSpec, kernels: Kernels) -> Tower:
 
 
 def _stored_names(name: str, spec: VisionSpec) -> list[str]:
-    """What checkpoints call a tensor of `tower_shapes`, one behind the other where it is several of theirs."""
+    """Return the names in checkpoints of a tensor of `tower_shapes`, in order where it is several of theirs."""
     if not spec.is_gated:
         return [name]
     if ".mlp.linear_fc1." in name:
@@ -172,7 +172,7 @@ _GATED_NAMES = {
 
 
 def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kernels) -> TowerParts:
-    """The parts of a tower on these kernels.
+    """Make the parts of a tower on these kernels.
 
     Args:
         weights: by name, as `tower_shapes` has them, of the kernels' dtype and device.
@@ -193,7 +193,7 @@ def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kern
 
 
 def tower_shapes(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a tower, as Qwen3-VL names them; gate and up are one, `mlp.linear_fc1`."""
+    """Return the shape of every tensor of a tower, by Qwen3-VL's names; gate and up are one, `mlp.linear_fc1`."""
     hidden, wide, middle = spec.hidden_size, spec.hidden_size * spec.merge**2, spec.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -221,14 +221,14 @@ def tower_shapes(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
 
 
 def window_order(rows: int, columns: int, window: int) -> tuple[torch.Tensor, list[int]]:
-    """The places of a grid ordered by squares of `window`, [rows * columns] int64; and how many each square has."""
+    """Return a grid's places ordered by squares of `window`, [rows * columns] int64; and the size of each square."""
     places = torch.arange(rows * columns).view(rows, columns)
     squares = [part for band in places.split(window) for part in band.split(window, 1)]
     return torch.cat([square.flatten() for square in squares]), [square.numel() for square in squares]
 
 
 def _places(rows: int, columns: int, merge: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column of each patch, [rows * columns] int64 each, in the order of merged groups."""
+    """Return row and column of each patch, [rows * columns] int64 each, in the order of merged groups."""
     axes = torch.arange(rows, device=device), torch.arange(columns, device=device)
     grid = torch.stack(torch.meshgrid(*axes, indexing="ij"))
     groups = grid.view(2, rows // merge, merge, columns // merge, merge).transpose(2, 3).flatten(1)
@@ -236,7 +236,7 @@ def _places(rows: int, columns: int, merge: int, device: torch.device) -> tuple[
 
 
 def _between(place: torch.Tensor, size: int, side: int) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The two of `side` entries that places on an axis of `size` lie between, and the share of the second."""
+    """Return the two of `side` entries that places on an axis of `size` lie between, and the share of the second."""
     exact = place.float() * (side - 1) / max(size - 1, 1)
     lower = exact.floor()
     return (lower.long(), (lower.long() + 1).clamp(max=side - 1)), exact - lower

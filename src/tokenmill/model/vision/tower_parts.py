@@ -1,4 +1,4 @@
-"""What a vision tower is made of; and its plain torch form, to which the native one is held."""
+"""The parts of a vision tower, and their plain torch form, the reference for the native one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TowerParts(Protocol):
     """The weights of a tower by name, and what is computed with them, over T patches of one image.
 
     Attributes:
-        dtype, device: of patches, and of what comes of them.
+        dtype, device: of patches and of results.
         positions: the learned positions, [side**2, hidden_size]; None: there are none.
         num_bytes: memory of all weights.
     """
@@ -31,27 +31,27 @@ class TowerParts(Protocol):
     num_bytes: int
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """[T, in_size] -> [T, out_size], with bias."""
+        """Multiply: [T, in_size] -> [T, out_size], with bias."""
 
     def norm(self, name: str, x: torch.Tensor, delta: torch.Tensor | None = None) -> torch.Tensor:
-        """The norm of x [T, size], to which `delta` is added first, in place; RMSNorm where there is no bias."""
+        """Return the norm of x [T, size], to which `delta` is added first, in place; RMSNorm where there is no bias."""
 
     def middle(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """The middle of a block's MLP, [T, intermediate_size]: GELU with tanh of a product, or silu(gate) * up."""
+        """Return the middle of a block's MLP, [T, intermediate_size]: GELU with tanh, or silu(gate) * up."""
 
     def angles(self, half: torch.Tensor, lengths: Sequence[int]) -> Any:
-        """What `attend` needs, made once for all blocks: half [T, head_dim / 2] float32 turns pairs (i, i + half).
+        """Prepare the input of `attend` once for all blocks: half [T, head_dim / 2] float32 turns pairs (i, i + half).
 
         Args:
             lengths: of the windows that the patches lie in, one behind the other.
         """
 
     def attend(self, qkv: torch.Tensor, angles: Any) -> torch.Tensor:
-        """[T, 3 * hidden_size] -> [T, hidden_size]: every patch sees every other of its window."""
+        """Attend: [T, 3 * hidden_size] -> [T, hidden_size]; every patch sees every other of its window."""
 
 
 class TorchParts:
-    """See `TowerParts`.
+    """The parts of a vision tower in plain torch.
 
     Args:
         weights: all of one dtype, on one device, by the names of `tower_shapes`.
@@ -67,11 +67,11 @@ class TorchParts:
         self._num_heads = num_heads
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """See `TowerParts.linear`."""
+        """Multiply by a weight, and add the bias."""
         return functional.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
     def norm(self, name: str, x: torch.Tensor, delta: torch.Tensor | None = None) -> torch.Tensor:
-        """See `TowerParts.norm`."""
+        """Add `delta` and normalize: by LayerNorm with a bias, else by RMSNorm."""
         if delta is not None:
             x.add_(delta)
         weight, bias = self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
@@ -80,7 +80,7 @@ class TorchParts:
         return functional.layer_norm(x, x.shape[-1:], weight, bias, EPS)
 
     def middle(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """See `TowerParts.middle`."""
+        """Return the middle of a block's MLP: silu(gate) * up, or GELU of a product."""
         product = self.linear(name, x)
         if not self._is_gated:
             return functional.gelu(product, approximate="tanh")
@@ -88,12 +88,12 @@ class TorchParts:
         return functional.silu(gate) * up
 
     def angles(self, half: torch.Tensor, lengths: Sequence[int]) -> TurnedWindows:
-        """cos and sin, [T, 1, head_dim] float32, and the windows."""
+        """Return cos and sin, [T, 1, head_dim] float32, and the windows."""
         both = torch.cat((half, half), 1).unsqueeze(1)
         return both.cos(), both.sin(), tuple(lengths)
 
     def attend(self, qkv: torch.Tensor, angles: TurnedWindows) -> torch.Tensor:
-        """See `TowerParts.attend`."""
+        """Rotate q and k, and attend within each window."""
         cos, sin, lengths = angles
         q, k, v = qkv.view(len(qkv), 3, self._num_heads, -1).unbind(1)
         rotated = (one.transpose(0, 1).split(lengths, 1) for one in (_rotate(q, cos, sin), _rotate(k, cos, sin), v))

@@ -9,10 +9,10 @@ from tokenmill.model.vision.tower_parts import EPS, TorchParts
 
 
 class TritonParts(TorchParts):
-    """See `TowerParts`."""
+    """The parts of a vision tower in torch, with norms and activations by Triton."""
 
     def norm(self, name: str, x: torch.Tensor, delta: torch.Tensor | None = None) -> torch.Tensor:
-        """See `TowerParts.norm`; the addition and the norm are one pass."""
+        """Add `delta` and normalize, in one pass."""
         weight, bias = self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
         if bias is not None:
             return norm.layer_norm(x.contiguous(), weight, bias, EPS, delta)
@@ -21,6 +21,6 @@ class TritonParts(TorchParts):
         return norm.add_rms_norm(x, delta, weight, EPS)
 
     def middle(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """See `TowerParts.middle`."""
+        """Return the middle of a block's MLP: silu(gate) * up, or GELU of a product."""
         product = self.linear(name, x)
         return gate.gated(product) if self._is_gated else gate.gelu(product)

@@ -1,1 +1,1 @@
-"""Checkpoints: finding and fetching their folder, checking every file and tensor, and streaming them into a decoder."""
+"""Checkpoints: find and fetch their folder, check every file and tensor, and stream them into a decoder."""

@@ -1,4 +1,4 @@
-"""A folder of packed weights that outlives processes: what is in it, and what goes when it is full."""
+"""A folder of packed weights that outlives processes: its files, and which of them go when it is full."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARE, MOST_BYTES = 5, 64 << 30
 
 
 def place_in(folder: Path, content: Content, limit: int | None) -> Path:
-    """Where a content belongs, with room for it: those used least recently are removed, none that is in use.
+    """Return the path of a content, with room for it: least recently used files are removed unless they are in use.
 
     Args:
         limit: bytes that the folder may hold; None: see `MOST_BYTES`.

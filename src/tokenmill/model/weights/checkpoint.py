@@ -41,11 +41,11 @@ class Checkpoint:
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """The architecture that a folder's config.json describes.
+    """Return the architecture that a folder's config.json describes.
 
     Raises:
         InvalidCheckpoint: no config.json, broken JSON, or something in it is not supported; or generation_config.json
-            has an `eos_token_id` that the model has not.
+            has an `eos_token_id` that the model lacks.
     """
     path = folder / CONFIG_NAME
     architecture = architecture_of(_read_json(path), str(path))
@@ -54,7 +54,7 @@ def read_architecture(folder: Path) -> Architecture:
 
 
 def stored_scheme(folder: Path) -> QuantizationScheme:
-    """How a folder's weights are quantized: as its config.json says, unless they are there and are plain floats.
+    """Return the quantization of a folder's weights: as config.json says, unless they are there and are plain floats.
 
     Raises:
         InvalidCheckpoint: config.json cannot be read or has a method that is not supported, or a weight file is broken.

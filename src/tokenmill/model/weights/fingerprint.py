@@ -13,11 +13,11 @@ NUM_SAMPLES, SAMPLE_BYTES = 64, 4096
 
 
 def fingerprint(model: Path, *forms: str) -> str:
-    """32 hexadecimal digits.
+    """Return the fingerprint of a model: 32 hexadecimal digits.
 
     Args:
         model: a checkpoint folder or a single file.
-        forms: how weights and KV are held in memory, by name.
+        forms: names of the forms of weights and KV in memory.
     """
     digest = blake2b("/".join(forms).encode(), digest_size=16)
     files = (

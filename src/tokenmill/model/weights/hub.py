@@ -25,7 +25,7 @@ UNWANTED = ["consolidated*", "*/*"]
 
 
 def fetch(model: str, revision: str | None, download_dir: str | None, progress: Progress | None = None) -> Path:
-    """The folder of a model, downloaded first if it is a hub id.
+    """Return the folder of a model, downloaded first if it is a hub id.
 
     Args:
         model: an existing folder, which is returned as it is, a .gguf file, or `owner/name` on the hub.
@@ -52,7 +52,7 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
 
 @contextmanager
 def hub_errors(model: str, revision: str | None) -> Iterator[None]:
-    """Turns what goes wrong between here and the hub into one sentence.
+    """Turn errors between here and the hub into one sentence.
 
     Raises:
         InvalidCheckpoint: no such repository, no access, no connection.
@@ -109,7 +109,7 @@ def _download(model: str, revision: str | None, download_dir: str | None, progre
 
 
 def _byte_counter(progress: Progress) -> type[Any]:
-    """A progress bar class that draws nothing and passes the bytes on.
+    """Return a progress bar class that draws nothing and passes the bytes on.
 
     huggingface-hub makes one bar per thing it counts (files; bytes received; bytes on disk); the byte bars are told by
     their unit, and the furthest of them is reported.

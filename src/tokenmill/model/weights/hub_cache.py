@@ -1,4 +1,4 @@
-"""Models of the hub that lie in this machine's cache: what is there, and how it goes away again.
+"""List and remove the models of the hub in this machine's cache.
 
 The layout is huggingface-hub's: a folder `models--owner--name` with `blobs/`, which hold the bytes, and `snapshots/`, a
 folder of links for each revision. A download that is not finished is a blob that ends with `.incomplete`.
@@ -25,7 +25,7 @@ class CachedModel:
     Attributes:
         id: on the hub.
         num_bytes: on the disk, the parts of unfinished downloads among them.
-        num_revisions: how many commits of it there are; they share the files that are the same.
+        num_revisions: number of its commits; they share the files that are the same.
         last_used: seconds since the epoch.
         is_unfinished: a download was interrupted; pulling it again goes on from there.
     """
@@ -39,20 +39,20 @@ class CachedModel:
 
 
 def cache_folder(download_dir: str | None = None) -> Path:
-    """Where the models of the hub lie: huggingface-hub's own cache unless another one is named."""
+    """Return the folder of the hub's models: huggingface-hub's own cache unless another one is named."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(download_dir or HF_HUB_CACHE).expanduser()
 
 
 def cached_models(cache: Path) -> list[CachedModel]:
-    """All of a cache by name; none where there is no such folder."""
+    """Return all models of a cache by name; empty if there is no such folder."""
     found = [_describe(folder) for folder in cache.glob(f"{_PREFIX}*") if folder.is_dir() and not folder.is_symlink()]
     return sorted(found, key=lambda model: model.id)
 
 
 def listing(cache: Path) -> str:
-    """A line for each model, and one for all."""
+    """Return a line for each model, and one for all."""
     models = cached_models(cache)
     width = max((len(model.id) for model in models), default=0)
     lines = []
@@ -64,7 +64,7 @@ def listing(cache: Path) -> str:
 
 
 def remove(cache: Path, ids: Sequence[str]) -> int:
-    """Delete models, all revisions of each; nothing where one of them is unknown.
+    """Delete models, all revisions of each; delete nothing if one of them is unknown.
 
     Returns:
         The bytes that are free now.

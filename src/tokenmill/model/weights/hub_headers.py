@@ -1,4 +1,4 @@
-"""What a model on the hub consists of, by its config and the headers of its weights: kilobytes, not gigabytes."""
+"""Read the contents of a model on the hub from its config and the headers of its weights: kilobytes, not gigabytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenmill.model.weights.hub import hub_errors
 
 
 def read_headers(model: str, revision: str | None, folder: Path) -> list[tuple[str, int]]:
-    """Type and bytes of each tensor; asks for the first bytes of each file of weights, and no more.
+    """Return type and bytes of each tensor; ask for the first bytes of each file of weights, and no more.
 
     Args:
         folder: gets the model's config.json.

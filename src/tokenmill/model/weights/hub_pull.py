@@ -1,4 +1,4 @@
-"""Pulling a model from the hub so that nothing that has come is lost: large files go on at the byte where they stopped.
+"""Pull a model from the hub without losing bytes that have come: large files resume at the byte where they stopped.
 
 huggingface-hub begins a file anew in every process. So what is large is fetched here, into the place of its cache where
 it looks first; small files, and the links that make up a snapshot, are left to it.
@@ -122,7 +122,7 @@ def _complete(client: httpx.Client, file: LargeFile, blobs: Path, report: Callab
 def _append(
     client: httpx.Client, file: LargeFile, target: IO[bytes], digest: hashes._Hash, report: Callable[[int], None]
 ) -> None:
-    """Go on with a file from where it ends, as far as the connection lasts."""
+    """Continue a file from its end, as far as the connection lasts."""
     have = target.tell()
     with client.stream("GET", file.url, headers={"Range": f"bytes={have}-", "Accept-Encoding": "identity"}) as response:
         if response.status_code != httpx.codes.PARTIAL_CONTENT and (have or response.status_code != httpx.codes.OK):

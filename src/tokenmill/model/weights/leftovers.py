@@ -1,4 +1,4 @@
-"""What a checkpoint has, or says of itself, that the model does not go by: said once for each load, in the log."""
+"""Warn, once for each load, of what a checkpoint has or says of itself that the model does not use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CHUNK_BYTES = 1 << 20
 
 
 def warn_of_leftovers(checkpoint: Checkpoint, architecture: Architecture) -> None:
-    """Warn of a quantization that the weights have not, and of an output head that the config leaves no place for.
+    """Warn of a quantization that the weights lack, and of an output head that the config leaves no place for.
 
-    A stored head that is the embedding once more is no news; to see that, both are read.
+    A stored head that equals the embedding needs no warning; to see that, both are read.
 
     Raises:
         InvalidCheckpoint: a file cannot be read.
@@ -43,7 +43,7 @@ def warn_of_leftovers(checkpoint: Checkpoint, architecture: Architecture) -> Non
 
 
 def _is_copy(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two tensors have the same bytes; reads up to the first difference."""
+    """Return True if two tensors have the same bytes; read up to the first difference."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     try:

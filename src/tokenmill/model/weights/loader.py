@@ -1,4 +1,4 @@
-"""Streams a checkpoint into a decoder, weight by weight, so that the peak of memory is close to the model's size."""
+"""Stream a checkpoint into a decoder, weight by weight, so that the peak of memory is close to the model's size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WeightRead(Protocol):
 
     @property
     def key(self) -> WeightKey:
-        """The target's."""
+        """Key of the target."""
 
     @property
     def num_bytes(self) -> int:
@@ -50,18 +50,18 @@ class WeightRead(Protocol):
         """Memory that `rows` takes for a moment."""
 
     def rows(self) -> Rows:
-        """The values, floats or quantized."""
+        """Return the values, floats or quantized."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A model that can be loaded: what is read into which weight, all of it checked, and what memory that takes.
+    """A model that can be loaded: the checked reads of every weight, and the memory that it takes.
 
     Attributes:
         shapes: the decoder without values.
         weight_bytes: memory of all that the loaded decoder holds.
         sizes: bytes of each weight and vector in the kernels' form, in the order in which a decoder makes them.
-        spare_bytes: what is taken on top of it for a moment, while it is loaded.
+        spare_bytes: memory taken on top of it for a moment, while it is loaded.
         merged: digest of an adapter that is folded into the weights; "": none is.
     """
 
@@ -74,7 +74,7 @@ class ModelPlan:
     merged: str = ""
 
     def load(self, progress: Progress | None = None, arena: Arena | None = None) -> Decoder:
-        """A decoder with the weights.
+        """Return a decoder with the weights.
 
         Args:
             progress: called with (bytes done, bytes in all) of the checkpoint, once before and after each weight.
@@ -88,7 +88,7 @@ class ModelPlan:
         return decoder
 
     def place(self, arena: Arena) -> Decoder:
-        """A decoder whose weights are what lies in an arena."""
+        """Return a decoder whose weights lie in an arena."""
         kernels = self.kernels.in_memory(arena)
         assert kernels is not None, "kernels that share memory"
         decoder = self._decoder(kernels)
@@ -101,7 +101,7 @@ class ModelPlan:
 
 
 def choose_formats(folder: Path, quantization: str | None) -> PackedFormats:
-    """The formats of a model's matrices: what keeps a checkpoint as it is stored, or what `--quantization` asks for.
+    """Return the formats of a model's matrices: as the checkpoint is stored, or as `--quantization` asks for.
 
     Raises:
         InvalidCheckpoint: the folder's config.json or GGUF file cannot be read.
@@ -116,7 +116,7 @@ def choose_formats(folder: Path, quantization: str | None) -> PackedFormats:
 
 
 def check_stored(folder: Path, wanted: str) -> None:
-    """See that a folder's weights are stored in a format that the user has named.
+    """Check that a folder's weights are stored in a format that the user has named.
 
     Raises:
         InvalidCheckpoint: the folder's config.json cannot be read.
@@ -162,7 +162,7 @@ def plan_model(
 
 
 def measure(architecture: Architecture, kernels: Kernels) -> tuple[Decoder, int]:
-    """A decoder without values, and the bytes of memory that one with values takes."""
+    """Return a decoder without values, and the bytes of memory that one with values takes."""
     measuring = MeasuringKernels(kernels)
     shapes = Decoder(architecture, measuring)
     return shapes, _num_bytes(shapes, measuring)
@@ -179,7 +179,7 @@ def load_model(
     load_format: str = "auto",
     progress: Progress | None = None,
 ) -> Decoder:
-    """A decoder with the weights of a folder; see `plan_model` and `ModelPlan.load`."""
+    """Return a decoder with the weights of a folder; see `plan_model` and `ModelPlan.load`."""
     return plan_model(folder, architecture, kernels, load_format).load(progress)
 
 
@@ -208,7 +208,7 @@ def _fill(decoder: Decoder, reads: Sequence[WeightRead], report: Progress) -> No
 
 
 def _dummy(decoder: Decoder, like: torch.Tensor, report: Progress) -> Decoder:
-    """Fill with values of the scale that training would start from: activations neither vanish nor explode.
+    """Fill a weight with values of the scale that training would start from: activations neither vanish nor explode.
 
     Args:
         like: has the dtype of the values, and the device that draws them.

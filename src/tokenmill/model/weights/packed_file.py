@@ -2,9 +2,10 @@
 
     |header: JSON, then zeros, 2 MiB in all|weights and vectors, in the order in which a decoder makes them|
 
-The file has a name in a cache folder, or lies in memory (memfd). Who maps it holds a shared lock on it, who writes it
-the exclusive one, and the header is written last. So there are no temporary files: what a dead writer leaves behind has
-no header, and is written anew. Nobody waits for a disk either: what a crash of the machine tears, the checksum finds.
+The file has a name in a cache folder, or lies in memory (memfd). A process that maps it holds a shared lock on it, one
+that writes it the exclusive lock, and the header is written last. So there are no temporary files: what a dead writer
+leaves behind has no header, and is written anew. No process waits for a disk either: the checksum finds what a crash of
+the machine tears.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file has to hold.
+    """The content that a file has to hold.
 
     Attributes:
         key: hexadecimal digits; other weights, in another form, have another key.
@@ -56,7 +57,7 @@ class Content:
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that a file says of itself. Every field is compared; none is believed."""
+    """The description that a file has of itself. Every field is compared; none is trusted."""
 
     key: str
     num_bytes: int
@@ -80,11 +81,12 @@ class PackedFile:
             raise OSError(errno.EPERM, "it is not a file of this user alone", str(path))
 
     def close(self) -> None:
-        """Let it go, and the lock unless the file is mapped."""
+        """Close the file, and let go of the lock unless the file is mapped."""
         os.close(self._descriptor)
 
     def lock(self, kind: int) -> bool:
-        """Take `fcntl.LOCK_SH` or `fcntl.LOCK_EX` instead of the lock held; False: others hold locks, and we none."""
+        """Replace the lock held by `fcntl.LOCK_SH` or `fcntl.LOCK_EX`; return False, holding none, if others hold
+        locks."""
         try:
             fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,11 +95,11 @@ class PackedFile:
 
     @property
     def num_bytes(self) -> int:
-        """How long it is now."""
+        """Current length in bytes."""
         return os.fstat(self._descriptor).st_size
 
     def is_current(self) -> bool:
-        """Whether its name still leads to it."""
+        """Return True if its name still leads to it."""
         try:
             named = self.path.stat()
         except FileNotFoundError:
@@ -105,7 +107,7 @@ class PackedFile:
         return os.path.samestat(named, os.fstat(self._descriptor))
 
     def is_whole(self) -> bool:
-        """Whether it holds the content, every byte of it looked at."""
+        """Return True if it holds the content; every byte is looked at."""
         header, wanted = self._header(), self.content
         if header is None or (header.key, header.num_bytes) != (wanted.key, wanted.num_bytes):
             return False
@@ -113,11 +115,11 @@ class PackedFile:
         return is_long_enough and header.checksum == checksum(self.map())
 
     def map(self) -> torch.Tensor:
-        """The weights, uint8, not to be written."""
+        """Map the weights, uint8, not to be written."""
         return map_shared(self._descriptor, HEADER_BYTES + self.content.num_bytes, False)[HEADER_BYTES:]
 
     def write(self, fill: Callable[[torch.Tensor], object]) -> None:
-        """Make it hold the content. We hold the exclusive lock.
+        """Write the content. The caller holds the exclusive lock.
 
         Args:
             fill: writes the weights into zeroed memory.
@@ -140,7 +142,7 @@ class PackedFile:
             raise
 
     def touch(self) -> None:
-        """Note that it is used."""
+        """Mark it as just used."""
         os.utime(self._descriptor)
 
     def _header(self) -> Header | None:
@@ -151,7 +153,7 @@ class PackedFile:
 
 
 class Claim(Enum):
-    """What a look at a file came to."""
+    """The outcome of a look at a file."""
 
     WHOLE = "it holds the content, and we a shared lock"
     OURS = "it does not, and we may write it: we hold the exclusive lock"
@@ -160,7 +162,7 @@ class Claim(Enum):
 
 
 def claim(path: Path, content: Content, waits: Callable[[], object]) -> tuple[PackedFile, Claim]:
-    """Open a file and take a lock, waiting for whoever writes it.
+    """Open a file and take a lock, waiting for a process that writes it.
 
     Args:
         waits: called again and again meanwhile.
@@ -169,7 +171,7 @@ def claim(path: Path, content: Content, waits: Callable[[], object]) -> tuple[Pa
         The file, and `WHOLE` or `OURS`.
 
     Raises:
-        OSError: it is not to be had.
+        OSError: another process keeps it busy for too long, or it is damaged and in use.
     """
     deadline, num_damaged = time.monotonic() + PATIENCE, 0
     while time.monotonic() < deadline and num_damaged < DAMAGED_LOOKS:
@@ -185,20 +187,20 @@ def claim(path: Path, content: Content, waits: Callable[[], object]) -> tuple[Pa
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Whether something is a regular file of this user that nobody else may open."""
+    """Return True for a regular file of this user that no other user may open."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
 
 
 def is_memory(path: Path) -> bool:
-    """Whether it is a descriptor of another process (/proc/PID/fd/N) rather than a name in a folder."""
+    """Return True for a descriptor of another process (/proc/PID/fd/N) rather than a name in a folder."""
     return path.is_relative_to("/proc")
 
 
 def checksum(memory: torch.Tensor) -> str:
-    """32 hexadecimal digits for whole pages of uint8, as fast as memory is read.
+    """Return 32 hexadecimal digits for whole pages of uint8, as fast as memory is read.
 
     The sums of each row and each column of a piece are hashed: a row is 4 KiB, a piece 1 MiB. Damage to a word or a row
-    changes one of them for certain, and so does an exchange of any two. It is no defence against somebody who may write
+    changes one of them for certain, and so does an exchange of any two. It is no defence against a user who may write
     the file: the system's permissions are.
     """
     rows = memory.view(torch.int64).numpy().reshape(-1, ROW)

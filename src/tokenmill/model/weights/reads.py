@@ -1,4 +1,4 @@
-"""Which stored tensors fill which target: decided, and checked, before any memory is taken."""
+"""Plan which stored tensors fill which target: decided, and checked, before any memory is taken."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Read:
     """One target's values: the tensors that hold them, by suffix, their layout, and which of its rows are wanted.
 
     Attributes:
-        columns: which numbers of these, of floats; None: all.
+        columns: the wanted numbers of these rows, of floats; None: all.
     """
 
     key: WeightKey
@@ -49,7 +49,7 @@ class Read:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the values."""
+        """Shape of the values."""
         return self.layout.shape({suffix: tensor.shape for suffix, tensor in self.stored.items()})
 
     @property
@@ -68,7 +68,7 @@ class Read:
         return UNPACKED_BYTES * math.prod(self.shape) * self.part.count // self.part.total
 
     def rows(self) -> Rows:
-        """The values, floats or quantized. Of a part nothing else is read: no mapping, which reads ahead."""
+        """Return the values, floats or quantized. Of a part nothing else is read: no mapping, which reads ahead."""
         if self.columns is not None:
             return self.layout.read({"weight": read_part(self.stored["weight"], Outputs(axis=1), self.columns)})
         if self.part.is_whole:
@@ -78,7 +78,7 @@ class Read:
 
     @property
     def place(self) -> tuple[Path, int]:
-        """Where the first of the tensors lies; reading in this order runs through the files once."""
+        """File and first byte of the first tensor; reading in this order runs through the files once."""
         first = next(iter(self.stored.values()))
         return first.file, first.begin
 
@@ -86,7 +86,7 @@ class Read:
 def plan_reads(
     checkpoint: Checkpoint, targets: Iterable[Target], architecture: Architecture
 ) -> list[Read | StackedRead]:
-    """What to read for the targets, in the order of the files.
+    """Plan the reads of the targets, in the order of the files.
 
     A stored copy of an output head that is the embedding is left alone.
 
@@ -152,7 +152,7 @@ def _parts(checkpoint: Checkpoint, module: str, layout: WeightLayout) -> Iterato
 
 
 def _tensor(stored: StoredTensor) -> torch.Tensor:
-    """The tensor, mapped from its file; what has been read of it leaves memory with it.
+    """Return the tensor, mapped from its file; what has been read of it leaves memory with it.
 
     The file is opened for each tensor: a mapping that stayed would keep all its pages in memory.
     """

@@ -1,4 +1,4 @@
-"""Reading and checking the header of a safetensors file, without reading its tensors.
+"""Read and check the header of a safetensors file, without reading its tensors.
 
 A file is an 8-byte little-endian length, a JSON object of that length and the data; the object maps each tensor's
 name to its dtype, shape and `data_offsets` (https://github.com/huggingface/safetensors). Knows no torch.
@@ -30,10 +30,10 @@ BITS = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies.
+    """The place of a tensor in a file.
 
     Attributes:
-        dtype: as safetensors says it, e.g. `BF16`.
+        dtype: its type by safetensors' name, e.g. `BF16`.
         begin, end: bytes within the file's data.
         data_start: byte of the file where its data begin.
     """
@@ -53,7 +53,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file by name, each checked to lie inside it.
+    """Return the tensors of a file by name, each checked to lie inside it.
 
     Raises:
         InvalidCheckpoint: the file is missing, truncated or no safetensors; names the file and, if it can, the tensor.

@@ -1,4 +1,4 @@
-"""Weights that are packed once for all engines of the machine and all later starts; see `PackedFile`."""
+"""Pack weights once for all engines of the machine and all later starts; see `PackedFile`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LoadedWeights:
     """A decoder with weights.
 
     Attributes:
-        source: where they are from, in words for the start-up screen.
+        source: their origin, in words for the start-up screen.
         file_bytes: of them that lie in a file's pages, which the system counts as free: it could read them again.
     """
 
@@ -39,7 +39,7 @@ class LoadedWeights:
 
 
 def load_weights(plan: ModelPlan, folder: Path, config: EngineConfig, progress: Progress) -> LoadedWeights:
-    """Map what has been packed before, or pack it, where others can map it if there is such a place.
+    """Map weights packed before, or pack them, where others can map them if there is such a place.
 
     Args:
         folder: the model's, of which `plan` is.
@@ -64,7 +64,7 @@ def load_weights(plan: ModelPlan, folder: Path, config: EngineConfig, progress: 
 
 
 def content_of(plan: ModelPlan, folder: Path) -> Content:
-    """What a plan packs: the key is of the model's files, of the form, and of the code that packs."""
+    """Return the content that a plan packs: its key is of the model's files, the form, and the code that packs."""
     sizes = list(map(Arena.room, plan.sizes))
     formats, native = getattr(plan.kernels, "formats", None), getattr(plan.kernels, "native", None)
     form = f"{formats} {getattr(native, 'isa', None)} {sizes} {plan.shapes.shard} {plan.merged}"
@@ -74,7 +74,7 @@ def content_of(plan: ModelPlan, folder: Path) -> Content:
 
 
 def _versions(files: list[Path]) -> Iterator[str]:
-    """The samples of a fingerprint may miss a small change; the times of a file do not."""
+    """Yield name, size and times of files: a fingerprint's samples may miss a small change, the times do not."""
     for path in files:
         status = path.stat()
         yield f"{path.name} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
@@ -93,7 +93,7 @@ def _in_memory(config: EngineConfig, content: Content) -> Path | None:
 
 
 def _share(plan: ModelPlan, path: Path, content: Content, progress: Progress) -> LoadedWeights:
-    """The weights as a file has them, packed into it first if it has none."""
+    """Return the weights as a file has them, packed into it first if it has none."""
     where = "shared memory" if is_memory(path) else "the cache"
     total = sum(read.num_bytes for read in plan.reads or ())
     started, source = time.perf_counter(), f"mapped from {where}"

@@ -1,4 +1,4 @@
-"""Experts that a checkpoint stacks, all those of a layer in one tensor (gpt-oss): as floats, or as mxfp4.
+"""Read experts that a checkpoint stacks, all those of a layer in one tensor (gpt-oss): as floats, or as mxfp4.
 
     gate_up_proj           [E, hidden, 2 * size]           inputs by outputs; gate and up take turns
     gate_up_proj_blocks    [E, 2 * size, hidden / 32, 16]  see `Mxfp4Rows`
@@ -36,7 +36,7 @@ class StackedRead:
 
     Attributes:
         stored: by what follows the name of the module: "", "_bias", or "_blocks" and "_scales".
-        part, columns: which of the outputs and inputs are wanted; columns None: all.
+        part, columns: the wanted outputs and inputs; columns None: all.
     """
 
     key: WeightKey
@@ -46,7 +46,7 @@ class StackedRead:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the values of the expert."""
+        """Shape of the expert's values."""
         if "" in self.stored:
             inputs, outputs = self.stored[""].shape[1:]
             return self._own(outputs), inputs
@@ -68,12 +68,12 @@ class StackedRead:
 
     @property
     def place(self) -> tuple[Path, int]:
-        """Where the first of the tensors lies."""
+        """File and first byte of the first tensor."""
         first = next(iter(self.stored.values()))
         return first.file, first.begin
 
     def rows(self) -> Rows:
-        """The values."""
+        """Return the values."""
         columns = self.columns
         if columns is None or "" in self.stored:
             return self._rows(slice(None) if columns is None else slice(columns.start, columns.stop))
@@ -82,7 +82,7 @@ class StackedRead:
         return dense(self._rows(slice(None)))[:, columns.start : columns.stop]
 
     def _rows(self, inputs: slice) -> Rows:
-        """The wanted outputs over some inputs, or groups of 32 of them."""
+        """Return the wanted outputs over some inputs, or groups of 32 of them."""
         expert, phase, own = self.key.expert or 0, _PHASES.get(self.key.role, 0), slice(self.part.start, self.part.stop)
         parts = {suffix: _read(tensor, suffix, expert, inputs) for suffix, tensor in self.stored.items()}
         parts = {suffix: tensor[phase :: self._num_phases][own] for suffix, tensor in parts.items()}
@@ -100,7 +100,7 @@ class StackedRead:
 
 
 def read_stacked(checkpoint: Checkpoint, target: Target) -> StackedRead:
-    """What to read for a weight or a bias of an expert.
+    """Plan the read of a weight or a bias of an expert.
 
     Raises:
         InvalidCheckpoint: a tensor is missing or misshapen.
@@ -140,7 +140,7 @@ def _check_form(stored: StoredTensor, suffix: str) -> None:
 
 
 def _read(stored: StoredTensor, suffix: str, expert: int, inputs: slice) -> torch.Tensor:
-    """Of one expert, [outputs, ...]."""
+    """Read [outputs, ...] of one expert."""
     try:
         with safe_open(stored.file, framework="pt") as file:
             values = file.get_slice(stored.name)

@@ -1,4 +1,4 @@
-"""Reading a part of a stored tensor and no more: what a rank has of it."""
+"""Read a part of a stored tensor and no more: the part that a rank has."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ DTYPES = {
 
 
 def part_bytes(stored: StoredTensor, outputs: Outputs | None, part: Part) -> int:
-    """Bytes that a part of a weight's outputs takes of one of its tensors; `outputs` None: all, for every part."""
+    """Return the bytes that a part of a weight's outputs takes of a tensor; `outputs` None: all, for every part."""
     return stored.num_bytes if outputs is None else stored.num_bytes * part.count // part.total
 
 
 def read_part(stored: StoredTensor, outputs: Outputs | None, part: Part) -> torch.Tensor:
-    """The part of a tensor that belongs to some of a weight's outputs, read into memory of its own.
+    """Read the part of a tensor that belongs to some of a weight's outputs, into memory of its own.
 
     Raises:
         InvalidCheckpoint: the file cannot be read, or a number in it holds outputs of several ranks.
@@ -76,7 +76,7 @@ def read_bytes(descriptor: int, memory: memoryview, offset: int, path: Path) -> 
 
 
 def _reads(descriptor: int, memory: memoryview, offset: int) -> Iterator[tuple[int, int]]:
-    """Where each read began within the memory, and how many bytes it brought: 2 GiB at most."""
+    """Read into the memory, 2 GiB at most each time; yield where each read began in it, and its number of bytes."""
     start = 0
     while start < len(memory):
         count = os.preadv(descriptor, [memory[start:]], offset + start)
@@ -85,7 +85,7 @@ def _reads(descriptor: int, memory: memoryview, offset: int) -> Iterator[tuple[i
 
 
 def _numbers(stored: StoredTensor, outputs: Outputs, part: Part) -> tuple[int, int]:
-    """Which numbers along its axis hold the outputs."""
+    """Return start and end of the numbers along its axis that hold the outputs."""
     size = outputs.per_number
     if part.start % size or part.stop % size:
         raise InvalidCheckpoint(

@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's clients see them, the states of a batch, and what can be wrong with what they ask."""
+"""OpenAI's file and batch objects, the states of a batch, and the faults of its input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE_SECONDS = 30 * 24 * 3600
 
 
 class QuotaReached(TokenMillError):
-    """All the bytes that files may take are taken."""
+    """Raised when files would take more bytes than allowed."""
 
     status = 507
     type = "insufficient_storage"
@@ -25,13 +25,13 @@ class QuotaReached(TokenMillError):
 
 
 class TooManyObjects(QueueFull):
-    """There are as many files, or batches that have not ended, as there may be."""
+    """Raised when there are too many files, or too many batches that have not ended."""
 
     code = "quota_reached"
 
 
 class BatchStatus(enum.Enum):
-    """Where a batch is."""
+    """The state of a batch."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -71,7 +71,7 @@ class File(msgspec.Struct, kw_only=True):
 
 
 class LineFault(msgspec.Struct):
-    """What is wrong with a line of an input file; `line` counts from 1."""
+    """A fault in a line of an input file; `line` counts from 1."""
 
     code: str
     message: str
@@ -80,14 +80,14 @@ class LineFault(msgspec.Struct):
 
 
 class LineFaults(msgspec.Struct):
-    """All that was found, up to a limit."""
+    """All faults found, up to a limit."""
 
     data: list[LineFault]
     object: str = "list"
 
 
 class RequestCounts(msgspec.Struct):
-    """How many lines there are, and how many have been answered well and badly."""
+    """Counts of all lines, and of those answered with success and with an error."""
 
     total: int = 0
     completed: int = 0
@@ -95,7 +95,7 @@ class RequestCounts(msgspec.Struct):
 
 
 class BatchUsage(msgspec.Struct):
-    """Tokens of all lines that were answered well."""
+    """Tokens of all lines that were answered with success."""
 
     input_tokens: int = 0
     input_tokens_details: dict[str, int] = msgspec.field(default_factory=lambda: {"cached_tokens": 0})
@@ -104,7 +104,7 @@ class BatchUsage(msgspec.Struct):
     total_tokens: int = 0
 
     def add(self, reply: dict[str, Any]) -> None:
-        """Add what one reply used, in the words of whichever API it is from."""
+        """Add the usage of one reply, in the terms of any of the APIs."""
         for kind, other, detail in (("input", "prompt", "cached_tokens"), ("output", "completion", "reasoning_tokens")):
             count = reply.get(f"{kind}_tokens", reply.get(f"{other}_tokens", 0))
             details = reply.get(f"{kind}_tokens_details", reply.get(f"{other}_tokens_details")) or {}
@@ -114,7 +114,7 @@ class BatchUsage(msgspec.Struct):
 
 
 class Batch(msgspec.Struct, kw_only=True):
-    """OpenAI's batch object. There is a time `..._at` for each state it has been in."""
+    """OpenAI's batch object, with a time `..._at` for each state it has been in."""
 
     id: str
     endpoint: str
@@ -140,12 +140,12 @@ class Batch(msgspec.Struct, kw_only=True):
     object: str = "batch"
 
     def move_to(self, status: BatchStatus, now: float) -> None:
-        """Change the status, and note when; an illegal change is a bug and raises AssertionError."""
+        """Change the status and record the time; raise AssertionError for an illegal change, which is a bug."""
         assert status in NEXT.get(self.status, ()), f"{self.id}: {self.status.value} -> {status.value} is not legal"
         self.status = status
         setattr(self, f"{status.value}_at", int(now))
 
 
 def new_id(prefix: str) -> str:
-    """A random id, such as `file-...`; nobody can guess another's."""
+    """Return a random id, such as `file-...`, that cannot be guessed."""
     return f"{prefix}{secrets.token_hex(12)}"

@@ -1,8 +1,8 @@
-"""The bodies of files, in a folder that only the server's user may read. Names are ids that were made here.
+"""Store the bodies of files in a folder that only the server's user may read. Names are ids made by the server.
 
-FOLDER/batches.sqlite3    what there is, see `store.py`
+FOLDER/batches.sqlite3    the database, see `store.py`
 FOLDER/files/<id>         whole bodies
-FOLDER/incoming/<id>      those that are still coming; what a crash has left here is removed at the next start
+FOLDER/incoming/<id>      bodies still being received; the next start removes those that a crash has left
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenmill.serving.batches.batch import File
 
 
 class IncomingFile:
-    """A body that is being written; it is there once `keep` has returned, or not at all."""
+    """A body that is being written; it exists only once `keep` has returned."""
 
     def __init__(self, folder: Path, file_id: str) -> None:
         self.id = file_id
@@ -30,15 +30,15 @@ class IncomingFile:
         self._file = os.fdopen(descriptor, "wb", buffering=1 << 20)
 
     def write(self, data: bytes) -> None:
-        """Append to it."""
+        """Append data to the body."""
         self._file.write(data)
         self.num_bytes += len(data)
 
     def keep(self, filename: str, purpose: str, now: float) -> File:
-        """It is complete, and on the disk.
+        """Keep the complete body; return its file once it is on the disk.
 
         Raises:
-            OSError: the disk is full or broken; it is not there.
+            OSError: the disk is full or broken; the body is not kept.
         """
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -49,19 +49,19 @@ class IncomingFile:
         return File(id=self.id, bytes=self.num_bytes, created_at=int(now), filename=filename, purpose=purpose)
 
     def drop(self) -> None:
-        """It is not wanted; nothing happens after `keep`."""
+        """Drop the body; do nothing after `keep`."""
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # closing writes what has waited for more, and the disk may be full
             self._file.close()
 
 
 class FileFolder:
-    """The folder of a server, which has it for itself."""
+    """The folder of bodies, which one server has for itself."""
 
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            InvalidConfig: it cannot be used, or another server does.
+            InvalidConfig: the folder cannot be used, or another server uses it.
         """
         self.path = path
         try:
@@ -77,35 +77,35 @@ class FileFolder:
             raise InvalidConfig(f"--batch-dir: {path} cannot be used: {error.strerror}") from error
 
     def close(self) -> None:
-        """Let another server have it."""
+        """Release the folder for another server."""
         os.close(self._lock)
 
     def body(self, file_id: str) -> Path:
-        """Where the body of a file is."""
+        """Return the path of a file's body."""
         return self.path / "files" / file_id
 
     def new(self, file_id: str) -> IncomingFile:
-        """A file that begins."""
+        """Begin a new body."""
         return IncomingFile(self.path, file_id)
 
     def read(self, file_id: str, offset: int, size: int) -> bytes:
-        """Part of a body."""
+        """Return `size` bytes of a body, from `offset`."""
         with open(self.body(file_id), "rb", buffering=0) as file:
             file.seek(offset)
             return file.read(size)
 
     def remove(self, file_ids: Iterable[str]) -> None:
-        """Remove bodies; those that are not there are not missed."""
+        """Remove bodies; ignore missing ones."""
         for file_id in file_ids:
             self.body(file_id).unlink(missing_ok=True)
 
     def remove_all_but(self, file_ids: set[str]) -> None:
-        """Remove the bodies that nobody knows of: a crash came between a body and its entry."""
+        """Remove all other bodies, which a crash left without an entry in the database."""
         self.remove({path.name for path in (self.path / "files").iterdir()} - file_ids)
 
 
 def _sync(folder: Path) -> None:
-    """Let the names in a folder be on the disk."""
+    """Flush the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The lines of batch files, in and out: reading, what must be right about them, the seed of each, and its answer."""
+"""Read and check the lines of batch files, give each a seed, and write the lines of answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BatchLine(msgspec.Struct, Generic[Body], kw_only=True, forbid_unknown_fiel
 
 
 class LinePlace(NamedTuple):
-    """Where a line stands in its file: its number, from 1, its offset and its bytes."""
+    """The place of a line in its file: number from 1, offset and size in bytes."""
 
     number: int
     custom_id: str
@@ -42,7 +42,7 @@ class LinePlace(NamedTuple):
 
 
 class Outcome(enum.Enum):
-    """How a line ended: answered well, answered with an error, or not run at all."""
+    """The end of a line: answered, answered with an error, or not run at all."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -51,7 +51,7 @@ class Outcome(enum.Enum):
 
 
 class LineEnd(NamedTuple):
-    """How a line has ended: its outcome (None: it was not run), its output line, and the `usage` of its reply."""
+    """A line's outcome (None: it was not run), its output line, and the `usage` of its reply."""
 
     number: int
     custom_id: str
@@ -68,7 +68,7 @@ UNANSWERED = {
 
 @dataclass(slots=True)
 class InputLines:
-    """What a file holds: its lines, or what is wrong with them."""
+    """The lines of a file, or their faults."""
 
     places: list[LinePlace] = field(default_factory=list)
     faults: list[LineFault] = field(default_factory=list)
@@ -76,7 +76,7 @@ class InputLines:
 
 
 def numbered_lines(path: Path, max_bytes: int = -1) -> Iterator[tuple[int, int, bytes]]:
-    """Number (from 1), offset and bytes of each line that is not blank; of a longer line than `max_bytes` its parts."""
+    """Yield number (from 1), offset and bytes of each line that is not blank; longer lines come in parts."""
     with open(path, "rb") as file:
         offset = 0
         number = 1
@@ -88,7 +88,7 @@ def numbered_lines(path: Path, max_bytes: int = -1) -> Iterator[tuple[int, int, 
 
 
 def read_lines(path: Path, endpoint: str) -> InputLines:
-    """Check all lines of a file for a batch of this endpoint: each is a request of its own, all for one model."""
+    """Check all lines of a batch file for this endpoint: requests with distinct ids, all for one model."""
     lines = InputLines()
     seen: set[str] = set()
     for number, offset, raw in numbered_lines(path, MAX_LINE_BYTES):
@@ -138,7 +138,7 @@ def _fault(line: BatchLine[msgspec.Raw], endpoint: str, is_known: bool, is_other
 
 
 class _Peek(msgspec.Struct):
-    """What is looked at before the route reads a body in full."""
+    """The fields to check before the route reads a body in full."""
 
     model: Any = None
     seed: Any = None
@@ -152,16 +152,16 @@ def _model(body: msgspec.Raw) -> str | None:
 
 
 def line_seed(batch_id: str, custom_id: str) -> int:
-    """The seed of a line that brings none: whenever the line runs, it draws the same tokens."""
+    """Return the seed of a line without one, so that it draws the same tokens whenever it runs."""
     digest = blake2b(f"{batch_id}/{custom_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 def line_body(raw: bytes, batch_id: str) -> bytes:
-    """The body to send for a line, with its seed where it can have one.
+    """Return the body to send for a line, with a seed unless it has one or takes none.
 
     Raises:
-        InvalidRequest: it wants what no line of a batch can have.
+        InvalidRequest: the line asks for something that batches do not support.
     """
     line = decode_json(raw, BatchLine[msgspec.Raw])
     body, peek = bytes(line.body), decode_json(line.body, _Peek)
@@ -176,13 +176,13 @@ def line_body(raw: bytes, batch_id: str) -> bytes:
 
 
 def answered_line(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
-    """The output line of a request that was answered, well or badly."""
+    """Return the output line of a request that was answered, with success or an error."""
     response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
     return _output_line(request_id, custom_id, response, None)
 
 
 def unanswered_line(custom_id: str, outcome: Outcome) -> bytes:
-    """The output line of a request that was not run."""
+    """Return the output line of a request that was not run."""
     error = {"code": f"batch_{outcome.value}", "message": UNANSWERED[outcome]}
     return _output_line(new_id("batch_req_"), custom_id, None, error)
 

@@ -1,9 +1,9 @@
-"""Answers the lines of open batches, and ends each batch once.
+"""Answer the lines of open batches, and end each batch once.
 
     validating: check the input -> in_progress: feed lines, in turns with other batches -> write the files -> end
 
-Lines are fed while nobody interactive waits, so many at a time at most. Outcomes are recorded in groups. Whatever ends
-the process, the next one goes on from what was recorded: lines without an outcome run again, with the same seed.
+Lines are fed while no interactive request waits, up to a number at a time. Outcomes are recorded in groups. After any
+end of the process, the next one goes on from the records: lines without an outcome run again, with the same seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LATER = frozenset({429, 503})
 
 
 class Reply(NamedTuple):
-    """What a route answers to the request of a line."""
+    """A route's reply to the request of a line."""
 
     status: int
     body: bytes
@@ -59,10 +59,10 @@ Answer = Callable[[str, str, str, bytes], Awaitable[Reply]]
 
 
 class BatchRunner:
-    """One per server.
+    """Runs all batches of one server.
 
     Attributes:
-        ended: lines by their outcome, since the start.
+        ended: number of lines by their outcome, since the start.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class BatchRunner:
     ) -> None:
         """
         Args:
-            is_busy: whether somebody interactive waits: no line is fed then.
+            is_busy: returns True while an interactive request waits: no line is fed then.
         """
         self.ended = Counter({outcome.value: 0 for outcome in Outcome})
         self._num_unanswered = 0
@@ -90,15 +90,15 @@ class BatchRunner:
 
     @property
     def lines(self) -> dict[str, int]:
-        """Lines of open batches by what they do."""
+        """Number of lines of open batches, by their state."""
         queued = max(0, self._num_unanswered - self._num_running)
         return {"queued": queued, "running": self._num_running}
 
     async def run(self, answer: Answer, num_slots: int) -> None:
-        """Go on with all open batches, and run what comes, until cancelled; what is answered by then is kept.
+        """Run all open and new batches until cancelled; answers that have come by then are kept.
 
         Args:
-            num_slots: lines that run at the same time.
+            num_slots: most lines that run at the same time.
         """
         self._answer = answer
         self._slots = asyncio.Semaphore(num_slots)  # first come, first served: batches take turns
@@ -127,7 +127,7 @@ class BatchRunner:
         job.add_done_callback(lambda _: self._jobs.pop(batch_id, None))
 
     def stop(self, batch_id: str) -> None:
-        """Run no further line of a batch, and end those that run; what becomes of it, its status says."""
+        """Run no more lines of a batch and cancel the running ones; the batch's status decides what follows."""
         if batch_id in self._feeding:
             self._feeding[batch_id].cancel()
 
@@ -166,7 +166,7 @@ class BatchRunner:
             return InputLines(faults=[LineFault("file_not_found", "the input file is gone")])
 
     async def _feed_until_over(self, batch: Batch) -> bool:
-        """Run lines until all have an outcome (True), or the batch is stopped or expires."""
+        """Run lines until all have an outcome (True), or the batch is stopped or expires (False)."""
         feeding = self._feeding[batch.id] = asyncio.ensure_future(self._feed(batch))
         try:
             while not feeding.done() and self._clock() < batch.expires_at:
@@ -232,7 +232,7 @@ class BatchRunner:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _flush(self) -> None:
-        """Record what was answered; returns when it is on the disk."""
+        """Record the answers; return when they are on the disk."""
         async with self._flushing:
             try:
                 for batch_id in list(self._ends):
@@ -257,12 +257,12 @@ class BatchRunner:
                 _logger.error("expired files cannot be removed: %s", error)
 
     async def sweep(self) -> None:
-        """Remove the files whose time is over."""
+        """Remove expired files."""
         expired = await self._storage.ask(self._store.remove_expired, self._clock())
         await asyncio.to_thread(self._storage.files.remove, expired)
 
     async def _end(self, batch: Batch) -> None:
-        """Write the output file and the error file, each where it has a line, and let the batch end with them."""
+        """Write the output file and the error file, each unless it is empty, and end the batch with them."""
         files, store = self._storage.files, self._store
         unanswered = Outcome.CANCELLED if batch.status is BatchStatus.CANCELLING else Outcome.EXPIRED
         both: list[IncomingFile] = []
@@ -290,7 +290,7 @@ class BatchRunner:
 
 
 def _write_lines(lines: list[LineEnd], unanswered: Outcome, output: IncomingFile, errors: IncomingFile) -> int:
-    """Write lines where they belong; returns how many had not been run."""
+    """Write each line to the output or the errors; return how many were not run."""
     for line in lines:
         target = output if line.outcome is Outcome.COMPLETED else errors
         target.write(line.answer if line.outcome else unanswered_line(line.custom_id, unanswered))

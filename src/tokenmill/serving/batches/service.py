@@ -1,4 +1,4 @@
-"""What clients can do with files and batches, each with its own only. Asynchronous; the disk is other threads' work."""
+"""Clients' operations on files and batches, each on its own only. Asynchronous; other threads do the disk's work."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MAX_OPEN_BATCHES = 100
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What all files may take together, and how many there may be."""
+    """The most bytes of all files together, and the most files."""
 
     max_bytes: int
     max_files: int
 
 
 class BatchService:
-    """One per server. `owner` says whose files and batches are meant; others have none."""
+    """The batch service of a server. `owner` selects a client's files and batches; those of others are not found."""
 
     def __init__(
         self, storage: Storage, limits: BatchLimits, runner: BatchRunner, clock: Callable[[], float] = time.time
@@ -54,11 +54,11 @@ class BatchService:
     # --- files ------------------------------------------------------------------------------------------------------
 
     async def begin_file(self) -> IncomingFile:
-        """A file is about to come; it must be given to `keep_file` or `drop_file`.
+        """Begin a file, which must then be given to `keep_file` or `drop_file`.
 
         Raises:
-            TooManyObjects: there are as many as there may be.
-            QuotaReached: there is no room.
+            TooManyObjects: there are as many files as allowed.
+            QuotaReached: there is no room for more bytes.
         """
         await self._runner.sweep()
         count, self._num_bytes = await self._storage.ask(self._store.room_taken)
@@ -71,10 +71,10 @@ class BatchService:
         return incoming
 
     def write_file(self, incoming: IncomingFile, data: bytes) -> None:
-        """A part has come. For a thread: it writes.
+        """Write a part of a file. Call it in a thread: it blocks on the disk.
 
         Raises:
-            TooLarge, QuotaReached: there may be no more, or the disk is full.
+            TooLarge, QuotaReached: the file or all files together would be too large, or the disk is full.
         """
         if incoming.num_bytes + len(data) > MAX_FILE_BYTES:
             raise TooLarge(f"a file has at most {MAX_FILE_BYTES} bytes", "file")
@@ -83,7 +83,7 @@ class BatchService:
             incoming.write(data)
 
     async def keep_file(self, owner: str, incoming: IncomingFile, filename: str, seconds: int | None) -> File:
-        """It has come as a whole; it is kept for so many seconds.
+        """Keep a complete file for `seconds`; None: the default time.
 
         Raises:
             QuotaReached: the disk is full.
@@ -102,33 +102,33 @@ class BatchService:
         return file
 
     async def drop_file(self, incoming: IncomingFile) -> None:
-        """It comes no further; nothing happens where it has been kept."""
+        """Drop an incomplete file; do nothing if it has been kept."""
         self._incoming.discard(incoming)
         await asyncio.to_thread(incoming.drop)
 
     async def file(self, owner: str, file_id: str) -> File:
-        """A file.
+        """Return a file.
 
         Raises:
-            NotFound: there is none.
+            NotFound: this owner has no such file.
         """
         await self._runner.sweep()
         return await self._storage.ask(self._store.file, owner, file_id)
 
     def body(self, file: File) -> Path:
-        """Where the body of a file is."""
+        """Return the path of a file's body."""
         return self._storage.files.body(file.id)
 
     async def files(self, owner: str, page: Page, purpose: str | None) -> tuple[list[File], bool]:
-        """A page of files, and whether more follow."""
+        """Return a page of files, and whether more follow."""
         await self._runner.sweep()
         return await self._storage.ask(self._store.files, owner, page, purpose)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
-        """Forget a file.
+        """Delete a file and its body.
 
         Raises:
-            NotFound, Conflict: there is none, or it is needed.
+            NotFound, Conflict: there is no such file, or an open batch needs it.
         """
         await self._storage.ask(self._store.remove_file, owner, file_id)
         await asyncio.to_thread(self._storage.files.remove, [file_id])
@@ -138,11 +138,11 @@ class BatchService:
     async def create(
         self, owner: str, endpoint: str, input_file_id: str, metadata: dict[str, str] | None, seconds: int | None
     ) -> Batch:
-        """Accept a batch; its lines are checked later. Its files are kept for so many seconds.
+        """Accept a batch, whose lines are checked later and whose output files are kept for `seconds`.
 
         Raises:
-            NotFound, InvalidRequest: its input is not there, or not an input.
-            TooManyObjects: too many have not ended.
+            NotFound, InvalidRequest: its input file does not exist, or is not an input.
+            TooManyObjects: too many batches have not ended.
         """
         await self._runner.sweep()
         if len(await self._storage.ask(self._store.open_batches)) >= MAX_OPEN_BATCHES:
@@ -162,26 +162,26 @@ class BatchService:
         return batch
 
     async def batch(self, owner: str, batch_id: str) -> Batch:
-        """A batch.
+        """Return a batch.
 
         Raises:
-            NotFound: there is none.
+            NotFound: this owner has no such batch.
         """
         return await self._storage.ask(self._store.batch, owner, batch_id)
 
     async def owner(self, batch_id: str) -> str:
-        """Whose a batch is."""
+        """Return the owner of a batch."""
         return await self._storage.ask(self._store.owner, batch_id)
 
     async def batches(self, owner: str, page: Page) -> tuple[list[Batch], bool]:
-        """A page of batches, and whether more follow."""
+        """Return a page of batches, and whether more follow."""
         return await self._storage.ask(self._store.batches, owner, page)
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
-        """Run no further line of a batch.
+        """Cancel a batch: run no more of its lines.
 
         Raises:
-            NotFound: there is none.
+            NotFound: this owner has no such batch.
             Conflict: it has ended, or is about to.
         """
         await self.batch(owner, batch_id)

@@ -1,4 +1,4 @@
-"""The database and the bodies together, and the one thread that the database is used in."""
+"""The database and the bodies of batches together, and the one thread that uses the database."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 class Storage:
-    """All that is kept of files and batches; one per server, which has its folder for itself."""
+    """The stored files and batches of one server, which has the folder for itself."""
 
     def __init__(self, path: Path) -> None:
-        """Open a folder, or make it; what a crash has left half done is removed.
+        """Open a folder, or create it; remove what a crash has left half done.
 
         Raises:
-            InvalidConfig: it cannot be used, or another server does.
+            InvalidConfig: the folder cannot be used, or another server uses it.
         """
         self.files = FileFolder(path)
         self.store = BatchStore(path / "batches.sqlite3")
@@ -31,7 +31,7 @@ class Storage:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
     async def ask(self, work: Callable[..., T], *arguments: object) -> T:
-        """Let the store's thread do something; never the event loop.
+        """Run a function of the store in its thread, off the event loop.
 
         Raises:
             QuotaReached: the disk is full, or cannot be written for another reason.
@@ -42,7 +42,7 @@ class Storage:
             raise QuotaReached(f"the database of batches cannot be used: {error}") from error
 
     def close(self) -> None:
-        """Wait for the thread, and let go of the folder."""
+        """Wait for the thread, and release the folder."""
         self._thread.shutdown()
         self.store.close()
         self.files.close()

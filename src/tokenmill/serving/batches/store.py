@@ -1,7 +1,7 @@
-"""What must outlive every process: files, batches and lines, in one SQLite database. All of it blocks.
+"""The durable state of files, batches and lines, in one SQLite database. All calls block.
 
-A commit is on the disk when it returns (WAL, `synchronous=FULL`). A line has an outcome at most once, whoever answered
-it how often; its batch counts it in the same transaction. The bodies of files are beside it, see `files.py`.
+A commit is on the disk when it returns (WAL, `synchronous=FULL`). A line gets an outcome at most once, however often it
+is answered; its batch counts it in the same transaction. The bodies of files are stored beside it, see `files.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ENDS = {
 
 
 class Page(NamedTuple):
-    """Which of the objects a list shows: up to `limit` behind `after`, newest first or (`is_rising`) last."""
+    """A page of a list: up to `limit` objects after `after`, newest first, or oldest first if `is_rising`."""
 
     after: str | None = None
     limit: int = 20
@@ -50,13 +50,13 @@ class Page(NamedTuple):
 
 
 class BatchStore:
-    """Used by one thread at a time."""
+    """The database of files, batches and lines. Only one thread may use it at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Open a database, or make it.
+        """Open a database, or create it.
 
         Raises:
-            InvalidConfig: it cannot be used.
+            InvalidConfig: the database cannot be used.
         """
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # answers are nobody else's business
@@ -75,23 +75,23 @@ class BatchStore:
             raise InvalidConfig(f"--batch-dir: {path} cannot be used: {error}") from error
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """Close the database."""
         self._db.close()
 
     # --- files ------------------------------------------------------------------------------------------------------
 
     def add_file(self, owner: str, file: File) -> None:
-        """Take in a file whose body is there."""
+        """Add a file whose body is stored."""
         self._db.execute(
             "insert into files (id, owner, purpose, bytes, expires_at, object) values (?, ?, ?, ?, ?, ?)",
             (file.id, owner, file.purpose, file.bytes, file.expires_at, msgspec.json.encode(file)),
         )
 
     def file(self, owner: str, file_id: str) -> File:
-        """A file.
+        """Return a file.
 
         Raises:
-            NotFound: this owner has none of this id.
+            NotFound: this owner has no file of this id.
         """
         row = self._db.execute("select object from files where id=? and owner=?", (file_id, owner)).fetchone()
         if row is None:
@@ -99,7 +99,7 @@ class BatchStore:
         return msgspec.json.decode(row[0], type=File)
 
     def files(self, owner: str, page: Page, purpose: str | None = None) -> tuple[list[File], bool]:
-        """A page of an owner's files, and whether more follow."""
+        """Return a page of an owner's files, and whether more follow."""
         rows, has_more = self._page("files", owner, page, purpose)
         return [msgspec.json.decode(row, type=File) for row in rows], has_more
 
@@ -107,7 +107,7 @@ class BatchStore:
         """Forget a file.
 
         Raises:
-            NotFound: this owner has none of this id.
+            NotFound: this owner has no file of this id.
             Conflict: a batch that has not ended reads it.
         """
         self.file(owner, file_id)
@@ -116,17 +116,17 @@ class BatchStore:
         self._db.execute("delete from files where id=?", (file_id,))
 
     def remove_expired(self, now: float) -> list[str]:
-        """Forget files whose time is over and that no open batch needs; returns their ids."""
+        """Forget expired files that no open batch needs; return their ids."""
         unused = "expires_at <= ? and id not in (select input from batches where is_open)"
         return [row[0] for row in self._db.execute(f"delete from files where {unused} returning id", (now,)).fetchall()]
 
     def room_taken(self) -> tuple[int, int]:
-        """How many files there are, and their bytes."""
+        """Return the number of files, and their bytes."""
         count, num_bytes = self._db.execute("select count(*), coalesce(sum(bytes), 0) from files").fetchone()
         return count, num_bytes
 
     def file_ids(self) -> set[str]:
-        """Of all owners."""
+        """Return the ids of all owners' files."""
         return {row[0] for row in self._db.execute("select id from files")}
 
     # --- batches ----------------------------------------------------------------------------------------------------
@@ -135,8 +135,8 @@ class BatchStore:
         """Accept a batch.
 
         Raises:
-            NotFound: its owner has no such input file.
-            InvalidRequest: that file is no input.
+            NotFound: the owner has no such input file.
+            InvalidRequest: that file is not an input.
         """
         if self.file(owner, batch.input_file_id).purpose != INPUT:
             raise InvalidRequest(f"the file's purpose must be {INPUT}", "input_file_id")
@@ -146,15 +146,15 @@ class BatchStore:
         )
 
     def owner(self, batch_id: str) -> str:
-        """Whose a batch is; of one that is not there, nobody's that could come by HTTP."""
+        """Return the owner of a batch; for an unknown batch, its id, which no HTTP client can have as owner."""
         row = self._db.execute("select owner from batches where id=?", (batch_id,)).fetchone()
         return batch_id if row is None else str(row[0])
 
     def batch(self, owner: str | None, batch_id: str) -> Batch:
-        """A batch; of whomever, where the owner is None.
+        """Return a batch; owner None: of any owner.
 
         Raises:
-            NotFound: this owner has none of this id.
+            NotFound: this owner has no batch of this id.
         """
         row = self._db.execute("select owner, object from batches where id=?", (batch_id,)).fetchone()
         if row is None or owner not in (None, row[0]):
@@ -162,22 +162,22 @@ class BatchStore:
         return msgspec.json.decode(row[1], type=Batch)
 
     def batches(self, owner: str, page: Page) -> tuple[list[Batch], bool]:
-        """A page of an owner's batches, and whether more follow."""
+        """Return a page of an owner's batches, and whether more follow."""
         rows, has_more = self._page("batches", owner, page)
         return [msgspec.json.decode(row, type=Batch) for row in rows], has_more
 
     def open_batches(self) -> list[Batch]:
-        """Those that have not ended, the oldest first."""
+        """Return the batches that have not ended, the oldest first."""
         rows = self._db.execute("select object from batches where is_open order by number")
         return [msgspec.json.decode(row[0], type=Batch) for row in rows]
 
     def num_unanswered(self) -> int:
-        """Lines of these that have no outcome."""
+        """Return how many lines of open batches have no outcome."""
         counts = [batch.request_counts for batch in self.open_batches()]
         return sum(count.total - count.completed - count.failed for count in counts)
 
     def move(self, batch_id: str, status: BatchStatus, now: float) -> Batch:
-        """Change the status of a batch, unless it cannot change so any more; returns what is so now."""
+        """Change the status of a batch if that is legal; return the batch as it is then."""
         with self._transaction():
             batch = self.batch(None, batch_id)
             if status in NEXT.get(batch.status, ()):
@@ -185,7 +185,7 @@ class BatchStore:
             return self._put(batch)
 
     def begin(self, batch_id: str, lines: InputLines, now: float) -> Batch:
-        """The input of a batch was checked: it has these lines, or fails for what is wrong with them."""
+        """Begin a checked batch with its lines, or fail it for their faults; return the batch."""
         with self._transaction():
             batch = self.batch(None, batch_id)
             if batch.status is not BatchStatus.VALIDATING:
@@ -201,14 +201,14 @@ class BatchStore:
             return self._put(batch)
 
     def queued(self, batch_id: str, after: int, limit: int) -> list[LinePlace]:
-        """The next lines of a batch that have no outcome."""
+        """Return the next lines of a batch that have no outcome."""
         where = "batch=? and line>? and outcome is null order by line limit ?"
         what = f"line, custom_id, offset, size from lines where {where}"
         rows = self._db.execute(f"select {what}", (batch_id, after, limit))
         return [LinePlace(*row) for row in rows]
 
     def record(self, batch_id: str, ends: Iterable[LineEnd]) -> None:
-        """Keep the outcomes of lines: the first one of each, and none of a batch that has ended."""
+        """Record the first outcome of each line; ignore lines that have one, or whose batch has ended."""
         with self._transaction():
             batch = self.batch(None, batch_id)
             for end in ends:
@@ -224,13 +224,13 @@ class BatchStore:
             self._put(batch)
 
     def ended_lines(self, batch_id: str, after: int, limit: int) -> list[LineEnd]:
-        """The next lines of a batch with their outcomes, in order."""
+        """Return the next lines of a batch with their outcomes, in order."""
         what = "line, custom_id, outcome, answer from lines where batch=? and line>? order by line limit ?"
         rows = self._db.execute(f"select {what}", (batch_id, after, limit))
         return [LineEnd(line, name, Outcome(end) if end else None, answer) for line, name, end, answer in rows]
 
     def end(self, batch_id: str, output: File | None, errors: File | None, now: float) -> Batch:
-        """A batch has ended, and its answers are in these files; its lines are forgotten."""
+        """End a batch with these files of answers, and forget its lines; return the batch."""
         with self._transaction():
             batch = self.batch(None, batch_id)
             batch.move_to(_ENDS[batch.status], now)

@@ -1,4 +1,4 @@
-"""Refuses requests while too many wait, before anything is spent on them, and says when to come again."""
+"""Refuse requests while too many wait, before any work is spent on them, and say when to retry."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ _LOOKED_AT = 4096
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """What may wait: requests that find no free row, and prompt tokens of requests without a first token; None: any."""
+    """Limits on requests without a free row and on prompt tokens without a first output token; None: no limit."""
 
     max_requests: int | None = None
     max_tokens: int | None = None
 
     @classmethod
     def of(cls, config: ServerConfig) -> AdmissionLimits:
-        """What the flags say. The requests that wait are counted by the engines, for all API processes alike; of the
-        tokens each process counts its own, so each has its share."""
+        """Read the limits from the flags; each API process gets an equal share of the tokens.
+
+        The engines count the waiting requests of all API processes together; each process counts only its own tokens.
+        """
         tokens = config.max_num_queued_tokens
         return cls(config.max_num_queued_reqs, None if tokens is None else tokens // config.api_server_count)
 
 
 class AdmissionControl:
-    """Counts what the API process has sent and not yet got a token for."""
+    """Counts the prompt tokens that wait for a first output token, and refuses calls over the limits."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.limits = limits
@@ -48,7 +50,7 @@ class AdmissionControl:
         self._ends: deque[float] = deque(maxlen=_ENDS_KEPT)
 
     def check(self, prompts: Sequence[GenerateText], num_open: int) -> None:
-        """Refuse prompts for which there is no room.
+        """Refuse prompts that would exceed the limits.
 
         Args:
             num_open: requests that are open now.
@@ -81,24 +83,24 @@ class AdmissionControl:
                 )
 
     def enter(self, prompt: GenerateText) -> None:
-        """The requests of a prompt are on their way."""
+        """Count the tokens of a prompt whose requests have been sent."""
         tokens = estimated_tokens(prompt)
         for request_id, own in zip(prompt.ids, [tokens] + [0] * (len(prompt.ids) - 1), strict=True):
             self._tokens[request_id] = own
         self._num_tokens += tokens
 
     def started(self, request_id: str) -> None:
-        """A request waits no longer: its first token came, or it ended."""
+        """Stop counting a request whose first token has come, or that has ended."""
         self._num_tokens -= self._tokens.pop(request_id, 0)
 
     def ended(self, request_id: str, is_complete: bool) -> None:
-        """A request is over; only those that ran to their end tell how fast the queue moves."""
+        """Stop counting a request; a complete one also measures how fast the queue moves."""
         self.started(request_id)
         if is_complete:
             self._ends.append(time.monotonic())
 
     def _wait(self, count: int) -> int:
-        """Seconds until `count` requests have ended, at the rate of the last ones."""
+        """Return the seconds until `count` requests have ended, at the rate of the latest ones."""
         if len(self._ends) < 2:
             return 1
         seconds_each = (time.monotonic() - self._ends[0]) / len(self._ends)
@@ -106,7 +108,7 @@ class AdmissionControl:
 
 
 def estimated_tokens(prompt: GenerateText) -> int:
-    """Tokens of a prompt: exact for token ids, from the length of the text before it is encoded."""
+    """Estimate the tokens of a prompt before it is encoded: exact for token ids, by length for text."""
     if prompt.num_estimated is not None:
         return prompt.num_estimated
     if prompt.token_ids is not None:
@@ -117,7 +119,7 @@ def estimated_tokens(prompt: GenerateText) -> int:
 
 
 def _num_bytes(text: str) -> int:
-    """In UTF-8; of a long text as many as its beginning lets expect: nobody should wait for it to be spelled out."""
+    """Return the UTF-8 size of a text; estimate that of a long text from its beginning."""
     if text.isascii():
         return len(text)
     num_bytes = len(text[:_LOOKED_AT].encode("utf-8", "surrogatepass"))
@@ -125,7 +127,7 @@ def _num_bytes(text: str) -> int:
 
 
 def _num_characters(content: object) -> int:
-    """Of a message: of its text, or of the texts and addresses of its parts."""
+    """Count the characters of a message's text, or of the texts and addresses in its parts."""
     if isinstance(content, str):
         return len(content)
     parts = content if isinstance(content, list) else ()
@@ -133,7 +135,7 @@ def _num_characters(content: object) -> int:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """The texts in a part, however deep."""
+    """Yield the texts in a part, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""One answer of a chat, taken apart as it comes: reasoning, text, calls of tools."""
+"""Split one chat answer into reasoning, text and tool calls while it streams."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, Call
 
 
 class AnswerParser:
-    """Reasoning is split off first; stop strings end what is left, which may hold calls.
+    """Splits off reasoning first, then matches stop strings and reads tool calls in the rest.
 
     Attributes:
-        num_reasoning_tokens: tokens of the reasoning so far. The marks around it count with it; so does a delta in
-            which it ends.
-        stop_string: the one that has come, after which there is no more answer.
+        num_reasoning_tokens: tokens of the reasoning so far, with its marks and the whole delta in which it ends.
+        stop_string: the stop string that ended the answer; None without one.
     """
 
     def __init__(
         self, splitter: ReasoningSplitter | None = None, tools: ToolParser | None = None, max_calls: int | None = None
     ) -> None:
-        """`max_calls`: further calls are dropped."""
+        """`max_calls`: calls after this many are dropped."""
         self.stop_string: str | None = None
         self.num_reasoning_tokens = 0
         self._splitter = splitter
@@ -31,7 +30,7 @@ class AnswerParser:
         self._space: list[str] = []
 
     def feed(self, text: str, num_tokens: int, stops: StopStrings | None = None) -> list[AnswerPiece]:
-        """Take in a delta, of how many tokens it is, and what ends the answer; None: nothing does yet."""
+        """Add a delta of `num_tokens` tokens. `stops` matches stop strings; None: they cannot end the answer yet."""
         splitter = self._splitter
         if splitter is None:
             return self._read(self._until_stop(text, stops))
@@ -41,7 +40,7 @@ class AnswerParser:
         return [*_pieces(PieceKind.REASONING, reasoning), *self._read(self._until_stop(text, stops))]
 
     def finish(self, stops: StopStrings | None = None) -> list[AnswerPiece]:
-        """The text has ended; what was held back comes out."""
+        """End the text and return what was held back."""
         reasoning, text = ("", "") if self._splitter is None else self._splitter.finish()
         text = self._until_stop(text, stops)
         if stops is not None and self.stop_string is None:
@@ -98,7 +97,7 @@ class AnswerParser:
         return self._max_calls is None or self._num_calls <= self._max_calls
 
     def _without_space_at_calls(self, text: str) -> str:
-        """White space that a call may follow is held back: none of it is text of the answer."""
+        """Hold back trailing white space: if a call follows, it is not part of the answer."""
         body = text.rstrip()
         if not body:
             self._space.append(text)

@@ -1,4 +1,4 @@
-"""How one message is prepared: how long that may take, and who is told how far it is."""
+"""One attempt to prepare a message: its time limits, and a callback for its progress."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ HURRIED_CHARACTERS = 1 << 16
 
 
 def _nobody(did: str) -> None:
-    """Nobody is told."""
+    """Ignore the progress of an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a message.
+    """One attempt to prepare a message.
 
     Attributes:
-        seconds: of CPU for the chat template, and as much again for each `BYTES_PER_BUDGET` of messages.
-        is_hurried: others wait. What then takes too long raises `TakesLong`, and is tried again elsewhere.
-        note: told what is begun, as a participle: "rendered".
+        seconds: CPU seconds for the chat template, and as many again for each `BYTES_PER_BUDGET` of messages.
+        is_hurried: other messages wait. Work that takes too long raises `TakesLong`, and is tried again elsewhere.
+        note: called with each stage that begins, as a participle: "rendered".
     """
 
     seconds: float = math.inf
@@ -35,16 +35,16 @@ class Attempt:
     note: Callable[[str], None] = _nobody
 
     def begin_rendering(self, num_bytes: int) -> TemplateBudget:
-        """What a template may take for messages of so many bytes."""
+        """Note that rendering begins, and return the template's budget for `num_bytes` of messages."""
         self.note("rendered")
         seconds = self.seconds * (1 + num_bytes / BYTES_PER_BUDGET)
         return TemplateBudget(HURRIED_SECONDS, True) if self.is_hurried else TemplateBudget(seconds)
 
     def begin_encoding(self, num_characters: int) -> None:
-        """A text of so many characters is to be encoded.
+        """Note that the encoding of a text of `num_characters` begins.
 
         Raises:
-            TakesLong: it is too long to do it in a hurry.
+            TakesLong: the text is too long for a hurried attempt.
         """
         if self.is_hurried and num_characters > HURRIED_CHARACTERS:
             raise TakesLong

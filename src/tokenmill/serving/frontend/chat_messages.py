@@ -1,7 +1,7 @@
-"""Chat messages as clients send them, brought to the form that chat templates expect.
+"""Convert chat messages from the form that clients send to the form that chat templates expect.
 
-Templates index into messages without looking, so whatever they cannot take is refused here, by name. Does not know
-the template itself.
+Templates index into messages without checks, so messages that they cannot take are refused here, by name. Does not
+know the template itself.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
     """Check messages and join their text parts.
 
     Content given as `[{"type": "text", "text": ...}]` becomes one string, the parts joined by newlines, unless there
-    are images or videos between them; the JSON arguments of tool calls become objects, those that are no JSON stay
-    texts. A video is a list of the URLs of its frames, however it was given. Earlier thinking has every name that
-    templates know. Other keys are passed on as they are.
+    are images or videos between them; the JSON arguments of tool calls become objects, and arguments that are not JSON
+    stay strings. A video becomes a list of the URLs of its frames, however it was given. Earlier thinking gets every
+    name that templates know. Other keys are passed on as they are.
 
     Raises:
         InvalidRequest: naming the message at fault.
@@ -45,7 +45,7 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def check_depth(value: object, param: str) -> None:
-    """Refuse JSON nested more than `MAX_DEPTH` deep: what handles it later recurses.
+    """Refuse JSON nested deeper than `MAX_DEPTH`: the code that handles it later is recursive.
 
     Raises:
         InvalidRequest: naming `param`.
@@ -59,7 +59,7 @@ def check_depth(value: object, param: str) -> None:
 
 
 def check_template_kwargs(kwargs: dict[str, Any]) -> None:
-    """Refuse more than any template has use for: they are passed on from process to process.
+    """Refuse template variables larger than any template needs: they are passed from process to process.
 
     Raises:
         InvalidRequest: naming the field.
@@ -68,7 +68,7 @@ def check_template_kwargs(kwargs: dict[str, Any]) -> None:
 
 
 def check_size(value: object, param: str, max_bytes: int) -> None:
-    """Refuse JSON that takes more bytes, or is nested more than `MAX_DEPTH` deep.
+    """Refuse JSON that takes more than `max_bytes` bytes, or is nested deeper than `MAX_DEPTH`.
 
     Raises:
         InvalidRequest: naming `param`.
@@ -106,7 +106,7 @@ def _normalize(message: object, where: str) -> dict[str, Any]:
 
 
 def _thinking(message: dict[str, Any]) -> dict[str, str]:
-    """What a message says of the model's thinking, as `reasoning_content` or by vLLM's newer name."""
+    """Return a message's thinking under every name that templates know; empty for a message without it."""
     found = next((one for name in _THINKING if isinstance(one := message.get(name), str) and one), None)
     if found is None:
         return {}
@@ -126,13 +126,13 @@ def _content_text(content: object, where: str) -> str | list[dict[str, Any]] | N
 
 
 def _num_pictures(content: object) -> int:
-    """Images, and frames of videos."""
+    """Count the images and video frames in a message's content."""
     parts = content if isinstance(content, list) else ()
     return sum(len(part.get("video", "1")) for part in parts if part["type"] != "text")
 
 
 def _part(part: object, where: str) -> dict[str, Any]:
-    """A part of a message. An image or a video that has been taken out of it is a part without a URL."""
+    """Check and normalize a part; an image or video that was extracted before is a part without a URL."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in _PARTS:
         sentence = f"{where}: only text parts, image_url and lists of frames are supported, got type {kind!r}"
@@ -157,7 +157,7 @@ def _url(part: dict[str, Any], kind: str, where: str) -> str:
 
 
 def _video(part: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
-    """A video as the URLs of its frames; clients of vLLM join these in one URL, by commas."""
+    """Return a video as the URLs of its frames; vLLM clients join them into one URL with commas."""
     if kind == "video_url":
         url = _url(part, kind, where)
         if not url.startswith(_FRAMES):
@@ -189,9 +189,9 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> Any:
-    """Arguments as an object, of JSON if they are a text. Those that are not, or too deep, stay a text.
+    """Parse call arguments into an object; text that is not JSON or is nested too deep stays text.
 
-    A model's answer may have been cut within them, and what we have said ourselves can be said to us again.
+    A model's answer may have been cut within its arguments, and clients send our answers back to us.
     """
     if given is None:
         return {}

@@ -1,4 +1,4 @@
-"""Chat templates: messages to the prompt text of a model, in the sandbox that Hugging Face templates expect.
+"""Render messages to a model's prompt text with its chat template, in the sandbox that Hugging Face templates expect.
 
 A template comes with the checkpoint or from the operator, never from a client. Does not know tokenizers beyond the
 names of special tokens.
@@ -36,7 +36,7 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str] | None = None, tool_source: str | None = None
     ) -> None:
-        """`tool_source` is another template for requests with tools, where a checkpoint brings two.
+        """Compile a template; `tool_source` is another one for requests with tools, where a checkpoint has two.
 
         Raises:
             InvalidCheckpoint: the template does not compile.
@@ -65,7 +65,7 @@ class ChatTemplate:
         Args:
             continue_final_message: leave the last message open, so that the model goes on with it.
             template_kwargs: further variables, e.g. `enable_thinking`; they never replace the template's own.
-            budget: what it may take; None: any time.
+            budget: its time and size limits; None: unlimited time.
 
         Raises:
             InvalidRequest: the messages are malformed, the template refuses them, or takes too much for them.
@@ -95,14 +95,14 @@ class ChatTemplate:
         return _cut_after_final_message(text, messages[-1]) if continue_final_message else text
 
     def switches_thinking_off(self, kwargs: Mapping[str, Any]) -> bool:
-        """Whether these variables tell the template that the model is not to think."""
+        """Return True if these variables tell the template that the model must not think."""
         return any(kwargs.get(name) is False and re.search(rf"\b{name}\b", self.source) for name in _SWITCHES)
 
     def with_effort(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Template variables with `reasoning_effort` in the words of this template: some only know whether to think.
+        """Translate `reasoning_effort` to this template's own variables: some only switch thinking on or off.
 
         Raises:
-            InvalidRequest: it is given and the template knows nothing of it.
+            InvalidRequest: it is given and the template has no such variable.
         """
         effort = kwargs.get("reasoning_effort")
         if effort is None or "reasoning_effort" in self.source:
@@ -115,7 +115,7 @@ class ChatTemplate:
 def load_chat_template(
     folder: Path, special_tokens: Mapping[str, str], template_file: str | None = None
 ) -> ChatTemplate | None:
-    """Find a model's template: the operator's file, chat_template.jinja, or tokenizer_config.json; None without one.
+    """Load a model's template: the operator's file, chat_template.jinja, or tokenizer_config.json; None without one.
 
     Raises:
         InvalidConfig: `template_file` cannot be read or does not compile.
@@ -150,14 +150,14 @@ def load_chat_template(
 
 
 def is_inline(template: str) -> bool:
-    """Whether `--chat-template` holds the template itself, as in vLLM: it has these characters and names no file."""
+    """Return True if `--chat-template` holds template text (vLLM allows it) and not the name of a file."""
     return any(character in template for character in "{}\n") and not os.path.isfile(template)
 
 
 def _with_plainer_messages(rendered: Callable[[list[dict[str, Any]]], str], messages: list[dict[str, Any]]) -> str:
-    """What a template makes of messages; where it fails, of such that any template takes.
+    """Render messages; if the template fails, render a plainer form that any template accepts.
 
-    An answer of ours may have no content, or have been cut within the arguments of a call.
+    An earlier answer may have no content, or may have been cut within the arguments of a call.
     """
     try:
         return rendered(messages)
@@ -171,7 +171,7 @@ def _with_plainer_messages(rendered: Callable[[list[dict[str, Any]]], str], mess
 
 
 def _plainer(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with a text as its content, and an object as the arguments of each call."""
+    """Return a message with text as its content, and an object as the arguments of each call."""
     plain = {**message, "content": ""} if message.get("content") is None else dict(message)
     if message.get("tool_calls"):
         plain["tool_calls"] = [

@@ -1,4 +1,4 @@
-"""The API process's end of the line to the text workers and, through them, to the engines.
+"""The API process's client of the text workers and, through them, of the engines.
 
 One asyncio loop owns it. Ids are random and made here, so no client can name another's request. Does not know HTTP or
 sockets: it sends through `send` functions and is handed messages by `dispatch`.
@@ -44,7 +44,7 @@ Send = Callable[[ToWorker], None]
 
 
 class RejectedRequest(InvalidRequest):
-    """A text worker's refusal, with the status it chose."""
+    """A text worker's refusal, with the HTTP status that it chose."""
 
     def __init__(self, message: str, param: str | None, status: int, code: str | None = None) -> None:
         super().__init__(message, param)
@@ -67,8 +67,8 @@ class EngineClient:
     ) -> None:
         """
         Args:
-            seed: keys the draws of prompts that bring no seed, together with their number.
-            first_worker: the index of the first of these text workers among all of the server.
+            seed: seeds the prompts that bring no seed, together with their number.
+            first_worker: the index of the first of these workers among all text workers of the server.
         """
         self._workers = list(workers)
         self._retired: set[str] = set()
@@ -85,23 +85,23 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        """Requests without a terminal output."""
+        """Number of requests without a terminal output."""
         return len(self._open)
 
     @property
     def open_ids(self) -> list[str]:
-        """Those requests."""
+        """Ids of the requests without a terminal output."""
         return list(self._open)
 
     @property
     def failure(self) -> Exception | None:
-        """Why nothing is accepted any more, or None."""
+        """Error that stops all new requests, or None."""
         return self._failure
 
     async def start(self, ready: EngineReady, num_rows: int) -> None:
-        """Tell every text worker what the engines can take, and return when all have loaded their tokenizer.
+        """Send the engines' limits to every text worker, and return when all have loaded their tokenizers.
 
-        `num_rows`: requests that can run at once, on all engines together.
+        `num_rows`: number of requests that can run at once, on all engines together.
         """
         self._ready = ready
         self._admission.num_rows = num_rows
@@ -112,16 +112,16 @@ class EngineClient:
 
     @property
     def num_workers(self) -> int:
-        """Text workers."""
+        """Number of text workers."""
         return len(self._workers)
 
     @property
     def num_rows(self) -> int:
-        """Requests that can run at once, on all engines together."""
+        """Number of requests that can run at once, on all engines together."""
         return self._admission.num_rows
 
     def avoid(self, worker: int, is_avoided: bool) -> None:
-        """Start no call through this text worker while others are there; see `WorkerTurns.avoid`."""
+        """Give this text worker no calls while another is available; see `WorkerTurns.avoid`."""
         self._turns.avoid(worker, is_avoided)
 
     def generate(
@@ -130,12 +130,12 @@ class EngineClient:
         """Start `params.n` requests for each prompt; indices run over the prompts, then over n.
 
         Args:
-            caller: whose call it is.
-            worker: the text worker that it goes through; None: the next in turn.
+            caller: the caller of this call.
+            worker: the text worker that handles it; None: the next in turn.
 
         Raises:
-            EngineDead: the engine is gone, or no text worker answers.
-            QueueFull: too much waits already.
+            EngineDead: the engine has died, or no text worker answers.
+            QueueFull: too many requests or tokens wait already.
             InvalidRequest: a value in a message or a template variable cannot be sent.
         """
         self._raise_failure()
@@ -163,7 +163,7 @@ class EngineClient:
         return generation
 
     def _accepted(self, prompt: GenerateText, mark: str, tenant: str, is_background: bool) -> GenerateText:
-        """A prompt with ids, and with a seed that is fixed from now on: all engines that go on with it draw alike."""
+        """Return the prompt with ids and a fixed seed, so that every engine that continues it draws the same tokens."""
         ids, params = [mark + _new_id() for _ in range(prompt.params.n)], prompt.params
         if params.seed is None:
             digest = blake2b(f"{self._seed}/{self._num_prompts}".encode(), digest_size=8).digest()
@@ -173,20 +173,19 @@ class EngineClient:
 
     @property
     def has_waiting(self) -> bool:
-        """True while somebody waits for a first token, or for a row or pages; what is in the background does not."""
+        """True while an interactive request waits for a first token, a row or pages."""
         interactive = [request for request in self._open.values() if not request.prompt.is_background]
         return bool(self._admission.num_queued) or not all(request.num_output_tokens for request in interactive)
 
     def remark(self) -> None:
-        """Show the readers of all streams that they are not forgotten."""
+        """Send every stream a sign of life, if its reader takes them."""
         for generation in {request.generation for request in self._open.values()}:
             generation.remark()
 
     def find(self, names: Iterable[str], owner: str) -> dict[str, list[list[str]]]:
-        """By each name, the open requests of each call of this label, or the request of this id: whole names, never
-        parts of them, and calls of this owner only.
+        """Find this owner's open requests by call label or request id; return, for each name, their ids by call.
 
-        A label is the client's choice, so several calls may have it.
+        Names must match in full. Clients choose labels, so several calls may have the same one.
         """
         calls: dict[str, dict[Generation, list[str]]] = {name: {} for name in names}
         for request_id, request in self._open.items():
@@ -195,7 +194,7 @@ class EngineClient:
         return {name: list(found.values()) for name, found in calls.items()}
 
     def abort(self, ids: Sequence[str]) -> None:
-        """End requests, those of them that are open; their readers get a last delta that says so."""
+        """End those of these requests that are open; their readers get a last delta that says so."""
         for request_id in ids:
             request = self._open.get(request_id)
             if request is None:
@@ -206,7 +205,7 @@ class EngineClient:
             request.generation.deliver(TextOutput(request_id, "", [], num_prompt_tokens, 0, FinishReason.ABORT))
 
     async def encode(self, message: EncodeText) -> Encoded:
-        """Tokenize without generating.
+        """Tokenize a text or a chat without generating.
 
         Raises:
             InvalidRequest: the text or the chat cannot be encoded.
@@ -216,17 +215,17 @@ class EngineClient:
         return reply
 
     async def decode(self, token_ids: list[int]) -> str:
-        """Text of token ids.
+        """Return the text of token ids.
 
         Raises:
-            InvalidRequest: an id outside the vocabulary.
+            InvalidRequest: an id is outside the vocabulary.
         """
         reply = await self._call(DecodeTokens(_new_id(), token_ids), self._turns.next())
         assert isinstance(reply, Decoded)
         return reply.text
 
     def dispatch(self, message: TextOutputs | RequestRejected | Encoded | Decoded) -> None:
-        """Hand a worker's message to whoever waits for it; nobody may: an abort crosses outputs on their way."""
+        """Hand a worker's message to its reader; ignore it if the reader has left (an abort crosses outputs)."""
         match message:
             case TextOutputs() if message.source in self._retired:
                 return
@@ -242,11 +241,11 @@ class EngineClient:
                     call.reply.set_result(message)
 
     def note_queued(self, num_queued: int) -> None:
-        """So many requests wait in the engines for a row, pages or budget."""
+        """Note how many requests wait in the engines for a row, pages or budget."""
         self._admission.num_queued = num_queued
 
     def fail(self, error: Exception) -> None:
-        """End every open request with this error, and refuse new ones."""
+        """End every open request with this error, and refuse new ones with it."""
         self._failure = error
         for request in list(self._open.values()):
             request.generation.fail(error)
@@ -254,12 +253,12 @@ class EngineClient:
         self._fail_calls(self._calls, error)
 
     def replace(self, worker: int, retired: str, news: Sequence[EngineNews], verdict: Verdict | None = None) -> None:
-        """A text worker has died and been started again: it goes on with what is open, and its calls come once more.
+        """Send a restarted text worker all open requests and calls of its dead predecessor.
 
         Args:
-            retired: the dead one's inbox; what it has left on its way is dropped.
-            news: how the engines are.
-            verdict: of the calls that the dead one prepared; suspects go first, and who is convicted goes nowhere.
+            retired: the inbox of the dead worker; its outputs that still arrive are dropped.
+            news: the state of the engines.
+            verdict: on the calls that the dead worker prepared; suspects go first, and convicted calls are ended.
         """
         verdict = verdict or Verdict()
         self._convict(verdict.convicted)
@@ -275,7 +274,7 @@ class EngineClient:
             send(message)
 
     def lose(self, worker: int, error: Exception) -> None:
-        """End what a text worker has been given with this error; if it wakes up one day, it drops that too."""
+        """End all requests and calls of a text worker with this error; it drops them too if it ever wakes up."""
         ids = [request_id for request_id, request in self._open.items() if request.worker == worker]
         for request_id in ids:
             request = self._open[request_id]
@@ -286,7 +285,7 @@ class EngineClient:
         self._fail_calls([call_id for call_id, call in self._calls.items() if call.worker == worker], error)
 
     def _convict(self, ids: Sequence[str]) -> None:
-        """End the calls that begin with these ids."""
+        """End the calls whose first ids are these."""
         for first in ids:
             own = [request_id for request_id, one in self._open.items() if one.prompt.ids[0] == first]
             self._reject(RequestRejected(ids=own or [first], status=500, error=KILLS_WORKERS))
@@ -351,7 +350,7 @@ class EngineClient:
                 self._fail_calls([request_id], error)
 
     def _leave(self, generation: Generation, worker: int) -> None:
-        """The reader is gone: abort what it left open."""
+        """Abort the requests that a reader left open."""
         ids = [request_id for request_id in generation.open_ids if request_id in self._open]
         if ids:
             for request_id in ids:

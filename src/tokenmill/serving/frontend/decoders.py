@@ -1,4 +1,4 @@
-"""The decoders of tokenizer.json as incremental stages: pieces in, pieces out, in time linear in what comes in.
+"""The decoders of tokenizer.json as incremental stages, which decode a stream of tokens in linear time.
 
 A decoder turns the strings of tokens into text. The `tokenizers` library runs it over a whole sequence; these stages
 run it over a stream, and what they give concatenates to exactly the same text. A stage holds back what it cannot
@@ -21,10 +21,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
 class Stage(Protocol):
-    """One decoder of a chain. Pieces are the strings of tokens, or parts of them once a stage has joined them."""
+    """One decoder of a chain. Its pieces are token strings, or parts of them once an earlier stage has joined them."""
 
     def push(self, pieces: list[str]) -> list[str]:
-        """Decode further pieces; return what is decided by now."""
+        """Decode further pieces; return the text that is certain by now."""
         ...
 
     def finish(self) -> list[str]:
@@ -33,7 +33,7 @@ class Stage(Protocol):
 
 
 class PerPiece:
-    """A decoder that looks at one token at a time; `first` says whether it begins the sequence."""
+    """A decoder that handles one token at a time; `first` says whether it begins the sequence."""
 
     def __init__(self, decode: Callable[[str, bool], str]) -> None:
         self._decode = decode
@@ -48,22 +48,22 @@ class PerPiece:
         return decoded
 
     def finish(self) -> list[str]:
-        """Nothing is ever held back."""
+        """Return nothing: this decoder holds nothing back."""
         return []
 
 
 class ByteLevel:
-    """GPT-2's byte level: each character of a token stands for a byte; the bytes of all tokens are one UTF-8 text."""
+    """GPT-2's byte level: each character of a token stands for a byte, and the bytes of all tokens are UTF-8 text."""
 
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, pieces: list[str]) -> list[str]:
-        """Decode to the last whole character."""
+        """Decode up to the last whole character."""
         return [self._utf8.decode(b"".join(byte_level_bytes(piece) for piece in pieces))]
 
     def finish(self) -> list[str]:
-        """A character that never became whole is U+FFFD."""
+        """Return U+FFFD for a character that is still incomplete."""
         return [self._utf8.decode(b"", final=True)]
 
 
@@ -117,7 +117,7 @@ class StripStart:
         return [text]
 
     def finish(self) -> list[str]:
-        """Nothing is ever held back."""
+        """Return nothing: this decoder holds nothing back."""
         return []
 
 
@@ -176,7 +176,7 @@ def _strip_start(piece: str, content: str, count: int) -> str:
 
 @functools.cache
 def byte_of_character() -> Mapping[str, int]:
-    """GPT-2's table: printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up, in order."""
+    """Return GPT-2's table: printable Latin-1 characters map to themselves, U+0100 and up to the other bytes."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -184,7 +184,7 @@ def byte_of_character() -> Mapping[str, int]:
 
 @functools.lru_cache(maxsize=1 << 15)
 def byte_level_bytes(piece: str) -> bytes:
-    """The bytes a byte-level token stands for; a token with a character outside the table stands for its own UTF-8."""
+    """Return the bytes of a byte-level token; for characters outside the table, the token's own UTF-8."""
     try:
         return bytes([byte_of_character()[character] for character in piece])
     except KeyError:

@@ -1,4 +1,4 @@
-"""Where one thread of a text worker prepares messages. Who watches the process can see there what it is at."""
+"""Prepare messages in one thread of a text worker, and publish the current stage and request on the work page."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Prepare = Callable[[Question, Attempt], Prepared]
 
 
 class Desk:
-    """One line of the `WorkPage`, and one job of the heartbeat where the thread is not the loop's."""
+    """Prepares messages, using one line of the `WorkPage` and, outside the loop's thread, one job of the heartbeat."""
 
     def __init__(self, prepare: Prepare, page: WorkPage, line: int, seconds: float) -> None:
         """
         Args:
             prepare: see `PromptProcessor.prepare`.
-            line: of the page; no two desks have the same.
+            line: the line of the page; each desk has its own.
             seconds: see `Attempt`.
         """
         self._prepare = prepare
@@ -28,10 +28,10 @@ class Desk:
         self._seconds = seconds
 
     def prepare(self, message: Question, is_hurried: bool = False) -> Prepared:
-        """What a message comes to.
+        """Prepare a message and return the result.
 
         Raises:
-            TakesLong: it is not done in a hurry.
+            TakesLong: a hurried attempt is not enough for it.
         """
         first = ids_of(message)[0]
         attempt = Attempt(self._seconds, is_hurried, lambda did: self._page.write(self._line, did, first))
@@ -42,7 +42,7 @@ class Desk:
             self._page.clear(self._line)
 
     def watched(self, heartbeat: Heartbeat, job: str, patience: float) -> Callable[[Question], Prepared]:
-        """`prepare` for a thread of its own, which the heartbeat tells of."""
+        """Return `prepare` for a thread of its own, reported to the heartbeat as `job`."""
 
         def work(message: Question) -> Prepared:
             heartbeat.begin(job, patience, thread=job)

@@ -1,4 +1,4 @@
-"""Token ids of one request in, text deltas out: together they are exactly `Tokenizer.decode` of all its ids."""
+"""Turn the token ids of one request into text deltas, which join to exactly `Tokenizer.decode` of all its ids."""
 
 from __future__ import annotations
 

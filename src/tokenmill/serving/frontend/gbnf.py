@@ -1,4 +1,4 @@
-"""Grammars in GBNF, the notation of llama.cpp, to that of Lark."""
+"""Translate grammars from GBNF, the notation of llama.cpp, to that of Lark."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MAX_WORK = 1 << 25
 
 
 def is_gbnf(text: str) -> bool:
-    """Whether a grammar has rules in this notation, `name ::= ...`."""
+    """Return True if a grammar has rules in GBNF notation, `name ::= ...`."""
     return _RULE.search(text) is not None
 
 
 def to_lark(text: str, param: str) -> str:
-    """The same grammar for Lark; its rule `root` becomes `start`.
+    """Translate a grammar to Lark; its rule `root` becomes `start`.
 
     Raises:
         InvalidRequest: it is not GBNF, or too large.

@@ -20,7 +20,7 @@ class Generation:
     Deltas that come while nobody reads are merged, so a slow reader costs no more memory than its text.
 
     Attributes:
-        takes_remarks: its reader knows what a delta with nothing in it is: a sign that it is not forgotten.
+        takes_remarks: its reader takes empty deltas as signs of life.
     """
 
     def __init__(self, ids: Sequence[str], close: Callable[[Generation], None]) -> None:
@@ -45,10 +45,10 @@ class Generation:
         return self
 
     async def __anext__(self) -> tuple[int, TextOutput]:
-        """The next delta of any request.
+        """Return the next delta of any request.
 
         Raises:
-            TokenMillError: a prompt was rejected, or the engine is gone.
+            TokenMillError: a prompt was rejected, or the engine has died.
         """
         while not self._waiting:
             if self._failure is not None:
@@ -61,7 +61,7 @@ class Generation:
         return self._index[request_id], merge(self._waiting.pop(request_id))
 
     def deliver(self, output: TextOutput) -> None:
-        """Take in a delta of one of its requests."""
+        """Queue a delta of one of its requests."""
         waiting = self._waiting.setdefault(output.id, [])
         waiting.append(output)
         if len(waiting) >= _COMPACT_AT:
@@ -71,13 +71,13 @@ class Generation:
         self._wake()
 
     def remark(self) -> None:
-        """Show a reader who takes remarks that it is not forgotten."""
+        """Send an empty delta as a sign of life, if the reader takes them."""
         request_id = next(iter(self.open_ids), None)
         if self.takes_remarks and request_id is not None:
             self.deliver(TextOutput(request_id, "", [], 0, 0))
 
     def fail(self, error: Exception) -> None:
-        """Let the reader have this error, after what is already waiting for it."""
+        """Raise this error in the reader, after the deltas that already wait for it."""
         self._failure = self._failure or error
         self._wake()
 

@@ -1,4 +1,4 @@
-"""From what a client asks of an answer to one grammar in llguidance's form.
+"""Build one grammar in llguidance's form from the constraints that a client puts on an answer.
 
     answer      the JSON schema, regex, choices or Lark grammar
     calls       of tools, in the model's own notation, before, instead of or without an answer
@@ -34,14 +34,14 @@ _OPTIONS = '%llguidance {"no_forcing": true}'
 
 
 class Vocabulary(Protocol):
-    """What must be known of the tokenizer."""
+    """The part of a tokenizer that a grammar needs."""
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token by its spelling."""
+        """Return the id of a token by its spelling, or None for an unknown one."""
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """How a model marks its thinking, whether the prompt has begun it, and what stands before an answer, not a call."""
+    """A model's thinking marks, whether the prompt has begun the thinking, and the opening of an answer in text."""
 
     begin: str
     end: str
@@ -50,17 +50,17 @@ class Thinking(msgspec.Struct, frozen=True):
 
 
 class GrammarBuilder:
-    """Collects the grammars that an answer is made of, each under a name of its own."""
+    """Collects the grammars that make up an answer, each under a name of its own."""
 
     def __init__(self, vocabulary: Vocabulary, any_whitespace: bool = True, max_string_length: int = 0) -> None:
-        """`max_string_length`: characters of a string whose schema does not say how many; 0: any number."""
+        """`max_string_length`: most characters of a string whose schema sets no length; 0: any number."""
         self._vocabulary = vocabulary
         self._max_string_length = max_string_length
         self._any_whitespace = any_whitespace
         self._parts: list[dict[str, Any]] = []
 
     def marker(self, text: str) -> str:
-        """The rule for a marker: its own token where the vocabulary has one, else characters and tokens among them."""
+        """Return the rule for a marker: its own token if the vocabulary has one, else characters and special tokens."""
         token_id = self._vocabulary.token_id(text)
         if token_id is not None:
             return f"<[{token_id}]>"
@@ -68,7 +68,7 @@ class GrammarBuilder:
         return literal(text) if len(pieces) == 1 else " ".join(map(self.marker, pieces))
 
     def schema(self, text: str, param: str, is_lenient: bool = False) -> str:
-        """The rule for a JSON value of a schema.
+        """Return the rule for a JSON value that matches a schema.
 
         Raises:
             InvalidRequest: the text is not a JSON schema.
@@ -85,31 +85,31 @@ class GrammarBuilder:
         return self._schema(schema, is_lenient)
 
     def arguments(self, parameters: dict[str, Any], is_strict: bool = False) -> str:
-        """The rule for the arguments of a function: a closed object, unless its schema opens it and is not strict.
+        """Return the rule for a function's arguments: a closed object, unless a lenient schema opens it.
 
-        What the schema has that is not supported is left out.
+        Unsupported keywords of the schema are ignored.
         """
         return self.value(closed({"type": "object", **parameters}, is_strict))
 
     def value(self, schema: dict[str, Any]) -> str:
-        """The rule for a JSON value; what the schema has that is not supported is left out."""
+        """Return the rule for a JSON value; unsupported keywords of the schema are ignored."""
         return self._schema(schema, is_lenient=True)
 
     def text_before(self, end: str, least: int = 0, most: int = 0) -> str:
-        """The rule for free text up to where this first comes, and that; `most` 0: as long as any other string."""
+        """Return the rule for free text up to and including `end`; `most` 0: as long as any other string."""
         most = most or self._max_string_length
         upper = str(max(most, least)) if most else ""
         return self.lark(f"start: text\ntext[suffix={literal(end)}]: /(?s:.{{{least},{upper}}})/")
 
     def lark(self, text: str, notation: str = "part") -> str:
-        """The rule for a grammar with a rule `start`."""
+        """Return the rule for a grammar whose start rule is `start`."""
         return self._part({"lark_grammar": text}, notation)
 
     def answer(self, outputs: StructuredOutputs) -> str:
-        """The rule for an answer.
+        """Return the rule for an answer.
 
         Raises:
-            InvalidRequest: the JSON schema is none.
+            InvalidRequest: the text given as a JSON schema is not one.
         """
         if outputs.regex is not None:
             return self.lark(f"start: /{_escaped_regex(outputs.regex)}/", "regular_expression")
@@ -122,7 +122,7 @@ class GrammarBuilder:
         return self.schema(outputs.schema_text(), outputs.param, outputs.is_lenient)
 
     def thinking(self, thinking: Thinking) -> str:
-        """The rule for thinking, which may be left out unless the prompt has begun it."""
+        """Return the rule for thinking, which is optional unless the prompt has begun it."""
         end = self.marker(thinking.end)
         begin = "" if thinking.has_begun else self.marker(thinking.begin)
         if not end.startswith("<["):
@@ -132,7 +132,7 @@ class GrammarBuilder:
         return self.lark(text) + ("" if thinking.has_begun else "?")
 
     def grammar(self, rules: Sequence[str], param: str) -> Grammar:
-        """The whole: rules one after the other."""
+        """Return the whole grammar: these rules, one after the other."""
         start = {"lark_grammar": f"{_OPTIONS}\nstart: " + " ".join(rules)}
         return Grammar(json.dumps({"grammars": [start, *self._parts]}, ensure_ascii=False), param)
 
@@ -150,12 +150,12 @@ class GrammarBuilder:
 
 
 def literal(text: str) -> str:
-    """A string of a Lark grammar."""
+    """Return a text as a string of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _escaped_regex(regex: str) -> str:
-    """A regular expression as it stands between slashes: slashes and line breaks escaped, escapes left as they are."""
+    """Escape slashes and line breaks, so that a regular expression can stand between slashes."""
     characters = iter(regex)
     escaped = []
     for character in characters:

@@ -1,4 +1,4 @@
-"""What is added to a client's JSON schema before a grammar is made of it: lengths of strings, closed objects."""
+"""Add string lengths and closed objects to a client's JSON schema before a grammar is made of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPENERS = ("$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "uneva
 
 
 def with_string_lengths(schema: Any, most: int) -> Any:
-    """Strings that the schema gives neither a length nor a form have at most `most` characters."""
+    """Limit strings to `most` characters where the schema gives neither a length nor a form."""
 
     def bound(own: Schema) -> Schema:
         kinds = own.get("type")
@@ -33,10 +33,10 @@ def with_string_lengths(schema: Any, most: int) -> Any:
 
 
 def closed(schema: Any, is_strict: bool = False) -> Any:
-    """An object with no other properties than it names, unless it says `additionalProperties` itself.
+    """Close an object to properties that it does not name, unless it says `additionalProperties` itself.
 
     Args:
-        is_strict: so are all objects inside, and none says otherwise.
+        is_strict: close all inner objects too, whatever they say.
     """
 
     def close(own: Schema) -> Schema:
@@ -49,7 +49,7 @@ def closed(schema: Any, is_strict: bool = False) -> Any:
 
 
 def _changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
-    """The schema with `change` made to every schema in it."""
+    """Apply `change` to every schema in a schema."""
     if not isinstance(schema, dict):
         return schema
     inner: Schema = {}

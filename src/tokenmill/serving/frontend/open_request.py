@@ -1,4 +1,4 @@
-"""What the API process knows of a request from its arrival to its end, and whom it tells of it."""
+"""The API process's record of a request from its arrival to its end, and the observer that it reports to."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tokenmill.serving.frontend.generation import Generation
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call, and how it is spoken of.
+    """The caller of a request, and the names that it goes by.
 
     Attributes:
-        label: what clients know the call by; see `EngineClient.find`.
-        trace: the `traceparent` header of the call, for who observes.
-        tenant: who takes turns with others for the engine; empty: this call.
-        owner: who may find the call: the hash of a key; empty: where there are no keys.
-        is_background: it runs beside calls that somebody waits for, never before one.
+        label: the client's name for the call; see `EngineClient.find`.
+        trace: the `traceparent` header of the call, for observers.
+        tenant: the tenant that takes turns with others for the engine; empty: this call is its own.
+        owner: the hash of the key that may find the call; empty without keys.
+        is_background: the call runs beside interactive calls, never before one.
     """
 
     label: str = ""
@@ -35,10 +35,10 @@ NOBODY = Caller()
 
 @dataclass(slots=True)
 class OpenRequest:
-    """One request in flight, with all that another text worker needs to go on with it.
+    """One request in flight, with all that another text worker needs to continue it.
 
     Attributes:
-        caller: whose call it is part of.
+        caller: the caller of its call.
         prompt: the message that it came with.
         deltas: the tokens of each output so far.
     """
@@ -59,7 +59,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A question to a text worker."""
+    """An open question to a text worker, with the future of its reply."""
 
     worker: int
     message: EncodeText | DecodeTokens
@@ -67,16 +67,16 @@ class Call:
 
 
 class RequestObserver(Protocol):
-    """Told what clients experience, in seconds of a monotonic clock."""
+    """Observes the latencies that clients experience, in seconds of a monotonic clock."""
 
     def first_token(self, seconds: float) -> None:
-        """The first token came this long after the request."""
+        """Record that the first token came this long after the request."""
         ...
 
     def next_tokens(self, num_tokens: int, seconds: float) -> None:
-        """Further tokens came this long after the ones before."""
+        """Record that further tokens came this long after the previous ones."""
         ...
 
     def finished(self, request: FinishedRequest) -> None:
-        """The request ended."""
+        """Record a request that has ended."""
         ...

@@ -1,4 +1,4 @@
-"""Long messages are prepared in a thread, so that those of others need not wait for them.
+"""Prepare long messages in a thread, so that short ones need not wait for them.
 
 A text worker turns the tokens of all streams into text. While it encoded a text of 15 MiB itself, every stream stood
 still for half a minute.
@@ -17,14 +17,14 @@ from tokenmill.serving.frontend.prompt_processor import Prepared, Question, ids_
 
 
 class PrepareThread:
-    """One thread, first come, first served. All methods are for the thread that made it.
+    """A thread that prepares messages in order of arrival. Call its methods only in the thread that made it.
 
     Attributes:
-        fd: becomes readable when something is finished.
+        fd: becomes readable when a message is finished.
     """
 
     def __init__(self, prepare: Callable[[Question], Prepared]) -> None:
-        """`prepare` runs in the thread."""
+        """`prepare` runs in the new thread."""
         self._prepare = prepare
         self._todo: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
         self._done: deque[tuple[Question, Prepared | None]] = deque()
@@ -36,25 +36,25 @@ class PrepareThread:
         self._thread.start()
 
     def put(self, message: Question) -> None:
-        """Prepare a message when its turn comes."""
+        """Queue a message to be prepared."""
         self._inside.update(ids_of(message))
         self._todo.put(message)
 
     def abort(self, ids: Sequence[str]) -> None:
-        """Nobody waits for these any more; an id that is not inside is ignored."""
+        """Mark these ids as aborted; ignore ids that are not inside."""
         self._aborted.update(self._inside.intersection(ids))
 
     def holds(self, request_id: str) -> bool:
-        """Whether a message with this id is inside, or has not been fetched yet."""
+        """Return True if a message with this id is inside, or is finished but not fetched yet."""
         return request_id in self._inside
 
     def acknowledge(self) -> None:
-        """Make `fd` wait for the next one."""
+        """Reset `fd`, so that it waits for the next finished message."""
         with contextlib.suppress(OSError):  # it has not rung
             os.read(self.fd, 1 << 16)
 
     def finished(self) -> list[tuple[Question, Prepared, list[str]]]:
-        """What is finished since the last call, with those of its ids that were aborted meanwhile, never all."""
+        """Return messages finished since the last call, each with its result and those of its ids that were aborted."""
         found = []
         while self._done:
             message, prepared = self._done.popleft()
@@ -67,7 +67,7 @@ class PrepareThread:
         return found
 
     def close(self) -> None:
-        """Begin nothing more. What runs is not waited for: it may take long, and nobody wants it."""
+        """Begin no more messages. A running one is not waited for: it may take long, and its result is unwanted."""
         self._todo.put(None)
         os.close(self.fd)
 

@@ -1,4 +1,4 @@
-"""What a client sends as a prompt, brought to token ids and checked: nothing else reaches the engine."""
+"""Turn a client's prompt into token ids and check them: the engine gets nothing that was not checked here."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class PromptEncoder:
     """Renders, encodes and checks prompts against the limits of the engine.
 
     Attributes:
-        max_model_len: prompt and output tokens at most; 0 until the engine has told.
-        vocab_size: the model's; ids must be below it.
+        max_model_len: most prompt and output tokens together; 0 until the engine is ready.
+        vocab_size: the size of the model's vocabulary; ids must be below it.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, media: MediaPrompts | None = None
     ) -> None:
-        """`media` is what makes prompts of chats with images; None: the model takes text only."""
+        """`media` builds prompts of chats with images; None: the model takes text only."""
         self._tokenizer = tokenizer
         self._media = media
         self._chat_template = chat_template
@@ -39,16 +39,16 @@ class PromptEncoder:
         self.vocab_size = tokenizer.vocab_size
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token by its spelling, if the model has it: a tokenizer may have been given more than that."""
+        """Return the id of a token by its spelling; None if the model lacks it, though the tokenizer may have it."""
         token_id = self._tokenizer.token_id(token)
         return None if token_id is None or token_id >= self.vocab_size else token_id
 
     def prompt(self, message: GenerateText, attempt: Attempt) -> tuple[list[int], list[MediaInput]]:
-        """The prompt of a request, and its images.
+        """Return the token ids of a request's prompt, and its images.
 
         Raises:
             InvalidRequest: it is empty, too long, outside the vocabulary, or the chat template refuses it.
-            TakesLong: see `Attempt`, for `tokens` too.
+            TakesLong: see `Attempt`; `tokens` raises it too.
         """
         param = "prompt" if message.messages is None else "messages"
         is_cut = message.truncate_prompt_tokens is not None
@@ -75,14 +75,14 @@ class PromptEncoder:
         return token_ids, media
 
     def is_thinking_off(self, message: GenerateText) -> bool:
-        """Whether the chat template was told that the model is not to think."""
+        """Return True if the chat template was told that the model must not think."""
         if self._chat_template is None or message.messages is None:
             return False
         kwargs = self._chat_template.with_effort(message.template_kwargs)
         return self._chat_template.switches_thinking_off(kwargs)
 
     def tokens(self, message: EncodeText, attempt: Attempt) -> list[int]:
-        """The tokens of a text or a chat, of up to some contexts.
+        """Return the token ids of a text or a chat, which may be a few contexts long.
 
         Raises:
             InvalidRequest: it is longer, or the chat template refuses the messages.
@@ -94,10 +94,10 @@ class PromptEncoder:
         return self._encode(text, attempt, param, is_cut=True, adds_special_tokens=message.add_special_tokens)
 
     def check_to_decode(self, token_ids: Sequence[int]) -> None:
-        """Refuse ids outside the vocabulary, and more of them than anybody can have had from here.
+        """Refuse ids outside the vocabulary, and more ids than any call can have produced.
 
         Raises:
-            InvalidRequest: saying which.
+            InvalidRequest: naming the fault.
         """
         if self.max_model_len and len(token_ids) > _MOST_TO_CUT * self.max_model_len:
             sentence = f"tokens: {len(token_ids)} ids; at most {_MOST_TO_CUT * self.max_model_len} at once"
@@ -106,10 +106,10 @@ class PromptEncoder:
         check_ids(token_ids, max(self.vocab_size, self._tokenizer.vocab_size), "tokens")
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of bad words, as they begin a text and as they follow a space.
+        """Return the token ids of each bad word, at the start of a text and after a space.
 
         Raises:
-            InvalidRequest: one has tokens that the model does not.
+            InvalidRequest: a word has tokens that the model lacks.
         """
         spelled = (spelled for word in words for spelled in (word.lstrip(), " " + word.lstrip()))
         encoded = (tuple(self._tokenizer.encode(one, add_special_tokens=False)) for one in spelled)
@@ -119,7 +119,7 @@ class PromptEncoder:
         return found
 
     def _cut(self, token_ids: list[int], count: int, num_output_tokens: int) -> list[int]:
-        """The last `count` tokens; -1: as many as leave room for this much output."""
+        """Return the last `count` tokens; -1: as many as leave room for `num_output_tokens`."""
         if count < 0:
             count = max(1, self.max_model_len - num_output_tokens)
         return token_ids[-count:]
@@ -144,7 +144,7 @@ class PromptEncoder:
     def _chat(
         self, message: GenerateText | EncodeText, attempt: Attempt, is_cut: bool, adds_special_tokens: bool
     ) -> tuple[list[int], list[MediaInput]]:
-        """The tokens of a chat, and what it shows. Templates spell out every special token; rarely more are wanted."""
+        """Return the tokens of a chat, and its images. Special tokens are rarely added: templates spell them out."""
         if self._media is None:
             text = self._render(message, attempt, is_cut)
             return self._encode(text, attempt, "messages", is_cut, adds_special_tokens=adds_special_tokens), []
@@ -192,7 +192,7 @@ class PromptEncoder:
 
 
 def check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Refuse ids that no row of a vocabulary stands for.
+    """Refuse ids outside a vocabulary.
 
     Raises:
         InvalidRequest: naming `param` and the id.

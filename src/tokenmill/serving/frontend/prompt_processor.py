@@ -1,6 +1,6 @@
-"""From what a client asks to what the engine takes: templates, encoding, grammars. It takes long where the text is.
+"""Turn a client's message into the engine's input with templates, encoding and grammars; long texts take long.
 
-It knows nothing of open requests, so it may be done in a thread while others are served, see `PrepareThread`.
+It does not know open requests, so it may run in a thread while other requests are served; see `PrepareThread`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Question = GenerateText | EncodeText | DecodeTokens
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """All that a `GenerateText` comes to.
+    """The engine's input for one `GenerateText`.
 
     Attributes:
-        token_ids: with a placeholder for each embedding of an image. media: these.
+        token_ids: with a placeholder for each image embedding. media: the images.
         params: with the grammar and the bad words in the form that the engine takes.
     """
 
@@ -54,7 +54,7 @@ Prepared = PreparedPrompt | Encoded | Decoded | RequestRejected
 
 
 class PromptProcessor:
-    """Brings what clients ask to the form that the engine takes, for one model."""
+    """Converts clients' messages to the form that the engine takes, for one model."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class PromptProcessor:
         self._prompts.vocab_size = ready.vocab_size
 
     def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
-        """What a message comes to, or why it is refused; never raises for what a client sent.
+        """Prepare a message, or return its refusal; errors in what a client sent are never raised.
 
         Raises:
-            TakesLong: it is not done in a hurry.
+            TakesLong: a hurried attempt is not enough for it.
         """
         try:
             match message:
@@ -110,7 +110,7 @@ class PromptProcessor:
         return PreparedPrompt(prompt, params, thinking, media)
 
     def _constrained(self, message: GenerateText, thinking: Thinking | None) -> SamplingParams:
-        """The parameters with what the answer must look like in the form that the engine takes."""
+        """Return the parameters with the constraints on the answer in the form that the engine takes."""
         params, calls = message.params, message.calls
         if message.reasoning and STYLES[message.reasoning].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
@@ -123,7 +123,7 @@ class PromptProcessor:
         return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
     def _thinking(self, message: GenerateText, prompt: list[int]) -> Thinking | None:
-        """How the model thinks before this answer; None: it does not."""
+        """Return the thinking that precedes this answer; None: the model does not think."""
         if not message.reasoning:
             return None
         style = STYLES[message.reasoning]
@@ -142,10 +142,10 @@ def answer_grammar(
     tools: list[dict[str, Any]] | None,
     thinking: Thinking | None,
 ) -> Grammar | None:
-    """What an answer must match; None where it is free.
+    """Return the grammar that an answer must match, or None for a free answer.
 
     Raises:
-        InvalidRequest: a JSON schema is none.
+        InvalidRequest: a text given as a JSON schema is not one.
     """
     alternatives = []
     param = "tools"
@@ -164,12 +164,12 @@ def answer_grammar(
 
 
 def ids_of(message: Question) -> list[str]:
-    """The requests, or the one call, that a message is for."""
+    """Return the ids of the requests, or of the one call, that a message is for."""
     return message.ids if isinstance(message, GenerateText) else [message.id]
 
 
 def rejection(message: Question, error: Exception) -> RequestRejected:
-    """Tell of an error: all of one that the client can mend or that may pass, of any other that there was one."""
+    """Turn an error into a rejection; report details only for client errors and temporary ones."""
     ids = ids_of(message)
     if isinstance(error, PromptTooCostly):
         _logger.warning("request %s: %s", ids[0], error)

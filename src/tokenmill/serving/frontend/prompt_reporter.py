@@ -1,4 +1,4 @@
-"""What a client wants to see of its prompt, collected until the first output can carry it."""
+"""Collect the report that a client wants of its prompt until the first output can carry it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 
 class PromptReporter:
-    """The prompt of one request: its text, its ids, and the log probabilities that the engine sends chunk by chunk."""
+    """The prompt of one request: text, ids, and the log probabilities that the engine sends in chunks."""
 
     def __init__(self, text: str, token_ids: list[int], has_logprobs: bool) -> None:
         self._report: PromptReport | None = PromptReport(text, token_ids, [] if has_logprobs else None)
 
     def begin_again(self) -> None:
-        """The request goes to another engine: what is not out yet comes from there."""
+        """Drop collected log probabilities: another engine takes over the request and sends them again."""
         if self._report is not None and self._report.logprobs is not None:
             self._report.logprobs = []
 
     def take(self, output: TokenOutput) -> PromptReport | None:
-        """Take in an output; returns the report with the first one that a client gets to see."""
+        """Take in an output; return the report with the first one that the client sees."""
         report = self._report
         if report is not None and report.logprobs is not None and output.prompt_logprobs:
             report.logprobs += output.prompt_logprobs
@@ -34,7 +34,7 @@ class PromptReporter:
 def spellings(
     tokenizer: Tokenizer, logprobs: Iterable[TokenLogprobs], prompt: PromptReport | None
 ) -> dict[int, bytes] | None:
-    """The bytes of every token that is named to the client with its log probability; None: none is."""
+    """Return the bytes of every token that the client gets with its log probability, or None without any."""
     named = list(logprobs)
     reported: set[int] = set()
     if prompt is not None and prompt.logprobs is not None:

@@ -1,4 +1,4 @@
-"""Thinking in a model's text, told apart from its answer; how the text was cut into pieces makes no difference."""
+"""Separate the thinking in a model's text from its answer, however the text was cut into pieces."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, MarkerFind
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStyle:
-    """How a family of models marks its thinking.
+    """The marks that a family of models puts around its thinking.
 
     Attributes:
-        always_thinks: the text begins with thinking even where neither prompt nor answer says so.
-        opening: what stands before an answer that is no call.
-        needs_special_tokens: the marks are special tokens, which must not be left out of the text.
+        always_thinks: the text begins with thinking even if neither the prompt nor the answer has the mark.
+        opening: the text before an answer that is not a call.
+        needs_special_tokens: the marks are special tokens, which must stay in the text.
     """
 
     begin: str
@@ -24,11 +24,11 @@ class ReasoningStyle:
     needs_special_tokens: bool = False
 
     def has_begun(self, prompt_end: str, is_off: bool = False) -> bool | None:
-        """Whether thinking has begun before the answer; None: it is over, or there is to be none.
+        """Return True if thinking has begun before the answer; None: it is over, or there will be none.
 
         Args:
-            prompt_end: what the prompt ends with counts most.
-            is_off: the template was told that the model is not to think.
+            prompt_end: the end of the prompt, which counts most.
+            is_off: the template was told that the model must not think.
         """
         prompt_end = prompt_end.rstrip()
         if prompt_end.endswith(self.begin):
@@ -39,19 +39,19 @@ class ReasoningStyle:
         return self.always_thinks
 
     def is_open_in(self, text: str) -> bool:
-        """Whether a text that is to be continued stops within thinking."""
+        """Return True if a text that is to be continued stops within thinking."""
         return text.rfind(self.begin) > text.rfind(self.end)
 
 
 class ReasoningSplitter:
-    """For one answer. White space around the marks belongs to neither part.
+    """Splits one answer into thinking and text. White space around the marks belongs to neither.
 
     Attributes:
-        has_thought: there is thinking, or there was.
+        has_thought: the text has thinking, or had it.
     """
 
     def __init__(self, style: ReasoningStyle, has_begun: bool) -> None:
-        """`has_begun`: the prompt has begun the thinking. The mark may be repeated all the same."""
+        """`has_begun`: the prompt has begun the thinking, though the answer may repeat the mark."""
         self._style = style
         self._has_begun = has_begun
         self._state = "beginning"
@@ -63,21 +63,21 @@ class ReasoningSplitter:
 
     @property
     def is_thinking(self) -> bool:
-        """The text so far ends within the thinking."""
+        """True while the text so far ends within the thinking."""
         return self._state == "thinking"
 
     @property
     def is_answering(self) -> bool:
-        """The thinking is over, or there is none."""
+        """True once the thinking is over, or if there is none."""
         return self._state == "answer"
 
     @property
     def is_done(self) -> bool:
-        """All further text is answer, as it comes."""
+        """True once all further text is answer, unchanged."""
         return self._state == "answer" and not self._drops_space
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Take in a delta; returns thinking and answer that may be shown now."""
+        """Add a delta; return the thinking and the answer that may be shown now."""
         reasoning = ""
         if self._state == "beginning":
             text = self._begin(text)
@@ -94,14 +94,14 @@ class ReasoningSplitter:
         return reasoning, text
 
     def finish(self) -> tuple[str, str]:
-        """What was held back: a mark that did not come is text after all."""
+        """Return the thinking and the answer that were held back: an incomplete mark is text after all."""
         if self._state == "thinking":
             return self._trim(self._end.finish()), ""
         held, self._held = self._held, ""
         return (held.strip(), "") if self._has_begun else ("", held)
 
     def _begin(self, text: str) -> str:
-        """Find the mark at the beginning, or that there is none; returns the text after it."""
+        """Find the mark at the beginning, or its absence; return the text after it."""
         text = self._held + text
         rest = text.lstrip()
         self._held = ""
@@ -117,7 +117,7 @@ class ReasoningSplitter:
         return text
 
     def _trim(self, text: str) -> str:
-        """Thinking without the white space at its two ends: what may be the end is held back."""
+        """Strip white space at both ends of the thinking; hold back what may be its end."""
         if self._drops_space:
             text = text.lstrip()
             self._drops_space = not text

@@ -1,4 +1,4 @@
-"""What the successor of a dead text worker is sent: all that is open, suspects first."""
+"""List the messages for the successor of a dead text worker: all open requests and calls, suspects first."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokenmill.serving.frontend.open_request import Call, OpenRequest
 
 
 def messages_again(requests: Mapping[str, OpenRequest], calls: Iterable[Call], verdict: Verdict) -> list[ToWorker]:
-    """The messages that these requests and calls came with, once more.
+    """Return the messages that these requests and calls came with, to be sent again.
 
     Args:
-        requests: those of the text worker, by their ids.
-        verdict: what its death says of the calls that it prepared.
+        requests: the text worker's requests, by their ids.
+        verdict: the verdict of its death on the calls that it prepared.
     """
     resumed: dict[str, tuple[GenerateText, dict[str, list[list[int]]]]] = {}
     for request_id, request in requests.items():

@@ -1,6 +1,6 @@
-"""Suspects of the death of the text worker before this one are prepared alone: others wait in line behind them.
+"""Prepare the suspects of the previous text worker's death one at a time, while other messages wait behind them.
 
-Only so is who is being prepared at the next death known to be to blame for it.
+Only then is the message in preparation at the next death known to be to blame for it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Waiting = tuple[Question | AbortRequests, int]
 
 
 class Retrials:
-    """The line of those that wait. It is empty, and costs nothing, while nobody is under suspicion."""
+    """The queue of messages that wait for a retrial. It is empty, and costs nothing, while there are no suspects."""
 
     def __init__(self, clear: Callable[[list[str]], None]) -> None:
-        """`clear`: told who is under suspicion no more."""
+        """`clear`: called with the ids that are no longer suspect."""
         self._clear = clear
         self._suspects: set[str] = set()
         self._line: deque[Waiting] = deque()
@@ -27,26 +27,26 @@ class Retrials:
 
     @property
     def holds_back(self) -> bool:
-        """Whether what comes must wait in line."""
+        """True while new messages must wait in the queue."""
         return bool(self._suspects or self._line)
 
     @property
     def is_on(self) -> bool:
-        """Whether what is begun next must be prepared alone."""
+        """True while the next message must be prepared alone."""
         return bool(self._suspects)
 
     def begin(self, suspects: Iterable[str], ended: Sequence[str]) -> None:
-        """These will come, and are tried; nobody waits for those that have ended."""
+        """Expect these suspects, and clear those whose requests have ended."""
         self._suspects.update(suspects)
         if ended:
             self._clear(list(ended))
 
     def wait(self, message: Question | AbortRequests, num_bytes: int) -> None:
-        """A message stands in line."""
+        """Add a message to the end of the queue."""
         self._line.append((message, num_bytes))
 
     def abort(self, ids: Sequence[str]) -> None:
-        """Nobody waits for these any more. Calls that have not had their turn lose it, wholly or in part."""
+        """Remove aborted ids from the queue, and clear those of calls that are wholly aborted."""
         kept: deque[Waiting] = deque()
         gone: list[str] = []
         for message, num_bytes in self._line:
@@ -62,22 +62,22 @@ class Retrials:
         self._acquit(gone)
 
     def next(self) -> Waiting | None:
-        """Whose turn it is; None: nobody waits, or who is being prepared must be alone."""
+        """Return the next message; None if the queue is empty or a message is being prepared alone."""
         return None if self._alone is not None or not self._line else self._line.popleft()
 
     def prepares(self, message: Question) -> None:
-        """A thread has begun with this one: the next has to wait until `finished`."""
+        """Note that a thread prepares this message: the next waits until `finished`."""
         self._alone = ids_of(message)[0]
 
     def finished(self, first_id: str) -> None:
-        """A call has been prepared without harm, known by its first id."""
+        """Clear the call with this first id: it has been prepared without harm."""
         if first_id == self._alone:
             self._alone = None
         self._acquit([first_id])
 
     @property
     def alone(self) -> str | None:
-        """The call that a thread prepares while all others wait."""
+        """First id of the call that a thread prepares while all others wait."""
         return self._alone
 
     def _acquit(self, ids: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
-"""Stop strings on a stream of text, across any borders between its deltas.
+"""Match stop strings on a stream of text, across the borders of its deltas.
 
-Knows text only; that a match also ends the request is the caller's part.
+Knows text only; the caller ends the request after a match.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ MAX_STOP_LENGTH = 1024
 class StopStrings:
     """Finds the first stop string of a stream and holds back text that may become one.
 
-    First means: the one that is complete first, as if the text came character by character; of two that end at the
-    same character, the one that begins first. So the outcome does not depend on how the text is cut into deltas.
+    First means the one that is complete first, as if the text came character by character; of two that end at the
+    same character, the one that begins first. So the result does not depend on how the text is cut into deltas.
     """
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
@@ -30,7 +30,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Take in a delta; return the text that may be shown now, and the stop string if one is complete."""
+        """Add a delta; return the text that may be shown now, and the stop string if one is complete."""
         if not self._stops:
             return text, None
         text = self._held + text
@@ -44,7 +44,7 @@ class StopStrings:
         return text[: len(text) - num_held], None
 
     def finish(self) -> str:
-        """Return the text held back: no stop string came of it."""
+        """Return the text held back: it became no stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -53,7 +53,7 @@ class StopStrings:
         return min(((begin + len(stop), begin, stop) for begin, stop in matches if begin >= 0), default=None)
 
     def _num_to_hold(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
+        """Return the length of the longest end of `text` with which a stop string begins."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

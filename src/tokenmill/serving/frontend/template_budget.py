@@ -1,4 +1,4 @@
-"""What one rendering of a chat template may take: seconds of CPU of its own thread, and text that it builds."""
+"""Limit one rendering of a chat template: CPU seconds of its thread, and the text that it builds."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ LARGEST_NUMBER_BITS = 1 << 16
 
 
 class TakesLong(Exception):
-    """It is more than should be done while others wait for this thread."""
+    """Raised when work takes longer than other messages should wait for this thread."""
 
 
 class TemplateBudget:
-    """Spent by the thread that made it.
+    """The budget of one rendering; only the thread that made it may spend it.
 
-    The clock is that of the thread, so a busy machine fails nobody. It costs a call of the system, and is not looked at
-    before so much time has passed by another clock.
+    It counts the thread's own CPU time, so a busy machine fails no request. Reading that clock is a system call, made
+    only once enough time has passed on a cheaper clock.
     """
 
     def __init__(self, seconds: float = math.inf, is_hurried: bool = False) -> None:
-        """`is_hurried`: who runs out of time is told `TakesLong`, for a second try elsewhere."""
+        """`is_hurried`: raise `TakesLong` when the time is spent, for a second try elsewhere."""
         self._seconds = seconds
         self._is_hurried = is_hurried
         self._end = time.thread_time() + seconds
@@ -45,7 +45,7 @@ class TemplateBudget:
         self._num_characters = 0
 
     def tick(self) -> None:
-        """One more turn of a loop, or call.
+        """Check the time at a turn of a loop or a call.
 
         Raises:
             PromptTooCostly, TakesLong: the time is spent.
@@ -57,19 +57,19 @@ class TemplateBudget:
             self._look_at = time.monotonic() + left
 
     def ask(self, num_characters: float) -> None:
-        """Something so large is to be built.
+        """Check the size of a text before it is built.
 
         Raises:
-            PromptTooCostly: it is too large.
+            PromptTooCostly: the text is too large.
         """
         if num_characters > LARGEST_CHARACTERS:
             raise _too_large(LARGEST_CHARACTERS)
 
     def keep(self, value: Any) -> None:
-        """Something has been built.
+        """Count a value that has been built.
 
         Raises:
-            PromptTooCostly: it is too large, or all of it together is.
+            PromptTooCostly: the value is too large, or all values together are.
         """
         weight = _WEIGHTS.get(type(value))
         if weight is None:

@@ -1,6 +1,7 @@
-"""How large the results of what a template may call are, before they are made: of all that grows beyond its input.
+"""Bound the sizes of results that template functions return, before they are made, where they outgrow their input.
 
-Each function takes the input, the arguments of the call, and returns characters at most, or a good guess of them.
+Each function takes the input and the arguments of a call, and returns the most characters of its result, or a good
+estimate.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ _NESTED_WIDTH = re.compile(r"\*|:[^{}]*\{")
 
 
 def numbers(arguments: Iterable[Any]) -> int:
-    """The largest whole number among them; 0: there is none."""
+    """Return the largest whole number among arguments; 0 without any."""
     return max((one for one in arguments if isinstance(one, int)), default=0)
 
 
 def width(value: Any, arguments: Sequence[Any]) -> float:
-    """Of what is padded."""
+    """Bound a padded text."""
     return numbers(arguments)
 
 
 def tabs(value: str, arguments: Sequence[Any]) -> float:
-    """Of what has its tabs replaced."""
+    """Bound a text whose tabs are replaced."""
     return len(value) + value.count("\t") * numbers(arguments)
 
 
 def replaced(value: Any, arguments: Sequence[Any]) -> float:
-    """Of what has parts replaced."""
+    """Bound a text with replaced parts."""
     text, (old, new) = str(value), map(str, arguments[:2])
     return len(text) + text.count(old) * len(new)
 
 
 def joined(value: str, arguments: Sequence[Any]) -> float:
-    """Of a list joined by a text."""
+    """Bound a list joined by a text."""
     items = arguments[0]
     return sum(len(one) + len(value) for one in items if isinstance(one, str)) if isinstance(items, list) else 0
 
 
 def split(value: str, arguments: Sequence[Any]) -> float:
-    """Of the pieces of a text, all together."""
+    """Bound the pieces of a text together."""
     if len(value) < _SHORT:
         return 0
     separator = arguments[0] if arguments and isinstance(arguments[0], str) and arguments[0] else None
@@ -58,31 +59,31 @@ def split(value: str, arguments: Sequence[Any]) -> float:
 
 
 def formatted(value: Any, arguments: Sequence[Any]) -> float:
-    """Of a text with fields, whose widths are numbers in it or among the arguments."""
+    """Bound a text with fields, whose widths are numbers in it or among the arguments."""
     text = str(value)
     written = max((int(one) for one in _NUMBER.findall(text)), default=0)
     return max(written, numbers(arguments) if _NESTED_WIDTH.search(text) else 0)
 
 
 def translated(value: str, arguments: Sequence[Any]) -> float:
-    """Of a text whose characters are replaced by others."""
+    """Bound a text whose characters are replaced by others."""
     table = arguments[0] if arguments and isinstance(arguments[0], dict) else {}
     return len(value) * max((len(one) for one in table.values() if isinstance(one, str)), default=1)
 
 
 def indented(value: Any, arguments: Sequence[Any]) -> float:
-    """Of a text whose lines are indented."""
+    """Bound the indentation of a text."""
     by = max(numbers(arguments), max((len(one) for one in arguments if isinstance(one, str)), default=0))
     return (str(value).count("\n") + 1) * by
 
 
 def listed(value: Any, arguments: Sequence[Any]) -> float:
-    """Of lists of so many items, or so many lists."""
+    """Bound a number of lists, or lists of a number of items."""
     return ITEM_CHARACTERS * numbers(arguments)
 
 
 def as_json(value: Any, arguments: Sequence[Any]) -> float:
-    """Of JSON, each of whose lines is indented: nobody needs more than 64 spaces."""
+    """Bound JSON whose lines are indented; this refuses more than 64 spaces, which no template needs."""
     return numbers(arguments) << 20
 
 

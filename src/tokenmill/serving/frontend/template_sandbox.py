@@ -1,8 +1,8 @@
-"""The sandbox that chat templates run in: Jinja's, which keeps them from what is not theirs, within a `TemplateBudget`.
+"""The sandbox of chat templates: Jinja's sandbox, which isolates them from the server, with a `TemplateBudget`.
 
-Jinja compiles a template to Python. It counts the turns of loops and the calls, which are all that can go on for long,
-and measures what is assigned, called, or put together, which is all that can grow. The plain `+` and `~` are
-left as they are: what they make is measured when it is used again.
+Jinja compiles a template to Python. The sandbox counts turns of loops and calls, since only these can run for long,
+and measures assigned, returned and collected values, since only these can grow. Plain `+` and `~` are unchanged: their
+results are measured when they are used again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _BudgetContext(Context):
     budget: TemplateBudget
 
     def derived(self, locals: dict[str, Any] | None = None) -> _BudgetContext:
-        """The context of a block, which shares the budget."""
+        """Return the context of a block, which shares the budget."""
         context = super().derived(locals)
         assert isinstance(context, _BudgetContext), "the environment makes no others"
         context.budget = self.budget
@@ -40,7 +40,7 @@ class _BudgetContext(Context):
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Compiles templates as Hugging Face's are written. Threads may share it."""
+    """Compiles templates written for Hugging Face's renderer. Threads may share it."""
 
     context_class = _BudgetContext
     intercepted_binops = frozenset({"*", "**", "%"})
@@ -56,11 +56,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     def render(self, template: jinja2.Template, variables: Mapping[str, Any], budget: TemplateBudget) -> str:
-        """The text that a template of this sandbox makes.
+        """Render a template of this sandbox to text.
 
         Raises:
             PromptTooCostly, TakesLong: see `TemplateBudget`.
-            Exception: whatever else the template runs into.
+            Exception: any other error of the template.
         """
         context = template.new_context(dict(variables))
         assert isinstance(context, _BudgetContext), "the template is of this sandbox"
@@ -92,12 +92,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return tree
 
     def tick(self, context: _BudgetContext) -> bool:
-        """A loop has begun another turn."""
+        """Count another turn of a loop."""
         context.budget.tick()
         return True
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """A template calls something."""
+        """Call a function for a template within its budget."""
         assert isinstance(context, _BudgetContext), "the environment makes no others"
         budget = context.budget
         budget.tick()
@@ -115,7 +115,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """A template computes something that may be large."""
+        """Compute a binary operation whose result may be large, within the budget."""
         assert isinstance(context, _BudgetContext), "the environment makes no others"
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
@@ -131,7 +131,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's part for training; it renders as its content."""
+    """Renders `{% generation %}` tags as their content; they mark the assistant's part for training."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it as an instance attribute
 
@@ -142,12 +142,12 @@ class _GenerationTag(Extension):
 
 
 def _tick() -> nodes.Expr:
-    """Compiles to `environment.tick(context)`. A call as templates write them would take four times as long."""
+    """Return a node that compiles to `environment.tick(context)`, four times as fast as a template's own call."""
     return nodes.EnvironmentAttribute("tick(context)")
 
 
 def _collectors(tree: nodes.Template) -> Iterator[nodes.Node]:
-    """What puts together what is in it, without a word to anybody. What a macro returns is measured as a whole."""
+    """Yield the nodes that collect output without a call. The result of a macro is measured as a whole."""
     for kind in (nodes.AssignBlock, nodes.FilterBlock):
         yield from tree.find_all(kind)
     for macro in tree.find_all((nodes.Macro, nodes.CallBlock)):
@@ -156,7 +156,7 @@ def _collectors(tree: nodes.Template) -> Iterator[nodes.Node]:
 
 
 def _kept_if_made(value: nodes.Node) -> nodes.Expr:
-    """Measured, if it is more than a name for something that there is. What calls return is measured anyway."""
+    """Measure an expression's value if the expression builds one. Results of calls are measured anyway."""
     assert isinstance(value, nodes.Expr), "only expressions have values"
     makers = (nodes.BinExpr, nodes.Concat, nodes.Filter)
     makes = isinstance(value, makers) or any(value.find(kind) is not None for kind in makers)
@@ -174,7 +174,7 @@ def _keep(context: _BudgetContext, value: Any) -> Any:
 
 
 def _guarded(function: Callable[..., Any], growth: Growth) -> Callable[..., Any]:
-    """A filter that is asked for no more than the budget allows."""
+    """Return a filter that refuses results beyond the budget."""
     takes = getattr(function, "jinja_pass_arg", None)
 
     @pass_context
@@ -191,7 +191,7 @@ def _guarded(function: Callable[..., Any], growth: Growth) -> Callable[..., Any]
 
 
 def _guarded_join(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`join`, whose items may come from other filters, one by one."""
+    """Return the filter `join` within the budget; its items may come one by one from other filters."""
 
     @pass_context
     def join(context: _BudgetContext, value: Any, d: Any = "", attribute: Any = None) -> Any:
@@ -215,7 +215,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja2's own filter escapes HTML characters, which a model must see as they are."""
+    """Return plain JSON: jinja2's own filter escapes HTML characters, which a model must see unchanged."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

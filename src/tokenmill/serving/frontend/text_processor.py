@@ -3,8 +3,8 @@
     GenerateText -> `prepare`, `start` -> AddRequest               (or RequestRejected)
     StepOutputs  -> detokenize, match stop strings, parse -> TextOutputs  (and AbortRequests after a stop string)
 
-Each accepted request gets exactly one terminal `TextOutput`: once a stop string matched or the client aborted, what
-the engine still sends for that id is dropped. A request that cannot be handled, for whatever reason, ends alone.
+Each accepted request gets exactly one terminal `TextOutput`: once a stop string matched or the client aborted, later
+outputs of the engine for that id are dropped. A request that cannot be handled, for whatever reason, ends alone.
 Does not know HTTP, the scheduler or the model.
 """
 
@@ -65,7 +65,7 @@ DEMO_STRING_LENGTH = 80
 
 @dataclass(slots=True)
 class Routed:
-    """The messages that one message led to, by destination, each list in order."""
+    """The messages that result from one message, by destination, each list in order."""
 
     to_engine: list[ToEngine] = field(default_factory=list)
     to_api: list[ToApi] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Routed:
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """What is known of a request between its `AddRequest` and its terminal output."""
+    """The state of a request between its `AddRequest` and its terminal output."""
 
     params: SamplingParams
     num_prompt_tokens: int
@@ -85,7 +85,7 @@ class _OpenRequest:
 
 
 class _NewText(NamedTuple):
-    """What tokens came to: text, or pieces of an answer that is taken apart, and the stop string that ended it."""
+    """The new text of an output, or pieces of its parsed answer, and the stop string that ended it."""
 
     text: str
     answer: list[AnswerPiece] | None
@@ -93,7 +93,7 @@ class _NewText(NamedTuple):
 
 
 class TextProcessor:
-    """Turns messages of the API and the engine into messages for the other one."""
+    """Translates messages between the API and the engine."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class TextProcessor:
         max_string_length: int = 0,
         media: MediaPrompts | None = None,
     ) -> None:
-        """`eos_token_ids` are the model's own: ending on one of them is a plain stop, with no `stop_reason`.
+        """`eos_token_ids`: the model's own; a stop on one of them has no `stop_reason`.
 
-        `worker`: the inbox that outputs should come to.
+        `worker`: the inbox to which the engine sends outputs.
 
         `any_whitespace`, `max_string_length`: see `GrammarBuilder`. `media`: see `PromptEncoder`.
         """
@@ -120,11 +120,11 @@ class TextProcessor:
 
     @property
     def num_open(self) -> int:
-        """Requests that still wait for their terminal output."""
+        """Number of requests that still wait for their terminal output."""
         return len(self._open)
 
     def process(self, message: TextMessage) -> Routed:
-        """Handle one message; never raises for what a client sent."""
+        """Handle one message; errors in what a client sent are never raised."""
         match message:
             case StepOutputs():
                 return self._step_outputs(message)
@@ -141,7 +141,7 @@ class TextProcessor:
                 return self.start(message, self.prepare(message))
 
     def expect(self, request_id: str, params: SamplingParams, num_prompt_tokens: int) -> None:
-        """Turn the outputs of a request into text although its prompt did not come through here."""
+        """Accept the outputs of a request whose prompt was not prepared here."""
         self._open[request_id] = _OpenRequest(
             params=params,
             num_prompt_tokens=num_prompt_tokens,
@@ -152,15 +152,15 @@ class TextProcessor:
     # --- prompts in -------------------------------------------------------------------------------------------------
 
     def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
-        """The part of `process` that takes long and may be done in a thread; `start` is the rest of it.
+        """Do the slow part of `process`, which may run in a thread; `start` does the rest.
 
         Raises:
-            TakesLong: it is not done in a hurry.
+            TakesLong: a hurried attempt is not enough for it.
         """
         return self._prompts.prepare(message, attempt)
 
     def start(self, message: Question, prepared: Prepared) -> Routed:
-        """Start what is prepared, or answer."""
+        """Start the requests of a prepared prompt, or answer the call."""
         if not isinstance(prepared, PreparedPrompt):
             return Routed(to_api=[prepared])
         assert isinstance(message, GenerateText), "nothing else is a prompt"
@@ -211,12 +211,12 @@ class TextProcessor:
         return requests
 
     def _replay(self, request_id: str, deltas: list[list[int]]) -> None:
-        """Come to where another text worker was when it died: the client has what these deltas brought."""
+        """Restore the state of a dead text worker from the deltas that the client already has."""
         for token_ids in deltas:
             self._text_output(self._open[request_id], TokenOutput(request_id, token_ids), None)
 
     def resubmitted(self, requests: Iterable[AddRequest]) -> None:
-        """These begin again on another engine; log probabilities of their prompts come once more."""
+        """Reset the prompt reports of these requests, whose log probabilities another engine will send again."""
         for request in requests:
             reporter = self._open[request.id].reporter
             if reporter is not None:
@@ -281,7 +281,7 @@ class TextProcessor:
         )
 
     def _new_text(self, request: _OpenRequest, output: TokenOutput) -> _NewText:
-        """What is to be shown of an output, and the stop string that ended it."""
+        """Return the text to show for an output, and the stop string that ended it."""
         token_ids = output.token_ids
         ended_by_token = output.finish_reason is FinishReason.STOP and isinstance(output.stop_reason, int)
         if ended_by_token and not request.params.include_stop_str_in_output:
@@ -311,7 +311,7 @@ def load_text_processor(
     chat_template_file: str | None = None,
     worker: str = "",
 ) -> TextProcessor:
-    """Load all that a text worker needs from a checkpoint's folder (and another tokenizer's, where given).
+    """Load a text processor from a checkpoint's folder, or with another tokenizer where one is configured.
 
     Raises:
         InvalidCheckpoint, InvalidConfig: a file is missing or broken; the message names it.
@@ -331,7 +331,7 @@ def load_text_processor(
 
 
 def _media_prompts(folder: Path, config: EngineConfig, tokenizer: Tokenizer) -> MediaPrompts | None:
-    """What makes prompts of images, for a model that takes them."""
+    """Return the builder of prompts with images, or None for a text model."""
     spec = read_vision(folder)
     if spec is None:
         return None
@@ -343,19 +343,19 @@ def _media_prompts(folder: Path, config: EngineConfig, tokenizer: Tokenizer) -> 
 
 
 def _max_string_length(folder: Path, config: EngineConfig) -> int:
-    """As told; where nothing is, the demo model needs a bound and others do not."""
+    """Return the configured length; without one, only the demo model gets a bound."""
     if config.max_string_length is not None:
         return config.max_string_length
     return DEMO_STRING_LENGTH if folder == demo_model_path() else 0
 
 
 def _deltas_sent(message: GenerateText, request_id: str) -> list[list[int]] | None:
-    """The tokens of the deltas that the client has been sent of a request; None: it has ended."""
+    """Return the tokens of the deltas that the client has of a request; None if it has ended."""
     return [] if message.resumed is None else message.resumed.get(request_id)
 
 
 def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParams:
-    """Continuation `index` of n draws with seed + index, wrapped to 64 bits, so that n=2 gives two texts."""
+    """Return the parameters of continuation `index`: seed + index, wrapped to 64 bits, so that n texts differ."""
     if params.seed is None or index == 0:
         return params
     seed = (params.seed + index + 2**63) % 2**64 - 2**63
@@ -363,7 +363,7 @@ def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParam
 
 
 def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerParser | harmony.HarmonyParser | None:
-    """What takes the answer to a message apart; None: it is text."""
+    """Return the parser of the answer to a message, or None for plain text."""
     rules = message.calls
     if thinking is None and rules is None:
         return None
@@ -378,6 +378,6 @@ def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerPa
 
 
 def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:
-    """The engine could not begin with the request: it is itself at fault, or something does not work now."""
+    """Return the rejection of a request that the engine could not begin: at fault itself, or unavailable now."""
     param = request.params.grammar.param if request.params.grammar is not None else None
     return RequestRejected(ids=[output.id], status=output.error_status, error=output.error or "", param=param)

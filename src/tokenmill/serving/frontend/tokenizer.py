@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the `tokenizers` library: one loaded tokenizer.json.
+"""Convert text to token ids and back with the `tokenizers` library and one tokenizer.json.
 
 Does not know chat templates, requests or the model's own vocabulary size (which may be larger).
 """
@@ -22,7 +22,7 @@ _LONG_TEXT = 4096
 
 
 class _TokenizerFile(msgspec.Struct):
-    """The one entry of tokenizer.json that we read ourselves; msgspec skips the rest fast."""
+    """The one entry of tokenizer.json that is read here; msgspec skips the rest fast."""
 
     decoder: dict[str, Any] | None = None
 
@@ -31,7 +31,7 @@ class Tokenizer:
     """One tokenizer; `load` reads it from a checkpoint's folder.
 
     Attributes:
-        vocab_size: number of ids it knows, added tokens included.
+        vocab_size: number of ids, added tokens included.
         bos_token, eos_token: the strings named by tokenizer_config.json, or None.
     """
 
@@ -84,25 +84,25 @@ class Tokenizer:
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Characters in the longest token: n tokens cannot stand for more than n times as many."""
+        """Number of characters in the longest token: n tokens stand for at most n times as many."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Named special tokens (`bos_token`, `eos_token`, `pad_token` ...), as chat templates use them."""
+        """Named special tokens (`bos_token`, `eos_token`, `pad_token` ...) for chat templates."""
         named = {key: _token_text(value) for key, value in self._config.items() if key.endswith("_token")}
         return {key: text for key, text in named.items() if text is not None}
 
     @functools.cached_property
     def added_first(self) -> int | None:
-        """The token that is added before every text, BOS mostly; None: none is."""
+        """Id of the token added before every text, usually BOS; None without one."""
         bare, whole = self.encode("a", add_special_tokens=False), self.encode("a")
         return whole[0] if whole[:1] != bare[:1] else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encode a text; `add_special_tokens` adds what the model expects around a plain text (a BOS token).
+        """Encode a text; `add_special_tokens` adds the tokens that the model expects around plain text (such as BOS).
 
-        Halves of characters, which no text file can hold either, are encoded as U+FFFD.
+        Lone surrogates, which no text file can hold, are encoded as U+FFFD.
         """
         if not text.isascii():
             text = whole_characters(text)
@@ -119,26 +119,26 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Decode a whole sequence; ids the tokenizer does not know give no text."""
+        """Decode a whole sequence; unknown ids give no text."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token(self, token_id: int) -> str | None:
-        """The string of a token as the vocabulary spells it, or None for an unknown id."""
+        """Return a token as the vocabulary spells it, or None for an unknown id."""
         return self._backend.id_to_token(token_id)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token by its spelling in the vocabulary."""
+        """Return the id of a token by its spelling in the vocabulary, or None for an unknown token."""
         return self._backend.token_to_id(token)
 
     def visible_tokens(self, token_ids: Sequence[int], skip_special_tokens: bool) -> list[str]:
-        """The strings that `decode` would hand to the decoder."""
+        """Return the token strings that `decode` would hand to the decoder."""
         tokens = [self._backend.id_to_token(token_id) for token_id in token_ids]
         if skip_special_tokens:
             return [token for token in tokens if token is not None and token not in self._special]
         return [token for token in tokens if token is not None]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token in a text, also where they are only a part of a character."""
+        """Return the bytes of one token in a text, even if they are only part of a character."""
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
@@ -152,15 +152,15 @@ class Tokenizer:
 
     @property
     def joins_with_spaces(self) -> bool:
-        """True if decoding puts spaces between tokens that do not bring them, special ones too."""
+        """True if decoding puts spaces between all tokens, special ones too."""
         return self._decoder is None
 
     def stages(self) -> list[Stage]:
-        """New decoder stages for one sequence."""
+        """Return new decoder stages for one sequence."""
         return build_stages(self._decoder, self._source)
 
     def _find_bos_change(self) -> int | None:
-        """`add_bos_token` of tokenizer_config.json may disagree with tokenizer.json: +id to add it, -1 to drop it."""
+        """Compare `add_bos_token` with tokenizer.json; return BOS's id to add it, -1 to drop it, None for no change."""
         wanted = self._config.get("add_bos_token")
         bos_id = self._backend.token_to_id(self.bos_token) if self.bos_token else None
         if wanted is None or bos_id is None:
@@ -177,14 +177,14 @@ class Tokenizer:
 
 
 def _token_text(entry: object) -> str | None:
-    """A special token of tokenizer_config.json is a string or an object with a `content`."""
+    """Return a special token of tokenizer_config.json, which is a string or an object with a `content`."""
     if isinstance(entry, dict):
         entry = entry.get("content")
     return entry if isinstance(entry, str) else None
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
-    """Add the tokens that only tokenizer_config.json lists, where they keep the id it gives them."""
+    """Add the tokens that only tokenizer_config.json lists, if they get the id that it gives them."""
     entries = config.get("added_tokens_decoder")
     if not isinstance(entries, dict):
         return

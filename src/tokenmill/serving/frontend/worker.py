@@ -2,7 +2,7 @@
 
     python -m tokenmill.serving.frontend.worker FOLDER INDEX LIFE
 
-It ends when its standard input does, that is, when its parent is gone.
+It ends when its standard input ends, that is, when its parent has died.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ Sockets = tuple[Inbox[ToWorker], Outbox, Outbox, Dispatcher]
 
 
 def run_worker(folder: Path, index: int, alive_fd: int, life: int = 0) -> int:
-    """Serve until `alive_fd` reaches its end; return the exit code. `life`: how often it has been started again.
+    """Serve until `alive_fd` reaches its end; return the exit code. `life`: number of earlier restarts.
 
-    The tokenizer of a model in a folder is loaded at once, that of a hub model when the engine is ready: only then is
-    it known where it lies. One that cannot be loaded is reported to the API process as `PartFailed`, but by then.
+    A local model's tokenizer is loaded at once, a hub model's when the engine is ready: only then is its folder known.
+    A tokenizer that fails to load is reported to the API process as `PartFailed`, once the engine is ready.
     """
     launch = LaunchFile.read(folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -153,8 +153,9 @@ def _serve(launch: LaunchFile, page: WorkPage, sockets: Sockets, alive_fd: int, 
 
 
 class WorkerLoop:
-    """Passes messages through a `TextProcessor`, long ones by way of two threads: nothing short waits for them, and
-    what is long does not wait for what is huge. Whatever concerns a request goes to the engine that has it.
+    """Passes messages through a `TextProcessor`: short ones at once, long and huge ones in a thread each.
+
+    So short messages do not wait for long ones, nor long ones for huge ones. Messages about a request go to its engine.
 
     Attributes:
         fds: one of them becomes readable when `hand_on_finished` has something to do.
@@ -169,7 +170,7 @@ class WorkerLoop:
         page: WorkPage,
         seconds: float,
     ) -> None:
-        """`name`: of the inbox; `ways`: as in `Sockets`; `page`, `seconds`: see `Desk`."""
+        """`name`: the inbox's; `ways`: as in `Sockets`; `page`, `seconds`: see `Desk`."""
         self._name = name
         self._processor = processor
         self._supervisor, self._api, self._engines = ways
@@ -181,7 +182,7 @@ class WorkerLoop:
         self.fds = [thread.fd for thread in self._threads]
 
     def take(self, message: TextMessage | EngineReport | Retrial, num_bytes: int) -> None:
-        """Handle a message of this size, or let a thread begin with it."""
+        """Handle a message of `num_bytes` bytes, or let a thread begin it."""
         if isinstance(message, Retrial):
             self._retrials.begin(message.suspects, message.ended)
             return
@@ -205,7 +206,7 @@ class WorkerLoop:
             self._supervisor.send(EngineIdle(engine, self._name))
 
     def _prepare(self, message: Question, num_bytes: int) -> None:
-        """Prepare a message now, or let it wait in line; see `Retrials`."""
+        """Prepare a message now, or add it to the queue of `Retrials`."""
         if not self._retrials.holds_back:
             self._begin(message, num_bytes)
             return
@@ -236,7 +237,7 @@ class WorkerLoop:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Whose turn it is goes on."""
+        """Handle messages of the retrial queue until one must wait."""
         while (waiting := self._retrials.next()) is not None:
             message, num_bytes = waiting
             if isinstance(message, AbortRequests):
@@ -245,7 +246,7 @@ class WorkerLoop:
                 self._begin(message, num_bytes)
 
     def hand_on_finished(self) -> None:
-        """Send on what the threads have prepared."""
+        """Send on the messages that the threads have prepared."""
         for thread in self._threads:
             for message, prepared, aborted in thread.finished():
                 self._send(self._processor.start(message, prepared))
@@ -257,7 +258,7 @@ class WorkerLoop:
             self._go_on()
 
     def acknowledge(self, events: Container[object]) -> None:
-        """Of the `fds`, make those wait that are readable; `hand_on_finished` must follow."""
+        """Reset those of the `fds` that are readable; `hand_on_finished` must follow."""
         for thread in self._threads:
             if thread.fd in events:
                 thread.acknowledge()
@@ -278,18 +279,18 @@ class WorkerLoop:
 
 
 def _takes_long(message: Question, num_bytes: int) -> bool:
-    """Return True for long texts and for images, which another process decodes however short they are."""
+    """Return True for long texts, and for images, which another process decodes however short they are."""
     return num_bytes > LONG_BYTES or (not isinstance(message, DecodeTokens) and has_media(message.messages))
 
 
 def _load_early(launch: LaunchFile, name: str) -> dict[str, Future[TextProcessor]]:
-    """By its folder, the model that a folder has been given for: it is loaded while the engines load."""
+    """Start to load a local model, while the engines load; return it by its folder, empty for a hub model."""
     folder = str(Path(launch.engine.model).expanduser())
     return {folder: _load(launch, folder, name)} if Path(folder).is_dir() else {}
 
 
 def _load(launch: LaunchFile, folder: str, name: str) -> Future[TextProcessor]:
-    """Load in a thread: messages of the start are answered meanwhile."""
+    """Load a text processor in a thread, so that early messages are answered meanwhile."""
     with_template = launch.server.chat_template
     pool = ThreadPoolExecutor(1, "load-tokenizer")
     loaded = pool.submit(load_text_processor, Path(folder), launch.engine, with_template, name)

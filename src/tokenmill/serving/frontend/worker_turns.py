@@ -1,4 +1,4 @@
-"""Which text worker gets the next call: each in turn, but none that is being avoided."""
+"""Choose the text worker of each call: in turn, without avoided ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tokenmill.core.errors import EngineDead
 
 
 class WorkerTurns:
-    """Goes round the workers."""
+    """Chooses text workers in turn."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -16,17 +16,17 @@ class WorkerTurns:
         self._avoided: set[int] = set()
 
     def avoid(self, worker: int, is_avoided: bool) -> None:
-        """Give a worker no call from now on, or let it take part again."""
+        """Give a worker no calls from now on, or let it take part again."""
         if is_avoided:
             self._avoided.add(worker)
         else:
             self._avoided.discard(worker)
 
     def next(self, session: str = "") -> int:
-        """The worker whose turn it is, or whom calls of a session go to.
+        """Return the next worker in turn, or the worker of a session.
 
         Raises:
-            EngineDead: all of them are avoided.
+            EngineDead: all workers are avoided.
         """
         last = crc32(session.encode()) if session else self._last
         for step in range(1, self._num_workers + 1):

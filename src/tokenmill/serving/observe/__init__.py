@@ -1,1 +1,1 @@
-"""What operators see: Prometheus metrics. Knows counters and clocks, not requests' contents."""
+"""Metrics for operators, in Prometheus' form. Knows counters and clocks, not the contents of requests."""

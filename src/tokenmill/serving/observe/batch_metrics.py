@@ -1,4 +1,4 @@
-"""Prometheus metrics of batches: lines that wait and run, and how lines have ended."""
+"""Show Prometheus metrics of batches: lines that wait and run, and how lines have ended."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from prometheus_client.registry import Collector
 
 
 class BatchCollector(Collector):
-    """Shows the numbers as they are at the moment of a scrape."""
+    """A collector that reads the numbers at the moment of a scrape."""
 
     def __init__(self, prefix: str, lines: Callable[[], Mapping[str, int]], ended: Mapping[str, int]) -> None:
-        """`lines` by state, `ended` by outcome: both from closed sets."""
+        """Collect `lines` by state and `ended` by outcome; both have a closed set of labels."""
         self._prefix = prefix
         self._lines = lines
         self._ended = ended
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
+        """Yield the number of open lines by state and of ended lines by outcome."""
         gauge = GaugeMetricFamily(f"{self._prefix}:batch_lines", "Lines of open batches", labels=["state"])
         for state, count in self._lines().items():
             gauge.add_metric([state], count)

@@ -1,4 +1,4 @@
-"""The engines' own numbers as Prometheus metrics, made from the latest `EngineStats` when somebody scrapes."""
+"""Turn the engines' latest `EngineStats` into Prometheus metrics at the moment of a scrape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Family = GaugeMetricFamily | CounterMetricFamily
 
 
 def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Metric]:
-    """All of them, each with the label `engine`; none that is not known yet."""
+    """Yield all metrics of the engines, with the label `engine`, without those not known yet."""
     info = InfoMetricFamily(f"{prefix}:cache_config", "Size of the KV cache", labels=["engine"])
     families: dict[str, _Family] = {}
     waiting = GaugeMetricFamily(
@@ -71,7 +71,7 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
 
 
 def histogram(name: str, help: str, values: Histogram) -> Metric:
-    """A histogram as Prometheus shows it."""
+    """Return a histogram as Prometheus shows it."""
     family = HistogramMetricFamily(name, help)
     _add(family, [], values)
     return family

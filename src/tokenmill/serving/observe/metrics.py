@@ -1,6 +1,6 @@
-"""Prometheus metrics of one server, in a registry of its own.
+"""Keep the Prometheus metrics of one server in a registry of its own.
 
-Two sources: each engine's `EngineStats`, whose numbers are passed on as they are when somebody scrapes, and what the
+Two sources: each engine's `EngineStats`, whose numbers are passed on as they are at a scrape, and what the
 API process sees of each request. Labels come from closed sets, so no client can make them grow.
 """
 
@@ -30,11 +30,11 @@ class Metrics:
     """Records what clients experience and shows it together with the engines' own numbers.
 
     Args:
-        engines: whose numbers are shown.
-        parts: what has happened to the parts of the server; shown as it is at the moment.
+        engines: the engines whose numbers are shown.
+        parts: counts of dropped messages, restarts and lost lines; read at the moment of a scrape.
         prefix: the names are shown with this prefix too, and there with the labels that vLLM's dashboards select by.
-        model_name: the label `model_name` of those.
-        traces: told of each finished request.
+        model_name: the label `model_name` of the metrics with that prefix.
+        traces: gets each finished request.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class Metrics:
         self._generation = self._histogram("request_generation_tokens", "Output tokens of a request", _TOKENS)
 
     def first_token(self, seconds: float) -> None:
-        """See `RequestObserver`."""
+        """Observe the time from a request to its first token."""
         self._first_token.observe(seconds)
 
     def next_tokens(self, num_tokens: int, seconds: float) -> None:
-        """See `RequestObserver`."""
+        """Observe the time per token of further tokens."""
         self._between_tokens.add(seconds / num_tokens)
 
     def between_tokens(self, seconds: Histogram) -> None:
-        """See `ClientObserver`."""
+        """Merge a histogram of the times between tokens."""
         self._between_tokens.merge(seconds)
 
     def finished(self, request: FinishedRequest) -> None:
-        """See `RequestObserver`."""
+        """Count a finished request, and observe its phases and its tokens."""
         if self._traces is not None:
             self._traces.add(request)
         self._finished[request.reason].inc()
@@ -102,11 +102,11 @@ class Metrics:
             self._inference.observe(max(0.0, request.last_output - request.scheduled))
 
     def show(self, collector: Collector) -> None:
-        """Show the numbers of another source, too."""
+        """Show the numbers of another collector, too."""
         self._registry.register(collector)
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         own = generate_latest(self._registry)
         return own if self._alias is None else own + generate_latest(self._alias)
 
@@ -115,7 +115,7 @@ class Metrics:
 
 
 class _Collector(Collector):
-    """Shows the latest `EngineStats` and a histogram at the moment of a scrape, so that a step costs nothing here."""
+    """Reads the latest `EngineStats` and a histogram at the moment of a scrape, so that a step costs nothing here."""
 
     def __init__(self, engines: Iterable[EngineHandle], parts: PartCounts, between_tokens: Histogram) -> None:
         self._engines = engines

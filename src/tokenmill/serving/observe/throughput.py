@@ -1,4 +1,4 @@
-"""The line about throughput that an operator sees every few seconds while there is work."""
+"""Write the line about throughput that an operator sees every few seconds while there is work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ThroughputLog:
         self._accepted_tokens = 0
 
     def line(self, stats: EngineStats, seconds: float) -> str | None:
-        """The line for the last `seconds`, from the counts of all engines; None when nothing happened in them."""
+        """Return the line for the last `seconds`, from the counts of all engines; None if nothing happened."""
         # An engine that is started again counts from nothing again.
         prompt = max(0, stats.prompt_tokens - self._prompt_tokens)
         generation = max(0, stats.generation_tokens - self._generation_tokens)

@@ -1,7 +1,7 @@
-"""Spans of finished requests for an OpenTelemetry collector: OTLP over HTTP in its JSON form, with vLLM's attributes.
+"""Export spans of finished requests to an OpenTelemetry collector: OTLP over HTTP as JSON, with vLLM's attributes.
 
-A request that brings a `traceparent` (W3C) is a child of that span. Sent in batches beside the server's work; what a
-collector that is away does not take is dropped.
+A request that brings a `traceparent` (W3C) is a child of that span. Spans are sent in batches beside the server's work;
+those that the collector does not take are dropped.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class TraceExporter:
         self._is_away = False
 
     def add(self, request: FinishedRequest) -> None:
-        """A request has ended. One of a trace that its client does not sample is none of the collector's business."""
+        """Add the span of a finished request, unless its client does not sample the trace."""
         parent = _TRACE_PARENT.fullmatch(request.trace)
         if parent is None or int(parent["flags"], 16) & _SAMPLED:
             self._waiting.append(request)
 
     async def run(self) -> None:
-        """Send until cancelled."""
+        """Send spans until cancelled."""
         import httpx  # a tenth of a second of every start that few need
 
         async with httpx.AsyncClient(timeout=5.0) as client:
@@ -122,7 +122,7 @@ def _attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _value(value: str | int | float) -> dict[str, Any]:
-    """OTLP's JSON writes 64-bit integers as strings."""
+    """Return an attribute's value in OTLP's JSON, which has 64-bit integers as strings."""
     match value:
         case str():
             return {"stringValue": value}

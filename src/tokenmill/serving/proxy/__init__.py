@@ -1,1 +1,1 @@
-"""A proxy between clients and two kinds of servers: those that compute prompts, and those that go on from there."""
+"""A proxy between clients and two kinds of servers: those that compute prompts, and those that decode."""

@@ -1,13 +1,13 @@
-"""The proxy: a request's prompt goes to one server, and the request, with what that has answered, to another.
+"""Run the proxy: one server computes a request's prompt, and another one continues with the pages of the first.
 
     client ─ body ─> proxy ─ prompt, one token, "hold its pages" ─> prefill server
                      proxy <─ kv_transfer_params ─
                      proxy ─ body, kv_transfer_params ─> decode server ─ pages ─> fetched from the prefill server
     client <──────── the decode server's reply, event by event ────────
 
-A prefill server that is dead, slow or busy costs a request nothing but time: another one is asked, or the decode server
-computes alone. A decode server that fails before the first byte of its answer is replaced by another one. What
-`kv_transfer_params` a client sends is dropped. All other paths are the decode server's.
+A prefill server that is dead, slow or busy only costs a request time: another one is asked, or the decode server
+computes alone. A decode server that fails before the first byte of its answer is replaced by another one. A client's
+own `kv_transfer_params` are dropped. All other paths go to the decode server.
 
 In front of it all stand the limits and guards of every server here (`server.http`): the servers behind see no browser.
 """
@@ -65,12 +65,12 @@ class _PrefillReply(msgspec.Struct):
 
 
 class Proxy:
-    """Answers for servers that compute prompts and servers that go on.
+    """A proxy in front of servers that compute prompts and servers that decode.
 
     Args:
-        prefill_seconds: after which a prompt is left to the decode server.
+        prefill_seconds: seconds after which a prompt is left to the decode server.
         config: the limits and guards; those of `tokenmill serve`.
-        transport: of the client; tests bring their own.
+        transport: the HTTP client's transport; tests bring their own.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Proxy:
         self._open: set[asyncio.Timeout] = set()  # of all that is being answered
 
     def app(self, on_loopback: bool = False) -> Starlette:
-        """The ASGI application, for a socket that only this machine reaches, or any other."""
+        """Return the ASGI application; `on_loopback`: only this machine reaches its socket."""
         routes = [Route(path, self.generate, methods=["POST"]) for path in SPLIT]
         routes.append(Route("/{path:path}", self.forward, methods=_METHODS))
         app = Starlette(routes=routes)
@@ -103,7 +103,7 @@ class Proxy:
         return app
 
     def end_streams(self) -> None:
-        """Break off what is still being answered, with an error where one can be told."""
+        """Break off the answers that are still open, with an error where there is a way to send it."""
         now = asyncio.get_running_loop().time()
         for patience in self._open:
             patience.reschedule(now)
@@ -125,13 +125,13 @@ class Proxy:
         return await self._unless_over(request, work())
 
     async def forward(self, request: Request) -> Response:
-        """Leave anything else to a decode server; its body goes there as it comes."""
+        """Send any other request to a decode server, and its body as it comes."""
         if _has_body(request):
             return await self._answer(request, _limited(request), None)
         return await self._unless_over(request, self._answer(request, None, None))
 
     async def _prompt(self, request: Request, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Let a server compute the prompt; where its pages are, or None: nobody has them."""
+        """Let a server compute the prompt; return where its pages are, or None if no server has them."""
         data, headers = _encoded(prefill_body(body)), _asked(request)
         for server in self._prefill.fit():
             try:
@@ -152,15 +152,15 @@ class Proxy:
     async def _answer(
         self, request: Request, first: bytes | AsyncIterator[bytes] | None, again: bytes | None
     ) -> Response:
-        """Have a decode server answer; another one where it fails, or is busy, before the first byte of its answer.
+        """Let a decode server answer, or another one if it fails or is busy before the first byte of its answer.
 
         Args:
-            first, again: the body for the first server that it reaches, and for those that are asked once that has had
-                it: pages may be fetched once. None: it is not known what a second time would do.
+            first, again: the body for the first server that is reached, and for those that are asked after it has had
+                it: pages may be fetched once. None: the effect of a second request is not known.
 
         Raises:
-            NoServer: none can be reached.
-            ServerFailed: they have failed with the request.
+            NoServer: no server can be reached.
+            ServerFailed: the servers failed with the request.
         """
         is_repeatable = again is not None or request.method in _REPEATABLE
         num_failures = 0
@@ -188,10 +188,10 @@ class Proxy:
         raise NoServer("no decode server can be reached; try again later")
 
     async def _ask(self, request: Request, server: Server, content: bytes | AsyncIterator[bytes] | None) -> Response:
-        """The reply of a server, of which something is there: all, but for a stream or what is passed on as it is.
+        """Return a server's reply: the whole, or its beginning if it is a stream or passed on as it is.
 
         Raises:
-            HTTPError: the server has failed before.
+            HTTPError: the server failed before that.
         """
         path: str = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
         url = httpx.URL(server.url + path, query=request.scope["query_string"] or None)
@@ -221,10 +221,10 @@ class Proxy:
             )
 
     async def _unless_over(self, request: Request, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """The outcome of `work`.
+        """Return the outcome of `work`.
 
         Raises:
-            ClientDisconnect: the client has left before; the work is cancelled.
+            ClientDisconnect: the client left first; the work is cancelled.
             ServerStopping: the proxy ends.
         """
         patience = asyncio.timeout(None)
@@ -254,10 +254,10 @@ async def _begun(first: bytes, parts: AsyncIterator[bytes]) -> AsyncIterator[byt
 
 
 def _limited(request: Request) -> AsyncIterator[bytes]:
-    """The body as it comes. Only files may be large: they are not held in memory anywhere.
+    """Return the body as it comes; only files may be large, as they are never held in memory.
 
     Raises:
-        TooLarge: it says that it is larger than the servers take; from the iterator where it shows later.
+        TooLarge: its declared length is larger than the servers take; the iterator raises it if that shows later.
     """
     if request.url.path.endswith(UPLOAD_ROUTE):
         return request.stream()
@@ -282,10 +282,10 @@ def _has_body(request: Request) -> bool:
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
-    """A body for a server.
+    """Return the body for a server as JSON.
 
     Raises:
-        InvalidRequest: it is nested as deep as can just be read.
+        InvalidRequest: it is nested too deeply to be encoded.
     """
     try:
         return msgspec.json.encode(body)
@@ -294,7 +294,7 @@ def _encoded(body: dict[str, Any]) -> bytes:
 
 
 def _params(reply: httpx.Response) -> dict[str, Any] | None:
-    """What a prefill server says of where the pages are; None: nothing."""
+    """Return a prefill server's parameters that say where the pages are; None: it gives no such parameters."""
     try:
         return msgspec.json.decode(reply.content, type=_PrefillReply).kv_transfer_params
     except msgspec.DecodeError:
@@ -302,7 +302,7 @@ def _params(reply: httpx.Response) -> dict[str, Any] | None:
 
 
 def _asked(request: Request) -> dict[str, str]:
-    """The headers of what a server is asked."""
+    """Return the headers of a request to a server."""
     return _headers(request.headers) | {"x-request-id": request.state.request_id}
 
 

@@ -1,4 +1,4 @@
-"""What a prompt's server is asked, made from what a client asks: its prompt, one token, and to hold the pages."""
+"""Make the body for the prefill server from a client's body: its prompt, one token, and to hold the pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DROPPED = (
 
 
 def may_split(body: dict[str, Any]) -> bool:
-    """Whether two servers can share a request: it has one prompt, of which nothing is wanted but what follows it."""
+    """Return True if two servers can share a request: it has one prompt and only wants what follows it."""
     prompt = body.get("prompt")
     is_one = isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(part, int) for part in prompt))
     wants_prompt = body.get("echo") or body.get("prompt_logprobs") is not None
@@ -31,12 +31,12 @@ def may_split(body: dict[str, Any]) -> bool:
 
 
 def prefill_body(body: dict[str, Any]) -> dict[str, Any]:
-    """The body for the server that computes the prompt."""
+    """Return the body for the server that computes the prompt."""
     kept = {name: value for name, value in body.items() if name not in _DROPPED}
     return kept | {"stream": False, "max_tokens": 1, PARAMS: HOLD}
 
 
 def decode_body(body: dict[str, Any], params: dict[str, Any] | None) -> dict[str, Any]:
-    """The body for the server that goes on. `params`: what the other one has answered; None: it computes alone."""
+    """Return the body for the server that decodes; `params`: the prefill server's answer; None: it computes alone."""
     kept = {name: value for name, value in body.items() if name != PARAMS}
     return kept if params is None else kept | {PARAMS: params}

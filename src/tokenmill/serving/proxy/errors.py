@@ -1,4 +1,4 @@
-"""What the proxy itself tells clients; all else that they read of errors is the servers'."""
+"""Define the proxy's own errors; all other errors that clients see are the servers'."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tokenmill.core.errors import TokenMillError
 
 
 class NoServer(TokenMillError):
-    """No server can be reached that could answer."""
+    """No server that could answer can be reached."""
 
     status = 503
     type = "proxy_error"
 
 
 class ServerFailed(TokenMillError):
-    """A server has failed with the request."""
+    """A server failed with the request."""
 
     status = 502
     type = "proxy_error"

@@ -1,4 +1,4 @@
-"""The process of the proxy: the HTTP server of every server here around its app, until it is told to stop."""
+"""Run the process of the proxy: the HTTP server around its app, until it is told to stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 def serve(prefill: Servers, decode: Servers, config: ServerConfig, prefill_seconds: float) -> int:
-    """Serve until Ctrl-C or SIGTERM, as `tokenmill serve` does; returns 0, or 1 where the server ends by itself.
+    """Serve until Ctrl-C or SIGTERM, as `tokenmill serve` does; return 0, or 1 if the server ends by itself.
 
     Raises:
         InvalidConfig: the address cannot be taken, or a certificate cannot be read.

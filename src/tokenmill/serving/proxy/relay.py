@@ -1,4 +1,4 @@
-"""A decode server's reply on its way to the client, as it comes, and its end where it breaks off.
+"""Relay a decode server's reply to the client as it comes, and end it properly if it breaks off.
 
 Of a stream of events only whole ones are passed on, so an error can follow where the next one would begin.
 """
@@ -24,7 +24,7 @@ EVENTS = "text/event-stream"
 
 
 class Head(NamedTuple):
-    """How a reply begins. `is_events`: it is a stream of events."""
+    """The beginning of a reply; `is_events`: it is a stream of events."""
 
     status: int
     headers: dict[str, str]
@@ -32,7 +32,7 @@ class Head(NamedTuple):
 
 
 async def whole_events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The parts of a stream, cut between events. Where they break off within one, that is left out."""
+    """Yield the parts of a stream, cut between events; an event that breaks off is left out."""
     rest = bytearray()
     async for part in parts:
         begun = max(len(rest) - 1, 0)
@@ -46,12 +46,12 @@ async def whole_events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class Relay(Response):
-    """Sends a reply until it ends, the client leaves, or its patience does."""
+    """Sends a reply until it ends, the client leaves, or its time is over."""
 
     def __init__(
         self, parts: AsyncIterator[bytes], head: Head, patience: asyncio.Timeout, serving: AsyncExitStack
     ) -> None:
-        """`patience` has not begun; `serving` is left when all is over."""
+        """Relay a reply; `patience` has not begun, and `serving` is exited at the end."""
         super().__init__(None, head.status)
         self.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers.items()]
         self._parts = parts
@@ -60,7 +60,7 @@ class Relay(Response):
         self._serving = serving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all of it."""
+        """Send the whole reply."""
         async with self._serving:
             work = asyncio.ensure_future(self._send(scope["path"], send))
             gone = asyncio.ensure_future(disconnected(receive))
@@ -90,13 +90,13 @@ class Relay(Response):
 
 
 async def disconnected(receive: Receive) -> None:
-    """Until the client has left."""
+    """Wait until the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def error_event(error: TokenMillError, path: str) -> bytes:
-    """The end of a stream that has begun, in the form of the API that the path is of."""
+    """Return the event that ends a broken stream, in the form of the API that the path belongs to."""
     if path.startswith(ANTHROPIC_PATH):
         return b"event: error\ndata: " + msgspec.json.encode(anthropic_body(error)) + b"\n\n"
     body = error_body(error)

@@ -1,4 +1,4 @@
-"""Servers of one kind: which is asked next, and which is left alone for a while because it has failed."""
+"""Choose among servers of one kind: which is asked next, and which rests because it has failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REST_SECONDS = 2.0
 
 @dataclass(slots=True)
 class Server:
-    """One server. `num_open`: requests of ours that it has."""
+    """One server; `num_open`: the requests of ours that it has."""
 
     url: str
     num_open: int = 0
@@ -28,22 +28,22 @@ class Servers:
         self._clock = clock
 
     def in_turn(self) -> list[Server]:
-        """All of them, the one to be asked first: it has not failed lately, and has the fewest requests."""
+        """Return all servers in the order to ask them: those that have not failed lately, then by fewest requests."""
         now = self._clock()
         return sorted(self._servers, key=lambda server: (server.rests_until > now, server.num_open))
 
     def fit(self) -> list[Server]:
-        """The same without those that have failed lately."""
+        """Return the servers in this order without those that have failed lately."""
         now = self._clock()
         return [server for server in self.in_turn() if server.rests_until <= now]
 
     def failed(self, server: Server) -> None:
-        """It could not be reached."""
+        """Let a server rest that could not be reached."""
         server.rests_until = self._clock() + REST_SECONDS
 
     @contextmanager
     def serving(self, server: Server) -> Iterator[None]:
-        """It has one more request meanwhile."""
+        """Count one more open request of a server inside."""
         server.num_open += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""The deployment: an actor per replica, which runs the parts of a server and gives Ray their app."""
+"""Define the deployment: each replica is an actor that runs the parts of a server and gives Ray their app."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ END_SECONDS = 5.0
 
 @serve.ingress()
 class Replica:
-    """What one actor runs."""
+    """A replica of the deployment: one server in one actor."""
 
     def __init__(self, engine: EngineConfig, server: ServerConfig) -> None:
         self._configs = engine, server
@@ -45,13 +45,13 @@ class Replica:
         return await self._server.begin()
 
     async def check_health(self) -> None:
-        """Raise when this replica should be replaced; an engine that is being started again is no reason to."""
+        """Raise if this replica should be replaced; an engine that is being started again is no reason."""
         failure = None if self._server is None else self._server.failure
         if failure is not None:
             raise RuntimeError(failure)
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """How much this replica has to do."""
+        """Return the load of this replica."""
         return {} if self._server is None else self._server.load
 
     async def __del__(self) -> None:
@@ -60,7 +60,7 @@ class Replica:
 
 
 def build_app(args: Mapping[str, Any]) -> Application:
-    """The application, as `serve run` and Ray's config files build it.
+    """Return the application, as `serve run` and Ray's config files build it.
 
     Args:
         args: flags of `tokenmill serve` as keys (`model`, `max-model-len` ...), which win over TOKENMILL_* variables,
@@ -101,7 +101,7 @@ def _configs(args: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
 
 
 def _replicas(ray: Mapping[str, float], rows: int) -> dict[str, Any]:
-    """As many replicas as are asked for, or between that and the most, by how many requests each has open."""
+    """Return the number of replicas, or the autoscaling between a least and a most by open requests."""
     least = int(ray.get("num_replicas", 1))
     if "max_replicas" not in ray:
         return {"num_replicas": least}

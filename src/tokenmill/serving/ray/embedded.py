@@ -1,4 +1,4 @@
-"""A server inside a process that others run: its app is theirs to serve, and they say when it ends."""
+"""Run a server inside another program's process, which serves its app and decides when it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EmbeddedServer(FirstProcess):
     """The parts of one server in the current event loop, without a listener and without signals."""
 
     def __init__(self, launch: LaunchFile, engine_module: str = ENGINE_MODULE) -> None:
-        """Make a private folder for it; nothing is started.
+        """Make a private folder for the server; nothing is started yet.
 
         Raises:
             InvalidConfig, InvalidCheckpoint: see `check_start`.
@@ -50,7 +50,7 @@ class EmbeddedServer(FirstProcess):
         """Start the parts; return the app once they are ready.
 
         Raises:
-            EngineDead: one of them cannot start; nothing is left of the others.
+            EngineDead: a part cannot start; all others have been ended.
         """
         self._tasks = self._begin()
         try:
@@ -64,7 +64,7 @@ class EmbeddedServer(FirstProcess):
         return self._app.result()
 
     async def end(self) -> None:
-        """End what is open with an error, then all parts. Whoever serves the app waits for open replies before."""
+        """End open calls with an error, then all parts; the program waits for open replies before."""
         self._client.fail(ServerStopping("the server is stopping"))
         await cancel(self._tasks)
         await self._let_go()
@@ -75,14 +75,14 @@ class EmbeddedServer(FirstProcess):
 
     @property
     def failure(self) -> str | None:
-        """Why this server should be replaced: not what is being started again, for that gets well by itself."""
+        """The reason why this server should be replaced; a part that is being started again is no reason."""
         if self._ending.done():
             return self._ending.result().error
         return None if self._parts.is_recovering else self._trouble()
 
     @property
     def load(self) -> dict[str, Any]:
-        """How much it has to do, for whoever chooses among several."""
+        """The load of this server, for choosing among several."""
         stats = self._parts.engines.stats
         return {
             "requests_open": self._client.num_open,

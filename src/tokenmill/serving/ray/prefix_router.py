@@ -1,8 +1,8 @@
-"""Which replica gets a request: the one that has most likely read the beginning of its prompt already.
+"""Route a request to the replica that has most likely read the beginning of its prompt already.
 
-Ray's proxies choose a replica before they have read the body, so a router knows of a request no more than what they
-take from its headers. What requests share must therefore be said in one: `x-session-id`, unless
-RAY_SERVE_SESSION_ID_HEADER_KEY names another. The id of a conversation will do, or a name for a system prompt.
+Ray's proxies choose a replica before they have read the body, so a router only knows what they take from a request's
+headers. A header must therefore name what requests share: `x-session-id`, unless
+RAY_SERVE_SESSION_ID_HEADER_KEY names another. It may be the id of a conversation, or a name for a system prompt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEFAULT_SLACK = 8
 
 
 class PrefixRouter(RequestRouter):
-    """Sends requests of one key to one replica, as long as that is not much busier than the next one for the key.
+    """Sends requests of one key to one replica, unless that is much busier than the next one for the key.
 
     The replicas are ranked for each key by a hash of both, so another replica, or one less, moves only the keys that
     are its own. Requests without a key, and those whose replica is too busy, go to the shorter queue of two.
@@ -25,7 +25,7 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, slack: int = DEFAULT_SLACK, **unknown: object) -> None:
         """
         Args:
-            slack: how many requests more than the second of its rank the first one may have.
+            slack: how many more requests the first replica of a key may have than the second.
             unknown: refused.
         """
         if unknown or slack < 0:
@@ -35,7 +35,7 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replicas to ask, by preference; of those of one rank, Ray takes the one with the shortest queue."""
+        """Return the replicas to ask, by rank; within a rank Ray takes the one with the shortest queue."""
         if pending_request is None:
             return [candidate_replicas]
         # Else a full fleet would be asked again without a pause.
@@ -51,7 +51,7 @@ class PrefixRouter(RequestRouter):
         return [[first], [first], [second], others]
 
     def _queued(self, replica: RunningReplica) -> int:
-        """As far as this router knows; Ray's own number is a few seconds old at most."""
+        """Return the queue length that this router knows of; Ray's own number is a few seconds old at most."""
         return self.replica_queue_len_cache.get(replica.replica_id) or 0
 
 

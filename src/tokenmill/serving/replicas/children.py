@@ -1,4 +1,4 @@
-"""The processes that a server starts and watches: engines and text workers."""
+"""Start and watch the child processes of a server: engines and text workers."""
 
 from __future__ import annotations
 
@@ -24,32 +24,31 @@ _TERMINATE_SECONDS = 0.3
 
 
 class Child(Protocol):
-    """Something that should live as long as the server."""
+    """A part that should live as long as the server."""
 
     name: str
 
     async def ended(self) -> str:
-        """Return when it has ended, with a sentence that says how."""
+        """Wait for its end; return a sentence that says how it ended."""
         ...
 
     async def stop(self) -> None:
-        """End it, by force if need be."""
+        """End it, by force if necessary."""
         ...
 
     def kill(self, by: str) -> None:
-        """End it at once, if that is possible. `by`: who does that and why, as sentences about its end should say."""
+        """End it at once, if possible. `by`: who ends it and why, for the sentence about its end."""
 
     async def stacks(self) -> str:
-        """What its threads are doing, or why that cannot be told."""
+        """Return the stacks of its threads, or the reason why there are none."""
         ...
 
 
 class ChildProcess:
-    """A Python module running as a process.
+    """A Python module that runs as a process.
 
-    Its standard input is a pipe that this process holds: should this process vanish, the child reads the end of the
-    pipe and ends too. What it writes to standard error appears here, and the last lines are kept for the message about
-    its end.
+    Its standard input is a pipe that this process holds: if this process dies, the child reads the end of the pipe and
+    ends too. Its output appears here line by line, and the last lines are kept for the message about its end.
     """
 
     def __init__(
@@ -62,9 +61,9 @@ class ChildProcess:
     ) -> None:
         """
         Args:
-            process: with pipes for all its output and its standard input; see `Starter`.
+            process: the process, with pipes for its output and its standard input; see `Starter`.
             stacks: see `stack_file`.
-            work: what it was at when it ended, as a sentence goes on.
+            work: returns its work at its end, as the rest of a sentence.
         """
         self.name = name
         self.process = process
@@ -79,7 +78,7 @@ class ChildProcess:
         self._reader = asyncio.ensure_future(self._read_lines())
 
     async def ended(self) -> str:
-        """See `Child`."""
+        """Wait for its end; return a sentence with the cause, its work and its last lines."""
         code = await asyncio.shield(self._code)
         with contextlib.suppress(TimeoutError):  # a grandchild may hold the pipe open
             await asyncio.wait_for(asyncio.shield(self._reader), timeout=0.5)
@@ -92,7 +91,7 @@ class ChildProcess:
         return f"the {self.name} process {how}" + (f"; its last lines:{lines}" if lines else "")
 
     async def stop(self) -> None:
-        """See `Child`."""
+        """Terminate the process, and kill it if it does not end in time."""
         if not self._code.done():
             self.process.terminate()
             try:
@@ -105,12 +104,12 @@ class ChildProcess:
         self.process.stdin.close()
 
     def kill(self, by: str) -> None:
-        """See `Child`."""
+        """Kill the process; the first `by` names the killer."""
         self._killed_by = self._killed_by or by
         self.process.kill()
 
     async def stacks(self) -> str:
-        """See `Child`."""
+        """Ask the process for its stacks."""
         return await ask_for_stacks(self._stacks, self.process.pid)
 
     def _wait(self) -> None:
@@ -135,7 +134,7 @@ class ChildProcess:
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:
-    """The next line, or as much of an overlong one as is there; nothing at the end."""
+    """Return the next line, or the available part of an overlong one; empty at the end."""
     try:
         return await stream.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:
@@ -145,7 +144,7 @@ async def _read_line(stream: asyncio.StreamReader) -> bytes:
 
 
 class WorkerThread:
-    """A text worker inside this process (`--tokenizer-workers 0`): the same code and the same sockets, in a thread."""
+    """A text worker in a thread of this process (`--tokenizer-workers 0`), with the same code and sockets."""
 
     def __init__(self, folder: Path, run_worker: RunWorker) -> None:
         self.name = "text worker thread"
@@ -156,21 +155,21 @@ class WorkerThread:
         self._thread.start()
 
     async def ended(self) -> str:
-        """See `Child`."""
+        """Wait for the end of the thread; return a sentence that says how it ended."""
         return await asyncio.shield(self._ended)
 
     async def stop(self) -> None:
-        """See `Child`."""
+        """Close the thread's pipe, and wait up to a second for its end."""
         if self._alive_writer >= 0:
             os.close(self._alive_writer)
             self._alive_writer = -1
             await asyncio.to_thread(self._thread.join, 1.0)
 
     def kill(self, by: str) -> None:
-        """A thread cannot be ended."""
+        """Do nothing: a thread cannot be killed."""
 
     async def stacks(self) -> str:
-        """See `Child`."""
+        """Return the stacks of this process."""
         return own_stacks()
 
     def _run(self, folder: Path, run_worker: RunWorker) -> None:

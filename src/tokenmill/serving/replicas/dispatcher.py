@@ -1,8 +1,8 @@
-"""A text worker's way to the engines: each request goes to one of them, and to another when that one dies.
+"""Send a text worker's requests to the engines: each to one of them, and to another when that one dies.
 
-What no engine can take now stays in the journal and goes out when one can: a request that was accepted is never lost.
-Requests that ran when an engine died are suspects: they go out one after the other, each when the one before it has
-shown that it does no harm. Other requests do not wait for them.
+A request that no engine can take now stays in the journal until one can: an accepted request is never lost. Requests
+that ran when an engine died are suspects: they go out one after the other, each once the one before it has proved
+harmless. Other requests do not wait for them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Dispatcher:
         """
         Args:
             engines: the inboxes of the engines, by their index.
-            connect: an outbox to an inbox.
-            predecessor: the inbox of the text worker whose death made room for this one.
-            mark: what the ids of its requests begin with, and no others; empty: it is the only one.
+            connect: opens an outbox to an inbox.
+            predecessor: the inbox of the dead text worker that this one replaces.
+            mark: the prefix of its requests' ids, and of no others; empty: it is the only text worker.
         """
         self._connect_to = connect
         self._predecessor = predecessor
@@ -60,10 +60,10 @@ class Dispatcher:
         self._draining: set[int] = set()
 
     def begin(self, worker: str, page_size: int, fingerprint: str) -> None:
-        """The engines are ready. Where the choice among them depends on how they are, have them tell this text worker.
+        """Begin once the engines are ready; have them report to this text worker if the routing policy needs reports.
 
         Args:
-            worker: its inbox.
+            worker: the text worker's inbox.
             page_size, fingerprint: see `PrefixIndex`.
         """
         if self._router.policy.reads_cache:
@@ -73,17 +73,17 @@ class Dispatcher:
                 outbox.send(WatchEngine(worker))
 
     def heed(self, report: EngineReport) -> None:
-        """Take in how an engine is, unless it is dead by now."""
+        """Take in an engine's report, unless that engine has died."""
         if report.source not in self._retired:
             self._router.take(report)
 
     def add(self, request: AddRequest) -> None:
-        """Accept a request."""
+        """Accept a request and send it to an engine if one can take it."""
         self._journal.accept(request)
         self._place(request)
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End requests, wherever they are."""
+        """End requests, whether they run or wait."""
         ids = list(ids)
         self._journal.leave(ids)
         self._clear(ids)
@@ -91,7 +91,7 @@ class Dispatcher:
             self._outboxes[engine].send(AbortRequests(own))
 
     def take(self, message: StepOutputs) -> bool:
-        """Take in what a step has brought; False: an engine that is dead now has sent it, and it does not count."""
+        """Take in the outputs of a step; return False, and ignore them, if their engine has died."""
         if message.source in self._retired:
             return False
         self._router.ended(message.outputs)
@@ -101,12 +101,12 @@ class Dispatcher:
         return True
 
     def cleared(self) -> list[str]:
-        """The suspects that have ended or have shown that they do no harm since the last call."""
+        """Return the suspects that have ended or proved harmless since the last call."""
         cleared, self._cleared = self._cleared, []
         return cleared
 
     def idle(self) -> list[int]:
-        """Draining engines that have had no request since the last call, for the first time."""
+        """Return the draining engines that have run out of requests since the last call."""
         if not self._draining:
             return []
         busy = {self._router.engine_of(request.id) for request in self._journal}
@@ -115,10 +115,10 @@ class Dispatcher:
         return sorted(idle)
 
     def hear(self, news: EngineNews) -> list[AddRequest]:
-        """An engine has died, is back, or takes no new requests.
+        """Take in that an engine has died, is back, or takes no new requests.
 
         Returns:
-            The requests that go out again.
+            The requests that are sent out again.
         """
         match news:
             case EngineBack():
@@ -138,7 +138,7 @@ class Dispatcher:
         return [request for request in self._journal if request.id not in self._router and self._place(request)]
 
     def close(self) -> None:
-        """Let the outboxes go."""
+        """Close the outboxes."""
         for outbox in self._outboxes.values():
             outbox.close()
 
@@ -190,7 +190,7 @@ class Dispatcher:
                     self._clear([output.id])
 
     def _clear(self, ids: Iterable[str]) -> None:
-        """These are no suspects any more; whose turn is next goes out."""
+        """Remove suspects, and send out the next one if the one on trial is cleared."""
         gone = [request_id for request_id in ids if self._suspects.pop(request_id, None) is not None]
         self._cleared += gone
         if self._trial in gone:

@@ -1,4 +1,4 @@
-"""One engine as the API process knows it: what it said of itself, how it is doing, and what can be asked of it."""
+"""The API process's handle of one engine: its description, its state, and the calls that it answers."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ANSWER_SECONDS = 60.0
 class EngineHandle:
     """An engine's index, readiness, stats and health, and the calls that go straight to it.
 
-    A call has one answer or an error: nothing waits for ever.
+    A call returns one answer or raises an error: it never waits for ever.
 
     Attributes:
-        health: of its ranks.
-        ready: what it said when it became ready; None: it still starts.
+        health: the health of its ranks.
+        ready: its description of itself, sent when it became ready; None: it still starts.
         stats: its latest numbers; None: it still starts.
-        is_paused: it should launch no step; it is told so again when it has been started again.
-        is_new: it was added to a running server, and has not been ready yet.
+        is_paused: it should launch no step; a restarted engine is told so again.
+        is_new: it was added to a running server, and is not ready yet.
         is_draining: it gets no new requests.
     """
 
@@ -67,19 +67,19 @@ class EngineHandle:
 
     @property
     def name(self) -> str:
-        """As sentences call it."""
+        """The engine's name in messages."""
         return self.health[0].name
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with it; None: nothing."""
+        """A sentence about the engine's trouble, or None."""
         return trouble_of(self.health)
 
     async def wait_until_ready(self) -> EngineReady:
-        """What it says of itself, once it does.
+        """Wait until the engine is ready; return its description of itself.
 
         Raises:
-            EngineDead: it cannot be added.
+            EngineDead: the engine could not be started.
         """
         await self._is_ready.wait()
         if self._failure:
@@ -88,27 +88,27 @@ class EngineHandle:
         return self.ready
 
     def fail(self, why: str) -> None:
-        """It cannot be added: the first reason counts."""
+        """Mark the engine as failed to start; the first reason counts."""
         self._failure = self._failure or why
         self._is_ready.set()
 
     def drain(self, workers: Iterable[str]) -> None:
-        """It gets no new requests. Each of these text workers says when it has none there any more."""
+        """Give it no new requests; each of these text workers reports when it has none there any more."""
         self.is_draining = True
         self._busy_workers.update(workers)
 
     def note_idle(self, worker: str) -> None:
-        """A text worker has no request there any more, or is gone."""
+        """Note that a text worker has no requests there any more, or has died."""
         self._busy_workers.discard(worker)
         if self.is_draining and not self._busy_workers:
             self._is_idle.set()
 
     async def wait_until_idle(self) -> None:
-        """Until it has no requests, once it is draining."""
+        """Wait until the draining engine has no requests."""
         await self._is_idle.wait()
 
     def take(self, message: EngineReady | EngineStats | EngineReply) -> None:
-        """Take in what the engine says; an answer goes to whoever waits for it, if somebody still does."""
+        """Take in a message of the engine, and hand an answer to its caller if the caller still waits."""
         match message:
             case EngineReady():
                 self.ready = message
@@ -126,11 +126,11 @@ class EngineHandle:
                     future.set_result(message)
 
     def lose(self) -> None:
-        """It has died: what it was asked stays without an answer."""
+        """Mark the engine as dead, and fail its open calls."""
         self._end_calls("has died; it is being started again")
 
     def leave(self) -> None:
-        """It was removed: nobody answers what it was asked, nor what it will be."""
+        """Mark the engine as removed, and fail its open calls and all later ones."""
         self._end_calls("has been removed")
 
     def _end_calls(self, why: str) -> None:
@@ -141,34 +141,34 @@ class EngineHandle:
                 future.set_exception(EngineDead(f"{self.name} {why}"))
 
     async def set_paused(self, is_paused: bool) -> None:
-        """Let the engine launch no step, or go on; returns when no step runs any more.
+        """Pause the engine's steps, or go on; return when no step runs any more.
 
         Raises:
-            EngineDead: it gave no answer; so do all calls of this class.
+            EngineDead: the engine gave no answer; all calls of this class raise it.
         """
         self.is_paused = is_paused
         await self._call(SetPaused(_new_id(), is_paused))
 
     async def reset_prefix_cache(self, preempt_running: bool, reset_external: bool = False) -> bool:
-        """Forget cached prefixes; False where running requests hold pages and may not be preempted."""
+        """Forget cached prefixes; return False if running requests hold pages and may not be preempted."""
         reply = await self._call(ResetPrefixCache(_new_id(), preempt_running, reset_external))
         assert isinstance(reply, Done)
         return reply.is_done
 
     async def look_at_adapter(self, name: str, path: str) -> AdapterSeen:
-        """What the engine makes of the adapter in a folder."""
+        """Have the engine check the adapter in a folder; return its findings."""
         reply = await self._call(LookAtAdapter(_new_id(), name, path))
         assert isinstance(reply, AdapterSeen)
         return reply
 
     async def explain(self, request_ids: list[str]) -> list[RequestState]:
-        """How those of the requests that the engine has are doing."""
+        """Return the states of those of these requests that the engine has."""
         reply = await self._call(ExplainRequests(_new_id(), request_ids))
         assert isinstance(reply, RequestStates)
         return [msgspec.structs.replace(state, engine=self.index) for state in reply.states]
 
     async def show_turns(self, since: int, shows_requests: bool, shows_tree: bool) -> LiveReport:
-        """What it has done since a turn; see `ShowTurns`."""
+        """Return a report of the engine's turns after `since`; see `ShowTurns`."""
         reply = await self._call(ShowTurns(_new_id(), since, shows_requests, shows_tree))
         assert isinstance(reply, LiveReport)
         return reply

@@ -1,4 +1,4 @@
-"""All engines of a server together: what is asked of each of them, and their numbers as one."""
+"""All engines of a server together: calls to each of them, and the sum of their numbers."""
 
 from __future__ import annotations
 
@@ -31,51 +31,51 @@ class Engines:
 
     @property
     def ready(self) -> EngineReady | None:
-        """What an engine that takes new requests says of itself; None: none does."""
+        """Description of an engine that takes new requests, or None without one."""
         return next((engine.ready for engine in self if engine.ready and not engine.is_draining), None)
 
     def add(self, handle: EngineHandle) -> None:
-        """One more; those who ask all do not see it before it is ready."""
+        """Add an engine; iteration and calls to all engines skip it until it is ready."""
         handle.is_new = True
         self._handles[handle.index] = handle
 
     def remove(self, index: int) -> None:
-        """It is gone, and with it what it was asked."""
+        """Remove an engine, and fail its open calls."""
         self._handles.pop(index).leave()
 
     def unused_index(self) -> int:
-        """The lowest that no engine has."""
+        """Return the lowest index that no engine has."""
         return next(index for index in count() if index not in self._handles)
 
     async def wait_until_ready(self) -> list[EngineReady]:
-        """What they say of themselves, once all do."""
+        """Wait until all engines are ready; return their descriptions of themselves."""
         return await asyncio.gather(*(engine.wait_until_ready() for engine in self))
 
     @property
     def stats(self) -> EngineStats:
-        """The counts of those that have told any, added up."""
+        """Sum of the counts of all engines that have reported any."""
         told = [engine.stats for engine in self if engine.stats is not None]
         return EngineStats(**{name: sum(getattr(stats, name) for stats in told) for name in COUNTS})
 
     async def set_paused(self, is_paused: bool) -> None:
-        """See `EngineHandle`; of all of them, as are those below."""
+        """Pause all engines, or let them go on; see `EngineHandle` for this and the calls below."""
         await self._ask_all(lambda engine: engine.set_paused(is_paused))
 
     async def reset_prefix_cache(self, preempt_running: bool, reset_external: bool = False) -> bool:
-        """False where one of them has refused; the others have forgotten theirs."""
+        """Forget the cached prefixes of all engines; return False if one refused (the others have forgotten theirs)."""
         return all(await self._ask_all(lambda engine: engine.reset_prefix_cache(preempt_running, reset_external)))
 
     async def look_at_adapter(self, name: str, path: str) -> list[AdapterSeen]:
-        """What each of them makes of an adapter."""
+        """Have each engine check an adapter; return their findings."""
         return await self._ask_all(lambda engine: engine.look_at_adapter(name, path))
 
     async def explain(self, request_ids: list[str]) -> list[RequestState]:
-        """How those of the requests that any of them has are doing."""
+        """Return the states of those of these requests that any engine has."""
         states = await self._ask_all(lambda engine: engine.explain(request_ids))
         return [state for some in states for state in some]
 
     async def _ask_all(self, ask: Callable[[EngineHandle], Awaitable[Answer]]) -> list[Answer]:
-        """What each answers. Of one that is removed meanwhile nothing is wanted any more."""
+        """Call every engine; return the answers, without those of engines that are removed meanwhile."""
 
         async def ask_one(engine: EngineHandle) -> list[Answer]:
             try:

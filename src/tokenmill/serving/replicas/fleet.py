@@ -1,7 +1,7 @@
-"""Engines that come and go while a server runs: one more, one less, and others with new weights in their place.
+"""Change the engines of a running server: add one, remove one, or replace all by engines with new weights.
 
-With new weights no request changes engines in the middle: those that have begun end where they are, and everything that
-comes from then on goes to the new ones.
+With new weights no request changes engines: requests that have begun end where they are, and all later ones go to the
+new engines.
 
     old   ──────────── drains ──── idle, ends
     new        loads ─ takes all new requests ────────
@@ -21,7 +21,7 @@ from tokenmill.serving.replicas.supervisor import Supervisor
 
 
 class Fleet:
-    """Changes which engines a supervisor has, one change at a time."""
+    """Changes the engines of a supervisor, one change at a time."""
 
     def __init__(self, parts: Supervisor) -> None:
         self._parts = parts
@@ -29,7 +29,7 @@ class Fleet:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def add(self) -> int:
-        """One more engine with the weights of the others; its index, once it takes requests.
+        """Add an engine with the weights of the others; return its index once it takes requests.
 
         Raises:
             Conflict: another change is under way, or it cannot be started.
@@ -44,14 +44,14 @@ class Fleet:
         """Give an engine no new requests.
 
         Raises:
-            NotFound: there is none with this index.
-            Conflict: no other engine would be left for them.
+            NotFound: no engine has this index.
+            Conflict: no other engine would be left for new requests.
         """
         self._check_is_spared(index)
         self._parts.drain_engine(index)
 
     def remove(self, index: int, patience: float) -> None:
-        """Drain an engine, and end it once it is idle, or after so many seconds: others then go on with its requests.
+        """Drain an engine, and end it once idle, or after `patience` seconds: others then continue its requests.
 
         Raises:
             NotFound, Conflict: see `drain`.
@@ -60,12 +60,12 @@ class Fleet:
         self._leave(self._remove(index, patience))
 
     async def replace_weights(self, model: str) -> EngineReady:
-        """Let engines with the weights of another checkpoint take the place of all; what the first says of itself.
+        """Replace all engines by ones with another checkpoint's weights; return the description of the first.
 
-        Returns once it takes requests. The other engines are replaced one by one as they become idle.
+        Return once the first takes requests. The other engines are replaced one by one as they become idle.
 
         Raises:
-            InvalidRequest: a checkpoint that cannot take the place of this one.
+            InvalidRequest: the checkpoint cannot take the place of the served one.
             Conflict: another change is under way, or it cannot be started: there may be no memory for both.
         """
         async with self._change():
@@ -124,7 +124,7 @@ class Fleet:
 
 
 def _check_model(model: str) -> None:
-    """Look at the path first: an engine that starts for nothing takes memory and cores from those that serve."""
+    """Check a checkpoint's path before an engine starts in vain, at the cost of memory and cores."""
     try:
         check_model(model)
     except InvalidCheckpoint as error:
@@ -141,7 +141,7 @@ def _folder(model: str) -> Path:
 
 
 def _difference(old: EngineReady, new: EngineReady) -> str | None:
-    """Why one model cannot take another's place behind the same text workers; None: it can."""
+    """Return the reason why a model cannot replace another behind the same text workers, or None if it can."""
     for what in ("architecture", "vocab_size", "num_parameters"):
         before, after = getattr(old, what, None), getattr(new, what, None)
         if before != after:

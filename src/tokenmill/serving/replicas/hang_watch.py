@@ -1,6 +1,6 @@
-"""Watches the parts of a server: counts their silence, pings their loops, and says once when one of them hangs.
+"""Watch the parts of a server: count their silence, ping their loops, and report once when a part hangs.
 
-It only notices: where calls go meanwhile is decided by whoever is told at each tick.
+It only notices; the callback of each tick decides where calls go meanwhile.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class HangWatch:
         """
         Args:
             ping: sends a ping to a part.
-            stacks: the stacks of a part's threads, or why there are none.
-            say: takes a part and what there is to say of it, with its stacks.
-            on_tick: told of each part at each tick.
+            stacks: returns the stacks of a part's threads, or the reason why there are none.
+            say: takes a part and a report on it, with its stacks.
+            on_tick: called with each part at each tick.
             clock: seconds.
         """
         self.parts: dict[str, PartHealth] = {}
@@ -47,22 +47,22 @@ class HangWatch:
         self._reports: set[asyncio.Task[None]] = set()
 
     def started(self) -> None:
-        """All parts are ready."""
+        """Mark all parts as started."""
         for part in self.parts.values():
             part.started()
 
     def forget(self, name: str) -> None:
-        """A part is there no more."""
+        """Forget a part that was removed."""
         del self.parts[name]
         self._hanging.discard(name)
         self._reported.discard(name)
 
     def has_reported(self, name: str) -> bool:
-        """A part hangs, and its stacks have been told."""
+        """Return True if a part hangs and its stacks have been reported."""
         return name in self._reported
 
     def hear(self, name: str, message: SignOfLife) -> None:
-        """Take in a beat or an answer of a part."""
+        """Take in a beat or a pong of a part."""
         part = self.parts[name]
         match message:
             case Beat():
@@ -72,7 +72,7 @@ class HangWatch:
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with the parts that hang; None: none does."""
+        """Sentences about the parts that hang, or None."""
         return trouble_of(self.parts.values())
 
     async def run(self) -> None:
@@ -85,13 +85,13 @@ class HangWatch:
                 listened = 0.0
 
     async def _listen(self) -> float:
-        """Let some time pass, and return what of it counts as silence: not that for which this process was held up."""
+        """Sleep for a moment; return how much of it counts as silence, without the time this process was held up."""
         began = self._clock()
         await asyncio.sleep(LOOK_SECONDS)
         return min(self._clock() - began, LOOK_SECONDS)
 
     def tick(self, seconds: float) -> None:
-        """So much time has passed in which this process has listened."""
+        """Count `seconds` of listening, ping the parts, and report those that begin or cease to hang."""
         for name, part in list(self.parts.items()):
             part.pass_time(seconds)
             if not part.is_starting and not part.waits_for_pong:

@@ -1,7 +1,7 @@
-"""Whether one part of the server lives and gets on: an engine, or a text worker.
+"""The health of one part of the server, an engine or a text worker: signs of life and of progress.
 
-Time is what its owner's loop has counted (`pass_time`), not what a clock says: while that loop itself is held up, or
-the whole machine sleeps, nobody falls silent.
+Time is counted by the owner's loop (`pass_time`), not by a clock: while that loop is held up, or the whole machine
+sleeps, no part falls silent.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ SILENT_START_SECONDS = 60.0
 
 
 class PartHealth:
-    """What a part has said last, and how long ago.
+    """The latest signs of life of a part, and their age.
 
     Attributes:
-        name: as sentences call it, e.g. `text worker 0`.
-        waits_for_pong: it has been asked and has not answered yet.
-        is_starting: it has not all that it needs yet.
+        name: its name in messages, e.g. `text worker 0`.
+        waits_for_pong: a ping has been sent and not answered yet.
+        is_starting: it has not loaded all that it needs yet.
     """
 
     def __init__(self, name: str, timeout: float) -> None:
-        """`timeout`: seconds within which its loop must answer."""
+        """`timeout`: seconds within which the part's loop must answer."""
         self.name = name
         self._timeout = timeout
         self.begin()
 
     def begin(self) -> None:
-        """It starts, for the first time or after a death."""
+        """Mark the part as starting, for the first time or after a death."""
         self.waits_for_pong = False
         self.is_starting = True
         self._silence = 0.0
@@ -42,62 +42,62 @@ class PartHealth:
         self._is_stuck = False
 
     def started(self) -> None:
-        """It has all that it needs: from now on every beat is expected on time."""
+        """Mark the part as started: from now on every beat is expected on time."""
         self._silent_seconds = SILENT_SECONDS
         self._silence = 0.0
         self.is_starting = False
 
     def pass_time(self, seconds: float) -> None:
-        """So much time has passed."""
+        """Count `seconds` of silence."""
         self._silence += seconds
         if self.waits_for_pong:
             self._unanswered += seconds
 
     def beats(self, beat: Beat) -> None:
-        """A beat has come."""
+        """Take in a beat."""
         self._beat = beat
         self._silence = 0.0
 
     def is_asked(self) -> None:
-        """A ping has been sent."""
+        """Note that a ping has been sent."""
         self.waits_for_pong = True
 
     def answers(self) -> None:
-        """A pong has come."""
+        """Note that a pong has come."""
         self.waits_for_pong = False
         self._unanswered = 0.0
 
     def note_stuck(self, is_stuck: bool) -> None:
-        """The engine says whether its requests make progress."""
+        """Note whether the engine's requests make no progress."""
         self._is_stuck = is_stuck
 
     @property
     def is_deaf(self) -> bool:
-        """Its loop takes no messages, as far as can be told: it should be given none."""
+        """True if the part's loop seems to take no messages, so that it should get none."""
         return self._silence > self._silent_seconds or self.is_lost
 
     @property
     def is_overdue(self) -> bool:
-        """It has let more time pass than any job is allowed: nobody should wait for it."""
+        """True if the part has exceeded the time of any allowed job."""
         beat = self._beat
         is_late = beat is not None and bool(beat.job) and beat.seconds > beat.limit
         return is_late or self.is_lost or self._silence > max(self._timeout, self._silent_seconds)
 
     @property
     def is_lost(self) -> bool:
-        """Its loop has not answered for so long that nobody should go on waiting for it."""
+        """True if the part's loop has not answered for too long to wait any longer."""
         # A little later than the other signs of the same trouble, which say more of it.
         return self._unanswered > self._timeout + SILENT_SECONDS
 
     @property
     def delay(self) -> float:
-        """For how many seconds it has let others wait."""
+        """Seconds for which the part has let others wait."""
         beat = self._beat
         return max(self._silence, self._unanswered, beat.seconds if beat is not None and beat.job else 0.0)
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong, a sentence that names it; None: nothing."""
+        """A sentence that names the part and its trouble, or None."""
         if self._silence > self._silent_seconds:
             return f"{self.name} has not been heard for {self._silence:.0f} seconds"
         beat = self._beat
@@ -112,5 +112,5 @@ class PartHealth:
 
 
 def trouble_of(parts: Iterable[PartHealth]) -> str | None:
-    """What is wrong with any of these parts; None: nothing."""
+    """Return sentences about the trouble of these parts, or None."""
     return "; ".join(filter(None, (part.trouble for part in parts))) or None

@@ -1,7 +1,7 @@
-"""The open requests of a text worker, with the tokens that each has brought: with these any engine goes on with any.
+"""Record a text worker's open requests with their output tokens, so that any engine can continue any of them.
 
-An engine that dies is a preemption of all that it had: what is recomputed draws the same tokens, since a draw is keyed
-by the request's seed and the position, and counts them as output, for penalties, limits and grammars.
+The death of an engine preempts all of its requests. A recomputed request draws the same tokens, since a draw is keyed
+by its seed and the position; they count as output for penalties, limits and grammars.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Journal:
         return iter(list(self._open.values()))
 
     def accept(self, request: AddRequest) -> None:
-        """A request comes."""
+        """Record an accepted request."""
         self._open[request.id] = request
 
     def take(self, outputs: Iterable[TokenOutput]) -> None:
-        """Take in what a step has brought."""
+        """Record the outputs of a step."""
         for output in outputs:
             request = self._open.get(output.id)
             if request is None:

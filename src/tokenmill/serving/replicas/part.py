@@ -1,4 +1,4 @@
-"""A process of a server as its supervisor knows it, and whom the supervisor tells what."""
+"""A process of a server from its supervisor's view, and the callbacks of the supervisor's owner."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tokenmill.serving.replicas.children import Child
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whom a supervisor tells what.
+    """The callbacks through which a supervisor reports to its owner.
 
     Attributes:
-        ended: a part has ended for good or cannot go on, so that the server should: the exit code, and a sentence.
-        died: a part has died and is started again: what to call it in a field, and a sentence.
-        replaced: a text worker is there again: its index, the inbox of the dead one, how the engines are, and what its
-            death says of the calls that it prepared.
-        hung: a part hangs or goes on: what to call it in a field, and a sentence with its stacks.
-        answered: what a text worker says of requests, or another API process.
-        told: an engine has sent its numbers, is ready once more, or there is other news of it.
-        ticked: how a text worker does, several times a second: it takes no messages now, or nobody should wait for it.
-        line: what children write to standard error.
+        ended: a part has ended for good or cannot go on, so the server should end: the exit code, and a sentence.
+        died: a part has died and is started again: its label, and a sentence.
+        replaced: a text worker was started again: its index, the dead one's inbox, the state of the engines, and the
+            verdict on the calls that the dead one prepared.
+        hung: a part hangs or goes on: its label, and a sentence with its stacks.
+        answered: a message of a text worker about requests, or one of another API process.
+        told: an engine has sent its numbers, is ready again, or there is other news of it.
+        ticked: the state of a text worker, several times a second: its index, and whether it is deaf or lost.
+        line: a line that a child has written.
     """
 
     ended: Callable[[int, str], None]
@@ -43,13 +43,13 @@ class Owner:
 
 @dataclass(slots=True)
 class Part:
-    """One process, or thread, as it is now, and how it is started.
+    """One process or thread in its current life, and the arguments to start it.
 
     Attributes:
         label: one word for it.
-        inbox: the name of its inbox; each life has its own.
-        outbox: None while it is dead: what is sent meanwhile is dropped, and comes again from a journal.
-        life: how often it has been started again.
+        inbox: the name of its inbox, a new one for each life.
+        outbox: None while it is dead: messages sent meanwhile are dropped, and sent again from a journal.
+        life: number of its restarts.
         child: None while it is dead.
     """
 
@@ -64,12 +64,12 @@ class Part:
     watcher: asyncio.Task[None] | None = None
 
     def ignore(self) -> None:
-        """Its end is no news any more."""
+        """Stop watching for its end."""
         if self.watcher is not None and self.watcher is not asyncio.current_task():
             self.watcher.cancel()
 
     async def end(self) -> None:
-        """End what is left of it, unnoticed; what is on its way to it is dropped."""
+        """End the process or thread without a report; drop the messages on their way to it."""
         self.ignore()
         if self.child is not None:
             await self.child.stop()

@@ -1,4 +1,4 @@
-"""How often a part of the server may be started again, and after what pause."""
+"""Limit how often a part of the server is started again, and set the pauses before."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ BACK_OFF_MEMORY_SECONDS = 300.0
 
 @dataclass(slots=True)
 class PartCounts:
-    """What has happened to the parts of a server, by the label of each.
+    """Counts of events of a server's parts, by the label of each part.
 
     Attributes:
         dropped: messages that its inbox could not read since its process started.
-        restarts: how often it was started again.
+        restarts: number of restarts.
         lost_lines: lines of the log that its process could not write.
     """
 
@@ -27,17 +27,17 @@ class PartCounts:
 
 
 class Restarts:
-    """The deaths of one part. Time is handed in, in seconds of any clock that never goes back."""
+    """The deaths of one part. The caller passes the time, in seconds of any clock that never goes back."""
 
     def __init__(self, most: int) -> None:
-        """`most`: restarts within a minute; 0: the first death is the last."""
+        """`most`: most restarts within a minute; 0: none."""
         self._most = most
         self._deaths: deque[float] = deque()
 
     def died(self, now: float, is_explained: bool = False) -> float | None:
-        """How long to wait before it is started again, in seconds; None: it should not be.
+        """Record a death; return the seconds until the restart, or None if there must be none.
 
-        `is_explained`: a request has been convicted, which is not tried again: neither this death counts nor the last.
+        `is_explained`: a request was convicted and will not run again, so neither this death counts nor the last.
         """
         while self._deaths and now - self._deaths[0] > BACK_OFF_MEMORY_SECONDS:
             self._deaths.popleft()
@@ -52,6 +52,6 @@ class Restarts:
 
     @property
     def complaint(self) -> str:
-        """A line for the log of a server that ends since this part has died too often; empty after a single death."""
+        """A log line for a server that ends because this part died too often; empty after a single death."""
         deaths = self._most + 1
         return f"\n{deaths} deaths in a minute are too many; the log says of what" if deaths > 1 else ""

@@ -1,6 +1,6 @@
-"""`Starter`: how the processes of a server's parts begin. Imports little, so that they can begin before anything else.
+"""`Starter`: starts the processes of a server's parts. It imports little, so that they can start before anything else.
 
-Loading torch is most of a start: an engine that has begun before this process loads what it needs loads beside it.
+Loading torch takes most of a start: an engine that begins early loads at the same time as this process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORKER_MODULE = "tokenmill.serving.frontend.worker"
 
 
 class Starter:
-    """Starts processes, and keeps those that it has begun early until they are asked for.
+    """Starts processes, and keeps those started early until they are requested.
 
     Attributes:
         engine_module: the module that runs as the process of an engine. worker_module: of a text worker.
@@ -33,7 +33,7 @@ class Starter:
 
     @contextlib.contextmanager
     def begun(self, folder: Path, topology: Topology) -> Iterator[Self]:
-        """Start all parts that are processes; the launch file must be there. Those that nobody asks for are killed."""
+        """Start all parts that are processes, once the launch file is there; at the end, kill unused ones."""
         for spec in topology.engines:
             for rank in range(spec.num_ranks):
                 arguments = (str(spec.index), str(rank))
@@ -50,7 +50,7 @@ class Starter:
     def start(
         self, name: str, module: str, folder: Path, arguments: Sequence[str], life: int
     ) -> subprocess.Popen[bytes]:
-        """The process of a part, by the name of its first inbox, in this life: a new one, or the one begun early."""
+        """Return a part's process in this life: the one started early under its first inbox's name, or a new one."""
         early = None if life else self._early.pop(name, None)
         return early or self._start(module, folder, arguments, life)
 

@@ -1,7 +1,7 @@
-"""Starts the engines and text workers of a server, hears what they say, and starts those again that end or hang.
+"""Start the engines and text workers of a server, receive their messages, and restart those that end or hang.
 
-An engine is its ranks: when one of them dies, all are started again. Whose requests go where meanwhile is known to the
-text workers, which are told; whose calls a dead text worker had is known to the owner.
+An engine is its ranks: when one of them dies, all are started again. The text workers are told, and decide where
+requests go meanwhile; the owner knows the calls of a dead text worker.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class Supervisor:
     Attributes:
         engines: the handles of the engines.
         workers: the ways to the text workers, by their index.
-        counts: what has happened to the parts.
-        topology: which parts there are, those that start among them.
+        counts: counts of the parts' restarts and losses.
+        topology: all parts, with those that are still starting.
     """
 
     def __init__(self, folder: Path, launch: LaunchFile, starter: Starter, run_worker: RunWorker, owner: Owner) -> None:
         """
         Args:
-            folder: holds the launch file; the sockets come beside it.
+            folder: the folder of the launch file, in which the sockets are made.
             starter: starts the processes.
-            run_worker: the loop of a text worker, for the one that is a thread.
+            run_worker: the loop of a text worker, for one that runs as a thread.
         """
         self._folder = folder
         self._launch = launch
@@ -96,13 +96,13 @@ class Supervisor:
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with the parts that hang or are being started again; None: nothing."""
+        """Sentences about the parts that hang or are being started again, or None."""
         again = [f"the {called} is recovering" for called in self._recovering()]
         return "; ".join(again) or self._hangs.trouble
 
     @property
     def is_recovering(self) -> bool:
-        """A part has died and is not what it was yet."""
+        """True while a part that has died is not fully back."""
         return bool(self._recovering())
 
     def _recovering(self) -> list[str]:
@@ -112,13 +112,13 @@ class Supervisor:
         return [self._parts[name].called for name in names] or self._trials.under_trial
 
     async def start(self) -> list[EngineReady]:
-        """Start all parts; return what the engines say of themselves when they are ready."""
+        """Start all parts; return the engines' descriptions when they are ready."""
         for name in self._parts:
             await self._start(name)
         return await self.engines.wait_until_ready()
 
     def started(self) -> None:
-        """All parts have what they need: from now on each must answer in time, and is started again when it dies."""
+        """Mark all parts as started: from now on each must answer in time, and is started again when it dies."""
         self._is_started = True
         self._hangs.started()
 
@@ -138,11 +138,11 @@ class Supervisor:
         self._context.destroy(linger=0)
 
     def inbox_of_worker(self, index: int) -> str:
-        """The name of the inbox of a text worker in the life that it is in."""
+        """Return the name of a text worker's inbox in its current life."""
         return self._parts[worker_name(index)].inbox
 
     def restart_worker(self, index: int) -> None:
-        """End a text worker at once, with all that it has. It comes back as after any other death."""
+        """End a text worker and all its work at once. It is started again as after any other death."""
         part = self._parts[worker_name(index)]
         self._trials.forget_worker(part.inbox, part.called)
         self._kill(worker_name(index), "the server, since the API process that it worked for has ended")
@@ -150,13 +150,13 @@ class Supervisor:
     # --- engines that come and go -----------------------------------------------------------------------------------
 
     async def add_engine(self, model: str = "", share: tuple[int, int] | None = None) -> EngineReady:
-        """Start one more engine; return what it says of itself when it takes requests.
+        """Start one more engine; return its description once it takes requests.
 
         Args:
-            model: see `EngineSpec`, as `share`.
+            model: see `EngineSpec`, also for `share`.
 
         Raises:
-            EngineDead, DiskFull: it cannot be started; an engine that began has been told why.
+            EngineDead, DiskFull: the engine cannot be started; EngineDead says why.
         """
         num_ranks = self.topology.engines[0].num_ranks
         spec = EngineSpec(self.engines.unused_index(), num_ranks, model, share)
@@ -177,7 +177,7 @@ class Supervisor:
         self._tell_workers(EngineDraining(index, is_bound))
 
     async def remove_engine(self, index: int) -> None:
-        """End an engine. The requests that it has go to the others, at once."""
+        """End an engine. Its requests go to the others at once."""
         self._tell_workers(EngineLost(index, is_removed=True))
         await self._forget(next(spec for spec in self.topology.engines if spec.index == index))
 
@@ -194,7 +194,7 @@ class Supervisor:
             self._set_topology(self.topology.engines)
 
     def _set_topology(self, engines: Sequence[EngineSpec]) -> None:
-        """Which engines there are, for processes that are started from now on; DiskFull: nothing has changed."""
+        """Set the engines for processes started from now on; on DiskFull, nothing has changed."""
         topology = self.topology.with_engines(engines)
         LaunchFile(self._launch.engine, self._launch.server, topology).write(self._folder)
         self.topology = topology
@@ -219,7 +219,7 @@ class Supervisor:
         return EngineHandle(spec.index, self._to(engine_name(spec.index)), health)
 
     def _to(self, name: str) -> Callable[[Message], None]:
-        """The way to a part, whichever life it is in."""
+        """Return a function that sends to a part, whichever life it is in."""
         return lambda message: self._send(name, message)
 
     def _send(self, name: str, message: Message) -> None:
@@ -260,7 +260,7 @@ class Supervisor:
         self._owner.died(self._parts[name].label, f"{how}{verdict.said}; it is started again")
 
     def _can_return(self, child: Child) -> bool:
-        """A thread cannot be ended, so none may take its place; who never began would not the next time."""
+        """Return True for a process, once the server has started: a thread cannot be killed and replaced."""
         return self._is_started and isinstance(child, ChildProcess)
 
     async def _return(self, name: str, pause: float, verdict: Verdict) -> None:
@@ -284,12 +284,12 @@ class Supervisor:
             self._owner.replaced(index, worker_name(index, self._parts[name].life - 1), self.news(), verdict)
 
     def _with_ranks(self, name: str) -> list[str]:
-        """The parts that live and die together with this one."""
+        """Return the names of the parts that live and die together with this one."""
         engine = self._engine_of.get(name)
         return [name] if engine is None else [own for own, its in self._engine_of.items() if its == engine]
 
     async def _bury(self, name: str) -> None:
-        """End what is left of a part, and take no more notice of it. The next life has another inbox."""
+        """End the rest of a part and ignore it; give its next life another inbox."""
         part = self._parts[name]
         await part.end()
         self._part_at.pop(part.inbox, None)
@@ -299,7 +299,7 @@ class Supervisor:
         self._hangs.parts[name].begin()
 
     def news(self) -> list[EngineNews]:
-        """How the engines are, for whoever knows nothing yet."""
+        """Return the state of all engines, for a receiver that knows nothing yet."""
         lives: list[EngineNews] = [
             EngineLost(engine.index) if engine.ready is None else EngineBack(engine.index, self._inbox_of(engine.index))
             for engine in self.engines
@@ -350,7 +350,7 @@ class Supervisor:
                 self._owner.answered(message)
 
     def _note_failure(self, message: PartFailed) -> None:
-        """A part says why it ends. Later, its end is a death like others."""
+        """Report a part's reason for its end. Once the server has started, the end counts as a death."""
         name = self._part_at.get(message.part)
         if name is None:
             return
@@ -384,7 +384,7 @@ class Supervisor:
         return "it is being started" if child is None else await child.stacks()
 
     def _kill(self, name: str, by: str) -> None:
-        """End the process of a part, if it is one and lives."""
+        """Kill the process of a part, if it has one."""
         child = self._parts[name].child
         if child is not None:
             child.kill(by)

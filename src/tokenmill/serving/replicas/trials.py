@@ -1,4 +1,4 @@
-"""Who is to blame for the deaths of engines and text workers, and who is still to be tried alone."""
+"""Find the requests to blame for the deaths of engines and text workers, and track the suspects on trial."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from tokenmill.serving.replicas.work_page import Work, work_at_death
 
 
 class Trials:
-    """Reads the pages of the dead. A text worker's suspects are its own: no other prepares them."""
+    """Reads the pages of dead parts. A text worker's suspects are its own: no other worker prepares them."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: where the pages lie."""
+        """`folder`: the folder of the pages."""
         self._folder = folder
         self._engines = Suspicion()
         self._workers: dict[str, Suspicion] = {}
 
     @property
     def under_trial(self) -> list[str]:
-        """What sentences call the parts whose suspects are tried."""
+        """Names of the parts whose suspects are on trial, as messages call them."""
         suspicions = (self._engines, *self._workers.values())
         return list(dict.fromkeys(called for one in suspicions for called in one.under_trial))
 
     def clear(self, ids: Iterable[str]) -> None:
-        """These have done no harm, or have ended."""
+        """Clear requests that have proved harmless or have ended."""
         ids = list(ids)
         for suspicion in (self._engines, *self._workers.values()):
             suspicion.clear(ids)
 
     def forget_engines(self) -> None:
-        """A text worker has died: it alone knew how the suspects of engines were doing."""
+        """Forget the suspects of engines after the death of a text worker, which alone knew their trials."""
         self._engines.clear()
 
     def forget_worker(self, inbox: str, called: str) -> None:
-        """A text worker is ended with all that it has: nobody is to blame."""
+        """Forget a text worker that was ended on purpose: no request is to blame."""
         self._workers.pop(called, None)
         page_path(self._folder, inbox).unlink(missing_ok=True)
 
     def died(self, inbox: str, called: str, is_engine: bool) -> Verdict:
-        """A part has died, which had this inbox: who of those that it had in the works is to blame."""
+        """Return the verdict on the requests that a part was working on when it died; `inbox` names its page."""
         page = page_path(self._folder, inbox)
         if is_engine:
             return Verdict(*self._engines.died(running_at_death(page), called))
@@ -52,11 +52,11 @@ class Trials:
         return Verdict([*suspects, *sorted(before.difference(suspects, convicted))], convicted)
 
     def work_of(self, inbox: str) -> str:
-        """What a text worker was at when it died, as a sentence goes on."""
+        """Return a text worker's work at its death, as the rest of a sentence."""
         return sentence(work_at_death(page_path(self._folder, inbox)))
 
 
 def sentence(work: Iterable[Work]) -> str:
-    """What follows "was killed": empty where it was at nothing."""
+    """Return the rest of a sentence after "was killed"; empty without any work."""
     named = " and ".join(f"{one.did} request {one.id}" for one in work)
     return f" while it {named}" if named else ""

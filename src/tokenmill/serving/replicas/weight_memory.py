@@ -1,4 +1,4 @@
-"""Memory that outlives engines: they pack their weights into it where there is no cache on disk."""
+"""Memory that outlives engines, in which they pack their weights where there is no cache on disk."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def weight_memory() -> Iterator[str]:
-    """A path that children of this process can open, of a file without a name that takes no memory while it is empty.
+    """Yield the path of an unnamed memory file that child processes can open; it takes no memory while empty.
 
-    "" where the system has none. It is held by this process: who starts an engine again finds the weights.
+    Yield "" on systems without such files. This process holds the file, so a restarted engine finds the weights.
     """
     if not hasattr(os, "memfd_create"):
         yield ""

@@ -1,6 +1,6 @@
-"""What a text worker is at, on a page of memory: it says what it said when the process was killed.
+"""A page of memory with a text worker's current work, which is still readable after the process was killed.
 
-The page is a small file that the text worker maps and its supervisor reads. Each of its threads has a line of its own.
+The page is a small file that the text worker maps and its supervisor reads. Each thread has a line of its own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _EMPTY = bytes(_LINE_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One thread `did` something to a request: `id` is the first of its call."""
+    """One thread's work on a request: `did` is a participle, `id` the first id of the request's call."""
 
     did: str
     id: str
 
 
 class WorkPage:
-    """The text worker's end of the page."""
+    """The text worker's end of the page, for writing."""
 
     def __init__(self, path: Path) -> None:
         with path.open("wb+") as file:
@@ -31,17 +31,17 @@ class WorkPage:
             self._page = mmap.mmap(file.fileno(), _NUM_LINES * _LINE_BYTES)
 
     def write(self, line: int, did: str, request_id: str) -> None:
-        """The thread of this line begins, e.g. `rendered`, a request."""
+        """Note that this line's thread begins a stage of a request, e.g. `rendered`."""
         text = f"{did} {request_id}".encode()[:_LINE_BYTES].ljust(_LINE_BYTES, b"\0")
         self._page[line * _LINE_BYTES : (line + 1) * _LINE_BYTES] = text
 
     def clear(self, line: int) -> None:
-        """The thread of this line is at nothing."""
+        """Note that this line's thread is idle."""
         self._page[line * _LINE_BYTES : (line + 1) * _LINE_BYTES] = _EMPTY
 
 
 def work_at_death(path: Path) -> list[Work]:
-    """What a page says, thread by thread; nothing where there is no page, nor of a line that is torn."""
+    """Return the work on a page, thread by thread, without torn lines; empty without a page."""
     try:
         page = path.read_bytes()
     except OSError:

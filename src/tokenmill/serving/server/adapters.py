@@ -1,4 +1,4 @@
-"""The adapters that requests may name as their model: those of the start, and those that operators load and unload."""
+"""Keep the adapters that requests may name as their model: those of the start and those that operators load later."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tokenmill.serving.replicas.engines import Engines
 
 
 class AdapterRegistry:
-    """Names of adapters, and what each stands for now.
+    """A registry of adapter names and of what each name stands for now.
 
     A request takes what its name stands for when it comes; loading other files under a name, or unloading it, changes
     nothing for requests that are open.
 
     Args:
-        adapters: those of the start.
-        folder: what adapters are loaded from while the server runs; None: none are.
+        adapters: the adapters loaded at the start.
+        folder: where adapters are loaded from while the server runs; None: no loading while it runs.
     """
 
     def __init__(self, adapters: list[AdapterRef] | None = None, folder: str | None = None) -> None:
@@ -29,15 +29,15 @@ class AdapterRegistry:
         return iter(list(self._adapters.values()))
 
     def find(self, name: str | None) -> AdapterRef | None:
-        """What a name stands for; None: no adapter."""
+        """Return the adapter that a name stands for; None: no adapter."""
         return None if name is None else self._adapters.get(name)
 
     async def load(self, name: str, path: str, engines: Engines, may_replace: bool) -> AdapterRef:
-        """Let a name stand for the adapter of a folder, once all engines have read it.
+        """Load the adapter of a folder into all engines, then let a name stand for it.
 
         Raises:
             Conflict: the name is taken, or adapters are not loaded while the server runs.
-            InvalidRequest: the folder lies elsewhere, or what is in it cannot be served, and why.
+            InvalidRequest: the folder lies elsewhere, or its contents cannot be served; says why.
             EngineDead: an engine gave no answer.
         """
         check_adapter_name(name)
@@ -55,11 +55,11 @@ class AdapterRegistry:
         return self._adapters[name]
 
     def unload(self, name: str) -> None:
-        """Let a name stand for nothing; requests that are open go on.
+        """Forget what a name stands for; open requests go on.
 
         Raises:
             Conflict: adapters are not unloaded while the server runs.
-            NotFound: it stands for nothing.
+            NotFound: the name stands for no adapter.
         """
         self._folder_of_loads()
         if name not in self._adapters:
@@ -76,7 +76,7 @@ class AdapterRegistry:
         return self._folder
 
     def _checked_folder(self, path: str) -> Path:
-        """The folder that is meant, links followed; a relative path begins at the folder of all of them."""
+        """Return the folder that a path means, links resolved; a relative path starts at the adapters' folder."""
         root = self._folder_of_loads().resolve()
         try:
             folder = (root / path).resolve()

@@ -1,4 +1,4 @@
-"""The FastAPI application: which route is whose, and what surrounds them all.
+"""Build the FastAPI application: its routes and the middleware around them.
 
 Bodies are read and checked by msgspec inside the routes; FastAPI routes, and describes them in /openapi.json.
 """
@@ -55,7 +55,7 @@ _BODIES = (
 
 
 def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = False) -> FastAPI:
-    """Build the application around a running engine, for a socket that only this machine reaches, or any other."""
+    """Build the application around a running engine; `on_loopback`: only this machine reaches its socket."""
     # A redirect to a path without its last slash would be built from the Host header, which is the client's choice.
     app = FastAPI(title="TokenMill", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.root_path = config.root_path  # an argument of this name is deprecated; the attribute works in all versions

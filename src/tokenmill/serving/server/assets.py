@@ -1,4 +1,4 @@
-"""The files of the page, as they leave the server: read once, compressed once, named by their content."""
+"""Load the files of the page: read once, compressed once, named by their content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEDIA_TYPES = {
 
 
 class Asset:
-    """One file.
+    """One file of the page.
 
     Attributes:
         name: its path below the folder, with slashes.
@@ -37,12 +37,12 @@ class Asset:
 
     @cached_property
     def compressed(self) -> bytes:
-        """Its bytes in gzip's form: the same in every process."""
+        """Its bytes compressed with gzip, the same in every process."""
         return gzip.compress(self.body, 9, mtime=0)
 
 
 def read_assets() -> dict[str, Asset]:
-    """The files that browsers may have, by their names; notes and licences beside them are none."""
+    """Return the files that browsers may have, by name, without the notes and licences beside them."""
     paths = sorted(path for path in FOLDER.rglob("*") if path.suffix in _MEDIA_TYPES)
     names = [path.relative_to(FOLDER).as_posix() for path in paths]
     return {name: Asset(name, path.read_bytes()) for name, path in zip(names, paths, strict=True)}

@@ -1,4 +1,4 @@
-"""What the routes share: the engine's client, the model's name and limits, and how the server is doing."""
+"""Hold what the routes share: the engine's client, the model's name and limits, and the server's health."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tokenmill.serving.server.response_store import ResponseStore
 
 @dataclass(frozen=True, slots=True)
 class ToolParsers:
-    """What the server was started with: `--tool-call-parser`, `--enable-auto-tool-choice`, `--reasoning-parser`."""
+    """The parsers chosen by `--tool-call-parser`, `--enable-auto-tool-choice` and `--reasoning-parser`."""
 
     notation: str = ""
     finds_calls: bool = False
@@ -37,28 +37,28 @@ class ToolParsers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerContext:
-    """One per server.
+    """The state that the routes of an API process share.
 
     Attributes:
-        calls: what is open, in all API processes.
+        calls: the open calls of all API processes.
         engines: the way to ask the engines themselves.
-        ready: what the engine said of itself when it became ready; of several, the one with the shortest context.
-        model_name: the model's id in the API, which replies bear.
-        model_names: see `names`; none: `model_name` alone.
+        ready: the engine's report when it became ready; of several, that of the engine with the shortest context.
+        model_name: the model's id in the API and in replies.
+        model_names: see `names`; empty: `model_name` alone.
         default_sampling: sampling parameters where a request gives none.
-        parsers: how the text of chat answers is taken apart.
+        parsers: the parsers for the text of chat answers.
         takes_priority: requests may bring a priority; else it would be ignored.
         settings: the flags, as far as operators may see them over HTTP: no keys, no paths.
         started: Unix time of the start.
-        trouble: why the server is not healthy now; None when it is.
-        tokenizer_info: what /tokenizer_info says; it reads files.
-        log: where a line about each request goes; None: nowhere.
-        bodies: the memory that bodies on their way may take.
-        batches: what keeps files and batches; None: nothing does.
-        live: shows what the engines do; None: nothing does.
-        adapters: what requests may name besides the model.
-        media: fetches the images that they name.
-        responses: those of /v1/responses that can be asked for again.
+        trouble: why the server is unhealthy now; None when it is healthy.
+        tokenizer_info: returns the reply of /tokenizer_info; it reads files.
+        log: gets a line about each request; None: no log.
+        bodies: the memory budget of bodies that are still arriving.
+        batches: keeps files and batches; None: this server has no batches.
+        live: shows what the engines do; None: this server does not show it.
+        adapters: the adapters that requests may name besides the model.
+        media: fetches the images that requests name.
+        responses: the stored responses of /v1/responses.
     """
 
     client: EngineClient
@@ -87,12 +87,12 @@ class ServerContext:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All the ids that requests may call the model by."""
+        """All ids by which requests may name the model."""
         return self.model_names or (self.model_name,)
 
     @property
     def fingerprint(self) -> str:
-        """OpenAI's `system_fingerprint`: changes when the software or the way the model is served does."""
+        """OpenAI's `system_fingerprint`: changes with the software and with the way the model is served."""
         ready = self.engines.ready or self.ready
         parts = (
             VERSION,
@@ -106,17 +106,17 @@ class ServerContext:
         return "fp_" + hashlib.sha256("|".join(parts).encode()).hexdigest()[:10]
 
     def check_priority(self, priority: int | None) -> int:
-        """The priority to run a request with.
+        """Return the priority to run a request with.
 
         Raises:
-            InvalidRequest: one was asked for, but the engine serves in order of arrival.
+            InvalidRequest: the request has a priority, but the engine serves in order of arrival.
         """
         if priority and not self.takes_priority:
             raise InvalidRequest("priority needs a server started with --scheduling-policy priority", "priority")
         return priority or 0
 
     def check_count(self, messages: str | Sequence[dict[str, Any]] | None, param: str = "messages") -> None:
-        """Refuse more messages, with their parts and calls, than the context has tokens, before anything else is done.
+        """Refuse a chat that has more messages, parts and calls than the context has tokens, before any other work.
 
         Raises:
             PromptTooLong: saying how many.
@@ -130,12 +130,12 @@ class ServerContext:
             raise PromptTooLong(sentence, param)
 
     def reply_name(self, name: str | None) -> str:
-        """What a reply calls the model that a request has named: an adapter as it did, the model by its first name."""
+        """Return the model's name for a reply: an adapter by the name in the request, the model by its first name."""
         adapter = self.adapters.find(name)
         return self.model_name if adapter is None else adapter.name
 
     def check_model(self, name: str | None) -> None:
-        """Refuse another model's name; no name means the one that is served.
+        """Refuse the name of another model; no name means the model that is served.
 
         Raises:
             ModelNotFound: naming the model.
@@ -147,5 +147,5 @@ class ServerContext:
 
 
 def _num_inside(message: dict[str, Any]) -> int:
-    """Parts and calls of a message, in any API's form."""
+    """Return the number of parts and calls of a message, in any API's form."""
     return sum(len(inside) for name in ("content", "tool_calls") if isinstance(inside := message.get(name), list))

@@ -1,7 +1,7 @@
-"""`LiveHub`: asks the engines what they do, while somebody watches, and gives all viewers the same frames.
+"""Ask the engines what they do while viewers watch, and give all viewers the same frames.
 
 Engines are asked four times a second however many viewers there are; with none, not at all. A frame is encoded once.
-A viewer that does not read is let go, never waited for: its page comes again and gets what it missed.
+A viewer that does not read is disconnected, never waited for: its page connects again and gets what it missed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Viewer:
         self.frames: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE)
 
     def give(self, frame: bytes) -> None:
-        """One that is full is emptied, and ends."""
+        """Queue a frame; if the queue is full, empty it and end the viewer."""
         if self.frames.full():
             self.end()
         else:
@@ -67,7 +67,7 @@ class _Viewer:
 
 
 class _Memory:
-    """What a new viewer is told of one engine."""
+    """The turns and the latest state of one engine, for new viewers."""
 
     def __init__(self) -> None:
         self.turns: deque[LiveTurn] = deque(maxlen=TURNS_KEPT)
@@ -82,7 +82,7 @@ class _Memory:
 
 
 class LiveHub:
-    """One per server."""
+    """Follows the engines of one server for all its viewers."""
 
     def __init__(self, engines: Engines, interval: float = INTERVAL) -> None:
         self._engines = engines
@@ -94,11 +94,11 @@ class LiveHub:
 
     @property
     def is_full(self) -> bool:
-        """No further viewer may come."""
+        """True if no further viewer may come."""
         return len(self._viewers) >= MAX_VIEWERS
 
     async def watch(self) -> AsyncGenerator[bytes]:
-        """Frames as JSON, for one viewer, until it leaves, does not read, or the server ends."""
+        """Yield frames as JSON for one viewer, until it leaves, does not read, or the server ends."""
         viewer = _Viewer()
         for memory in self._memories.values():
             if memory.latest:
@@ -115,12 +115,12 @@ class LiveHub:
                 self._rest()
 
     def close(self) -> None:
-        """Let all viewers go: the server ends."""
+        """End the streams of all viewers, because the server ends."""
         for viewer in self._viewers:
             viewer.end()
 
     def _rest(self) -> None:
-        """Nobody watches: nothing is asked, and nothing kept."""
+        """Stop asking the engines and forget all frames, as the last viewer has left."""
         for task in (self._keeper, *self._followers.values()):
             if task is not None:
                 task.cancel()
@@ -129,7 +129,7 @@ class LiveHub:
         self._memories.clear()
 
     async def _keep(self) -> None:
-        """Follow all engines, those too that come later."""
+        """Follow all engines, including those that come later."""
         while True:
             there = {engine.index: engine for engine in self._engines}
             for index in self._followers.keys() - there.keys():

@@ -1,9 +1,9 @@
-"""Images and frames that requests name by their address: fetched from hosts that the operator allows, and no others.
+"""Fetch the images and frames that requests name by URL, only from hosts that the operator allows.
 
-A name is resolved once, every address that it has must be of the public internet, and the connection goes to one of
-these: whoever answers differently a moment later is not asked. Redirects are not followed, no proxy is used, and what
-comes is cut off at so many bytes and seconds. What a reply says of its content is not believed: the bytes are decoded
-as those of a data: URL are, in a process with limits.
+A name is resolved once, all its addresses must be on the public internet, and the connection goes to one of these: a
+name that resolves differently a moment later does not matter. Redirects are not followed, no proxy is used, and a
+reply is cut off at a limit of bytes and seconds. The content type of a reply is not trusted: the bytes are decoded
+like those of a data: URL, in a process with limits.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class MediaFetcher:
-    """Puts what is fetched into requests as data: URLs.
+    """Fetches media and puts it into requests as data: URLs.
 
     Args:
-        domains: hosts that may be asked, perhaps with a port; none: nothing is fetched.
-        limits: what a request may show.
-        resolve, is_public: for tests, which have no hosts of the internet.
+        domains: hosts that may be asked, perhaps with a port; empty: nothing is fetched.
+        limits: limits on the media of a request.
+        resolve, is_public: replaced by tests, which have no internet.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MediaFetcher:
         self._is_public = is_public or is_public_address
 
     async def fetched(self, prompts: Sequence[GenerateText]) -> list[GenerateText]:
-        """The same requests; what they name by http and https is in them.
+        """Return the requests with the media at http and https URLs replaced by its data.
 
         Raises:
             InvalidRequest: a host is not allowed, does not answer in time, or sends no image's worth of bytes.
@@ -94,7 +94,7 @@ class MediaFetcher:
         return f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
 
     def _checked(self, url: str) -> SplitResult:
-        """An address that may be asked; one without anything that could be read in two ways."""
+        """Return the parts of a URL that may be fetched and can be read in only one way."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -109,7 +109,7 @@ class MediaFetcher:
 
 
 async def _get(parts: SplitResult, address: str, port: int, num_urls: int) -> bytes:
-    """The body at an address of a host, one of so many that a request names; certificates are those of the host."""
+    """Fetch the body at a URL from one address of its host, whose certificate it checks; `num_urls`: of the request."""
     most = min(MOST_BYTES, MOST_BYTES_TOGETHER // num_urls)
     host = f"[{address}]" if ":" in address else address
     url = f"{parts.scheme}://{host}:{port}{parts.path or '/'}" + (f"?{parts.query}" if parts.query else "")
@@ -132,10 +132,10 @@ async def _get(parts: SplitResult, address: str, port: int, num_urls: int) -> by
 
 
 def is_public_address(address: str) -> bool:
-    """Whether an address is of the public internet, whatever form it is written in.
+    """Return True if an address is on the public internet, whatever form it is written in.
 
-    Of version 6 only global unicast is, without what stands for an address of version 4 (6to4, Teredo, ISATAP): nobody
-    needs one that hides another. All other such forms (mapped, compatible, translated, NAT64) lie outside of it.
+    In IPv6 only global unicast is, without forms that stand for an IPv4 address (6to4, Teredo, ISATAP), which no host
+    needs. All other such forms (mapped, compatible, translated, NAT64) lie outside of it.
     """
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, ipaddress.IPv4Address):
@@ -175,7 +175,7 @@ def _urls(part: dict[str, Any]) -> list[str]:
 
 
 def _replaced(messages: list[dict[str, Any]] | None, data: dict[str, str]) -> list[dict[str, Any]]:
-    """Messages in which addresses stand as what they brought."""
+    """Return the messages with each URL replaced by its data."""
 
     def part_of(part: dict[str, Any]) -> dict[str, Any]:
         urls = [data.get(url, url) for url in _urls(part)]

@@ -1,7 +1,7 @@
-"""Responses that can be asked for again: in memory, so many and so large at most, each for the key that it came by.
+"""Store responses that clients can retrieve later, in bounded memory, each for the key that it came by.
 
-Where there is no room, the owner that holds most gives up what it has used least recently. So each of n owners keeps an
-n-th of the room whatever the others do, and one that is alone has all of it.
+When there is no room, the owner that holds most loses its least recently used responses. So each of n owners keeps an
+n-th of the room whatever the others do, and a single owner has all of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response. `messages` is the chat up to its answer, without instructions; `num_bytes` is what it takes."""
+    """One response; `messages` is the chat up to its answer without instructions, `num_bytes` its size."""
 
     response: dict[str, Any]
     messages: list[dict[str, Any]]
@@ -26,17 +26,17 @@ class StoredResponse:
 
 @dataclass(slots=True)
 class _Shelf:
-    """What one owner has, the least recently used first."""
+    """The responses of one owner, the least recently used first."""
 
     stored: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     num_bytes: int = 0
 
 
 class ResponseStore:
-    """Bounded in number and in bytes, all owners together. One larger than all of it is not kept.
+    """A store bounded in number and bytes over all owners; a response larger than all of it is not kept.
 
     Attributes:
-        tasks: what makes those that are not made yet, by their ids.
+        tasks: the tasks that make the responses not yet complete, by their ids.
     """
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
@@ -46,7 +46,7 @@ class ResponseStore:
         self._shelves: dict[str, _Shelf] = {}
 
     def put(self, owner: str, stored: StoredResponse) -> None:
-        """Keep a response, in place of one of the same id."""
+        """Keep a response, replacing one of the same id."""
         response_id = stored.response["id"]
         self.drop(owner, response_id)
         if stored.num_bytes > self._max_bytes:
@@ -60,7 +60,7 @@ class ResponseStore:
             self._drop_oldest(max(self._shelves, key=lambda name: len(self._shelves[name].stored)))
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """The owner's response of this id, if it is still here."""
+        """Return the owner's response of this id, if it is still stored."""
         shelf = self._shelves.get(owner)
         if shelf is None or response_id not in shelf.stored:
             return None
@@ -68,7 +68,7 @@ class ResponseStore:
         return shelf.stored[response_id]
 
     def drop(self, owner: str, response_id: str) -> bool:
-        """Forget the owner's response of this id; False if there is none."""
+        """Forget the owner's response of this id; return False if there is no such response."""
         shelf = self._shelves.get(owner)
         stored = None if shelf is None else shelf.stored.pop(response_id, None)
         if shelf is None or stored is None:

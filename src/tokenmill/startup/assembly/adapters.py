@@ -1,4 +1,4 @@
-"""The adapters of an engine that is being built: whether it can have any, where they are kept, and the first ones."""
+"""The adapters of an engine that is being built: whether it may have any, where they are kept, and the first ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenmill.platform.protocol import Platform
 def adapter_cache(
     config: EngineConfig, platform: Platform, decoder: Decoder, kernels: Kernels, in_one_call: bool
 ) -> AdapterCache | None:
-    """Where adapters are kept; None: `--enable-lora` is not given. `in_one_call`: passes are native, in a call each."""
+    """Return the cache of adapters; None without `--enable-lora`. `in_one_call`: each pass is one native call."""
     if not config.enable_lora:
         return None
     check_adaptable(decoder.architecture)
@@ -31,7 +31,7 @@ def adapter_cache(
 def followed_adapters(
     config: EngineConfig, decoder: Decoder, kernels: Kernels, in_one_call: bool
 ) -> FollowedAdapters | None:
-    """The same for a rank that follows."""
+    """Return the adapters of a rank that follows rank 0; None without `--enable-lora`."""
     if not config.enable_lora:
         return None
     return FollowedAdapters(AdapterReader(decoder, kernels, config.max_lora_rank, _form(in_one_call)), _most(config))
@@ -46,11 +46,11 @@ def _most(config: EngineConfig) -> int:
 
 
 def first_adapters(config: EngineConfig, cache: AdapterCache | None) -> list[AdapterRef]:
-    """Those of `--lora-modules`, each read once.
+    """Read each adapter of `--lora-modules` once.
 
     Raises:
-        InvalidConfig: a name stands there twice.
-        InvalidCheckpoint: one cannot be served, and why.
+        InvalidConfig: a name is given twice.
+        InvalidCheckpoint: an adapter cannot be served; says why.
     """
     if cache is None:
         return []

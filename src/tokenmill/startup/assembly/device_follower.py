@@ -1,4 +1,4 @@
-"""What every rank but the engine's first does on its device: run the plans that come, in their order."""
+"""Run a rank other than the engine's first on its own device: it takes the plans of rank 0 in their order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_IN_FLIGHT = 2
 
 
 class DeviceFollower:
-    """A rank that runs what rank 0 plans.
+    """A rank that runs the plans of rank 0.
 
     Args:
         memory: where the plans come from.
@@ -56,11 +56,11 @@ class DeviceFollower:
             self._finish(0)
 
     def close(self) -> None:
-        """Let go of what steps ran with."""
+        """Release the resources that steps ran with."""
         self._runner.close()
 
     def _finish(self, most: int) -> None:
-        """Wait until so many steps are left at most. Their results are rank 0's business."""
+        """Wait until at most `most` steps are in flight; their results are rank 0's business."""
         while len(self._running) > most:
             self._running.popleft()()
 
@@ -68,7 +68,7 @@ class DeviceFollower:
 def build_device_follower(
     config: EngineConfig, group: Group, platform: Platform, report: Progress = lambda *_: None
 ) -> DeviceFollower:
-    """Load this rank's part of the model, and come as far as rank 0 does in `engine.setup`: each step there is of all.
+    """Load this rank's part of the model and follow rank 0's start; every step of that start is run by all ranks.
 
     Args:
         config: resolved, of this rank. platform: where it runs.

@@ -1,4 +1,4 @@
-"""A draft model from what `--speculative-config` names: found, checked against the model, read."""
+"""Find the draft model that `--speculative-config` names, check it against the target model and load it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OTHER_CHOICES: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that is drafted for: what it is, the folder of its tokenizer, and the threads that both share."""
+    """The model to draft for: its architecture, the folder of its tokenizer, and the threads that both models share."""
 
     architecture: Architecture
     tokenizer: Path
@@ -47,8 +47,8 @@ class LoadedDraft:
     """A draft model with its weights in memory.
 
     Attributes:
-        num_tokens: it drafts at most.
-        note: a clause: how it differs from the model in what was asked for; "": it does not.
+        num_tokens: the most tokens it drafts.
+        note: a clause on where its settings differ from those asked for; "": nowhere.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class LoadedDraft:
 
     @property
     def num_scratch_pages(self) -> int:
-        """Pages that it needs besides those that it shares."""
+        """Number of pages that it needs besides those it shares."""
         return num_scratch_pages(self.num_tokens, self.attention.config.page_size)
 
     @property
@@ -71,16 +71,16 @@ class LoadedDraft:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of its pages that it does not share."""
+        """Bytes of the pages that it does not share."""
         return self.num_scratch_pages * self.page_bytes
 
     def bind(self, attention: AttentionBackend, tables: RowTables, max_model_len: int) -> DraftModel:
-        """What drafts for the rows of these tables, with its KV in this attention's cache."""
+        """Return a drafter for the rows of these tables, with its KV in this attention's cache."""
         max_len = min(max_model_len, self.architecture.max_position)
         return DraftModel(in_one_call(self.decoder, attention), attention, tables, self.num_tokens, max_len)
 
     def describe(self) -> str:
-        """A clause for the start-up screen."""
+        """Return a clause for the start-up screen."""
         text = f"{self.folder}, {self.architecture.num_parameters() / 1e6:,.4g} million parameters"
         context = f"drafts up to its context of {self.architecture.max_position:,} tokens"
         return ", ".join(filter(None, (text, context, self.note)))
@@ -93,10 +93,10 @@ def load_draft(
     target: Target,
     progress: Callable[[int, int], None],
 ) -> LoadedDraft:
-    """The draft model that is named, in the forms of the model where its shape allows that.
+    """Load the draft model that the config names, in the same formats as the model where its shape allows that.
 
     Args:
-        speculative: of the config; it names a model.
+        speculative: the config's settings; they name a draft model.
         config: resolved for the platform.
         progress: called with (bytes done, bytes in all) of the weights.
 
@@ -123,7 +123,7 @@ def load_draft(
 def _choose(
     config: EngineConfig, platform: Platform, folder: Path, architecture: Architecture, num_threads: int
 ) -> tuple[ModelPlan, AttentionChoice, str]:
-    """What the draft model runs on, as far as that goes as the model does; and what differs, with the reason."""
+    """Choose kernels and attention for the draft model, like the model's where possible; says what differs and why."""
     load_format = "dummy" if config.load_format == "dummy" else "auto"
     refusal: InvalidConfig | None = None
     for choices in (dict[str, Any](), *_OTHER_CHOICES):

@@ -1,4 +1,4 @@
-"""What an engine needs in order to draft: a draft model if one is named, and what drafts are weighed by."""
+"""Set up speculation for an engine: its draft model, if one is named, and the step costs that drafts are weighed by."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_draft(
     num_threads: int,
     phase: Callable[[str], AbstractContextManager[Callable[[int, int], None]]],
 ) -> LoadedDraft | None:
-    """The draft model that a config names for the model in a folder, loaded; None: it names none.
+    """Load the draft model that a config names for the model in a folder; None: it names none.
 
     Args:
         phase: opens a phase of the start-up; see `StartupTimer`.
@@ -48,14 +48,14 @@ def find_draft(
 
 
 def speculation_of(config: EngineConfig, platform: Platform) -> SpeculativeConfig | None:
-    """What a config asks for where it runs; None: no speculation."""
+    """Return the speculation that a config asks for on this platform; None: no speculation."""
     return settled(parse_config(config.speculative_config), platform.is_accelerator)
 
 
 def with_speculation(
     config: EngineConfig, platform: Platform, header: LogHeader, executor: Executor, limits: ModelLimits
 ) -> LogHeader:
-    """The header with all that decides what is drafted, where anything is."""
+    """Return the header with everything that decides drafts added, if speculation is on."""
     speculation = speculation_of(config, platform)
     if speculation is None:
         return header
@@ -66,7 +66,7 @@ def with_speculation(
 
 
 def describe_speculation(settings: SpeculationSettings | None, draft: LoadedDraft | None = None) -> str:
-    """How drafts are made, and what running them costs; "": there are none."""
+    """Describe how drafts are made and what running them costs; "": no speculation."""
     if settings is None:
         return ""
     config, (_, one), (size, seconds) = settings.config, settings.step_costs[0], settings.step_costs[-1]

@@ -55,8 +55,8 @@ class EngineLoop:
     """Receive, step, publish, until told to stop.
 
     Args:
-        idle_work: goes on by a turn, of a millisecond or so, whenever there is nothing else to do.
-        reporter: tells text workers how the engine is, where they have several to choose from.
+        idle_work: advances by a turn of about a millisecond whenever there is nothing else to do.
+        reporter: reports the engine's load to text workers that have several engines to choose from.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class EngineLoop:
         return self._engine.add(message)
 
     def _leave(self, worker: str) -> None:
-        """The requests of a dead text worker end unanswered: they come again by another, with what they have."""
+        """End the requests of a dead text worker unanswered: another worker sends them again with the tokens so far."""
         ids = [request_id for request_id, name in self._worker_of.items() if name == worker]
         self._engine.abort(ids)
         for request_id in ids:
@@ -209,7 +209,7 @@ def _serve(config: EngineConfig, topology: Topology, index: int, sockets: Engine
 
 
 def end_with_parent() -> None:
-    """End this process when the parent is gone: its end of our stdin closes then, however it died."""
+    """End this process when its parent is gone: however the parent died, its end of our stdin closes."""
 
     def watch() -> None:
         # Not through sys.stdin: its lock, held by a thread, aborts the interpreter when it ends.

@@ -1,4 +1,4 @@
-"""What every rank but the engine's first does: take a message, do its part of it, wait for the next one."""
+"""Run a rank other than the engine's first, in shared memory: take a message, do its part of it, wait for the next."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ IDLE_SECONDS = 0.1
 
 
 class Follower:
-    """A rank that is told what to do.
+    """A rank that executes the commands of rank 0.
 
     Args:
-        model, attention: its part of them. adapters: where it has its parts of these; None: there are none.
-        idle_work: goes on by a turn whenever there is nothing else to do.
+        model, attention: its part of them. adapters: its parts of the adapters; None: it has none.
+        idle_work: advances by a turn whenever there is nothing else to do.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Follower:
         """Follow until rank 0 ends.
 
         Args:
-            on_turn: called before each piece of work, with True, and now and then without any, with False.
+            on_turn: called with True before each piece of work, and with False now and then while idle.
 
         Raises:
             EngineFailed: another rank is gone, has given up, or has not come in time.
@@ -86,7 +86,7 @@ class Follower:
                 find_best(self._model, self._memory, self._memory.inputs(count, self._dtype))
 
     def _run(self, command: RunPass) -> torch.Tensor:
-        """Run the layers; behind the first stage, over the hidden states that lie in shared memory."""
+        """Run the layers; in stages after the first, over the hidden states in shared memory."""
         batch, hidden = command.batch(self._find), None
         if not self._memory.shard.is_first_stage:
             hidden = self._memory.hidden(len(batch.token_ids), self._dtype).clone()  # where a pass may write
@@ -98,8 +98,8 @@ class Follower:
 
 
 class StageLeader(Follower):
-    """Rank 0 of a later stage: it has its commands from the stage before, gives them to its own ranks, and hands on
-    what they compute.
+    """Rank 0 of a later stage: it takes commands from the stage before, gives them to its own ranks, and passes on
+    their output.
 
     Args:
         stage: its end of the chain.

@@ -1,4 +1,4 @@
-"""From a config to the sources of an engine, and the desk between them and it."""
+"""Connect an engine to its KV sources: make them from the config, and set up the desk between them and the engine."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Connection:
     """The sources of an engine.
 
     Attributes:
-        mover: of the pages that are theirs to fill and to read.
-        policy: what becomes of a request whose load fails.
-        patience: how long what is outside may take.
-        takes_params: clients may say something to these sources.
+        mover: moves the pages that the sources fill and read.
+        policy: what happens to a request whose load fails.
+        patience: how long an outside source may take.
+        takes_params: clients may send parameters to these sources.
     """
 
     sources: tuple[KVSource, ...]
@@ -47,12 +47,12 @@ class Connection:
     takes_params: bool
 
     def with_settings(self, header: LogHeader) -> LogHeader:
-        """The header with what a scheduler needs to know of the sources."""
+        """Return the header with the settings of the sources that a scheduler needs."""
         stores = tuple(source.name for source in self.sources if source.stores)
         return msgspec.structs.replace(header, transfers=TransferSettings(stores))
 
     def join(self, scheduler: Scheduler, executor: Launcher) -> tuple[TransferExecutor, TransferDesk]:
-        """The executor that begins the orders of plans, and the desk. The scheduler is of a header `with_settings`."""
+        """Return the executor of plans with transfers, and the desk. The scheduler's header is `with_settings`."""
         state = scheduler.transfers
         assert isinstance(state, TransferState), "a header with settings makes a scheduler with transfers"
         desk = TransferDesk(self.sources, state, self.mover, self.policy, self.patience)
@@ -60,14 +60,14 @@ class Connection:
 
 
 def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str) -> Connection:
-    """Make the sources that a config names, in their order: own ones, other engines, the host, the disk.
+    """Make the sources that a config names, in their order: plugins, other engines, the host, the disk.
 
     Args:
-        layout: the name of the attention backend, whose the layout of pages is.
+        layout: the name of the attention backend, which defines the layout of pages.
         fingerprint: of the model and of how its KV is stored.
 
     Raises:
-        InvalidConfig: a source cannot be found or made, or the host's memory is where KV is anyway.
+        InvalidConfig: a source cannot be found or made, or KV is in the host's memory already.
     """
     if config.kv_host_size and not platform.is_accelerator:
         raise InvalidConfig("--kv-host-size is for GPUs: on a CPU all KV is in the host's memory; see --num-pages")
@@ -104,6 +104,6 @@ def _page_mover(platform: Platform, memory: StepMemory, layout: str) -> PageMove
 
 
 def _free_share(folder: Path) -> int:
-    """Bytes that a tier takes of a disk unless the user says how many."""
+    """Return the bytes that a tier takes of a disk unless the user sets a limit."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return min(MOST_BYTES, shutil.disk_usage(there).free // SHARE)

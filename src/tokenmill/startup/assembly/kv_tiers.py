@@ -14,7 +14,7 @@ from tokenmill.engine.transfer.tier import Tier
 
 
 def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
-    """A tier in files of a folder.
+    """Make a tier that keeps pages in files of a folder.
 
     Args:
         limit: bytes that pages may take.
@@ -32,7 +32,7 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
 
 
 def host_tier(context: SourceContext, limit: int) -> Tier:
-    """A tier in the host's memory.
+    """Make a tier that keeps pages in the host's memory.
 
     Raises:
         InvalidConfig: `limit` holds no page.

@@ -1,4 +1,4 @@
-"""A model found, chosen for and read: the first half of an engine's start, and of every rank's."""
+"""Find a model, choose kernels for it and read it: the first half of the start of an engine and of each rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class StartupTimer:
-    """Seconds of each start-up phase, and the way to tell how far one is.
+    """Times each start-up phase in seconds, and reports the progress of the current one.
 
     Attributes:
         current: the phase that began last.
@@ -62,12 +62,12 @@ class StartupTimer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its weights in memory, and what was chosen for it, each with the reason.
+    """A model with its weights in memory, and the choices made for it, each with its reason.
 
     Attributes:
         group: the ranks that run it together; None: it is whole.
-        merged: digest of an adapter that is folded into the weights; "": none is.
-        window_obstacle: see `window_group_obstacle`.
+        merged: digest of the adapter that is folded into the weights; "": no adapter.
+        window_obstacle: why layers with a window have no page group of their own; see `window_group_obstacle`.
     """
 
     folder: Path
@@ -86,23 +86,23 @@ class LoadedModel:
 
     @property
     def page_bytes(self) -> PageBytes:
-        """Of a page of its KV cache, by group."""
+        """Bytes of a page of its KV cache, by group."""
         attention = self.attention
         return PageBytes(attention.bytes_per_page, attention.bytes_per_window_page, self.architecture.widest_window)
 
     @property
     def decoder(self) -> Decoder:
-        """What it computes."""
+        """The decoder that its weights belong to."""
         return self.weights.decoder
 
 
 def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: Group | None = None) -> LoadedModel:
-    """Find a model, choose kernels and threads for it, and read its weights into their forms.
+    """Find a model, choose kernels and threads for it, and load its weights in the kernels' formats.
 
-    What can be refused is refused before that.
+    Everything that can be refused is refused before weights are read.
 
     Args:
-        group: the ranks that share it, all of which have their weights when this returns; None: it is read whole.
+        group: the ranks that share it; all have their weights when this returns. None: it is read whole.
     """
     if config.step_log:
         check_writable(Path(config.step_log))
@@ -158,7 +158,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
 
 
 def _content(config: EngineConfig, folder: Path) -> str:
-    """What all ranks must have: the files of the model, and the form in which it runs."""
+    """Return a fingerprint that all ranks must share: of the model's files and of the formats it runs in."""
     adapter = Path(config.lora_merge or "/")
     merged = fingerprint(adapter) if config.lora_merge and adapter.is_dir() else ""
     return fingerprint(folder, config.dtype, config.quantization, merged)
@@ -167,14 +167,14 @@ def _content(config: EngineConfig, folder: Path) -> str:
 def size_kv(
     config: EngineConfig, platform: Platform, model: LoadedModel, available: int | None = None, reserved: int = 0
 ) -> KVSize:
-    """How large the KV cache may be, beside the pages of a draft model; the same for all ranks.
+    """Decide the size of the KV cache, with the pages of a draft model in it; the same for all ranks.
 
     Args:
-        available: bytes that are free; None: what the platform says.
-        reserved: of these, what others will take.
+        available: free bytes; None: as many as the platform reports.
+        reserved: bytes of these that are kept for other uses.
 
     Raises:
-        InvalidConfig: see `decide_kv_size`.
+        InvalidConfig: one full request does not fit; see `decide_kv_size`.
     """
     page_bytes = model.attention.bytes_per_page
     if available is None:

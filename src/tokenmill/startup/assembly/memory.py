@@ -1,4 +1,4 @@
-"""The memory that steps work on: taken once the weights are loaded, as large as `machine.kv_size` finds right."""
+"""Allocate the memory that steps work on, once the weights are loaded, with the KV cache that sizing decided on."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """What steps work on: the tables of rows, and the KV cache, whose layout is the attention backend's.
+    """The memory that steps work on: the tables of rows, and the KV cache in the attention backend's layout.
 
     Attributes:
         draft: the attention of a draft model, over pages with the same ids and scratch pages behind them.
-        states: of layers with recurrences; None: there are none.
+        states: of layers with recurrences; None: the model has no such layers.
     """
 
     size: KVSize
@@ -59,7 +59,7 @@ def allocate(
     size: KVSize,
     draft: LoadedDraft | None = None,
 ) -> StepMemory:
-    """Take the memory of steps, with a KV cache of this size; a draft model's pages come with the others."""
+    """Allocate the memory of steps with a KV cache of this size, the pages of a draft model included."""
     device = torch.device(platform.device)
     # An accelerator has a row more: one that belongs to nobody, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
@@ -76,10 +76,10 @@ def allocate(
 def connect_sources(
     config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str
 ) -> Connection | None:
-    """Where KV may come from and go besides this memory; None: nowhere, and nothing of that room is imported.
+    """Connect the config's KV sources; None, without importing any of their code, if the config names no source.
 
     Raises:
-        InvalidConfig: see `connect`.
+        InvalidConfig: a source cannot be used; see `connect`.
     """
     if not (config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config):
         return None
@@ -89,9 +89,9 @@ def connect_sources(
 
 
 def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) -> Iterator[None]:
-    """Takes KV memory that was asked for by its size before it is used, a little at each turn.
+    """Touch KV memory before it is used, a little at each turn, if the config asks for its size.
 
-    A share of the machine's memory is taken as it is used, and so is more than there is.
+    A share of the machine's memory is taken as it is used, and so is more than the machine has.
     """
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
     if platform.is_accelerator or not is_asked_for or memory.kv_bytes > platform.available_bytes():

@@ -58,7 +58,7 @@ def serve_rank(folder: Path, index: int, rank: int, life: int) -> int:
 
 
 class _Signs:
-    """What a server is told of a rank: that it lives, and what it is busy with."""
+    """Tells the server that a rank is alive and what it is busy with."""
 
     def __init__(self, heartbeat: Heartbeat, inbox: Inbox[ToEngine], api: Outbox) -> None:
         self._heartbeat = heartbeat
@@ -67,11 +67,11 @@ class _Signs:
         self._next_look = 0.0
 
     def starting(self, phase: str, done: int, total: int) -> None:
-        """A phase of the start goes on."""
+        """Report the current phase of the start."""
         self._heartbeat.begin(phase, START_PATIENCE)
 
     def turn(self, has_work: bool) -> None:
-        """Before each piece of work, and now and then without any."""
+        """Report a piece of work that is about to begin, or an idle turn."""
         if has_work:
             self._heartbeat.begin("a step")
         else:

@@ -1,5 +1,5 @@
-"""The runner of an engine: what a step is on its platform, alone or as one of several ranks; its graphs, and the memory
-that its largest step takes.
+"""Make the runner of an engine for its platform, alone or as one of several ranks; capture its graphs, and measure the
+memory that its largest step takes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TWICE_READ_BYTES = 2 << 30
 
 
 def masks_of(config: EngineConfig, platform: Platform, model: LoadedModel, grammars: GrammarCache) -> GrammarRows:
-    """The grammars of rows, for an engine that samples."""
+    """Return the grammars of rows, for an engine that samples."""
     proposes = speculation_of(config, platform) is not None
     return GrammarRows(grammars.template, model.architecture.vocab_size, not platform.is_accelerator, proposes)
 
@@ -62,7 +62,7 @@ def make_runner(
     adapters: AdapterCache | None = None,
     vision: Vision | None = None,
 ) -> ModelRunner:
-    """What a step is on the platform."""
+    """Make the runner of steps for the platform."""
     of_rows = None if adapters is None else _row_adapters(config, platform, adapters)
     encoder = None if vision is None else vision.encoder
     recurrences = None
@@ -126,7 +126,7 @@ def _graphs(
     sampler: DeviceSampler,
     rows: RowState,
 ) -> CapturedDecodes | None:
-    """The graphs of decodes, not captured yet, where there may be any."""
+    """Return the graphs of decode steps, not captured yet; None where decodes cannot be captured."""
     from tokenmill.engine.runner import captured_decodes
     from tokenmill.model.attention.groups import GroupedPagedAttention
     from tokenmill.model.attention.paged import PagedAttention  # these need Triton
@@ -145,7 +145,7 @@ def _graphs(
 
 
 def capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str:
-    """Capture graphs where there are any; how many and what they took, to be added to a sentence."""
+    """Capture graphs, if the runner has any; returns a clause on their number and memory."""
     if runner.graphs is None:
         return ""
     with timer.phase("capturing graphs") as progress:
@@ -166,10 +166,10 @@ def room_for_kv(
     adapters: AdapterCache | None = None,
     vision: Vision | None = None,
 ) -> int:
-    """Bytes that a step of the whole budget and the largest graph leave, measured over a KV cache that just holds them.
+    """Measure the bytes that the largest step and graph leave for KV, with a KV cache that just holds them.
 
     Args:
-        drive: runs such steps.
+        drive: runs the largest steps.
 
     Raises:
         OutOfMemory: they do not fit.

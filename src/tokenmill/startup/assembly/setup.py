@@ -1,4 +1,4 @@
-"""From a config to a running engine: finds the model, reads it, sizes the KV cache and puts the parts together."""
+"""From a config to a running engine: find the model, load it, size the KV cache and put the parts together."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine, the description of it that the other processes get, and what is left to do while nobody waits.
+    """An engine, the description of it that the other processes get, and work for idle turns.
 
     Attributes:
-        model: what it runs; another engine may be built on it once this one is closed.
+        model: the model that it runs; another engine may be built on it once this one is closed.
     """
 
     engine: Engine
@@ -69,9 +69,9 @@ def build_engine(
 
     Args:
         config: resolved.
-        report: called with (phase, done, total) while it goes on.
-        platform: where it runs, instead of what the config says.
-        model: what the same config has loaded before, instead of loading it.
+        report: called with (phase, done, total) during the start.
+        platform: where it runs, instead of the config's device.
+        model: loaded before from the same config; None: load it.
 
     Raises:
         InvalidCheckpoint, InvalidConfig, OutOfMemory: what is wrong and what to change, in one sentence.
@@ -156,13 +156,13 @@ def _build(
 
 
 def _gates(grammars: GrammarCache, adapters: AdapterCache | None, vision: Vision | None) -> list[Gate]:
-    """What requests may have to wait for, as far as this engine has it."""
+    """Return the gates at which this engine's requests may have to wait."""
     gates = (grammars, adapters, None if vision is None else vision.pixels)
     return [gate for gate in gates if gate is not None]
 
 
 def _forms(config: EngineConfig, model: LoadedModel) -> tuple[str, ...]:
-    """What makes KV differ, besides the files of the model."""
+    """Return everything besides the model's files that makes KV differ."""
     forms = (config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size))
     return (*forms, *filter(None, (model.merged, model.architecture.context_form)))
 
@@ -176,7 +176,7 @@ def _room_for_kv(
     adapters: AdapterCache | None,
     vision: Vision | None,
 ) -> int:
-    """See `room_for_kv`."""
+    """Return the bytes left for KV, measured by running the largest steps."""
 
     def drive(runner: ModelRunner, size: KVSize) -> None:
         scheduler = log_header(config, size, limits).make_scheduler()
@@ -196,7 +196,7 @@ def describe(
     graphs: str,
     seconds: dict[str, float],
 ) -> EngineReady:
-    """What the other processes are told of an engine."""
+    """Describe an engine for the other processes."""
     architecture, size = model.architecture, memory.size
     return EngineReady(
         model=str(model.folder),
@@ -227,13 +227,13 @@ def describe(
 
 
 def _ranks_reason(config: EngineConfig) -> str:
-    """How many processes share the model, to be put before a sentence on one of them."""
+    """Return a prefix that says how many ranks share the model; "": only one."""
     size = config.num_ranks
     return "" if size == 1 else f"of each of {size} ranks, as weights and KV: "
 
 
 def _pass_reason(model: LoadedModel) -> str:
-    """How native kernels are called, to be added to a sentence."""
+    """Return a clause on how native kernels are called; "": the kernels are not native."""
     if model.kernels.name != "native":
         return ""
     reason = native_pass_obstacle(model.decoder, model.attention.name)
@@ -241,10 +241,10 @@ def _pass_reason(model: LoadedModel) -> str:
 
 
 def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHeader:
-    """What a recorded schedule is replayed with.
+    """Return the step log's header: all that a replay of the schedule needs.
 
     Raises:
-        InvalidConfig: see `scheduler_config_of`.
+        InvalidConfig: the scheduler cannot be configured so; see `scheduler_config_of`.
     """
     eos = sorted(limits.eos_token_ids)
     header = LogHeader.of(config, size.num_pages, size.max_model_len, limits.vocab_size, eos, size.num_states)
@@ -253,7 +253,7 @@ def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHe
 
 
 def grammar_cache(config: EngineConfig, folder: Path, limits: ModelLimits) -> GrammarCache:
-    """What compiles grammars for this model's tokenizer; it loads when the first one comes."""
+    """Return the cache that compiles grammars for this model's tokenizer; the compiler loads with the first grammar."""
     options = config.structured_outputs()
     tokenizer = GrammarTokenizer(
         path=str(Path(config.tokenizer or folder) / "tokenizer.json"),

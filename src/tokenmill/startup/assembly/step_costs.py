@@ -1,4 +1,4 @@
-"""What steps cost by the number of their tokens, measured before an engine serves: speculation weighs drafts by it."""
+"""Measure the time of steps by their number of tokens, before an engine serves: speculation weighs drafts by it."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ ROUNDS = 3
 
 
 class SizedDrafter:
-    """Drafts as many tokens as the next of the steps to be measured has room for; right they need not be."""
+    """Drafts as many tokens as the next step to be measured has room for; they need not be right."""
 
     def __init__(self) -> None:
         self.size = 1
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int], num_tokens: int) -> list[TokenArray]:
-        """See `Drafter`."""
+        """Return consecutive token ids that fill the step."""
         return [np.arange(self.size - num_tokens, dtype=np.int32)]
 
     def holds(self, request: Request, num_running: int) -> bool:
-        """See `Drafter`."""
+        """Never make a request wait for its launched steps."""
         return False
 
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """See `Drafter`."""
+        """Ignore the outcome of a draft."""
 
     def forget(self, request: Request) -> None:
-        """See `Drafter`."""
+        """Ignore the end of a request."""
 
 
 def measure_step_costs(make_engine: Callable[[Drafter], Engine]) -> list[tuple[int, float]]:
-    """Seconds of steps by their number of tokens, sizes growing: of one request, all of whose tokens are sampled.
+    """Measure the seconds of steps of growing size: of one request, all of whose tokens are sampled.
 
     Args:
-        make_engine: an engine that nobody else uses, with this drafter.
+        make_engine: makes an engine of its own for the measurement, with this drafter.
 
     Returns:
-        No sizes beyond the budget of a step or the context; none at all where two do not fit.
+        (tokens, seconds) of each size within the step budget and the context; empty if fewer than two sizes fit.
     """
     drafter = SizedDrafter()
     engine = make_engine(drafter)
@@ -66,7 +66,7 @@ def measure_step_costs(make_engine: Callable[[Drafter], Engine]) -> list[tuple[i
 
 
 def _run_step(engine: Engine, size: int) -> float:
-    """Schedule, run and commit a step of so many tokens; its seconds."""
+    """Schedule, run and commit a step of `size` tokens; returns its seconds."""
     started = time.perf_counter()
     plan = engine.scheduler.schedule()
     assert plan is not None, "one request, and nothing else to do"

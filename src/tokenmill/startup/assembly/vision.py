@@ -1,4 +1,4 @@
-"""What an engine starts with for a model that takes images; what is not built for these is refused by name."""
+"""Load the vision part of a model that takes images, and refuse by name the features that do not support images yet."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """The two ends of it in an engine: the pixels that requests bring, and what encodes them.
+    """The two ends of vision in an engine: the pixels that requests bring, and their encoder.
 
     Attributes:
-        memory: what the tower has taken, and will take.
+        memory: the bytes that the tower has taken, and will take.
     """
 
     pixels: PixelStore
@@ -32,10 +32,10 @@ class Vision:
 
 
 def check_vision(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
-    """Refuse what models that take images do not have yet.
+    """Refuse features that models with images do not support yet.
 
     Raises:
-        InvalidConfig: the config asks for something of that.
+        InvalidConfig: the config asks for such a feature.
     """
     if not architecture.takes_images:
         return
@@ -58,7 +58,7 @@ def check_vision(config: EngineConfig, architecture: Architecture, platform: Pla
 
 
 def load_vision(config: EngineConfig, model: LoadedModel) -> Vision | None:
-    """Read the tower of a model; None: it takes text only.
+    """Load the vision tower of a model; None: the model takes text only.
 
     Raises:
         InvalidCheckpoint: the tower is broken or not supported.

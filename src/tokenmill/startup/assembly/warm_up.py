@@ -1,4 +1,4 @@
-"""The first steps of an engine, before it serves: they set up what first use sets up, and show a lack of memory."""
+"""Run the first steps of an engine before it serves: they do the set-up of first use, and show a lack of memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tokenmill.platform.protocol import Platform
 
 
 def warm_up(engine: Engine, platform: Platform) -> None:
-    """Run one small request; on an accelerator decodes, and prompts beside them that fill the budget of a step.
+    """Run one small request; on an accelerator also decodes together with prompts that fill the budget of a step.
 
-    Every row samples in that step. What a step raises is raised.
+    Every row samples in that step. Errors of a step are raised.
 
     Raises:
         OutOfMemory: the device has too little left for its largest step.
@@ -37,9 +37,9 @@ def warm_up(engine: Engine, platform: Platform) -> None:
 
 
 def _run(engine: Engine, *groups: list[int]) -> None:
-    """Prompts of these lengths that share nothing, each group a step after the one before.
+    """Run prompts of these lengths that share no prefix, each group a step after the one before.
 
-    As `Engine.step` does, but for the barrier that keeps an error from those who start the engine.
+    Like `Engine.step`, but without its barrier against errors: they reach the caller.
     """
     arriving, params = list(groups), SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
     while arriving or engine.has_work:

@@ -1,1 +1,1 @@
-"""What this machine has, and what a model would need of it: devices, memory, bandwidth, and models on its disk."""
+"""Inspect this machine, and what a model would need of it: devices, memory, bandwidth, and models on its disk."""

@@ -1,4 +1,4 @@
-"""How fast a device reads its memory, measured: what bounds a decode step, which reads every weight once."""
+"""Measure how fast a device reads its memory: the bound of a decode step, which reads every weight once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LEAST_PASSES = 3
 
 
 def read_bandwidth(platform: Platform, num_bytes: int = MOST_BYTES, seconds: float = SECONDS) -> float:
-    """Bytes per second at which the platform's threads read memory: the best of some passes over the same tensor.
+    """Measure the bytes per second at which the platform's threads read memory: the best of some passes over a tensor.
 
     Args:
-        num_bytes: of the tensor; less where not so much is free.
-        seconds: that the passes take together, as far as three passes allow.
+        num_bytes: of the tensor; less where less is free.
+        seconds: how long the passes take together; at least three are made.
     """
     size = max(min(num_bytes, platform.available_bytes() // 4), LEAST_BYTES)
     stream = platform.stream()

@@ -1,4 +1,4 @@
-"""What a device can do, and the kernels and threads that an engine gets there, each with the reason."""
+"""Check what a device can do, and choose the kernels and threads that an engine uses there, each with the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ THREADS_PER_CORE = 16
 
 
 def check(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> None:
-    """Refuse what this device cannot do, and modes that do not go together.
+    """Refuse features that this device does not have, and modes that do not go together.
 
     Raises:
         InvalidConfig: which flag, and what to change.
@@ -87,7 +87,7 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform, dtype: torch.dtype)
 
 
 def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_threads: int) -> tuple[Kernels, str]:
-    """Kernels for the platform, in the formats that the checkpoint or `--quantization` calls for; and why.
+    """Choose kernels for the platform, in the formats that the checkpoint or `--quantization` asks for; says why.
 
     Raises:
         InvalidConfig: these weights cannot be multiplied here in the form that is asked for.
@@ -105,10 +105,10 @@ def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_t
 
 
 def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec, kernels: Kernels) -> AttentionChoice:
-    """The attention that will serve; what cannot is refused, before any weights are read.
+    """Choose the attention backend; refuse one that cannot run here before any weights are read.
 
     Raises:
-        InvalidConfig: see `choose_attention`.
+        InvalidConfig: the backend cannot run here; see `choose_attention`.
     """
     kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else None
     wanted = AttentionConfig(
@@ -126,7 +126,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
 def gpu_kernels(
     config: EngineConfig, platform: Platform, dtype: torch.dtype, experts: PackedFormat | None = None
 ) -> tuple[Kernels, str]:
-    """The kernels of a GPU, and why; see `check` for what is refused. `experts`: their format; None: floats."""
+    """Return the kernels of a GPU, and why; `check` refuses the rest. `experts`: their format; None: floats."""
     if config.kernels == "torch":
         return TorchKernels(dtype, platform.device), "asked for"
     from tokenmill.model.kernels.triton.kernels import TritonKernels
@@ -138,12 +138,12 @@ def gpu_kernels(
 
 
 def choose_threads(config: EngineConfig, platform: Platform, weight_bytes: int) -> tuple[int, str]:
-    """Settle the number of threads; returns it with the reason that the start-up screen shows.
+    """Choose the number of threads; returns it with the reason that the start-up screen shows.
 
-    They are not bound to cores: whatever else runs on a busy core would hold up a bound thread, and every step with it.
+    They are not bound to cores: another job on a bound thread's core would delay that thread, and every step with it.
 
     Raises:
-        InvalidConfig: more are asked for than make any sense.
+        InvalidConfig: unreasonably many are asked for.
     """
     most = THREADS_PER_CORE * (os.cpu_count() or 1)
     if config.num_threads is not None and config.num_threads > most:

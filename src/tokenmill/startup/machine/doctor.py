@@ -1,4 +1,4 @@
-"""`doctor`: what this machine has, what an engine will use of it and why, and what is wrong with it."""
+"""`doctor`: report what this machine has, what an engine will use of it and why, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        text: what there is.
-        mend: what is wrong and how to mend it; empty: nothing is.
+        text: what was found.
+        mend: what is wrong and how to fix it; empty: all is well.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Finding:
 
 
 def examine(platform: Platform, root: Path = Path("/")) -> Iterator[Finding]:
-    """Look at the machine, one finding after the other; a second of it is the measurement of memory.
+    """Look at the machine, one finding after the other; measuring memory takes about a second of it.
 
     Args:
-        root: where /proc and /dev are looked for; tests give a folder of their own.
+        root: the folder of /proc and /dev; tests give one of their own.
     """
     yield _processor(root)
     yield _instructions()
@@ -157,7 +157,7 @@ def _version(package: str) -> str | None:
 
 
 def _used(platform: Platform) -> Iterator[Finding]:
-    """What an engine would choose for a model of this machine's size, by the same functions."""
+    """Yield the choices of an engine on this machine, for the demo model but with the threads of a large one."""
     config = EngineConfig(model=str(demo_model_path()), device=platform.device).resolve()
     try:
         threads, why_threads = choose_threads(config, platform, LARGE)

@@ -1,4 +1,4 @@
-"""Which cores lie nearest to which memory, and engines that keep to theirs."""
+"""Find the cores nearest to each part of memory, and keep each engine on its own nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def numa_nodes(root: Path = Path("/")) -> list[set[int]]:
-    """The cores of each NUMA node that this process may use; nodes without any are left out. One at least."""
+    """Return the cores of each NUMA node that this process may use, without empty nodes; at least one node."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     folders = (root / "sys/devices/system/node").glob("node[0-9]*")
     lists = [folder / "cpulist" for folder in sorted(folders, key=lambda folder: int(folder.name[4:]))]
@@ -16,9 +16,9 @@ def numa_nodes(root: Path = Path("/")) -> list[set[int]]:
 
 
 def nodes_of(index: int, count: int, nodes: list[set[int]]) -> set[int]:
-    """The cores of the nodes that one of `count` engines keeps to: whole nodes, each of as many engines as every other.
+    """Return the cores of the nodes that one of `count` engines keeps to: whole nodes, shared by as many engines each.
 
-    Where that does not come out even, and on a machine of one node, it is all cores: they are shared in number only.
+    If that does not divide evenly, and on a machine of one node, return all cores: they are shared in number only.
     """
     if len(nodes) % count and count % len(nodes):
         return set().union(*nodes)
@@ -27,7 +27,7 @@ def nodes_of(index: int, count: int, nodes: list[set[int]]) -> set[int]:
 
 
 def keep_to_nodes(index: int, count: int) -> bool:
-    """Let the threads that this process starts from now on run on its own nodes; False: there is only one."""
+    """Let the threads that this process starts from now on run on its own nodes only; False if these are all nodes."""
     nodes = numa_nodes()
     own = nodes_of(index, count, nodes)
     if len(own) == sum(map(len, nodes)):
@@ -37,7 +37,7 @@ def keep_to_nodes(index: int, count: int) -> bool:
 
 
 def _cores(text: str) -> set[int]:
-    """`0-3,8-11` as the kernel writes it."""
+    """Parse a list of cores as the kernel writes it, `0-3,8-11`."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

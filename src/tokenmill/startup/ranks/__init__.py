@@ -1,1 +1,1 @@
-"""Ranks: how the processes of one engine are started, find each other and end."""
+"""Ranks: start the processes of one engine, let them find each other, and end them."""

@@ -21,12 +21,12 @@ _END_SECONDS = 5.0
 
 
 class RankChildren:
-    """Ranks of one engine that this process starts: all but 0, or those of its machine.
+    """The ranks of one engine that this process starts: all but rank 0, or those of its machine.
 
-    Each holds the end of a pipe as its standard input: when this process is gone, however it ended, they end too.
+    Each has one end of a pipe as its standard input: when this process is gone, however it ended, they end too.
 
     Attributes:
-        rendezvous: where rank 0 writes down where the memory is.
+        rendezvous: the file in which rank 0 notes where the memory is.
     """
 
     def __init__(self, config: EngineConfig, ranks: Iterable[int]) -> None:
@@ -47,17 +47,17 @@ class RankChildren:
         self._processes[config.rank] = start_python(arguments, {"OMP_WAIT_POLICY": "PASSIVE"}, stdin=subprocess.PIPE)
 
     def check(self) -> None:
-        """See that all live.
+        """Check that all ranks are alive.
 
         Raises:
-            EngineFailed: one has ended.
+            EngineFailed: a rank has ended.
         """
         for rank, process in self._processes.items():
             if (code := process.poll()) is not None:
                 raise EngineFailed(f"rank {rank} has ended with exit code {code} before it was ready")
 
     def close(self) -> None:
-        """End them, by force if need be."""
+        """End the ranks, by force if need be."""
         for process in self._processes.values():
             if process.stdin is not None:
                 process.stdin.close()
@@ -71,5 +71,5 @@ class RankChildren:
         self.forget_folder()
 
     def forget_folder(self) -> None:
-        """All have found each other: what they needed for that is not kept."""
+        """Remove the folder in which the ranks find each other."""
         shutil.rmtree(self._folder, ignore_errors=True)

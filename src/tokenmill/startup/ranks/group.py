@@ -1,9 +1,9 @@
-"""The ranks of one engine: who starts them, how they find each other, how they end.
+"""The ranks of one engine: start them, let them find each other, and end them together.
 
-In a server the supervisor starts a process for each rank, in a folder that all know; offline, rank 0 starts the others,
-and on further machines an agent does. Rank 0 of each stage takes memory without a name and writes down where it can be
-opened. The others of the stage open it, and each notes its process, so that all are told by the system when one of them
-is gone. Stages find each other by `pipeline.chain`.
+In a server the supervisor starts a process for each rank, in a folder that all know; offline, rank 0 starts the other
+ranks, and on further machines an agent does. Rank 0 of each stage takes memory without a name and writes down where it
+can be opened. The other ranks of the stage open it, and each notes its process, so that the system tells all of them
+when one is gone. Stages find each other by `pipeline.chain`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOOK_SECONDS = 0.005
 
 
 class Place(msgspec.Struct):
-    """Where the memory of a group is, as rank 0 writes it down."""
+    """The place of a group's memory, as rank 0 writes it down."""
 
     path: str
     num_bytes: int
@@ -56,18 +56,18 @@ class Group:
     """One rank's view of the ranks of an engine.
 
     Attributes:
-        memory: what those of a stage share; there once `connect` has returned.
-        first_stage, later_stage: what rank 0 of a stage has of the others, where there are several.
-        devices: what ranks tell each other where each has a device of its own; None: they share memory.
+        memory: shared by the ranks of a stage; set once `connect` has returned.
+        first_stage, later_stage: the connections of a stage's rank 0 to the other stages, if there are several.
+        devices: the channel between ranks that have a device each; None: they share memory.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         """
         Args:
-            config: resolved, of this rank, with what all ranks of the engine have together.
+            config: resolved, of this rank, with the settings that all ranks of the engine share.
 
         Raises:
-            InvalidConfig: what they meet by is not there.
+            InvalidConfig: the means by which ranks find each other are missing.
         """
         if importlib.util.find_spec(MODULE) is None:
             raise InvalidConfig("--tensor-parallel-size: ranks meet in native code, which is not built: run `make`")
@@ -88,7 +88,7 @@ class Group:
 
     @property
     def memory(self) -> SharedMemory:
-        """What the ranks share."""
+        """The memory that the ranks share."""
         assert self._memory is not None, "connected before"
         return self._memory
 
@@ -96,12 +96,12 @@ class Group:
         """Find the other ranks.
 
         Args:
-            model: says by its content what model this is, and in which form.
+            model: identifies the model and its formats by their content.
             platform: where this rank runs its part of it.
 
         Raises:
-            InvalidConfig: so many ranks cannot share this model.
-            EngineFailed: one of them has not come.
+            InvalidConfig: this number of ranks cannot share this model.
+            EngineFailed: a rank has not connected.
         """
         self.shard = dataclasses.replace(self.shard, sums=platform.is_accelerator)
         check_size(architecture, self.shard.size, self.shard.num_stages, self.shard.sums)
@@ -147,7 +147,7 @@ class Group:
         self.later_stage.join(model, self._patience)
 
     def wait_for_all(self) -> None:
-        """Wait until all ranks have come so far in their start: what is free must not be looked at while one loads."""
+        """Wait until all ranks have loaded: free memory must not be measured while one of them still loads."""
         self._least(0)
         if self._children is not None:
             self._children.forget_folder()
@@ -155,10 +155,10 @@ class Group:
     def agree(
         self, config: EngineConfig, architecture: Architecture, decide: Callable[[EngineConfig], KVSize]
     ) -> KVSize:
-        """The size of the KV cache, the same for all ranks: what the one with the least room decides.
+        """Agree on the size of the KV cache, the same for all ranks: the rank with the least room decides.
 
-        Memory that was asked for is each device's; on CPUs it is shared out over the ranks of this machine, by how
-        many layers each has.
+        The memory asked for is per device; on CPUs it is divided among the ranks of this machine, by how many
+        layers each has.
         """
         own = config
         if config.kv_cache_memory_bytes is not None and self.devices is None:
@@ -169,7 +169,7 @@ class Group:
         return decide(dataclasses.replace(own, num_pages=self._least(decide(own).num_pages)))
 
     def _least(self, count: int) -> int:
-        """The least of what all ranks say; they wait for each other here."""
+        """Return the minimum of `count` over all ranks; they wait for each other here."""
         memory = self.memory
         memory.write_note(Note(os.getpid(), count))
         memory.meet(self._patience)
@@ -186,11 +186,11 @@ class Group:
         return least
 
     def model(self, own: PartialModel) -> RankedModel:
-        """What rank 0's runner takes for the model."""
+        """Return the model that rank 0's runner runs: its own part together with those of the other ranks."""
         return RankedModel(own, self.memory, self.first_stage)
 
     def executor(self, executor: Executor) -> GroupExecutor:
-        """What runs rank 0's steps."""
+        """Return the executor of rank 0's steps."""
         return GroupExecutor(executor, self)
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class Group:
         self._let_go()
 
     def abandon(self, error: BaseException) -> None:
-        """This rank cannot start, or cannot go on: neither shall the others wait for it."""
+        """Give up this rank, which cannot start or go on, so that the other ranks do not wait for it."""
         if self._memory is not None:
             self._memory.give_up(str(error))
         self._let_go(str(error))
@@ -227,7 +227,7 @@ class Group:
 
     @property
     def _place(self) -> Path:
-        """Where the ranks of this stage find their memory."""
+        """The file in which the ranks of this stage find their memory."""
         return Path(f"{self._rendezvous}.{self.shard.stage}")
 
     def _open(self, layout: Layout) -> int:
@@ -258,35 +258,35 @@ class GroupExecutor:
         self._group = group
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """See `Executor`."""
+        """Launch a step on the wrapped executor."""
         return self._executor.launch(plan)
 
     def recover(self) -> None:
-        """See `Executor`. Ranks that have not met once are at different places of a pass, and never meet again."""
+        """Recover after a failed step; raise if the group is broken: ranks that missed one meeting never meet again."""
         if not self._group.memory.is_broken:  # else what is launched may never end
             self._executor.recover()
         if self._group.memory.is_broken:
             raise self._group.memory.failure()
 
     def close(self) -> None:
-        """See `Executor`."""
+        """Close the executor, then end the other ranks."""
         self._executor.close()
         self._group.close()
 
 
 def start_group(config: EngineConfig) -> Group | None:
-    """The ranks of an engine, if there is more than one; see `Group`."""
+    """Start the ranks of an engine; see `Group`. None: there is only one rank."""
     return None if config.num_ranks == 1 else Group(config)
 
 
 def stages_here(config: EngineConfig) -> slice:
-    """The stages of this machine."""
+    """Return the stages that run on this machine."""
     count = config.pipeline_parallel_size // config.nnodes
     return slice(config.node_rank * count, (config.node_rank + 1) * count)
 
 
 def config_of_rank(config: EngineConfig) -> EngineConfig:
-    """What a rank is started with: its share of the machine; and nothing of what only rank 0 does.
+    """Return the config of one rank: its share of the machine, without the settings that only rank 0 uses.
 
     All ranks of all engines share a machine's cores, nodes and memory evenly.
     """
@@ -298,7 +298,7 @@ def config_of_rank(config: EngineConfig) -> EngineConfig:
 
 
 def device_of_rank(config: EngineConfig) -> str:
-    """A GPU for each rank: from the one that the config names, or the first, as many as there are ranks."""
+    """Return the device of a rank: a GPU of its own, counted from the config's device, or from the first."""
     kind, _, first = config.device.partition(":")
     return f"{kind}:{int(first or 0) + config.rank}" if kind in ("auto", "cuda") else config.device
 
@@ -309,7 +309,7 @@ def _step_shape(config: EngineConfig, architecture: Architecture) -> StepShape:
 
 
 def _process(pid: int) -> int | None:
-    """A descriptor that tells when a process is gone; None: the system has none, and only the deadline tells.
+    """Open a descriptor that tells when a process is gone; None: the system has none, and only the deadline tells.
 
     Raises:
         EngineFailed: it is gone.
@@ -327,5 +327,5 @@ def _has_experts(architecture: Architecture) -> bool:
 
 
 def _has_cores(config: EngineConfig) -> bool:
-    """Whether every rank of every engine has a core of its own."""
+    """Return True if every rank of every engine has a core of its own."""
     return len(os.sched_getaffinity(0)) >= config.replica[1] * (config.num_threads or 1)

@@ -1,6 +1,6 @@
 """A machine that runs ranks of another's engine: `tokenmill serve MODEL --nnodes N --node-rank 1 --master-addr HOST`.
 
-It waits for the first machine, starts its ranks when that one begins, ends them when that one's engine ends, and waits
+It waits for the first machine, starts its ranks when that machine begins, ends them when its engine ends, and waits
 again. So an engine that is started again finds its ranks again, wherever they are.
 """
 
@@ -78,7 +78,7 @@ class _Agent:
         self._stop = stop
 
     def run(self) -> None:
-        """Wait, start, end, and so on until told to stop."""
+        """Wait for the first machine and run the ranks, again and again until told to stop."""
         self._say(f"waits for the first one at {self._address}")
         while not self._stop.is_set():
             with contextlib.suppress(EngineFailed):

@@ -1,1 +1,1 @@
-"""How many KV pages, windows and states fit into the memory that is there."""
+"""Sizing: decide how many KV pages, windows and states fit into the memory of a machine."""

@@ -1,4 +1,4 @@
-"""`estimate`: what a model would take on this machine, found out from its config and the headers of its weights."""
+"""`estimate`: what a model would take on this machine, from its config and the headers of its weights."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from tokenmill.startup.sizing.tower_size import TowerMemory
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a model is estimated for, where that is not the machine itself as it is.
+    """The memory and bandwidth to estimate for, where they are not this machine's own.
 
     Attributes:
-        memory: bytes for weights and KV; None: what is free.
+        memory: bytes for weights and KV; None: as many as are free.
         bandwidth: bytes of memory read per second; None: it is measured.
     """
 
@@ -41,7 +41,7 @@ class Target:
 
 
 def estimate(config: EngineConfig, target: Target) -> str:
-    """Lines that say what the model of a config would take; nothing but JSON files and headers is read or downloaded.
+    """Return lines on what the model of a config would take; reads and downloads only JSON files and headers.
 
     Args:
         config: `model` is a folder, a config.json, a .gguf file or a hub id.
@@ -95,7 +95,7 @@ def _notes(config: EngineConfig) -> str:
 
 
 def _tower_text(tower: TowerMemory) -> str:
-    """A sentence on the vision tower; "": there is none."""
+    """Return a sentence on the vision tower; "": the model has none."""
     if not tower.weights:
         return ""
     return (
@@ -106,7 +106,7 @@ def _tower_text(tower: TowerMemory) -> str:
 
 @contextmanager
 def _opened(config: EngineConfig) -> Iterator[tuple[Path, str]]:
-    """A folder with the model's config.json, and what is known of its stored weights, to be added to a sentence."""
+    """Provide a folder with the model's config.json, and a clause on its stored weights."""
     path = Path(config.model).expanduser()
     if path.is_file() and path.suffix == ".json":
         with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
@@ -125,7 +125,7 @@ def _opened(config: EngineConfig) -> Iterator[tuple[Path, str]]:
 
 
 def _stored_text(tensors: Iterable[tuple[str, int]]) -> str:
-    """Bytes by type, the most first."""
+    """Return the bytes of each type, the largest first."""
     sizes: Counter[str] = Counter()
     for dtype, num_bytes in tensors:
         sizes[dtype] += num_bytes

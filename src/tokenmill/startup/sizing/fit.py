@@ -1,4 +1,4 @@
-"""Whether a model fits the memory that is free, found out before the first byte of its weights is read."""
+"""Check whether a model fits the free memory, before the first byte of its weights is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_BYTES_PER_PARAMETER = 0.5
 
 
 def check_parameters(config: EngineConfig, platform: Platform, architecture: Architecture) -> None:
-    """Refuse what is far too large by its number of parameters alone: a decoder of that size is not even laid out.
+    """Refuse a model that is far too large by its number of parameters alone, before its decoder is laid out.
 
     Raises:
         InvalidConfig: its per-layer embeddings stay mapped from their file, where a GPU does not see them.
@@ -47,7 +47,7 @@ def check_parameters(config: EngineConfig, platform: Platform, architecture: Arc
 def check_fit(
     config: EngineConfig, platform: Platform, folder: Path, plan: ModelPlan, page_bytes: int, num_threads: int
 ) -> None:
-    """Refuse a model whose weights and least KV cache exceed the memory that is free.
+    """Refuse a model whose weights and smallest KV cache exceed the free memory.
 
     Args:
         plan, page_bytes: of the model and of a page of the KV cache, or of a rank's part of them.
@@ -77,13 +77,13 @@ def check_fit(
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """What a config needs besides its weights.
+    """The memory that a config needs besides its weights.
 
     Attributes:
-        free: bytes that there are.
-        spare: bytes that loading takes beside the weights, before there is a KV cache.
+        free: free bytes.
+        spare: bytes that loading takes besides the weights, before the KV cache is allocated.
         page_bytes: of a page of the KV cache.
-        encodings: bytes for what a vision tower makes.
+        encodings: bytes for the outputs of a vision tower.
     """
 
     config: EngineConfig
@@ -99,15 +99,15 @@ class _Fit:
 
     @property
     def states(self) -> int:
-        """Memory of recurrent states: what was asked for, or one."""
+        """Bytes of recurrent states: as many as the config asks for, or those of one state."""
         return self.config.state_memory or bytes_per_state(self.config, self.architecture)
 
     def total(self, weights: int) -> int:
-        """The most that is taken at a time."""
+        """Return the most bytes that are taken at a time."""
         return weights + max(self.spare, self.least_kv + self.states + self.encodings)
 
     def smaller_kv(self, weights: int) -> str | None:
-        """The flag that lets the KV cache fit beside these weights; empty: none is needed, None: none does it."""
+        """Return the flag that makes the KV cache fit beside these weights; "": it fits, None: no flag helps."""
         if self.total(weights) <= self.free:
             return ""
         config, room = self.config, self.free - weights - self.states - self.encodings
@@ -125,7 +125,7 @@ class _Fit:
 
 
 def _advice(fit: _Fit, choices: Sequence[Form]) -> list[str]:
-    """Flags with which it would fit: a smaller KV cache, smaller weights, or both where neither is enough."""
+    """Return the flags that would make it fit: a smaller KV cache, smaller weights, or both if one is not enough."""
     alone, together = [], []
     asked, *others = choices
     if flag := fit.smaller_kv(asked.weight_bytes):

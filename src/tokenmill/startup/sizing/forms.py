@@ -1,4 +1,4 @@
-"""A model in each form that this machine can hold it in: what its weights take, and what is left for requests."""
+"""List the formats in which this machine can hold a model: what its weights take, and what is left for requests."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CONTEXTS = (2048, 8192, 32768)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One form of a model's weights, and what they and the KV cache take in it.
+    """One format of a model's weights, and the memory that they and the KV cache take in it.
 
     Attributes:
         name: `bfloat16`, `int8` ..., or `as stored`.
-        flags: that make the difference to the config that was asked for; empty: none.
+        flags: those to add to the config that was asked for; empty: none.
         page_bytes: of a page of the KV cache, over all layers: pages behind windows are counted as if they were kept.
-        tower: the part of a vision tower, whose weights are among `weight_bytes`.
+        tower: the part of a vision tower; its weights are included in `weight_bytes`.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Form:
         return self.page_bytes / self.config.page_size
 
     def num_pages(self, free: int) -> int:
-        """Pages that the KV cache may have beside these weights; less than 0 where not even page 0 has room.
+        """Return the number of KV pages that fit beside these weights; below 0 if not even page 0 fits.
 
         Args:
             free: bytes for weights and KV.
@@ -61,11 +61,11 @@ class Form:
         return pages_in(int(room * config.gpu_memory_utilization), self.page_bytes)
 
     def num_requests(self, free: int, context: int) -> float:
-        """Requests of so many tokens that the KV cache holds at a time."""
+        """Return how many requests of this many tokens the KV cache holds at a time."""
         return max(0, self.num_pages(free)) / -(-context // self.config.page_size)
 
     def tokens_per_second(self, architecture: Architecture, context: int, bandwidth: float) -> float:
-        """Tokens per second of a single request, whose every step reads the decoder's weights and its KV once.
+        """Return the tokens per second of a single request: each step reads the decoder's weights and its KV once.
 
         Args:
             bandwidth: bytes per second.
@@ -75,8 +75,9 @@ class Form:
 
 
 def active_share(architecture: Architecture) -> float:
-    """The share of a model's parameters that the step of one request reads: not all experts, one row of a table of
-    embeddings that is no output head."""
+    """Return the share of a model's parameters that the step of one request reads: not all experts, and one row of an
+    embedding table that is no output head.
+    """
     idle = 0 if architecture.tie_embeddings else architecture.vocab_size * architecture.hidden_size
     for layer in architecture.layers:
         if isinstance(layer.mlp, MoeSpec):
@@ -88,14 +89,14 @@ def active_share(architecture: Architecture) -> float:
 def forms(
     config: EngineConfig, platform: Platform, folder: Path, architecture: Architecture, num_threads: int
 ) -> list[Form]:
-    """The form that a config asks for, and the smaller ones that this machine has kernels for.
+    """Return the format that a config asks for, and the smaller ones that this machine has kernels for.
 
     Args:
         config: resolved for the platform.
         folder: has the model's config.json, which says whether it is quantized already.
 
     Raises:
-        InvalidConfig: the form that is asked for cannot be computed here.
+        InvalidConfig: this machine cannot compute in the format asked for.
     """
     found = [_form(config, "", platform, folder, architecture, num_threads)]
     for other, flags in _smaller_configs(config):
@@ -127,7 +128,7 @@ def _form(
 
 
 def _smaller_configs(config: EngineConfig) -> Iterator[tuple[EngineConfig, str]]:
-    """Configs whose weights may be smaller, and the flags that make the difference."""
+    """Yield configs whose weights may be smaller, with the flags that make the difference."""
     dtype = "bfloat16" if config.dtype == "float32" else config.dtype
     for quantization in QUANTIZATIONS:
         changes = {"dtype": dtype, "quantization": quantization}
@@ -137,12 +138,12 @@ def _smaller_configs(config: EngineConfig) -> Iterator[tuple[EngineConfig, str]]
 
 
 def held_bytes(config: EngineConfig) -> int:
-    """Of the weights in memory that engines of one server share."""
+    """Return the bytes of weights that the engines of one server share in memory."""
     return os.stat(config.weight_memory).st_blocks * 512 if config.weight_memory else 0
 
 
 def free_bytes(config: EngineConfig, platform: Platform, architecture: Architecture) -> int:
-    """Memory for weights and KV: what is free, or holds the weights already; on a GPU without what a step takes."""
+    """Return the bytes for weights and KV: free, or holding the weights already; on a GPU less what a step takes."""
     free = platform.available_bytes() + held_bytes(config)
     if platform.is_accelerator:
         free -= workspace_bytes(config, architecture, DTYPES[config.dtype])
@@ -150,7 +151,7 @@ def free_bytes(config: EngineConfig, platform: Platform, architecture: Architect
 
 
 def table(choices: Sequence[Form], architecture: Architecture, free: int, bandwidth: float | None = None) -> str:
-    """The forms side by side, a line each below a line of titles.
+    """Return the formats side by side, a line each below a line of titles.
 
     Args:
         free: bytes for weights and KV.
@@ -174,5 +175,5 @@ def table(choices: Sequence[Form], architecture: Architecture, free: int, bandwi
 
 
 def _count_text(count: float) -> str:
-    """Rounded down, since it is a promise; a part of a request is none."""
+    """Format a number of requests, rounded down, since it is a promise; a fraction of a request counts as none."""
     return f"{int(count):,}" if count >= 1 else "-"

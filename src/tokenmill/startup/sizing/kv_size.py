@@ -1,4 +1,4 @@
-"""Memory of the KV cache: how many pages there are, how long a request may be, and what a step takes besides.
+"""Size the KV cache: how many pages it has, how long a request may be, and what a step takes besides.
 
 Knows numbers of bytes, no devices.
 """
@@ -24,12 +24,12 @@ SMALLEST_CONTEXT = 64
 
 
 def pages_in(num_bytes: int, bytes_per_page: int) -> int:
-    """Pages of a KV cache of so many bytes; less than 0 where not even page 0 fits."""
+    """Return the pages of a KV cache of this many bytes; below 0 if not even page 0 fits."""
     return num_bytes // bytes_per_page - RESERVED_PAGES
 
 
 def bytes_of(num_pages: int, bytes_per_page: int) -> int:
-    """Bytes of a KV cache of so many pages."""
+    """Return the bytes of a KV cache of this many pages."""
     return (num_pages + RESERVED_PAGES) * bytes_per_page
 
 
@@ -47,20 +47,20 @@ class KVSize:
 
     @property
     def num_allocated(self) -> int:
-        """Pages in memory."""
+        """Number of pages in memory."""
         return self.num_pages + RESERVED_PAGES
 
     @property
     def num_allocated_windows(self) -> int:
-        """Pages in the memory of the window group; 0: there is none."""
+        """Number of pages in the memory of the window group; 0: no window group."""
         return 0 if self.window is None else self.window.num_pages + RESERVED_PAGES
 
 
 def wanted_context(config: EngineConfig, max_position: int) -> int:
-    """The longest request in tokens, unless the KV cache turns out to be too small for it.
+    """Return the length of the longest request in tokens, unless the KV cache turns out to be too small for it.
 
     Raises:
-        InvalidConfig: the model is not made for so many.
+        InvalidConfig: it exceeds the model's context.
     """
     wanted = config.max_model_len or max_position
     if wanted > max_position:
@@ -69,8 +69,9 @@ def wanted_context(config: EngineConfig, max_position: int) -> int:
 
 
 def least_kv_bytes(config: EngineConfig, max_position: int, bytes_per_page: int) -> int:
-    """Memory without which no KV cache of this config can be of use: what it asks for, or else a request's, and the
-    page for padding."""
+    """Return the bytes of the smallest usable KV cache: the config's own size, or the pages of one request, and the
+    page for padding.
+    """
     assert config.gpu_memory_utilization is not None, "the config is not resolved"
     if config.num_pages is not None:
         return bytes_of(config.num_pages, bytes_per_page)
@@ -83,7 +84,7 @@ def least_kv_bytes(config: EngineConfig, max_position: int, bytes_per_page: int)
 
 
 def kv_share(config: EngineConfig, available_bytes: int) -> int:
-    """Bytes for the KV cache: what is asked for, else the share of this engine."""
+    """Return the bytes for the KV cache: as many as the config asks for, else the share of this engine."""
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     assert config.gpu_memory_utilization is not None, "the config is not resolved"
@@ -103,7 +104,7 @@ def decide_kv_size(
     Args:
         max_position: context length of the model in tokens.
         available_bytes: free memory of the device.
-        besides: bytes that a request of the full context needs besides these pages.
+        besides: bytes that a request of the full context needs in addition to these pages.
 
     Raises:
         InvalidConfig: one full request does not fit; says what is needed and what to change.
@@ -136,10 +137,10 @@ def decide_kv_size(
 
 
 def workspace_bytes(config: EngineConfig, architecture: Architecture, dtype: torch.dtype) -> int:
-    """Memory that a step on a GPU takes besides weights and KV, before it can be measured.
+    """Estimate the memory that a step on a GPU takes besides weights and KV, before it can be measured.
 
-    Activations of the widest layer and logits in the type that the sampler reads, twice over; and what the splits of
-    the longest contexts leave to be joined, in the largest graph.
+    It counts the activations of the widest layer and the logits in the sampler's type, twice over, and the partial
+    results of split contexts that are joined in the largest graph.
     """
     widest = max(one.mixer.widest + 3 * one.mlp.active_size for one in architecture.layers)
     per_token = 4 * architecture.hidden_size + widest

@@ -1,4 +1,4 @@
-"""Recurrent states: how many there may be, and so how many requests may run; what does not go with them is refused.
+"""Size the recurrent states, which bounds how many requests may run; refuse features that do not go with them.
 
 Knows numbers of bytes, no devices.
 """
@@ -19,10 +19,10 @@ BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def check_recurrences(config: EngineConfig, architecture: Architecture) -> None:
-    """Refuse what models with recurrent states do not have yet.
+    """Refuse features that models with recurrent states do not support yet.
 
     Raises:
-        InvalidConfig: the config asks for something of that.
+        InvalidConfig: the config asks for such a feature.
     """
     if not architecture.recurrences:
         return
@@ -41,10 +41,10 @@ def check_recurrences(config: EngineConfig, architecture: Architecture) -> None:
 
 
 def check_recurrence_sizes(architecture: Architecture, kernels: str) -> None:
-    """Refuse recurrences that the kernels of this name have not; see native/isa/delta_rule.cpp and short_conv.cpp.
+    """Refuse recurrences that these kernels do not have; see native/isa/delta_rule.cpp and short_conv.cpp.
 
     Raises:
-        InvalidConfig: torch's have them.
+        InvalidConfig: only torch's kernels have them.
     """
     if kernels != "native":
         return
@@ -58,12 +58,12 @@ def check_recurrence_sizes(architecture: Architecture, kernels: str) -> None:
 
 
 def bytes_per_state(config: EngineConfig, architecture: Architecture) -> int:
-    """Bytes of one request's state; 0 where the model has none."""
+    """Return the bytes of one request's state; 0: the model has none."""
     return architecture.state_bytes(BYTES_OF[config.dtype])
 
 
 def states_text(config: EngineConfig, architecture: Architecture) -> str:
-    """A sentence on them; "": the model has none."""
+    """Return a sentence on the states; "": the model has none."""
     size = bytes_per_state(config, architecture)
     if not size:
         return ""
@@ -75,13 +75,13 @@ def states_text(config: EngineConfig, architecture: Architecture) -> str:
 
 
 def num_states(config: EngineConfig, architecture: Architecture) -> int:
-    """Slots that a config has room for, once `with_states` has decided that; 0 where the model has none."""
+    """Return the slots that a config has room for, once `with_states` has decided that; 0: the model has no states."""
     size = bytes_per_state(config, architecture)
     return (config.state_memory or 0) // size if size else 0
 
 
 def with_states(config: EngineConfig, architecture: Architecture, available_bytes: int) -> EngineConfig:
-    """The config with memory for recurrent states, and no more rows than it has states for.
+    """Return the config with memory for recurrent states, and with no more rows than states.
 
     `--state-memory` wins, else half of what KV and states may take together; never more than rows have use for.
 
@@ -89,7 +89,7 @@ def with_states(config: EngineConfig, architecture: Architecture, available_byte
         available_bytes: free memory of the device.
 
     Raises:
-        InvalidConfig: there is no room for one; says what is needed.
+        InvalidConfig: not even one state fits; says how much memory is needed.
     """
     size = bytes_per_state(config, architecture)
     if not size:

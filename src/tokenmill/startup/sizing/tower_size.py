@@ -1,4 +1,4 @@
-"""How many bytes the vision tower of a model takes, from its config alone."""
+"""Compute the bytes that the vision tower of a model takes, from its config alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tokenmill.model.vision.tower import tower_shapes
 
 @dataclass(frozen=True, slots=True)
 class TowerMemory:
-    """Bytes that a tower takes besides the decoder; nothing where a model takes text only.
+    """Bytes that a vision tower takes besides the decoder; 0 if the model takes text only.
 
     Attributes:
         weights: of the tower.
-        reserved: what the outputs that are kept will take, and encoding as many tokens as a step may.
+        reserved: for the outputs that are kept, and for encoding as many tokens as a step may.
     """
 
     weights: int = 0
@@ -26,7 +26,7 @@ class TowerMemory:
 
 
 def tower_memory(config: EngineConfig, folder: Path, item_bytes: int) -> TowerMemory:
-    """What the tower of a checkpoint will take, from its config alone.
+    """Return the memory that the tower of a checkpoint will take, from its config alone.
 
     Args:
         item_bytes: of a weight; a tower keeps the model's dtype, however the decoder is quantized.

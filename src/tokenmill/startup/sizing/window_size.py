@@ -1,10 +1,10 @@
-"""The KV cache of a model whose layers with a window have pages of their own: whether, and how memory is parted.
+"""Divide KV memory for a model whose layers with a window have pages of their own, and decide whether they have.
 
 Both groups should run out at about the same time for requests of `TYPICAL_WINDOWS` windows: each takes its pages in
-both, longer ones only more full pages. Memory is parted for as many of these as fit, `--max-num-seqs` at most; what the
-windows of so many never use goes to the full pages, and what the full pages of so many never use goes to windows behind
-which prefixes are found: with much memory and few rows as many are found as with whole pages. One request of the full
-context comes first: if it does not fit so, the windows get what one request needs.
+both, longer ones only more full pages. Memory is divided for as many of these as fit, `--max-num-seqs` at most. Pages
+that the windows of these requests never use go to the full pages, and full pages that they never use go to windows
+behind which prefixes are found: with much memory and few rows as many are found as with whole pages. One request of the
+full context comes first: if it does not fit so, the windows get only the pages that one request needs.
 
 Knows numbers of bytes, no devices.
 """
@@ -43,14 +43,14 @@ class PageBytes:
 
     @property
     def both(self) -> int:
-        """Of a page in both groups: what it would take in one."""
+        """Bytes of a page in both groups: its size in a single group."""
         return self.full + self.windowed
 
 
 def window_group_obstacle(
     config: EngineConfig, architecture: Architecture, is_accelerator: bool, has_draft_model: bool
 ) -> str | None:
-    """Why layers with a window have whole pages like the others; None: they are a group. "": there are none."""
+    """Return why layers with a window have no page group of their own; None: they have one. "": no windows."""
     windows = [attention.window for attention in architecture.attentions]
     widest = max((window for window in windows if window is not None), default=0)
     transfers = config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config
@@ -69,7 +69,7 @@ def window_group_obstacle(
 
 
 def describe_windows(obstacle: str | None, page: PageBytes, size: KVSize, page_size: int) -> str:
-    """What becomes of pages behind windows, for the start-up report; "": there are no windows."""
+    """Describe how pages behind windows are handled, for the start-up report; "": the model has no windows."""
     if size.window is None:
         return f"pages behind sliding windows are kept: {obstacle}" if obstacle else ""
     own = f"{size.window.num_pages:,} pages for sliding windows of {page.window:,} tokens"
@@ -77,7 +77,7 @@ def describe_windows(obstacle: str | None, page: PageBytes, size: KVSize, page_s
 
 
 def decide_grouped_size(config: EngineConfig, max_position: int, page: PageBytes, available_bytes: int) -> KVSize:
-    """As `decide_kv_size`, with pages for windows beside the full ones.
+    """Size the KV cache like `decide_kv_size`, with window pages beside the full ones.
 
     Raises:
         InvalidConfig: one full request does not fit.
@@ -113,14 +113,14 @@ def decide_grouped_size(config: EngineConfig, max_position: int, page: PageBytes
 
 
 def pages_of_one(config: EngineConfig, num_tokens: int, window: int) -> tuple[int, int]:
-    """What one request of so many tokens needs: full pages, and those for windows, launched steps included."""
+    """Return the pages that one request of `num_tokens` needs, launched steps included: full pages, window pages."""
     num_pages = -(-num_tokens // config.page_size)
     ahead = num_pages_ahead(config.num_steps_ahead * config.step_budget, config.page_size)
     return num_pages, min(num_pages, most_window_pages(window, config.page_size) + ahead)
 
 
 def least_page_bytes(config: EngineConfig, max_position: int, page: PageBytes) -> int:
-    """Bytes of a page of the smallest KV cache that can be of use, with its share of the pages for windows beside it.
+    """Return the bytes per page of the smallest usable KV cache, with its share of the window pages.
 
     Raises:
         InvalidConfig: see `decide_grouped_size`.

@@ -1,4 +1,4 @@
-"""Ranks that have a device each: what they tell each other goes from device to device.
+"""Ranks that have a device each: their messages go from device to device.
 
 One rank schedules. All run its plans, each over tables of its own; rank 0 alone samples, and shares the tokens.
 """

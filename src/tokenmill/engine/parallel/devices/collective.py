@@ -1,4 +1,4 @@
-"""The collective of ranks on devices, in Megatron-LM's form: two sums a layer, and one row of logits put together."""
+"""Combine the work of ranks on devices, in Megatron-LM's form: two sums a layer, and one row of logits put together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DeviceCollective:
-    """See `Collective`. All that is done here is issued to the device and waits for nothing: a graph may hold it."""
+    """Collective of ranks on devices. Every call is issued to the device and waits for nothing: a graph may hold it."""
 
     native: NativeRoom | None = None
 
@@ -28,29 +28,29 @@ class DeviceCollective:
         self.communicator = communicator
 
     def failure(self) -> Exception:
-        """See `Collective.failure`."""
+        """Return an AssertionError: ranks on devices do not meet in native code."""
         return AssertionError("ranks on devices do not meet in native code")
 
     def between(self, own: torch.Tensor, part: Part) -> torch.Tensor:
-        """See `Collective.between`: the second matrix takes what is here."""
+        """Return the columns as they are: the second matrix takes this rank's part."""
         return own
 
     def behind(self, own: torch.Tensor, part: Part) -> torch.Tensor:
-        """See `Collective.behind`: the sum of what all ranks have."""
+        """Return the sum over all ranks."""
         return self.communicator.sum(own)
 
     def embeddings(self, token_ids: torch.Tensor, tokens: Part, lookup: Lookup) -> torch.Tensor:
-        """See `Collective.embeddings`: each token's row is one rank's, and zeros with the others."""
+        """Return embeddings summed over all ranks: each token's row is one rank's, and zeros with the others."""
         is_others = (token_ids < tokens.start) | (token_ids >= tokens.stop)
         own = lookup((token_ids - tokens.start).clamp(0, tokens.count - 1))
         return self.communicator.sum(own.masked_fill_(is_others.unsqueeze(1), 0))
 
     def rows(self, own: torch.Tensor, where: torch.Tensor | slice, count: int) -> torch.Tensor:
-        """See `Collective.rows`."""
+        """Refuse: no rank on a device has rows of its own."""
         raise AssertionError("no rank on a device has rows that others have not")
 
     def columns(self, own: torch.Tensor, part: Part) -> torch.Tensor:
-        """This rank's columns [S, part.count] -> those of all, [S, part.total]."""
+        """Gather this rank's columns [S, part.count] into those of all ranks, [S, part.total]."""
         size = self.shard.size
         widest = -(-part.total // size)  # some ranks have one column less than others
         if part.count < widest:
@@ -63,20 +63,20 @@ class DeviceCollective:
 
 
 class DeviceModel:
-    """See `runner.model.Model`: a rank's decoder, whose logits all ranks put together."""
+    """A rank's decoder, whose logits are gathered from all ranks."""
 
     def __init__(self, decoder: Decoder, collective: DeviceCollective) -> None:
         self._decoder = decoder
         self._collective = collective
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        """See `Model.forward`."""
+        """Return the final hidden states [S, hidden_size] of the batch's outputs."""
         return self._decoder.forward(batch, attention)
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """See `Model.logits`."""
+        """Return the logits of all tokens, gathered from all ranks."""
         return self._collective.columns(self._decoder.logits(outputs), self._decoder.tokens)
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
-        """See `Model.argmax`."""
+        """Return the tokens with the largest logits over all ranks."""
         return argmax(self.logits(outputs))

@@ -1,4 +1,4 @@
-"""Runners of ranks on devices: rank 0's posts each plan before it runs it, the others' take what rank 0 has sampled.
+"""Runners of ranks on devices: rank 0 posts each plan before it runs it; the others take the tokens it has sampled.
 
 rank 0    post plan | tables, forward, logits together, sample ─┐ share the tokens, table
 others              | tables, forward, logits together, ────────┴ take the tokens, table
@@ -35,43 +35,43 @@ PAUSE_SECONDS = 50e-6
 
 
 class LeadingRunner(ModelRunner):
-    """Rank 0's: see `ModelRunner`. `memory`: where the others find its plans."""
+    """Runner of rank 0. `memory`: shared memory to which it posts its plans."""
 
     def __init__(self, memory: SharedMemory, *parts: Any) -> None:
         super().__init__(*parts)
         self._memory = memory
 
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
-        """See `ModelRunner.start`. A step that cannot be started ends all ranks: the others are in the middle of it."""
+        """Post a plan and start its step. A step that cannot be started ends all ranks: they have begun it."""
         with self._memory.together():
             self._memory.post(RunStep.of(plan))
             return super().start(plan, previous)
 
 
 class FollowedGrammars(GrammarRows):
-    """Which rows have grammars, and no more: rank 0 has these."""
+    """Tracks which rows have grammars; rank 0 has the grammars themselves."""
 
     def __init__(self) -> None:
         super().__init__(lambda text: None, 0)
         self._with_grammars: set[int] = set()
 
     def set(self, new_rows: Iterable[AdmittedRequest]) -> None:
-        """See `GrammarRows.set`."""
+        """Note which new rows have a grammar."""
         for new in new_rows:
             self._with_grammars.discard(new.row)
             if new.params.grammar is not None:
                 self._with_grammars.add(new.row)
 
     def concerns(self, rows: npt.NDArray[np.integer]) -> bool:
-        """See `GrammarRows.concerns`."""
+        """Return True if any of these rows has a grammar."""
         return not self._with_grammars.isdisjoint(rows.tolist())
 
 
 class FollowingSampler(DeviceSampler):
-    """See `StepSampler`: takes the tokens that rank 0 has sampled, as often as that samples.
+    """Takes the tokens that rank 0 has sampled, as often as rank 0 samples.
 
     Args:
-        share: see `Communicator`.
+        share: receives the tokens from rank 0; see `Communicator`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FollowingSampler(DeviceSampler):
         self._grammars = grammars
 
     def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """See `DeviceSampler.draw`."""
+        """Take the tokens that rank 0 has drawn, and enter them into the table."""
         return self.enter(draws.new_empty(len(draws)), draws)
 
     def sample_drawn(
@@ -93,7 +93,7 @@ class FollowingSampler(DeviceSampler):
         sent: Sent,
         masks: Masks,
     ) -> Sampled:
-        """See `DeviceSampler.sample_drawn`."""
+        """Take the tokens of rank 0's second draw if it makes one; else keep `drawn`."""
         if not metadata.needs_processing and not self._grammars.concerns(samples.rows):
             return Sampled(drawn)
         if samples.drafts is not None:
@@ -102,7 +102,7 @@ class FollowingSampler(DeviceSampler):
 
 
 class WatchedEvent:
-    """See `Event`: while the host waits for it, it looks after the other ranks, for whom the device may wait."""
+    """An event that checks on the other ranks while the host waits, since the device may wait for them."""
 
     def __init__(self, event: Event, memory: SharedMemory, communicator: Communicator) -> None:
         self._event = event
@@ -110,14 +110,14 @@ class WatchedEvent:
         self._communicator = communicator
 
     def is_past(self) -> bool:
-        """See `Event.is_past`."""
+        """Return True if the work before it is done."""
         return self._event.is_past()
 
     def wait(self) -> None:
-        """See `Event.wait`.
+        """Let the host wait until the work before it is done, and check on the other ranks meanwhile.
 
         Raises:
-            EngineFailed: another rank is gone or does not come.
+            EngineFailed: another rank is gone or has not come in time.
         """
         since = time.monotonic()
         try:
@@ -131,7 +131,7 @@ class WatchedEvent:
 
 
 class WatchedStream:
-    """See `Stream`: its events are watched."""
+    """A stream whose events are watched."""
 
     def __init__(self, stream: Stream, memory: SharedMemory, communicator: Communicator) -> None:
         self._stream = stream
@@ -146,9 +146,9 @@ class WatchedStream:
         self._stream.__exit__(*error)
 
     def record(self) -> Event:
-        """See `Stream.record`."""
+        """Return a watched event behind the work issued so far."""
         return WatchedEvent(self._stream.record(), self._memory, self._communicator)
 
     def wait_for(self, event: Event) -> None:
-        """See `Stream.wait_for`."""
+        """Start later work of this stream only after an event of another one."""
         self._stream.wait_for(event)

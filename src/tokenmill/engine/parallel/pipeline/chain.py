@@ -1,7 +1,7 @@
-"""The stages of an engine: how they find each other, agree, and hand on what they have computed.
+"""The stages of an engine: let them find each other, agree, and hand on what they have computed.
 
-Only rank 0 of a stage speaks with other stages. Stage 0 listens; the others connect to it, each says where the one
-before finds it, and is told where the next one is:
+Only rank 0 of a stage speaks with other stages. Stage 0 listens; the others connect to it. Each says where the stage
+before it finds it, and is told where the next one is:
 
     stage 0 ──hidden states──> stage 1 ──hidden states──> stage 2 ...
        ^                                                      │
@@ -48,11 +48,10 @@ _TRY_SECONDS = 1.0
 
 
 class Doorman:
-    """Takes in those who connect and prove that they know the secret, until it is closed; a thread for each, so that
-    one that says nothing holds up nobody."""
+    """Accepts connections that prove that they know the secret; a thread for each, so that none blocks others."""
 
     def __init__(self, address: Address, secret: Secret | None, timeout: float) -> None:
-        """Listen.
+        """Listen at the address.
 
         Raises:
             EngineFailed: the address cannot be listened at.
@@ -71,13 +70,13 @@ class Doorman:
         threading.Thread(target=self._accept, name="doorman", daemon=True).start()
 
     def next(self, timeout: float) -> tuple[Link, Message] | None:
-        """Who has come, and what it said first; None: nobody has."""
+        """Return the next connection and its first message; None if none has come in time."""
         with contextlib.suppress(queue.Empty):
             return self._arrived.get(timeout=timeout)
         return None
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting connections."""
         self._is_closed = True
         self._listener.close()
         if self.address.is_unix:
@@ -105,10 +104,10 @@ class Doorman:
 
 
 def connect(address: Address, secret: Secret | None, name: str, timeout: float, patience: float) -> Link:
-    """Connect to whoever listens, or will within a time.
+    """Connect to a stage that listens, or will within a time.
 
     Raises:
-        EngineFailed: nobody does, or it does not know the secret.
+        EngineFailed: no stage listens, or it does not know the secret.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -130,7 +129,7 @@ class FirstStage:
     def __init__(self, doorman: Doorman, num_stages: int, num_nodes: int, launch: Launch) -> None:
         """
         Args:
-            launch: what other machines are told.
+            launch: message that starts other machines' ranks.
         """
         self._doorman = doorman
         self._num_stages = num_stages
@@ -143,13 +142,13 @@ class FirstStage:
         self._num_passes = 0
 
     def gather(self, model: str, patience: float) -> None:
-        """Wait for all stages, and tell each where the next one is; let other machines start theirs.
+        """Wait for all stages and tell each where the next one is; let other machines start theirs.
 
         Args:
-            model: what this stage runs; those that run something else are refused.
+            model: model of this stage; stages with another one are refused.
 
         Raises:
-            EngineFailed: one has not come, or runs something else.
+            EngineFailed: a stage has not come, or runs another model.
         """
         deadline = time.monotonic() + patience
         while len(self._hellos) < self._num_stages - 1:
@@ -165,7 +164,7 @@ class FirstStage:
             link.send(Welcome("" if last else self._hellos[stage + 1].address))
 
     def _take_in(self, link: Link, said: Message, model: str) -> bool:
-        """See who has come; False: nobody that is waited for."""
+        """Take in a new connection; return False if it is not from an expected stage or machine."""
         if isinstance(said, Hello) and 0 < said.stage < self._num_stages and said.stage not in self._hellos:
             if said.model != model:
                 raise EngineFailed(f"stage {said.stage} runs another model than stage 0, or has been given other flags")
@@ -186,10 +185,10 @@ class FirstStage:
         return f"stage {min(set(range(1, self._num_stages)) - set(self._hellos))} of {self._num_stages}"
 
     def agree(self, count: int, patience: float) -> int:
-        """The least of what the stages say; all of them wait for each other here.
+        """Return the least count of all stages, which wait for each other here.
 
         Raises:
-            EngineFailed: one has not said anything in time, or is gone.
+            EngineFailed: a stage has not answered in time, or is gone.
         """
         counts = [count, *(_pages(link, patience) for link in self._links.values())]
         for link in self._links.values():
@@ -197,7 +196,7 @@ class FirstStage:
         return min(counts)
 
     def begin(self, run: RunPass, hidden: torch.Tensor) -> int:
-        """Hand a pass on; the number under which its outputs come back.
+        """Hand a pass on; return the number under which its outputs come back.
 
         Args:
             hidden: [T, hidden_size], of all tokens.
@@ -207,7 +206,7 @@ class FirstStage:
         return self._num_passes
 
     def outputs(self, number: int, dtype: torch.dtype, hidden_size: int) -> torch.Tensor:
-        """[S, hidden_size], normed: the outputs of a pass. Those of passes before it, which nobody wants, are left out.
+        """Return the outputs of a pass, [S, hidden_size], normed. Unclaimed outputs of earlier passes are dropped.
 
         Raises:
             EngineFailed: they have not come in time, or a stage is gone.
@@ -221,20 +220,20 @@ class FirstStage:
         raise EngineFailed(f"the other stages have not come in time; {self._timeout:g} seconds are allowed in a step")
 
     def end(self) -> None:
-        """The engine ends well."""
+        """Tell the next stage that the engine ends well."""
         if 1 in self._links:
             with contextlib.suppress(EngineFailed):
                 self._links[1].send(Bye())
 
     def close(self, trouble: str = "") -> None:
-        """Let go of all connections; the other stages end."""
+        """Close all connections; the other stages end."""
         self._doorman.close()
         for link in (*self._links.values(), *self._nodes.values()):
             link.close()
 
 
 class LaterStage:
-    """Another stage's end: what comes from the stage before it, and what it hands on."""
+    """A later stage's end of the chain: receives from the stage before it, and hands on its own work."""
 
     def __init__(
         self, shard: Shard, first: Link, doorman: Doorman | None, secret: Secret | None, timeout: float
@@ -253,13 +252,13 @@ class LaterStage:
         self._timeout = timeout
 
     def join(self, model: str, patience: float) -> None:
-        """Say who this is, and find its neighbours.
+        """Register with stage 0, and connect to the neighbours.
 
         Args:
-            model: what it runs.
+            model: model of this stage.
 
         Raises:
-            EngineFailed: stage 0 wants nothing of it, or a neighbour has not come.
+            EngineFailed: stage 0 refuses it, or a neighbour has not come.
         """
         own = "" if self._doorman is None else str(self._doorman.address)
         self._first.send(Hello(self._shard.stage, model, own))
@@ -280,12 +279,12 @@ class LaterStage:
             self._before.name = f"stage {self._shard.stage - 1}"
 
     def agree(self, count: int, patience: float) -> int:
-        """See `FirstStage.agree`."""
+        """Send this stage's count to stage 0 and return the least of all stages."""
         self._first.send(Pages(count))
         return _pages(self._first, patience)
 
     def receive(self, timeout: float) -> tuple[Pass, bytearray] | Bye | None:
-        """What the stage before this one has handed on; None: nothing yet.
+        """Return the pass that the stage before this one has handed on; None if none has come in time.
 
         Raises:
             EngineFailed: it is gone.
@@ -306,13 +305,13 @@ class LaterStage:
             self._next.send(begun, hidden)
 
     def end(self) -> None:
-        """The engine ends well: the next stage is told."""
+        """Tell the next stage that the engine ends well."""
         if not self._shard.is_last_stage:
             with contextlib.suppress(EngineFailed):
                 self._next.send(Bye())
 
     def close(self, trouble: str = "") -> None:
-        """Let go of all connections; stage 0 is told the trouble, if there is any."""
+        """Close all connections; tell stage 0 the trouble, if there is any."""
         if self._doorman is not None:
             self._doorman.close()
         self._first.close(trouble)

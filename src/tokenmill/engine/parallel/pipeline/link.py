@@ -1,7 +1,7 @@
 """A connection between two stages: messages, and the hidden states behind them, over a unix socket or TCP.
 
 Nothing travels before both ends have proved that they know the secret, where there is one; between hosts the network
-must be trusted, for what follows is not encrypted. A thread reads whatever comes, so that no stage waits for another to
+must be trusted, for what follows is not encrypted. A thread reads all that comes, so that no stage waits for another to
 read while that one waits for it, and so that an end that is gone is noticed at once.
 """
 
@@ -29,7 +29,7 @@ _SEND_TIMEOUT = struct.Struct("ll")
 
 
 class Hello(msgspec.Struct, tag=0, array_like=True):
-    """A stage to the first one: who it is, what it runs, and where the stage before it finds it."""
+    """A stage to the first one: its number, its model, and where the stage before it finds it."""
 
     stage: int
     model: str
@@ -43,7 +43,7 @@ class Welcome(msgspec.Struct, tag=1, array_like=True):
 
 
 class Pages(msgspec.Struct, tag=2, array_like=True):
-    """A stage to the first one: for how many pages it has room. And back: how many there are."""
+    """A stage to the first one: the pages that it has room for. And back: the pages that there are."""
 
     count: int
 
@@ -72,7 +72,7 @@ class Join(msgspec.Struct, tag=6, array_like=True):
 
 
 class Launch(msgspec.Struct, tag=7, array_like=True):
-    """The first machine to another: start them.
+    """The first machine to another: start your ranks.
 
     Attributes:
         timeout: seconds that they wait for each other.
@@ -97,8 +97,8 @@ class Link:
     def __init__(self, connection: socket.socket, name: str, timeout: float) -> None:
         """
         Args:
-            connection: both ends have said who they are.
-            name: of who is at the other end, for errors.
+            connection: a socket whose ends have proved who they are.
+            name: name of the other end, for errors.
             timeout: seconds within which the other end reads what is sent.
         """
         self.name = name
@@ -135,7 +135,7 @@ class Link:
             raise EngineFailed(f"{self.name} is gone: {self._trouble or error.strerror}") from error
 
     def receive(self, timeout: float) -> tuple[Message, bytearray] | None:
-        """The next message, and the numbers that belong to it; None: nothing has come.
+        """Return the next message and the numbers that belong to it; None if none has come in time.
 
         Raises:
             EngineFailed: the other end is gone, or has given up.
@@ -153,7 +153,7 @@ class Link:
 
     @property
     def own_host(self) -> str:
-        """This end's address, by which the other end's host reaches this one."""
+        """Address of this end, by which the other end's host reaches this one."""
         return str(self._socket.getsockname()[0])
 
     def close(self, trouble: str = "") -> None:
@@ -178,14 +178,14 @@ class Link:
 
 
 def hidden_states(numbers: bytearray, dtype: torch.dtype, hidden_size: int) -> torch.Tensor:
-    """[rows, hidden_size]: what has come behind a message; memory of its own."""
+    """Return the hidden states [rows, hidden_size] that came behind a message, in memory of their own."""
     if not numbers:
         return torch.empty(0, hidden_size, dtype=dtype)
     return torch.from_numpy(np.frombuffer(numbers, np.uint8)).view(dtype).view(-1, hidden_size)
 
 
 def prove(connection: socket.socket, secret: Secret | None, is_listener: bool, seconds: float) -> None:
-    """See that both ends know the secret; see `ipc.secret`. A unix socket needs none: the system says who connects.
+    """Check that both ends know the secret; see `ipc.secret`. A unix socket needs none: the system says who connects.
 
     Raises:
         OSError: the other end does not know it, or says nothing in time.

@@ -1,1 +1,1 @@
-"""Counted things that running requests hold, one file for each kind."""
+"""Counted resources that running requests hold, one file for each kind."""

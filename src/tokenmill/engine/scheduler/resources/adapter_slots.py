@@ -1,13 +1,13 @@
-"""`AdapterSlots`: which adapters the requests with rows use, and who gets a slot next.
+"""`AdapterSlots`: track which adapters the requests with rows use, and which request gets a slot next.
 
-A step multiplies by so many adapters at most, so adapters are slots: a counted resource. A request takes part in the
-slot of its adapter as long as it owns a row; a slot that nobody takes part in keeps its adapter until another needs it,
+A step multiplies by a limited number of adapters, so their slots are a counted resource. A request takes part in the
+slot of its adapter as long as it owns a row; an unused slot keeps its adapter until another needs it,
 least recently used first. Requests whose adapter has no slot are passed over.
 
-Nobody waits for ever: who has been passed over for `patience` steps is heir to the slot that has been held longest.
+No request waits for ever: one passed over for `patience` steps is heir to the slot that has been held longest.
 From then on no request joins that slot, and those in it yield as soon as each has brought a token since it began, or at
-once where their class comes after its own; so every turn of a slot gets everybody in it further who gets on at all, and
-the wait is bounded by the turns of those who waited longer.
+once where their class comes after the heir's; so every turn of a slot advances all requests in it that can advance, and
+the wait is bounded by the turns of requests that waited longer.
 
 Counts steps, knows no clock: the same calls give the same choices.
 """
@@ -25,8 +25,8 @@ class _Slot:
     """The slot of one adapter.
 
     Attributes:
-        held_since: the step in which somebody took part in it after nobody had.
-        used_at: the step in which somebody joined or left it last.
+        held_since: the step in which a request joined the slot while it was empty.
+        used_at: the step in which a request last joined or left it.
         users: requests with rows, by id, and how many tokens each had when it got its row.
     """
 
@@ -52,7 +52,7 @@ class AdapterSlots:
         self._heir: Request | None = None  # who waits for the slot that is closed, or has it now
 
     def reason_to_wait(self, request: Request, step: int) -> str:
-        """Why a request cannot get a row now; "": its adapter has a slot, can have one, or it needs none."""
+        """Return why a request cannot get a row now; "" if its adapter has or can have a slot, or it needs none."""
         adapter = request.cache_key.adapter
         if not adapter or (self._has_slot_for(adapter) and adapter != self._closing):
             self._passed_since.pop(request.id, None)
@@ -65,7 +65,7 @@ class AdapterSlots:
         return f"needs adapter {request.adapter_name}, {why}"
 
     def join(self, request: Request, step: int) -> None:
-        """A request gets a row."""
+        """Add a request that gets a row to its adapter's slot."""
         adapter = request.cache_key.adapter
         if not adapter:
             return
@@ -81,7 +81,7 @@ class AdapterSlots:
             self._closing, self._heir = "", None
 
     def leave(self, request: Request, step: int) -> None:
-        """A request gives its row back."""
+        """Remove a request that gives its row back from its slot."""
         slot = self._slots.get(request.cache_key.adapter)
         if slot is not None and slot.users.pop(request.id, None) is not None:
             slot.used_at = step
@@ -89,17 +89,17 @@ class AdapterSlots:
                 self._bequeath()
 
     def forget(self, request: Request) -> None:
-        """A request has ended, perhaps without ever getting a row."""
+        """Forget a request that has ended, perhaps without ever getting a row."""
         self._passed_since.pop(request.id, None)
         if request is self._heir:
             self._closing, self._heir = "", None
 
     def number(self, request: Request) -> int:
-        """The slot of a request with a row and an adapter."""
+        """Return the slot of a request with a row and an adapter."""
         return self._slots[request.cache_key.adapter].number
 
     def yielding(self, step: int, is_idle: bool) -> list[Request]:
-        """Those who must give up their rows now, since somebody has waited for a slot long enough.
+        """Return the requests that must give up their rows now, since another has waited long enough for a slot.
 
         Args:
             is_idle: no request runs, so no step would ever pass.
@@ -114,7 +114,7 @@ class AdapterSlots:
         return [one for one, num_tokens in users if is_idle or one.is_behind(heir) or _has_gained(one, num_tokens)]
 
     def check_invariants(self, owners: Iterable[Request]) -> None:
-        """Raise AssertionError where slots and the requests that own rows disagree."""
+        """Raise AssertionError if slots and the requests that own rows disagree."""
         numbers = [slot.number for slot in self._slots.values()]
         assert len(set(numbers)) == len(numbers) <= max(self.num_slots, 0), "two adapters in a slot"
         assert all(0 <= number < self.num_slots for number in numbers), "a slot that does not exist"
@@ -124,7 +124,7 @@ class AdapterSlots:
         )
 
     def _choose_heir(self, step: int, patience: int) -> None:
-        """Let who has waited for longest have the slot that has been held for longest, if both have lasted."""
+        """Promise the slot held for longest to the request that has waited longest, if both have lasted `patience`."""
         waiting = self._passed_since.values()
         since, heir = min(waiting, key=lambda one: (one[0], one[1].arrival), default=(step, None))
         if heir is None or step - since < patience:
@@ -138,7 +138,7 @@ class AdapterSlots:
         return adapter in self._slots or len(self._slots) < self.num_slots or bool(self._unused())
 
     def _unused(self) -> list[tuple[int, int, str]]:
-        """Slots that nobody takes part in or has been promised, those first that have not been used for longest."""
+        """Return the slots without users and without a promise, least recently used first."""
         kept = None if self._heir is None else self._heir.cache_key.adapter
         slots = [
             (slot.used_at, slot.number, name) for name, slot in self._slots.items() if not slot.users and name != kept
@@ -146,7 +146,7 @@ class AdapterSlots:
         return sorted(slots)
 
     def _take_number(self) -> int:
-        """A free slot, or that of the adapter that nobody has used for longest."""
+        """Take a free slot, or that of the least recently used adapter."""
         if len(self._slots) < self.num_slots:
             taken = {slot.number for slot in self._slots.values()}
             return min(set(range(self.num_slots)) - taken)
@@ -155,7 +155,7 @@ class AdapterSlots:
         return self._slots.pop(unused[0][2]).number
 
     def _bequeath(self) -> None:
-        """The slot that is being closed is empty: its heir has it, and nobody else, from now on."""
+        """Give the closing slot, now empty, to its heir alone."""
         assert self._heir is not None, "a slot is closed for somebody"
         slot = self._slots.pop(self._closing)
         self._slots[self._heir.cache_key.adapter] = _Slot(slot.number, slot.used_at, slot.used_at)
@@ -163,5 +163,5 @@ class AdapterSlots:
 
 
 def _has_gained(request: Request, num_tokens: int) -> bool:
-    """Whether a request has got further since it got its row, so that giving it up costs it no progress."""
+    """Return True if a request has advanced since it got its row, so that giving it up costs it no progress."""
     return not request.is_running or request.num_tokens > num_tokens

@@ -1,8 +1,9 @@
-"""`EncoderCache`: which contents have been encoded, who still needs them, and what a step may encode.
+"""`EncoderCache`: track which contents have been encoded, which requests need them, and what a step may encode.
 
-The runner keeps the outputs; this says which. An image is encoded whole, in the step that computes the first of its
-placeholders, and its output is held until the last of them is computed. Outputs that nobody holds stay until their room
-is needed, least recently used first, so that the same image is not encoded again (the rules are those of vLLM V1).
+The runner keeps the outputs; the cache decides which ones. An image is encoded whole, in the step that computes the
+first of its placeholders, and its output is held until the last of them is computed. Outputs without holders stay until
+their room is needed, least recently used first, so that the same image is not encoded again (the rules are those of
+vLLM V1).
 
 Counts tokens, that is embeddings, and steps; knows no clock, and the same calls give the same choices.
 """
@@ -21,7 +22,7 @@ _User = tuple[str, int]  # a request, and the place of its span
 
 @dataclass(slots=True)
 class _Entry:
-    """The output of one content. `used_at`: the last step in which somebody came to hold it."""
+    """The output of one content. `used_at`: the last step in which a request came to hold it."""
 
     length: int
     used_at: int
@@ -30,7 +31,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class EncoderCounts:
-    """Since the start: tokens that were encoded; spans that were looked for, and those whose output was there."""
+    """Counts since the start: encoded tokens, spans looked for, and spans whose output was there."""
 
     num_tokens: int = 0
     num_queries: int = 0
@@ -38,14 +39,14 @@ class EncoderCounts:
 
 
 class EncoderCache:
-    """Outputs by the digest of their content.
+    """Encoder outputs by the digest of their content.
 
     Args:
         budget: tokens that a step may encode. capacity: tokens of all outputs that are kept.
         splits: a step may end within a span.
 
     Attributes:
-        num_used: tokens of the outputs that are kept, held by somebody or not.
+        num_used: tokens of all kept outputs, held by requests or not.
     """
 
     def __init__(self, budget: int, capacity: int, splits: bool = True) -> None:
@@ -61,13 +62,13 @@ class EncoderCache:
         self._forget: list[str] = []
 
     def check(self, media: Iterable[MediaSpan], step_tokens: int, whole_prompts: bool) -> None:
-        """See that every span of a request can have its turn.
+        """Check that every span of a request can have its turn.
 
         Args:
-            step_tokens: of one request in a step at most. whole_prompts: a prompt is never cut.
+            step_tokens: most tokens of one request in a step. whole_prompts: a prompt is never cut.
 
         Raises:
-            InvalidRequest: one cannot; says what it takes, and what there is.
+            InvalidRequest: a span cannot; says what it takes, and what there is.
         """
         lengths = [span.length for span in media]
         needed = sum(lengths) if whole_prompts else max(lengths, default=0)
@@ -87,14 +88,14 @@ class EncoderCache:
             )
 
     def begin(self) -> None:
-        """A step is about to be scheduled: its budget is whole, and what the last one has computed is let go of."""
+        """Begin a step: restore the budget, and release the outputs that the last step has used up."""
         self._left = self.budget
         for digest, user in self._computed:
             self._entries[digest].users.pop(user, None)
         self._computed.clear()
 
     def limit(self, request: Request, start: int, num_tokens: int) -> tuple[int, str]:
-        """How many of `num_tokens` tokens from `start` on can run in this step, and what keeps the others from it."""
+        """Return how many of `num_tokens` tokens from `start` on can run in this step, and why not the rest."""
         left, room, seen = self._left, self.capacity - self._num_held(), set[str]()
         for span in _touched(request.media, start, start + num_tokens):
             before = max(0, span.offset - start)
@@ -118,7 +119,7 @@ class EncoderCache:
         return num_tokens, ""
 
     def take(self, request: Request, start: int, num_tokens: int, step: int) -> None:
-        """These tokens run, as `limit` has allowed: hold the outputs that they need, encode those that are missing."""
+        """Hold the outputs that the tokens to be run need, and order the missing ones, as `limit` has allowed."""
         end = start + num_tokens
         spans = _touched(request.media, start, end)
         for span in spans:
@@ -137,20 +138,20 @@ class EncoderCache:
                 self._computed.append((span.digest, user))
 
     def leave(self, request: Request) -> None:
-        """A request gives up its row; outputs that it held stay as long as nobody needs their room."""
+        """Release the outputs of a request that gives up its row; they stay until their room is needed."""
         for span in request.media:
             if span.digest in self._entries:
                 self._entries[span.digest].users.pop((request.id, span.offset), None)
 
     def take_orders(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What the step must encode, and what is to be forgotten before it does; told once."""
+        """Return what the step must encode and what to forget before it does, each once."""
         orders = tuple(self._encode), tuple(self._forget)
         self._encode.clear()
         self._forget.clear()
         return orders
 
     def check_invariants(self, owners: Iterable[Request]) -> None:
-        """Raise AssertionError where entries, users and the requests that own rows disagree."""
+        """Raise AssertionError if entries, users and the requests that own rows disagree."""
         assert self.num_used == sum(entry.length for entry in self._entries.values()), "tokens are off"
         assert self.num_used <= max(self.capacity, 0), "more outputs than there is room for"
         known = {(request.id, span.offset) for request in owners for span in request.media}
@@ -176,5 +177,5 @@ class EncoderCache:
 
 
 def _touched(media: Iterable[MediaSpan], start: int, end: int) -> list[MediaSpan]:
-    """The spans of which a token lies in [start, end)."""
+    """Return the spans with a token in [start, end)."""
     return [span for span in media if span.offset < end and span.end > start]

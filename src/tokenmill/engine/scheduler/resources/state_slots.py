@@ -1,16 +1,17 @@
-"""`StateSlots`: whose the slots of recurrent states are: requests that own a row, and prefixes whose state was kept.
+"""`StateSlots`: assign the slots of recurrent states to requests that own a row and to prefixes whose state was kept.
 
-A layer with a recurrence has one state of a request, which runs on with its tokens; where it was it cannot go back to.
+A layer with a recurrence has one state of a request, which runs on with its tokens and cannot go back.
 So a prefix is found again only where its state was kept: at the ends of some pages, in a slot that belongs to the page
 as long as the prefix cache has it.
 
     |<- page ->|<- page ->|<- page ->|<- tail ->|     a slot for the request, which is where its tokens end,
                ^ kept                ^ kept           and one for each state that was kept
 
-What a prompt shares with others is known only when others come, so kept is: the end of the last full page of a prompt
-(the same prompt again, and n answers), the page where a request leaves what the cache has without a state (the next
-one that shares it; after Marconi, Pan et al. 2025), what another one waits for, and of the text that goes on its newest
-page now and then. Any of these may be given up for a request that needs a slot, the least recently used first.
+A prompt's common prefix with others is known only when they come, so these states are kept: at the end of a prompt's
+last full page (the same prompt again, and n answers), at the page where a request leaves what the cache has without a
+state (the next one that shares it; after Marconi, Pan et al. 2025), where another request waits for it, and now and
+then at the newest page of the text that goes on. Any of these may be given up for a request that needs a slot, the
+least recently used first.
 
 Slots are reused at once: steps run in order, so whatever reads a slot has read it before a later step writes it.
 Knows no clock; the same calls give the same choices.
@@ -38,7 +39,7 @@ MOST_WISHES = 4
 
 @dataclass(slots=True)
 class _Kept:
-    """A state at the end of a page. `tail_of`: the request whose newest it is, which will replace it; "": nobody's."""
+    """A state at the end of a page. `tail_of`: the request whose newest it is, which will replace it; "": none."""
 
     slot: int
     tail_of: str = ""
@@ -46,7 +47,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """A state that a launched step keeps: that of the request's first `end` tokens."""
+    """A state that a launched step keeps: of the request's first `end` tokens."""
 
     end: int
     slot: int
@@ -55,7 +56,7 @@ class _Save:
 
 @dataclass(slots=True)
 class StateCounts:
-    """Since the start: states that were kept, those that requests began with, and those given up."""
+    """Counts since the start: states kept, states that requests began with, and states given up."""
 
     num_kept: int = 0
     num_hits: int = 0
@@ -64,21 +65,21 @@ class StateCounts:
 
 @dataclass(slots=True)
 class _Orders:
-    """What the next plan says of states."""
+    """Loads and saves of states for the next plan."""
 
     loads: list[tuple[int, int]] = field(default_factory=list)
     saves: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 class StateSlots:
-    """See the module.
+    """Slots of recurrent states, for requests with rows and for kept prefixes.
 
     Args:
         num_slots: at least as many as there are rows.
-        keeps: states of prefixes are kept at all.
+        keeps: whether states of prefixes are kept at all.
 
     Attributes:
-        counts: what has become of kept states.
+        counts: how many states were kept, used and given up.
     """
 
     def __init__(self, num_slots: int, page_size: int, keeps: bool = True) -> None:
@@ -97,32 +98,33 @@ class StateSlots:
 
     @classmethod
     def over(cls, kv: KVManager, num_slots: int) -> StateSlots:
-        """Slots for a scheduler over these pages, whose manager is told where requests can begin."""
+        """Make slots for a scheduler over these pages, and tell their manager where requests can begin."""
         slots = cls(num_slots, kv.page_size, kv.shares_prefixes)
         kv.depth, kv.on_evicted, kv.on_replaced = slots.depth, slots.forget, slots.move
         return slots
 
     @property
     def num_kept(self) -> int:
-        """States of prefixes that a request could begin with."""
+        """Number of kept prefix states that a request could begin with."""
         return len(self._kept)
 
     def depth(self, pages: Sequence[int]) -> int:
-        """How many of a path's pages come before the last state that was kept on it."""
+        """Return the number of a path's pages up to the last one with a kept state."""
         for number in range(len(pages), 0, -1):
             if pages[number - 1] in self._kept:
                 return number
         return 0
 
     def slot_of(self, request: Request) -> int:
-        """The slot of a request that owns a row."""
+        """Return the slot of a request that owns a row."""
         return self._owned[request.id]
 
     def points(self, request: Request, match: PrefixMatch | None = None) -> Sequence[int]:
-        """Behind how many tokens of a request its state is wanted, increasing.
+        """Return the token counts of a request, increasing, after which its state is to be kept.
 
         Args:
-            match: of one that has no row yet: where it leaves the cache, and where its prompt ends; None: it has one.
+            match: of a request without a row; the points are then where it leaves the cache and where its prompt ends.
+                None: it has a row.
         """
         if match is None:
             return self._points[request.id]
@@ -131,10 +133,10 @@ class StateSlots:
         return sorted({point for point in (shared, last) if point > match.num_tokens})
 
     def begin(self, request: Request, match: PrefixMatch, points: Sequence[int]) -> bool:
-        """A request that begins behind a match is about to get a row: it needs a slot.
+        """Give a slot to a request that begins behind a match and is about to get a row.
 
         Returns:
-            False if launched steps have all that are left; nothing has changed then.
+            False if launched steps use all that are left; nothing has changed then.
         """
         kept = None
         if len(match.pages):
@@ -156,7 +158,7 @@ class StateSlots:
         return True
 
     def wish(self, writer: Request, end: int, start: int) -> bool:
-        """A request that would begin at `start` waits for the first `end` tokens of one that runs; whether it may."""
+        """Ask that `writer` keep its state after `end` tokens for one that would begin at `start`; True if it will."""
         if end <= start:
             return False
         if any(saves[writer.id].end == end for saves in self._saving.values() if writer.id in saves):
@@ -171,7 +173,7 @@ class StateSlots:
         return True
 
     def take(self, request: Request, start: int, num_tokens: int, step: int) -> None:
-        """These tokens run in a step: keep what is wanted of them, if there is a slot for it."""
+        """Order that a state wanted of the tokens that run in a step be kept, if there is a slot for it."""
         points, end = self._points[request.id], start + num_tokens
         passed = bisect.bisect_right(points, end)
         point, is_tail = (points[passed - 1], False) if passed else (end // self._spacing * self._spacing, True)
@@ -185,12 +187,12 @@ class StateSlots:
             self._orders.saves.append((request.row, point, slot))
 
     def saved_at(self, request: Request, step: int) -> int:
-        """Behind how many tokens of a request a step has kept its state; 0: none."""
+        """Return after how many tokens of a request a step has kept its state; 0: it has kept none."""
         save = self._saving.get(step, {}).get(request.id)
         return 0 if save is None else save.end
 
     def keep(self, request: Request, step: int, page: int) -> None:
-        """The state that a step has kept of a request is that at the end of a page of the prefix cache."""
+        """Assign the state that a step has kept of a request to the end of a page of the prefix cache."""
         save = self._saving[step].pop(request.id)
         if page in self._kept:  # somebody else's, of the same tokens
             self._give_back(save.slot)
@@ -204,12 +206,12 @@ class StateSlots:
             self._kept[page].tail_of, self._tails[request.id] = request.id, page
 
     def end_step(self, step: int) -> None:
-        """A step is committed, or has failed: what it kept and nobody asked for is let go of."""
+        """Release the states that a committed or failed step has kept without use."""
         for save in self._saving.pop(step, {}).values():
             self._give_back(save.slot)
 
     def leave(self, request: Request) -> None:
-        """A request gives up its row; its newest state stays like those of others."""
+        """Release the slot of a request that gives up its row; its newest state stays like other kept ones."""
         self._give_back(self._owned.pop(request.id))
         self._points.pop(request.id)
         page = self._tails.pop(request.id, None)
@@ -217,7 +219,7 @@ class StateSlots:
             self._kept[page].tail_of = ""
 
     def forget(self, pages: Iterable[int]) -> None:
-        """The prefix cache has given up these pages."""
+        """Release the states of pages that the prefix cache has given up."""
         for page in pages:
             kept = self._kept.pop(page, None)
             if kept is not None:
@@ -225,7 +227,7 @@ class StateSlots:
                 self._give_back(kept.slot)
 
     def move(self, old: Iterable[int], new: Iterable[int]) -> None:
-        """The prefix cache has taken new pages for old ones: the states at their ends are at those of the new ones."""
+        """Move states from old pages to the new pages that the prefix cache has taken for them."""
         for before, after in zip(old, new, strict=True):
             kept = self._kept.pop(before, None)
             if kept is not None:
@@ -234,7 +236,7 @@ class StateSlots:
                     self._tails[kept.tail_of] = after
 
     def take_orders(self) -> PlanStates | None:
-        """What the plan says of states; told once."""
+        """Return the state loads and saves for the next plan, each once."""
         orders, self._orders = self._orders, _Orders()
         if not orders.loads and not orders.saves:
             return None
@@ -242,7 +244,7 @@ class StateSlots:
         return PlanStates(*loads.reshape(-1, 2).T, *saves.reshape(-1, 3).T)
 
     def _take(self) -> int | None:
-        """A free slot, or that of the state that was not used for longest; None: there is none."""
+        """Take a free slot, or that of the least recently used state; None if there is none."""
         if self._free:
             return heapq.heappop(self._free)
         page = next(iter(self._kept), None)
@@ -261,7 +263,7 @@ class StateSlots:
         heapq.heappush(self._free, slot)
 
     def check_invariants(self, owners: Iterable[Request], tree_pages: Iterable[int]) -> None:
-        """Raise AssertionError where a slot is lost, or is that of two, or of nobody who is there."""
+        """Raise AssertionError if a slot is lost, has two owners, or an owner that is gone."""
         saving = [save.slot for saves in self._saving.values() for save in saves.values()]
         slots = [*self._free, *self._owned.values(), *(kept.slot for kept in self._kept.values()), *saving]
         assert sorted(slots) == list(range(self.num_slots)), "a slot is lost, or is that of two"

@@ -20,7 +20,7 @@ Incoming = TypeVar("Incoming")
 
 
 class TransferError(Exception):
-    """What was to come does not come; the connection is of no use any more. Says why in a sentence."""
+    """The expected message or pages do not come, and the connection is of no use any more. Its text is a sentence."""
 
 
 class PagesRefused(TransferError):
@@ -31,7 +31,7 @@ class Channel(Generic[Incoming]):
     """Sends any message, and receives messages of one type. Used by one thread at a time."""
 
     def __init__(self, connection: socket.socket, incoming: object) -> None:
-        """`incoming`: the type, a union of structs, of what the other side may say."""
+        """`incoming`: the type of the other side's messages, a union of structs."""
         self.socket = connection
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)
@@ -51,10 +51,10 @@ class Channel(Generic[Incoming]):
         self._each(self.socket.sendmsg, [memoryview(head), *pieces], deadline)
 
     def receive(self, deadline: float) -> Incoming:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            TransferError: none came before the deadline, or what came is none.
+            TransferError: none came before the deadline, or it cannot be decoded.
         """
         length = int.from_bytes(self._read(_LENGTH_BYTES, deadline), "big")
         if length > LARGEST_MESSAGE:
@@ -73,7 +73,7 @@ class Channel(Generic[Incoming]):
         self._each(lambda views: self.socket.recvmsg_into(views)[0], list(pieces), deadline)
 
     def close(self) -> None:
-        """End the connection; a thread that waits in it is woken with an error."""
+        """End the connection; an error wakes a thread that waits in it."""
         with contextlib.suppress(OSError):  # the other side was quicker
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
@@ -84,7 +84,7 @@ class Channel(Generic[Incoming]):
         return data
 
     def _each(self, call: Callable[[list[memoryview]], int], views: list[memoryview], deadline: float) -> None:
-        """Let a system call go through all views, however few bytes it moves at a time."""
+        """Let a system call go through all views, even if it moves few bytes at a time."""
         start = 0
         while start < len(views):
             if not views[start]:

@@ -42,7 +42,7 @@ class PageClient:
     """One connection to a producer. Used by one thread.
 
     Attributes:
-        lease_seconds: how long the producer holds pages without being told to renew.
+        lease_seconds: how long the producer holds pages without a renewal.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PageClient:
             make: makes our half of the plane; None: see `RECEIVERS`.
 
         Raises:
-            TransferError: nobody listens, it does not know the secret, or its pages are not like ours.
+            TransferError: no producer listens, it does not know the secret, or its pages are not like ours.
         """
         deadline = time.monotonic() + HANDSHAKE_SECONDS
         try:
@@ -92,17 +92,17 @@ class PageClient:
         return welcome
 
     def fetch(self, ask: Ask, store: Store, deadline: float) -> None:
-        """Give `store` the pages that are asked for, in order.
+        """Give the pages that `ask` names to `store`, in order.
 
         Raises:
-            PagesRefused: the producer says why it does not give them.
-            TransferError: the others do not come; the connection must be closed then.
+            PagesRefused: the producer does not give them, and says why.
+            TransferError: the pages do not come; the connection must be closed then.
         """
         self._channel.send(ask, deadline)
         self._receiver.receive(self._channel, ask.count, store, deadline)
 
     def renew(self, handles: Iterable[Handle], deadline: float) -> None:
-        """Requests wait for these.
+        """Tell the producer to hold these pages longer, as requests wait for them.
 
         Raises:
             TransferError: the producer is gone.
@@ -112,7 +112,7 @@ class PageClient:
             self._channel.send(Renew(handles[start : start + MOST_HANDLES]), deadline)
 
     def finish(self, handle: Handle, deadline: float) -> None:
-        """Nobody here wants these any more.
+        """Tell the producer that these pages are not wanted here any more.
 
         Raises:
             TransferError: the producer is gone.

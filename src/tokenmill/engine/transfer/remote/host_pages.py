@@ -1,4 +1,4 @@
-"""KV pages as pieces of host memory: sent from and received into without a copy between, or copied and checked at once.
+"""KV pages as pieces of host memory: sent and received without a copy between, or copied and checked in one pass.
 
 A page is a piece of each layer of each tensor of a KV cache. Its checksum is the CRC-32C of all its bytes, tensor by
 tensor and layer by layer; where the native kernels were not built it is zlib's CRC-32, and pages go between two engines
@@ -22,18 +22,19 @@ _NONE, _OUT, _IN = 0, 1, 2
 
 
 class HostPages:
-    """The tensors of a KV cache in host memory.
+    """The tensors of a KV cache in host memory, page by page.
 
     Attributes:
-        page_bytes: over all tensors and layers.
+        page_bytes: bytes of a page over all tensors and layers.
         checksum: the kind of checksum that its pages get.
     """
 
     def __init__(self, parts: Sequence[npt.NDArray[Any]], is_native: bool = True) -> None:
-        """
+        """Describe the tensors of a KV cache.
+
         Args:
             parts: each [layers, pages, ...] and contiguous; they are written through.
-            is_native: False: by the reference, whatever was built.
+            is_native: False: use the reference, even if the native kernels were built.
         """
         self._parts: list[tuple[memoryview, int, int, int]] = []
         described = []
@@ -50,7 +51,7 @@ class HostPages:
         self.checksum = "crc32" if self._native is None else "crc32c"
 
     def pieces(self, page: int) -> list[memoryview]:
-        """Where a page lies."""
+        """Return the pieces of memory that make up a page."""
         return [
             memory[start + page * size : start + (page + 1) * size]
             for memory, layers, step, size in self._parts
@@ -58,7 +59,7 @@ class HostPages:
         ]
 
     def checksums(self, pages: Sequence[int]) -> list[int]:
-        """Of each page."""
+        """Return the checksum of each page."""
         if self._native is not None:
             return self._copy(pages, None, _NONE)
         found = []
@@ -70,7 +71,7 @@ class HostPages:
         return found
 
     def copy_out(self, pages: Sequence[int], data: memoryview) -> list[int]:
-        """Copy pages to `data` [len(pages) * page_bytes], one after the other; returns their checksums."""
+        """Copy pages to `data` [len(pages) * page_bytes], one after another; return their checksums."""
         if self._native is not None:
             return self._copy(pages, data, _OUT)
         start = 0
@@ -81,7 +82,7 @@ class HostPages:
         return self.checksums(pages)
 
     def copy_in(self, pages: Sequence[int], data: memoryview) -> list[int]:
-        """The reverse of `copy_out`; the checksums are of what has been written."""
+        """Copy pages from `data`, the reverse of `copy_out`; return the checksums of what has been written."""
         if self._native is not None:
             return self._copy(pages, data, _IN)
         start = 0

@@ -1,4 +1,4 @@
-"""Leases: pages that a producer holds after a request has ended, until a consumer has them or nobody asks any more.
+"""Leases: pages that a producer holds after a request has ended, until a consumer has them or stops renewing.
 
     grant ──> held ──(renew, or a read)──> held ──(finish, or time is up)──> taken by `take_ended`
 
@@ -21,7 +21,7 @@ DIGEST_BYTES = 16
 
 
 def prefix_digest(key: CacheKey, tokens: TokenArray) -> bytes:
-    """A name for tokens and whose KV they may share, [DIGEST_BYTES]: who knows it has the same tokens."""
+    """Return a digest of tokens and their cache key, [DIGEST_BYTES]. A peer that knows it has the same tokens."""
     digest = blake2b(digest_size=DIGEST_BYTES)
     for part in key:
         digest.update(len(part.encode()).to_bytes(4, "big") + part.encode())
@@ -30,16 +30,16 @@ def prefix_digest(key: CacheKey, tokens: TokenArray) -> bytes:
 
 
 class LeaseRefused(Exception):
-    """Why a handle gives nothing, in a sentence."""
+    """A handle gives no pages. Its text says why, in a sentence."""
 
 
 class Lease:
-    """Pages, and what they hold. Any thread may read it.
+    """Pages under a handle, and the tokens they hold. Any thread may read it.
 
     Attributes:
-        id: what the owner of the pages knows it by.
-        ends: when it is over unless somebody renews it; on the clock of its table.
-        ends_at_last: when it is over whatever anybody does.
+        id: the owner's id for it.
+        ends: when it is over unless it is renewed; on the clock of its table.
+        ends_at_last: when it is over even if it is renewed.
     """
 
     def __init__(self, id: int, handle: Handle, pages: Sequence[int], key: CacheKey, tokens: TokenArray) -> None:
@@ -54,10 +54,10 @@ class Lease:
         self._is_over = False
 
     def check(self, prefix: bytes, first: int, count: int) -> None:
-        """See whether its pages are those that somebody wants.
+        """Check that its pages are those that a consumer wants.
 
         Raises:
-            LeaseRefused: it has not so many, or they hold other tokens.
+            LeaseRefused: it has fewer pages, or they hold other tokens.
         """
         end = first + count
         if not 0 < count <= len(self._pages) - first:
@@ -67,7 +67,7 @@ class Lease:
             raise LeaseRefused("the pages under this handle are those of another prompt")
 
     def read(self, first: int, count: int, copy: Callable[[Sequence[int]], list[int]]) -> list[int]:
-        """Let `copy` read some of its pages; returns what that returns.
+        """Let `copy` read some of its pages, and return the result of `copy`.
 
         Raises:
             LeaseRefused: it has ended.
@@ -78,13 +78,13 @@ class Lease:
             return copy(self._pages[first : first + count])
 
     def end(self) -> None:
-        """No page is read any more when this returns."""
+        """End the lease. Its pages are not read any more when this returns."""
         with self._lock:
             self._is_over = True
 
 
 class LeaseTable:
-    """All leases of a producer. Any thread may call it; no call waits for longer than some pages take to be copied.
+    """All leases of a producer. Any thread may call it; a call waits no longer than it takes to copy some pages.
 
     Attributes:
         seconds: how long a lease lasts without renewal.
@@ -103,11 +103,11 @@ class LeaseTable:
         self._num_pushed = 0
 
     def __len__(self) -> int:
-        """Leases that have not been taken back yet."""
+        """Return the number of leases that have not been taken back yet."""
         return len(self._leases)
 
     def grant(self, lease: Lease) -> None:
-        """Hold pages under a handle that nobody has had before."""
+        """Hold pages under a new handle."""
         now = self._clock()
         lease.ends, lease.ends_at_last = now + self.seconds, now + self.most_seconds
         with self._lock:
@@ -116,7 +116,7 @@ class LeaseTable:
             self._push(lease.ends, lease)
 
     def renew(self, handles: Iterable[Handle]) -> None:
-        """Somebody waits for these; unknown ones are ignored."""
+        """Renew the leases of handles that a consumer waits for; ignore unknown ones."""
         ends = self._clock() + self.seconds
         with self._lock:
             for handle in handles:
@@ -125,7 +125,7 @@ class LeaseTable:
                     lease.ends = min(ends, lease.ends_at_last)
 
     def finish(self, handle: Handle) -> None:
-        """Nobody wants these pages any more; an unknown handle is ignored."""
+        """End the lease of a handle that is not wanted any more; ignore an unknown one."""
         with self._lock:
             lease = self._leases.get(handle)
             if lease is not None:
@@ -133,10 +133,10 @@ class LeaseTable:
                 self._push(0.0, lease)
 
     def find(self, handle: Handle) -> Lease:
-        """The lease of a handle, renewed.
+        """Renew and return the lease of a handle.
 
         Raises:
-            LeaseRefused: there is none, or no longer.
+            LeaseRefused: the handle has no lease, or no longer.
         """
         with self._lock:
             lease = self._leases.get(handle)
@@ -146,7 +146,7 @@ class LeaseTable:
         return lease
 
     def withdraw(self, lease_id: int) -> None:
-        """The owner of the pages wants them back now."""
+        """End a lease now, as the owner wants its pages back."""
         with self._lock:
             lease = next((lease for lease in self._leases.values() if lease.id == lease_id), None)
             if lease is not None:
@@ -155,7 +155,7 @@ class LeaseTable:
             lease.end()
 
     def take_ended(self) -> list[int]:
-        """The ids of leases that have ended since the last call, each once: their pages may be used otherwise now."""
+        """Return the ids of leases that have ended since the last call, each once. Their pages are free now."""
         ended = []
         with self._lock:
             now = self._clock()

@@ -1,7 +1,7 @@
 """The consumer's threads, one per producer: fetch pages in the order asked for, and renew leases meanwhile.
 
-The engine's thread says what it wants (`hold`, `fetch`, `drop`) and never waits for a producer. A fetch ends by its
-pages, by an error, or by its deadline, and says so exactly once.
+The engine's thread gives orders (`hold`, `fetch`, `drop`) and never waits for a producer. A fetch ends by its pages, by
+an error, or by its deadline, and says so exactly once.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ QUIET_SECONDS = 60.0
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Pages of a prompt that a producer has.
+    """An order for pages of a prompt that a producer has.
 
     Attributes:
-        tokens: of the prompt, at least up to the last of these pages.
-        first: how many pages of the prompt come before them.
-        store: takes them in; raises TransferError where one is not what it was, or nobody wants them any more.
+        tokens: tokens of the prompt, at least up to the end of these pages.
+        first: number of pages of the prompt before them.
+        store: takes them in; raises TransferError if one is damaged, or if the pages are not wanted any more.
         deadline: on the monotonic clock.
-        is_wanted: asked before each question.
-        done: called once at the end, from the link's thread: why the others do not come; empty: all have come.
+        is_wanted: called before each `Ask`; False ends the fetch.
+        done: called once at the end, from the link's thread, with why pages are missing; empty: all have come.
     """
 
     handle: Handle
@@ -56,14 +56,14 @@ class Fetch:
     done: Callable[[str], None]
 
     def ask(self, start: int, most: int) -> Ask:
-        """The question for the next pages, from page `start` of these on."""
+        """Return the message that asks for the next pages, from page `start` of these on."""
         first, count = self.first + start, min(most, self.count - start)
         tokens = self.tokens[: (first + count) * self.page_size]
         return Ask(self.handle, prefix_digest(self.key, tokens), first, count)
 
 
 class PageLink:
-    """The way to one producer, with a thread of its own."""
+    """A connection to one producer, with a thread of its own."""
 
     def __init__(self, connect: Callable[[], PageClient], page_bytes: int) -> None:
         self._connect = connect
@@ -88,20 +88,20 @@ class PageLink:
             self._changed.notify()
 
     def fetch(self, fetch: Fetch) -> None:
-        """Get pages, after all that was asked for before."""
+        """Queue a fetch behind the earlier ones."""
         with self._changed:
             self._waiting.append(fetch)
             self._changed.notify()
 
     def drop(self, handle: Handle) -> None:
-        """Tell the producer that nobody here wants these pages any more."""
+        """Tell the producer that these pages are not wanted here any more."""
         with self._changed:
             self._held.pop(handle, None)
             self._finished.append(handle)
             self._changed.notify()
 
     def close(self) -> None:
-        """End the thread; those whose fetches have not begun are not told any more."""
+        """End the thread; fetches that have not begun are dropped without a call of `done`."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
@@ -134,7 +134,7 @@ class PageLink:
         return self._used_at + QUIET_SECONDS if self._client is not None else time.monotonic() + QUIET_SECONDS
 
     def _fetch(self, fetch: Fetch) -> str:
-        """Get all pages; why not, or an empty string."""
+        """Get all pages; return why that failed, or an empty string."""
         start = 0
         try:
             while start < fetch.count:
@@ -153,7 +153,7 @@ class PageLink:
         return ""
 
     def _keep_up(self, finished: Sequence[Handle]) -> None:
-        """Renew what is held, tell of what is not wanted any more, and end a connection without use."""
+        """Renew what is held, tell the producer what is not wanted any more, and end an idle connection."""
         try:
             for handle in finished:
                 self._connected().finish(handle, time.monotonic() + BACKOFF_SECONDS)
@@ -194,7 +194,7 @@ class PageLink:
 
 
 def _from(start: int, store: Store) -> Store:
-    """The same, for pages that are counted from page `start` on."""
+    """Return the same store for pages that are counted from page `start` on."""
     return lambda first, data, checksums: store(start + first, data, checksums)
 
 
@@ -202,7 +202,7 @@ class PageLinks:
     """The links to all producers that may be asked; a link is made when it is first used."""
 
     def __init__(self, peers: Sequence[Address], connect: Callable[[Address], PageClient], page_bytes: int) -> None:
-        """`peers`: no other address is ever connected to, whatever a client names."""
+        """`peers`: the only addresses that are ever connected to, whatever a client names."""
         self._peers = frozenset(peers)
         self._connect = connect
         self._page_bytes = page_bytes
@@ -212,7 +212,7 @@ class PageLinks:
         return address in self._peers
 
     def to(self, address: Address) -> PageLink:
-        """The link to one of the peers."""
+        """Return the link to one of the peers."""
         assert address in self._peers, f"{address} is no peer"
         if address not in self._links:
             self._links[address] = PageLink(lambda: self._connect(address), self._page_bytes)

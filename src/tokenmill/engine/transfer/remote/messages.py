@@ -1,4 +1,4 @@
-"""What a consumer and a producer say to each other: msgspec structs in msgpack, each within bounds.
+"""Messages between a consumer and a producer: msgspec structs in msgpack, each within bounds.
 
 producer            consumer
 Hello            ->
@@ -34,7 +34,7 @@ _Checksums = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 32)]], Meta(max_le
 
 
 class Handle(msgspec.Struct, array_like=True, frozen=True):
-    """What pages are asked for by: nothing in it is an address, and the nonce cannot be guessed."""
+    """Name of a producer's pages in a request for them. It contains no address, and its nonce cannot be guessed."""
 
     engine_id: _Label
     request_id: _Label
@@ -42,15 +42,15 @@ class Handle(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PageFormat(msgspec.Struct, frozen=True):
-    """What the bytes of a page mean. Pages go as they are between equal formats, and not at all between others.
+    """Meaning of the bytes of a page. Pages go unchanged between equal formats, and not at all between different ones.
 
     Attributes:
-        fingerprint: of the model, its weights and the types they are held in; see `CacheKey`.
-        layout: of the KV cache.
-        page_size: tokens.
-        page_bytes: over all layers.
-        tp_size: ranks that the heads are cut for.
-        checksum: the kind that pages get; see `HostPages`.
+        fingerprint: that of the model, its weights and their types; see `CacheKey`.
+        layout: that of the KV cache.
+        page_size: tokens of a page.
+        page_bytes: bytes of a page over all layers.
+        tp_size: number of ranks that share the heads.
+        checksum: kind of the pages' checksum; see `HostPages`.
     """
 
     fingerprint: _Label
@@ -61,7 +61,7 @@ class PageFormat(msgspec.Struct, frozen=True):
     checksum: _Label = "crc32c"
 
     def difference(self, other: PageFormat) -> str:
-        """The first thing that `other`, the producer's, has otherwise, as a sentence; empty: none."""
+        """Return the first difference from `other`, the producer's format, as a sentence; empty if there is none."""
         words = {
             "page_size": "pages of {} tokens",
             "tp_size": "heads cut for {} ranks",
@@ -78,18 +78,18 @@ class PageFormat(msgspec.Struct, frozen=True):
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
-    """Base of what is sent."""
+    """Base of all messages."""
 
 
 class Hello(_Message):
-    """A producer speaks first."""
+    """Opens the connection: a producer speaks first."""
 
     version: _Count
     nonce: _Nonce
 
 
 class Proof(_Message):
-    """A consumer's answer. `plane`: how it wants pages to travel."""
+    """A consumer's answer to `Hello`. `plane`: how it wants pages to travel."""
 
     nonce: _Nonce
     plane: _Label
@@ -97,11 +97,11 @@ class Proof(_Message):
 
 
 class Welcome(_Message):
-    """The producer's proof, and what it has.
+    """The producer's proof, and what it offers.
 
     Attributes:
-        lease_seconds: how often its leases want to be renewed, at least.
-        offer: what the plane needs to know, e.g. the size of a window.
+        lease_seconds: how often its leases must be renewed, at least.
+        offer: data for the consumer's half of the plane, e.g. the size of a window.
     """
 
     engine_id: _Label
@@ -112,7 +112,7 @@ class Welcome(_Message):
 
 
 class Ask(_Message):
-    """Wanted are `count` pages from the `first` on, which hold the KV of exactly these tokens.
+    """Asks for `count` pages from the `first` on, which hold the KV of exactly these tokens.
 
     Attributes:
         prefix: digest of the cache key and of all tokens up to the last of these pages; see `prefix_digest`.
@@ -125,7 +125,7 @@ class Ask(_Message):
 
 
 class Chunk(_Message):
-    """`count` pages follow, or lie in a slot of the window. `checksums`: of each, see `PageFormat`."""
+    """Comes before pages, or says that they lie in a slot of the window. `checksums`: one a page, see `PageFormat`."""
 
     checksums: _Checksums
     slot: _Count = 0
@@ -133,31 +133,31 @@ class Chunk(_Message):
 
 
 class Refused(_Message):
-    """Instead of pages."""
+    """Comes instead of pages, with the reason."""
 
     reason: Annotated[str, Meta(max_length=512)]
 
 
 class SlotFree(_Message):
-    """The pages of a slot have been taken."""
+    """Says that the pages of a slot have been taken."""
 
     slot: _Count
 
 
 class Renew(_Message):
-    """Hold these longer: requests wait for them."""
+    """Asks the producer to hold pages longer, as requests wait for them."""
 
     handles: Annotated[list[Handle], Meta(max_length=MOST_HANDLES)]
 
 
 class Finished(_Message):
-    """Nobody here wants these pages any more."""
+    """Says that these pages are not wanted here any more."""
 
     handle: Handle
 
 
 def offered(welcome: Welcome) -> bytes:
-    """What a producer's proof covers, besides the nonces: all that it says of itself."""
+    """Return the bytes that a producer's proof covers, besides the nonces: all that it says of itself."""
     return msgspec.msgpack.encode((welcome.engine_id, welcome.format, welcome.lease_seconds, welcome.offer))
 
 

@@ -1,7 +1,7 @@
 """The plane `nixl`: pages come out of the producer's slots by reads of NIXL, over whatever UCX finds between two hosts.
 
 Leases, the secret, questions and checksums are those of all planes; only the slots' bytes travel otherwise. A producer
-registers its slots and nothing else, so that is all that a consumer can read. Which wire is used UCX decides, e.g. by
+registers its slots and nothing else, so that is all that a consumer can read. UCX decides which wire is used, e.g. by
 the variable UCX_TLS.
 """
 
@@ -35,10 +35,10 @@ _ALIGNMENT = 4096
 
 
 class NixlAgent:
-    """One agent of this process, for several threads.
+    """The NIXL agent of this process, for several threads.
 
     Raises:
-        InvalidConfig: NIXL is not installed, or has no UCX.
+        InvalidConfig: NIXL is not installed, or cannot start UCX.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class NixlAgent:
         self._lock = threading.Lock()
 
     def room(self, num_bytes: int) -> Room:
-        """Memory that other agents may read."""
+        """Return memory that other agents may read."""
         memory = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % _ALIGNMENT
         memory = memory[start : start + num_bytes]
@@ -59,21 +59,21 @@ class NixlAgent:
         return Room(memory, registered)
 
     def forget(self, room: Room) -> None:
-        """The memory is not read any more."""
+        """Deregister a room, whose memory is not read any more."""
         with self._lock, contextlib.suppress(Exception):  # the other side may have died in the middle
             self._agent.deregister_memory(room.registered)
 
     def metadata(self) -> bytes:
-        """What another agent needs in order to read what is registered here."""
+        """Return the bytes that another agent needs in order to read what is registered here."""
         with self._lock:
             found: bytes = self._agent.get_agent_metadata()
             return found
 
     def add(self, metadata: bytes) -> str:
-        """Learn of another agent; its name.
+        """Learn of another agent and return its name.
 
         Raises:
-            TransferError: that is no agent, or of another version.
+            TransferError: NIXL refuses it, e.g. an agent of another version.
         """
         try:
             with self._lock:
@@ -91,7 +91,7 @@ class NixlAgent:
         """Read from an address that an agent has registered into the beginning of a room.
 
         Raises:
-            TransferError: it fails, or takes too long.
+            TransferError: the read fails, or takes too long.
         """
         try:
             with self._lock:
@@ -122,7 +122,7 @@ class Room:
 
 
 class NixlOffer(msgspec.Struct, frozen=True):
-    """Slots, where they lie, and the agent that has registered them."""
+    """The slots, their address, and the metadata of the agent that has registered them."""
 
     slots: Slots
     address: int
@@ -130,7 +130,7 @@ class NixlOffer(msgspec.Struct, frozen=True):
 
 
 class NixlSender(SlotSender):
-    """The slots lie in memory that the consumer's agent reads."""
+    """Puts pages in slots that the consumer's agent reads."""
 
     def __init__(self, page_bytes: int, agent: NixlAgent) -> None:
         slots = Slots(NUM_SLOTS, pages_of_a_chunk(page_bytes))
@@ -141,10 +141,10 @@ class NixlSender(SlotSender):
         super().__init__(memoryview(self._registered.memory.data), slots, page_bytes)
 
     def welcomed(self, channel: Channel[ToProducer]) -> None:
-        """See `Sender`."""
+        """Do nothing: the offer has all that the consumer needs."""
 
     def close(self) -> None:
-        """See `Sender`."""
+        """Deregister the slots."""
         self._agent.forget(self._registered)
 
 
@@ -154,7 +154,7 @@ class NixlReceiver(SlotReceiver):
     def __init__(
         self, page_bytes: int, offer: bytes, _channel: Channel[ToConsumer], _deadline: float, agent: NixlAgent
     ) -> None:
-        """Raises TransferError where what the producer offers cannot be read."""
+        """Raises TransferError if the producer's slots cannot be read."""
         try:
             found = msgspec.msgpack.decode(offer, type=NixlOffer)
         except msgspec.MsgspecError as error:
@@ -166,14 +166,14 @@ class NixlReceiver(SlotReceiver):
         self._room = agent.room(found.slots.slot_pages * page_bytes)
 
     def read_slot(self, number: int, num_pages: int, deadline: float) -> memoryview:
-        """See `SlotReceiver`."""
+        """Read the first pages of a slot into this side's room, and return them."""
         start = self._address + number * self._slots.slot_pages * self._page_bytes
         size = num_pages * self._page_bytes
         self._agent.read(self._name, start, self._room, size, deadline)
         return memoryview(self._room.memory.data)[:size]
 
     def close(self) -> None:
-        """See `Receiver`."""
+        """Forget the producer's agent and deregister the room."""
         self._agent.remove(self._name)
         self._agent.forget(self._room)
 

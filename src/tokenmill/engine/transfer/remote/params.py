@@ -1,7 +1,7 @@
 """`kv_transfer_params` of requests and replies, with vLLM's names, so that its proxies work: a client's input.
 
     proxy -> producer   do_remote_decode                       compute the prompt, and hold its pages
-    producer -> proxy   do_remote_prefill, where and under what handle
+    producer -> proxy   do_remote_prefill, the address and the handle
     proxy -> consumer   the same, unchanged
 
 Nothing in them is an address of memory. The host and port are looked up among the peers that the consumer was started
@@ -29,14 +29,14 @@ _Word = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
 class TransferParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What one request says. A proxy sends fields that it has no value for as null.
+    """The parameters of one request. A proxy sends fields that it has no value for as null.
 
     Attributes:
-        do_remote_decode: somebody else goes on with this prompt: hold its pages.
-        do_remote_prefill: somebody else has computed the prompt: get its pages.
+        do_remote_decode: another engine goes on with this prompt: hold its pages.
+        do_remote_prefill: another engine has computed the prompt: get its pages.
         remote_block_ids: opaque; from the reply of the producer.
-        remote_num_tokens: as many tokens of the prompt have pages there.
-        tp_size: ranks of the producer.
+        remote_num_tokens: number of the prompt's tokens that have pages there.
+        tp_size: number of the producer's ranks.
     """
 
     do_remote_decode: bool = False
@@ -51,21 +51,21 @@ class TransferParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
     @property
     def address(self) -> Address:
-        """Where it says that the pages are."""
+        """Address of the producer that has the pages."""
         return Address(self.remote_host or "", self.remote_port or 0)
 
     @property
     def handle(self) -> Handle:
-        """What the pages are asked for by."""
+        """Handle of the pages at the producer."""
         nonce = "".join(f"{word:08x}" for word in self.remote_block_ids or ())
         return Handle(self.remote_engine_id or "", self.remote_request_id or "", nonce)
 
 
 def parse_params(params: dict[str, Any]) -> TransferParams:
-    """Read what a client has sent.
+    """Read a client's parameters.
 
     Raises:
-        InvalidRequest: naming the field at fault.
+        InvalidRequest: they are invalid; it names the field at fault.
     """
     try:
         parsed = msgspec.convert(params, TransferParams)
@@ -81,7 +81,7 @@ def parse_params(params: dict[str, Any]) -> TransferParams:
 
 
 def offer_params(engine_id: str, request_id: str, address: Address, num_tokens: int) -> TransferParams:
-    """What a producer answers: its pages of a prompt, under a nonce that nobody can guess."""
+    """Return a producer's answer: its pages of a prompt, under a nonce that cannot be guessed."""
     return TransferParams(
         do_remote_prefill=True,
         remote_engine_id=engine_id,

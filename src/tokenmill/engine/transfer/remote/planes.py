@@ -1,10 +1,10 @@
-"""How pages travel: through the connection, or through slots of memory that the consumer can read.
+"""Planes, by which pages travel: through the connection, or through slots of memory that the consumer can read.
 
     stream    page memory ──copy──> room ──send──> socket ──receive──> room ──copy──> page memory        any host
     window    page memory ──copy──> slot of a memfd, mapped by both ──copy──> page memory                one host
 
-The copies at both ends make the checksums in the same pass, and are all that ever touches a page: pages can be taken
-back from a transfer between two chunks. Rooms are small enough to stay in the processor's cache as they go round, so
+The copies at both ends make the checksums in the same pass, and nothing else touches a page: pages can be taken back
+from a transfer between two chunks. Rooms are small enough to stay in the processor's cache as they go round, so
 that each byte is read from memory once and written to memory once, as by a plain copy.
 """
 
@@ -41,13 +41,13 @@ class Sender(Protocol):
     """The producer's half of a plane, for one connection.
 
     Attributes:
-        offer: what the consumer's half is made from.
+        offer: bytes that the consumer's half is made from.
     """
 
     offer: bytes
 
     def welcomed(self, channel: Channel[ToProducer]) -> None:
-        """The offer has been sent; what belongs to it and is no bytes follows."""
+        """Send what belongs to the offer but is no bytes, once the offer has been sent."""
         ...
 
     def send(self, channel: Channel[ToProducer], count: int, copy_out: CopyOut, deadline: float) -> None:
@@ -64,13 +64,13 @@ class Sender(Protocol):
 
 
 class Receiver(Protocol):
-    """The consumer's half."""
+    """The consumer's half of a plane, for one connection."""
 
     def receive(self, channel: Channel[ToConsumer], count: int, store: Store, deadline: float) -> None:
-        """Give `store` the `count` pages that come, in order.
+        """Give the next `count` pages to `store`, in order.
 
         Raises:
-            TransferError: they do not come, or one is not what it was.
+            TransferError: they do not come, or one is damaged.
         """
         ...
 
@@ -80,7 +80,7 @@ class Receiver(Protocol):
 
 
 def pages_of_a_chunk(page_bytes: int) -> int:
-    """As many as are about `CHUNK_BYTES`."""
+    """Return the number of pages in about `CHUNK_BYTES`."""
     return min(MOST_CHUNK_PAGES, max(1, CHUNK_BYTES // page_bytes))
 
 
@@ -90,7 +90,7 @@ def _chunks(count: int, page_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _next_chunk(channel: Channel[ToConsumer], most: int, deadline: float) -> Chunk:
-    """The head of the pages that come next, at most so many."""
+    """Return the head of the next pages, of which there are at most `most`."""
     message = channel.receive(deadline)
     if isinstance(message, Refused):
         raise PagesRefused(f"the producer refuses: {message.reason}")
@@ -100,7 +100,7 @@ def _next_chunk(channel: Channel[ToConsumer], most: int, deadline: float) -> Chu
 
 
 class StreamSender:
-    """Pages behind their checksums."""
+    """Sends pages behind their checksums."""
 
     offer = b""
 
@@ -109,27 +109,27 @@ class StreamSender:
         self._room = memoryview(bytearray(pages_of_a_chunk(page_bytes) * page_bytes))
 
     def welcomed(self, channel: Channel[ToProducer]) -> None:
-        """See `Sender`."""
+        """Do nothing: the offer is empty."""
 
     def send(self, channel: Channel[ToProducer], count: int, copy_out: CopyOut, deadline: float) -> None:
-        """See `Sender`."""
+        """Send pages, chunk by chunk, each behind its checksums."""
         for first, some in _chunks(count, self._page_bytes):
             data = self._room[: some * self._page_bytes]
             channel.send(Chunk(copy_out(first, some, data)), deadline, [data])
 
     def close(self) -> None:
-        """See `Sender`."""
+        """Do nothing: it holds only memory."""
 
 
 class StreamReceiver:
-    """Receives some pages at a time."""
+    """Receives pages, chunk by chunk."""
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         self._room = memoryview(bytearray(pages_of_a_chunk(page_bytes) * page_bytes))
 
     def receive(self, channel: Channel[ToConsumer], count: int, store: Store, deadline: float) -> None:
-        """See `Receiver`."""
+        """Receive chunks into this side's room, and give them to `store`."""
         done, most = 0, len(self._room) // self._page_bytes
         while done < count:
             chunk = _next_chunk(channel, min(most, count - done), deadline)
@@ -139,27 +139,27 @@ class StreamReceiver:
             done += len(chunk.checksums)
 
     def close(self) -> None:
-        """See `Receiver`."""
+        """Do nothing: it holds only memory."""
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """The shape of memory that pages come through: slots of so many pages each."""
+    """The shape of the memory that pages come through: slots of a number of pages each."""
 
     num_slots: int
     slot_pages: int
 
     def num_bytes(self, page_bytes: int) -> int:
-        """Of all slots."""
+        """Return the bytes of all slots."""
         return self.num_slots * self.slot_pages * page_bytes
 
     def slot(self, room: memoryview, number: int, num_pages: int, page_bytes: int) -> memoryview:
-        """The first pages of a slot."""
+        """Return the first pages of a slot."""
         start = number * self.slot_pages * page_bytes
         return room[start : start + num_pages * page_bytes]
 
 
 class SlotSender:
-    """Copies pages into slots that are free, and says which; how the consumer comes to read them, a subclass knows."""
+    """Copies pages into free slots and names them to the consumer. A subclass lets the consumer read them."""
 
     def __init__(self, room: memoryview, slots: Slots, page_bytes: int) -> None:
         self._room = room
@@ -168,7 +168,7 @@ class SlotSender:
         self._free = list(range(slots.num_slots))
 
     def send(self, channel: Channel[ToProducer], count: int, copy_out: CopyOut, deadline: float) -> None:
-        """See `Sender`. When it returns all slots are free again."""
+        """Copy pages into free slots, chunk by chunk. When it returns all slots are free again."""
         for first, some in _chunks(count, self._page_bytes):
             if not self._free:
                 self._take_back(channel, deadline)
@@ -187,7 +187,7 @@ class SlotSender:
 
 
 class SlotReceiver(ABC):
-    """Gives pages out of slots that the producer has filled."""
+    """Passes on the pages from slots that the producer has filled."""
 
     def __init__(self, slots: Slots, page_bytes: int) -> None:
         self._slots = slots
@@ -195,10 +195,10 @@ class SlotReceiver(ABC):
 
     @abstractmethod
     def read_slot(self, number: int, num_pages: int, deadline: float) -> memoryview:
-        """The first pages of a slot, until the next call."""
+        """Return the first pages of a slot, valid until the next call."""
 
     def receive(self, channel: Channel[ToConsumer], count: int, store: Store, deadline: float) -> None:
-        """See `Receiver`."""
+        """Give the pages of each filled slot to `store`, then give the slot back."""
         done = 0
         while done < count:
             chunk = _next_chunk(channel, min(count - done, self._slots.slot_pages), deadline)
@@ -211,7 +211,7 @@ class SlotReceiver(ABC):
 
 
 def slots_offered(offer: bytes, page_bytes: int) -> Slots:
-    """The slots that a producer offers.
+    """Return the slots that a producer offers.
 
     Raises:
         TransferError: it offers none, or too many.
@@ -224,10 +224,10 @@ def slots_offered(offer: bytes, page_bytes: int) -> Slots:
 
 
 def check_slots(slots: Slots, page_bytes: int) -> Slots:
-    """The same slots.
+    """Return the same slots if they are within bounds.
 
     Raises:
-        TransferError: they are more than any producer of ours has.
+        TransferError: they are empty, or more than any producer of ours has.
     """
     if not (0 < slots.num_slots <= NUM_SLOTS and 0 < slots.slot_pages <= pages_of_a_chunk(page_bytes)):
         raise TransferError(f"the producer offers {slots.num_slots} slots of {slots.slot_pages} pages")
@@ -235,10 +235,10 @@ def check_slots(slots: Slots, page_bytes: int) -> Slots:
 
 
 class WindowSender(SlotSender):
-    """The slots lie in a memfd, whose descriptor the consumer is given."""
+    """Puts pages in slots of a memfd, whose descriptor the consumer is given."""
 
     def __init__(self, page_bytes: int) -> None:
-        """Raises OSError where the system has no such memory."""
+        """Raises OSError if the system has no such memory."""
         slots = Slots(NUM_SLOTS, pages_of_a_chunk(page_bytes))
         self.offer = msgspec.msgpack.encode(slots)
         self._descriptor = os.memfd_create("tokenmill-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -252,21 +252,21 @@ class WindowSender(SlotSender):
         super().__init__(memoryview(self._map), slots, page_bytes)
 
     def welcomed(self, channel: Channel[ToProducer]) -> None:
-        """See `Sender`."""
+        """Send the descriptor of the window."""
         socket.send_fds(channel.socket, [b"\0"], [self._descriptor])
 
     def close(self) -> None:
-        """See `Sender`."""
+        """Unmap and close the window."""
         self._room.release()
         self._map.close()
         os.close(self._descriptor)
 
 
 class WindowReceiver(SlotReceiver):
-    """Maps what the producer gives, to read only."""
+    """Maps the producer's window, to read only."""
 
     def __init__(self, page_bytes: int, offer: bytes, channel: Channel[ToConsumer], deadline: float) -> None:
-        """Raises TransferError where what the producer gives is no window that is safe to map."""
+        """Raises TransferError if the producer gives no window that is safe to map."""
         super().__init__(slots_offered(offer, page_bytes), page_bytes)
         size = self._slots.num_bytes(page_bytes)
         descriptor = _received_descriptor(channel, deadline)
@@ -281,12 +281,12 @@ class WindowReceiver(SlotReceiver):
             os.close(descriptor)
 
     def read_slot(self, number: int, num_pages: int, deadline: float) -> memoryview:
-        """See `SlotReceiver`."""
+        """Return the first pages of a slot in the window."""
         with memoryview(self._map) as room:
             return self._slots.slot(room, number, num_pages, self._page_bytes)
 
     def close(self) -> None:
-        """See `Receiver`."""
+        """Unmap the window."""
         self._map.close()
 
 

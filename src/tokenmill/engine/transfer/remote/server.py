@@ -1,7 +1,7 @@
 """The producer's side: gives pages that are on lease to consumers that know the secret and the handle.
 
-One thread listens, one serves each connection. Before the secret is proved a connection may say one message, for a few
-seconds; afterwards only what `ToProducer` lists, each with a deadline. What a connection does wrong ends that one.
+One thread listens, one serves each connection. Before the secret is proved a connection may send one message, within a
+few seconds; afterwards only what `ToProducer` lists, each with a deadline. A fault of a connection ends that one alone.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ ASK_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """What a server tells of itself, and needs to know.
+    """The engine that a server serves pages of.
 
     Attributes:
-        copy_out: copies pages, one after the other, and returns their checksums.
+        copy_out: copies pages, one after another, and returns their checksums.
         senders: the planes it offers, by name; each call makes the sender of one connection.
     """
 
@@ -66,7 +66,7 @@ class Producer:
     senders: Mapping[str, Callable[[], Sender]]
 
     def copier(self, lease: Lease, start: int) -> CopyOut:
-        """What copies pages of a lease, counted from one of them; each time it is renewed."""
+        """Return a function that copies pages of a lease, counted from page `start`, and renews the lease each time."""
 
         def copy(first: int, count: int, data: memoryview) -> list[int]:
             self.leases.renew([lease.handle])
@@ -76,10 +76,11 @@ class Producer:
 
 
 class PageServer:
-    """Listens from `start` to `close`."""
+    """Serves a producer's pages from `start` to `close`."""
 
     def __init__(self, address: Address, producer: Producer) -> None:
-        """
+        """Bind the address.
+
         Raises:
             InvalidConfig: the address cannot be bound.
         """
@@ -100,7 +101,7 @@ class PageServer:
         self._listening.start()
 
     def close(self) -> None:
-        """Listen no more and end all connections."""
+        """Stop listening and end all connections."""
         with self._lock:
             self._is_closed = True
             channels = dict(self._channels)
@@ -151,7 +152,7 @@ class PageServer:
                 sender.close()
 
     def _welcome(self, channel: Channel[ToProducer]) -> Sender:
-        """Let both sides prove themselves.
+        """Let both sides prove that they know the secret, and return the sender of the connection.
 
         Raises:
             TransferError: the other side does not know the secret, or wants what is not offered.

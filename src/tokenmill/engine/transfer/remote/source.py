@@ -1,6 +1,6 @@
-"""`RemoteSource`: other engines as a source of KV, and this one as a source for them. See `KVSource`.
+"""`RemoteSource`: other engines as a source of KV, and this one as a source for them.
 
-    consumer   arrived: renew the lease ─ lookup ─ load: fetch ─ forget: tell the producer that nobody wants it any more
+    consumer   arrived: renew the lease ─ lookup ─ load: fetch ─ forget: tell the producer to end the lease
     producer   lookup: keep its pages ─ ended: grant a lease ─ poll: leases that have ended
 
 The engine's thread never waits here: links and the page server have threads of their own.
@@ -43,16 +43,17 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteSource:
-    """Asks producers, or is one, or both."""
+    """A source that asks producers, or is one, or both."""
 
     name = "remote"
     stores = False
 
     def __init__(self, config: KVTransferConfig, memory: HostPages, format: PageFormat, engine: int = 0) -> None:
-        """
+        """Set up the links of a consumer, the server of a producer, or both.
+
         Args:
-            memory: of this engine.
-            format: of its pages.
+            memory: KV memory of this engine.
+            format: format of its pages.
             engine: its index, where a server has several.
 
         Raises:
@@ -85,7 +86,7 @@ class RemoteSource:
     # --- requests come and go ---------------------------------------------------------------------------------------
 
     def arrived(self, request_id: str, params: dict[str, Any]) -> None:
-        """See `KVSource`."""
+        """Check a client's parameters, and hold the producer's pages that they name."""
         parsed = parse_params(params)
         if parsed.do_remote_decode and not self._config.produces:
             raise InvalidRequest(f"{PARAM}: do_remote_decode needs a producer; this is a {self._config.kv_role}", PARAM)
@@ -100,7 +101,7 @@ class RemoteSource:
         self._links.to(parsed.address).hold(parsed.handle)
 
     def forget(self, request_id: str) -> None:
-        """See `KVSource`. The last of the requests that share a prompt lets the producer go."""
+        """Forget a request. The last of the requests that share a prompt lets the producer go."""
         parsed = self._params.pop(request_id, None)
         if parsed is None:
             return
@@ -113,7 +114,7 @@ class RemoteSource:
     # --- the consumer's side ----------------------------------------------------------------------------------------
 
     def lookup(self, query: KVQuery, params: dict[str, Any] | None) -> Answer:
-        """See `KVSource`. What a client says is looked at when it is asked for."""
+        """Return how many tokens the producer has, as the client says. The pages are checked when they are loaded."""
         keeps = bool(params and params.get("do_remote_decode"))
         parsed = self._params.get(query.request_id)
         if parsed is None:
@@ -121,7 +122,7 @@ class RemoteSource:
         return Answer(min(parsed.remote_num_tokens or 0, len(query.tokens)))
 
     def load(self, load: PageLoad) -> None:
-        """See `KVSource`."""
+        """Fetch the pages of a load from its producer."""
         parsed = self._params.get(load.order.request_id)
         if parsed is None:
             load.finish()
@@ -155,7 +156,7 @@ class RemoteSource:
     # --- the producer's side ----------------------------------------------------------------------------------------
 
     def ended(self, kept: KeptPages) -> dict[str, Any] | None:
-        """See `KVSource`."""
+        """Grant a lease on kept pages, and return the parameters that the consumer needs."""
         if not kept.page_ids or self.server is None:
             self._empty.append(kept.id)
             return None
@@ -165,25 +166,25 @@ class RemoteSource:
         return told | {"do_remote_decode": False}
 
     def poll(self) -> Iterable[int]:
-        """See `KVSource`."""
+        """Return the ids of kept pages whose lease has ended, or that never had one."""
         empty, self._empty = self._empty, []
         return empty + self.leases.take_ended() if empty or len(self.leases) else ()
 
     def expired(self, kept_id: int) -> None:
-        """See `KVSource`."""
+        """End the lease of kept pages whose time is up."""
         self.leases.withdraw(kept_id)
 
     # --- what is not for this source --------------------------------------------------------------------------------
 
     def save(self, save: PageSave) -> None:
-        """See `KVSource`: it stores nothing."""
+        """Finish at once: this source stores nothing."""
         save.finish(is_saved=False)
 
     def reset(self) -> None:
-        """See `KVSource`: what others have is not ours to forget."""
+        """Do nothing: the pages of other engines are not ours to forget."""
 
     def close(self) -> None:
-        """See `KVSource`."""
+        """Close the server and the links."""
         if self.server is not None:
             self.server.close()
         self._links.close()
@@ -192,10 +193,10 @@ class RemoteSource:
 def remote_source(
     config: KVTransferConfig, context: SourceContext, tensors: Sequence[torch.Tensor], layout: str
 ) -> RemoteSource:
-    """The source of an engine whose KV lies in these tensors of the host.
+    """Return the source of an engine whose KV lies in these tensors of the host.
 
     Args:
-        layout: the name of the attention backend, whose the layout of pages is.
+        layout: name of the attention backend, which determines the layout of pages.
 
     Raises:
         InvalidConfig: see `RemoteSource`.
@@ -208,7 +209,7 @@ def remote_source(
 
 
 def address_of(config: KVTransferConfig, engine: int) -> Address:
-    """Where the engine of this index listens: each takes the port, or the name, after that of the one before."""
+    """Return the address where engine `engine` listens: each takes the next port, or a name with its index."""
     socket = config.kv_connector_extra_config.socket
     if socket is not None:
         return Address(f"unix:{socket}" + (f".{engine}" if engine else ""))
@@ -216,7 +217,7 @@ def address_of(config: KVTransferConfig, engine: int) -> Address:
 
 
 def plane_to(address: Address, agent: NixlAgent | None) -> tuple[str, MakeReceiver | None]:
-    """How pages travel from there, and what makes our half of it, where that needs to know more than others."""
+    """Return the name of the plane to an address and, if it needs more than the usual data, what makes its receiver."""
     if agent is not None:
         from tokenmill.engine.transfer.remote.nixl_plane import NixlReceiver
 
@@ -225,7 +226,7 @@ def plane_to(address: Address, agent: NixlAgent | None) -> tuple[str, MakeReceiv
 
 
 def senders(page_bytes: int, agent: NixlAgent | None = None) -> dict[str, Callable[[], Sender]]:
-    """All planes that a producer offers."""
+    """Return all planes that a producer offers: by name, what makes a sender."""
     if agent is not None:
         from tokenmill.engine.transfer.remote.nixl_plane import NixlSender
 

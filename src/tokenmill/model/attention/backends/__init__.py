@@ -1,1 +1,1 @@
-"""One file for each backend; `model/attention/registry.py` says what each needs and makes it."""
+"""Attention backends, one file each; `model/attention/registry.py` lists their requirements and makes them."""

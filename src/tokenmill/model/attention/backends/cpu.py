@@ -1,9 +1,9 @@
-"""Backend `cpu`: paged and batched attention in torch, for bf16 and float32 on CPUs.
+"""Backend `cpu`: paged and batched attention in torch, for bfloat16 and float32 on CPUs.
 
 Requests with one token in the step (decodes) are computed together, in buckets of similar context; the others
 (prefill chunks) one by one, in chunks of queries, so that the causal half of the work is left out. Heads that share
-keys are packed into one product. A request's padded length follows from its own context alone, so that the company
-in its batch does not change the shape, and with it the rounding, of its sums.
+keys are packed into one product. A request's padded length follows from its own context alone, so that the other
+requests of its batch change neither the shape nor the rounding of its sums.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class DecodeBucket:
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """What the layers of a step share.
+    """The data shared by the layers of a step.
 
     Attributes:
-        slot_rows: where the cache writes the tokens.
+        slot_rows: rows of the cache to which the tokens are written.
         prefills: requests with several tokens: index, and the rows of all its pages in the cache.
         buckets: decode buckets by window, made when the first layer with that window asks.
     """
@@ -66,7 +66,7 @@ class CpuPlan:
 
 
 class CpuAttention:
-    """Attention for the CPU platform; see the module's text."""
+    """The `AttentionBackend` for the CPU platform, in batched torch."""
 
     def __init__(self, spec: AttentionSpec, kv: HeadMajorKV) -> None:
         self.spec = spec
@@ -76,7 +76,7 @@ class CpuAttention:
         self._future = torch.ones(QUERY_CHUNK, QUERY_CHUNK, dtype=torch.bool).triu_(1)
 
     def plan(self, batch: ForwardBatch) -> CpuPlan:
-        """Tell prefills from decodes, and find the rows of the cache that all layers read and write."""
+        """Separate prefills from decodes, and find the rows of the cache that all layers read and write."""
         num_pages = -(-batch.context_lens // self.kv.page_size)
         prefills = tuple(
             (request, self.kv.page_rows(batch.page_table[request, : num_pages[request]]))
@@ -85,7 +85,7 @@ class CpuAttention:
         return CpuPlan(batch, angles_of(batch), self.kv.slot_rows(batch.slots), prefills)
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: CpuPlan) -> torch.Tensor:
-        """See `AttentionBackend.forward`."""
+        """Write k and v into the cache, then attend decodes by bucket and prefills one by one."""
         batch, window = plan.batch, layer.window
         heads = (self.spec.num_heads, 0 if layer.reads_only else self.spec.num_kv_heads)
         q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.of(layer.rotary))
@@ -105,7 +105,7 @@ class CpuAttention:
         return output.flatten(1)
 
     def _decode(self, q: torch.Tensor, layer: AttentionLayer, bucket: DecodeBucket) -> torch.Tensor:
-        """One token each of n requests: q [n, heads, head_dim] -> the same shape."""
+        """Attend one token each of n requests: q [n, heads, head_dim] -> the same shape."""
         n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
         keys, values = self.kv.gather(layer.index, bucket.page_rows)
         # Weights of 0 do not hide a NaN or an infinity that an earlier owner left in a slot.
@@ -121,7 +121,7 @@ class CpuAttention:
     def _prefill(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, output: torch.Tensor, layer: AttentionLayer
     ) -> None:
-        """The last n tokens of one request, into output.
+        """Attend the last n tokens of one request, and write output.
 
         Args:
             q, output: [n, heads, head_dim]. keys, values: [kv_heads, context, head_dim].
@@ -146,7 +146,7 @@ class CpuAttention:
             unpacked[:, :, start:end] = attended.view(kv_heads, self._group, end - start, head_dim)
 
     def _hide(self, scores: torch.Tensor, window: int | None) -> None:
-        """Set scores [.., .., n, length] that causality or the window hides to -inf; they end at the same token."""
+        """Set scores [.., .., n, length] hidden by causality or the window to -inf; both end at the same token."""
         n, length = scores.shape[-2:]
         scores[..., length - n :].masked_fill_(self._future[:n, :n], -torch.inf)
         if window is not None and length > window:
@@ -165,7 +165,7 @@ def padded_lengths(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def decode_buckets(batch: ForwardBatch, kv: HeadMajorKV, window: int | None) -> list[DecodeBucket]:
     """Sort the batch's single-token requests into buckets of equal padded length.
 
-    With a window only the pages that it touches are taken.
+    With a window, only the pages that it touches are taken.
     """
     page_size = kv.page_size
     requests = np.flatnonzero(batch.query_lens == 1)
@@ -192,7 +192,7 @@ def decode_buckets(batch: ForwardBatch, kv: HeadMajorKV, window: int | None) -> 
 
 
 def _groups(num_pages: npt.NDArray[np.int64], most: int) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
-    """Indices of requests with equal numbers of pages, `most` pages in all unless one request alone has more."""
+    """Yield indices of requests with equal numbers of pages, `most` pages in all unless one request alone has more."""
     for count in np.unique(num_pages).tolist():
         equal = np.flatnonzero(num_pages == count)
         size = max(1, most // count)
@@ -203,7 +203,7 @@ def _groups(num_pages: npt.NDArray[np.int64], most: int) -> Iterator[tuple[npt.N
 def _pages(
     page_table: torch.Tensor, requests: npt.NDArray[np.int64], page_numbers: npt.NDArray[np.int64]
 ) -> torch.Tensor:
-    """Page ids at [request, number], flat. Numbers beyond the table are padding: its slots are hidden."""
+    """Return page ids at [request, number], flat. Numbers beyond the table are padding, whose slots are hidden."""
     inside = np.minimum(page_numbers, page_table.shape[1] - 1)
     table = page_table.index_select(0, torch.from_numpy(requests))
     return table.gather(1, torch.from_numpy(inside)).flatten()

@@ -1,4 +1,4 @@
-"""Flash attention as torch has it (`torch.nn.attention.varlen`), over pages where the installed version can."""
+"""Flash attention from torch (`torch.nn.attention.varlen`), over pages where the installed version supports them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TOLERANCE = 0.02
 
 
 class FlashAttention(PagedImplementation):
-    """See `PagedImplementation`; for prompts and decodes.
+    """A `PagedImplementation` for prompts and decodes by torch's flash attention.
 
     Args:
-        attention: torch's `varlen_attn_out`, see `find_flash`, or what stands in for it in a test.
+        attention: torch's `varlen_attn_out`, see `find_flash`, or a stand-in for it in a test.
     """
 
     def __init__(self, spec: AttentionSpec, attention: Callable[..., Any]) -> None:
@@ -32,7 +32,7 @@ class FlashAttention(PagedImplementation):
         self._attention = attention
 
     def plan(self, requests: Requests) -> tuple[Requests, int, int]:
-        """See `PagedImplementation.plan`: the longest query and context, which the library asks the host for."""
+        """Keep the requests, with the longest query and context, which the library takes from the host."""
         return requests, int(requests.query_lens.max()), int(requests.context_lens.max())
 
     def attend(
@@ -43,7 +43,7 @@ class FlashAttention(PagedImplementation):
         plan: tuple[Requests, int, int],
         layer: AttentionLayer,
     ) -> None:
-        """See `PagedImplementation.attend`."""
+        """Attend by one call of the library."""
         requests, longest_query, longest_context = plan
         self._attention(
             output,
@@ -62,12 +62,13 @@ class FlashAttention(PagedImplementation):
 
 
 def find_flash(library: Any = None) -> Callable[..., Any] | None:
-    """torch's flash attention over pages, as `varlen_attn_out`; None if the installed torch has none.
+    """Return torch's flash attention over pages, as `varlen_attn_out`; None if the installed torch has none.
 
-    Contexts are not split where that can be said: split automatically, rows of pages have come out unwritten.
+    Splitting of contexts is turned off where the library has the option: split automatically, rows of pages have come
+    out unwritten.
 
     Args:
-        library: what stands in for `torch.nn.attention.varlen` in a test.
+        library: a stand-in for `torch.nn.attention.varlen` in a test.
     """
     if library is None:
         try:
@@ -86,10 +87,10 @@ def find_flash(library: Any = None) -> Callable[..., Any] | None:
 def flash_obstacle(
     spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str, attention: Callable[..., Any] | None = None
 ) -> str | None:
-    """Why flash cannot serve here; None: it can. Only a call on the device tells: what comes out is compared.
+    """Return the reason that flash cannot serve here, or None. It calls flash on the device and checks the result.
 
     Args:
-        attention: what stands in for what `find_flash` finds, in a test.
+        attention: a stand-in for the result of `find_flash` in a test.
     """
     attention = attention or find_flash()
     if attention is None:
@@ -115,7 +116,7 @@ def flash_obstacle(
 def _ragged(
     spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str
 ) -> tuple[Requests, torch.Tensor, torch.Tensor]:
-    """Two requests in the middle of their sequences, of 6 and 3 tokens; their queries; keys and values of all pages."""
+    """Make two requests in mid-sequence, of 6 and 3 tokens; their queries; and keys and values of all pages."""
     random = torch.Generator().manual_seed(0)
     heads, memory = (9, spec.num_heads), (2, 12, page_size, spec.num_kv_heads)
     q, kv = (torch.randn(*shape, spec.head_dim, generator=random).to(device, dtype) for shape in (heads, memory))

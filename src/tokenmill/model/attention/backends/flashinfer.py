@@ -1,4 +1,4 @@
-"""Attention by FlashInfer (Ye et al. 2025), where it is installed; it compiles its kernels with nvcc on first use."""
+"""Attention by FlashInfer (Ye et al. 2025), if it is installed; it compiles its kernels with nvcc on first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = tuple[int | None, float]
 
 @dataclass(frozen=True, slots=True)
 class FlashInferPlan:
-    """What the library's plans of a step share, and those plans by window and scale, made when a first layer asks.
+    """The shared arguments of the library's plans in a step, and those plans by window and scale, made on first use.
 
     Attributes:
         arguments: where queries and pages of each request begin [n + 1], the pages [m], tokens in each last page [n].
@@ -30,10 +30,10 @@ class FlashInferPlan:
 
 
 class _FlashInfer(PagedImplementation):
-    """What both ways to the library know.
+    """The common base of both uses of the library.
 
     Args:
-        library: the module `flashinfer`, or what stands in for it in a test.
+        library: the module `flashinfer`, or a stand-in for it in a test.
     """
 
     def __init__(self, spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str, library: Any) -> None:
@@ -44,7 +44,7 @@ class _FlashInfer(PagedImplementation):
         self._library = library
 
     def _pages_of(self, context_lens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the pages of each request begin [n + 1], and tokens in the last page of each [n]; on the host."""
+        """Return where the pages of each request begin [n + 1], and the tokens in each last page [n]; on the host."""
         counts = -(-context_lens // self._page_size)
         bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         last = (context_lens - (counts - 1) * self._page_size).astype(np.int32)
@@ -67,9 +67,9 @@ class _FlashInfer(PagedImplementation):
 
 
 class FlashInferAttention(_FlashInfer):
-    """See `PagedImplementation`; for prompts or for decodes: it holds the plans of one part of a batch.
+    """A `PagedImplementation` for prompts or for decodes, with the plans of one part of a batch.
 
-    Plans are made on the host, step by step.
+    Plans are made on the host in each step.
     """
 
     def __init__(self, spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str, library: Any) -> None:
@@ -77,7 +77,7 @@ class FlashInferAttention(_FlashInfer):
         self._wrappers: dict[Kind, Any] = {}
 
     def plan(self, requests: Requests) -> FlashInferPlan:
-        """See `PagedImplementation.plan`."""
+        """List queries and pages of the requests for the library."""
         bounds, last = self._pages_of(requests.context_lens)
         starts = np.concatenate([[0], np.cumsum(requests.query_lens)]).astype(np.int32)
         # The used part of the table is put together on the device: a copy to it would wait for what it does.
@@ -95,7 +95,7 @@ class FlashInferAttention(_FlashInfer):
         plan: FlashInferPlan,
         layer: AttentionLayer,
     ) -> None:
-        """See `PagedImplementation.attend`."""
+        """Attend by the library, after its first plan for this window and scale."""
         kind = (layer.window, layer.scale)
         if kind not in plan.by_kind:
             plan.by_kind[kind] = self._planned(plan.arguments, kind)
@@ -111,10 +111,10 @@ class FlashInferAttention(_FlashInfer):
 
 
 class FlashInferGraphs(_FlashInfer):
-    """See `PagedImplementation`; for decodes in CUDA graphs.
+    """A `PagedImplementation` for decodes in CUDA graphs.
 
-    A wrapper for each size and kind, over buffers that all share. The graph lists the pages itself; where each row's
-    begin, and which program takes what, the library plans on the host before each replay.
+    It has a wrapper for each size and kind, over shared buffers. The graph lists the pages itself; before each replay
+    the library plans on the host where each row's pages begin and which program takes which work.
     """
 
     takes_drafts = False
@@ -126,7 +126,7 @@ class FlashInferGraphs(_FlashInfer):
         self._bounds, self._pages, self._last = (torch.zeros(0, dtype=torch.int32, device=device) for _ in range(3))
 
     def plan(self, requests: Requests) -> dict[Kind, Any]:
-        """See `PagedImplementation.plan`: the pages of all rows one after the other, in the buffer; the wrappers."""
+        """Write the pages of all rows one after the other into the buffer, and return the wrappers."""
         rows, width = requests.page_table.shape
         if rows > len(self._last):
             # The largest graph comes first, and runs once before it is captured.
@@ -148,7 +148,7 @@ class FlashInferGraphs(_FlashInfer):
         plan: dict[Kind, Any],
         layer: AttentionLayer,
     ) -> None:
-        """See `PagedImplementation.attend`."""
+        """Attend by the library's wrapper for this window and scale."""
         kind = (layer.window, layer.scale)
         if kind not in plan:
             plan[kind] = self._wrapper(len(q))
@@ -156,7 +156,7 @@ class FlashInferGraphs(_FlashInfer):
         plan[kind].run(q, memory, out=output)
 
     def before_replay(self, context_lens: np.ndarray) -> bool:
-        """See `PagedImplementation.before_replay`."""
+        """Plan every wrapper of this size on the host."""
         for kind, wrapper in self._by_rows[len(context_lens)].items():
             self._plan_rows(wrapper, kind, context_lens)
         return True

@@ -1,7 +1,8 @@
-"""Backend `native`: the C++ attention over the packed KV cache, for bf16 models on CPUs.
+"""Backend `native`: the C++ attention over the packed KV cache, for bfloat16 models on CPUs.
 
-One call a layer does all between two linears: norms and rotation of the heads, the write into the cache, attention.
-A token's result depends on its own past alone, bit for bit: not on its batch, its chunk or the number of threads.
+One call a layer does all between two linear layers: norms and rotation of the heads, the write into the cache,
+attention. A token's result depends only on its own past, bit for bit: not on its batch, its chunk or the number of
+threads.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NativePlan:
-    """A step cut into pieces, and what must live as long: it holds addresses of these.
+    """A step cut into pieces, with the tensors whose addresses it holds.
 
     Attributes:
-        angles: of its tokens, where they do not follow from where they stand.
+        angles: angles of its tokens, where they do not follow from the positions in the sequence.
     """
 
     step: _native.PlannedStep
@@ -37,10 +38,10 @@ class NativePlan:
 
 
 class NativeAttention:
-    """See the module's text.
+    """The `AttentionBackend` that runs a layer in one native call.
 
     Attributes:
-        attention: the C++ side of it.
+        attention: its C++ side.
         memory: the KV memory of each layer.
     """
 
@@ -58,7 +59,7 @@ class NativeAttention:
         ]
 
     def plan(self, batch: ForwardBatch) -> NativePlan:
-        """See `AttentionBackend.plan`."""
+        """Cut the step into pieces natively, from its lengths, page table and angles."""
         for lengths in (batch.query_starts, batch.context_lens):
             assert lengths.dtype == np.int32 and lengths.flags.c_contiguous, "lengths are int32 in one piece"
         assert batch.page_table.dtype == torch.int32 and batch.page_table.stride(1) == 1, "a page table is int32 rows"
@@ -79,14 +80,14 @@ class NativeAttention:
         return NativePlan(step, batch, angles)
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: NativePlan) -> torch.Tensor:
-        """See `AttentionBackend.forward`."""
+        """Norm, rotate, write and attend in one native call."""
         assert qkv.is_contiguous() and qkv.dtype == torch.bfloat16, "the projection is bfloat16 in one piece"
         out = qkv.new_empty(len(qkv), self.spec.num_heads * self.spec.head_dim)
         self.attention.forward(plan.step, self.bound(layer), qkv.data_ptr(), out.data_ptr())
         return out
 
     def bound(self, layer: AttentionLayer) -> _native.AttentionLayer:
-        """The layer by its addresses, with its KV memory; made once."""
+        """Return the native form of a layer, with its KV memory; made once per layer."""
         if layer not in self._bound:
             self._bound[layer] = self._bind(layer)
         return self._bound[layer]

@@ -1,4 +1,4 @@
-"""Backend `reference`: attention written to be read, one request at a time, in float32. The oracle of the others."""
+"""Backend `reference`: attention written to be read, one request at a time, in float32. The oracle for all backends."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tokenmill.model.kernels.heads import StepAngles, split_heads
 
 @dataclass(frozen=True, slots=True)
 class ReferencePlan:
-    """The batch and its angles."""
+    """The batch of a step and its angles."""
 
     batch: ForwardBatch
     angles: StepAngles
 
 
 class ReferenceAttention:
-    """Plain torch on any device."""
+    """The `AttentionBackend` in plain torch, for any device."""
 
     def __init__(self, spec: AttentionSpec, kv: HeadMajorKV) -> None:
         self.spec = spec
         self.kv = kv
 
     def plan(self, batch: ForwardBatch) -> ReferencePlan:
-        """See `AttentionBackend.plan`."""
+        """Keep the batch and its rotary angles."""
         return ReferencePlan(batch, angles_of(batch))
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: ReferencePlan) -> torch.Tensor:
-        """See `AttentionBackend.forward`."""
+        """Write k and v into the cache, then attend one request at a time in float32."""
         batch = plan.batch
         heads = (self.spec.num_heads, 0 if layer.reads_only else self.spec.num_kv_heads)
         q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.of(layer.rotary))
@@ -48,7 +48,7 @@ class ReferenceAttention:
 
 
 def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
-    """The last n tokens of one sequence, q [n, heads, head_dim], over all its keys [kv_heads, length, head_dim]."""
+    """Attend the last n tokens of a sequence, q [n, heads, head_dim], to all its keys [kv_heads, length, head_dim]."""
     group = q.shape[1] // len(keys)
     length = keys.shape[1]
     # What lies behind the window of all queries is not read at all: it may be another request's, or no numbers.
@@ -67,7 +67,10 @@ def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, l
 
 
 def softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Over the last dimension; with sinks, which can be expanded to the scores of one key, beside them."""
+    """Return the softmax over the last dimension, with sinks, if given, as the scores of one more key per row.
+
+    Sinks must expand to the shape of the scores of one key.
+    """
     if sinks is None:
         return scores.softmax(-1)
     beside = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)

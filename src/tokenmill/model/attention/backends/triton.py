@@ -1,4 +1,4 @@
-"""Attention by this project's own Triton kernels: any page size, any head size, windows; always there on a GPU."""
+"""Attention by this project's Triton kernels: any page size, any head size, windows; always available on a GPU."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tokenmill.model.kernels.triton.splits import SPLIT_ENDS, Splits, list_split
 
 
 class TritonPrompts(PagedImplementation):
-    """See `PagedImplementation`; for requests with any number of tokens.
+    """A `PagedImplementation` for requests with any number of tokens.
 
     Args:
-        are_single: its requests have one token each, but for drafts, which comes out as it would among others.
+        are_single: requests have one token each, except for drafts, with the same result as in a longer chunk.
     """
 
     def __init__(self, *, are_single: bool = False) -> None:
         self._are_single = are_single
 
     def plan(self, requests: Requests) -> Requests:
-        """See `PagedImplementation.plan`: the kernels find their tiles themselves."""
+        """Keep the requests: the kernels find their tiles themselves."""
         return requests
 
     def attend(
@@ -32,17 +32,17 @@ class TritonPrompts(PagedImplementation):
         plan: Requests,
         layer: AttentionLayer,
     ) -> None:
-        """See `PagedImplementation.attend`."""
+        """Attend by the kernel for prompts."""
         are_single = self._are_single and len(q) == len(plan.query_lens)
         attend_prompts(q, paged(memory, plan), output, scores_of(layer), are_single=are_single)
 
 
 class TritonDecodes(PagedImplementation):
-    """See `PagedImplementation`; for requests with one token and drafts, whose contexts are split at fixed positions.
+    """A `PagedImplementation` for requests with one token and drafts, whose contexts are split at fixed positions.
 
     Args:
-        num_units: multiprocessors of the device.
-        page_size: of the KV cache, whose pages are read once for requests that share them; None: they do not look.
+        num_units: number of multiprocessors of the device.
+        page_size: of the KV cache, to read pages once for requests that share them; None to not look for such pages.
     """
 
     def __init__(self, spec: AttentionSpec, num_units: int, device: str, page_size: int | None = None) -> None:
@@ -52,7 +52,7 @@ class TritonDecodes(PagedImplementation):
         self._ends = torch.from_numpy(SPLIT_ENDS).to(device)
 
     def plan(self, requests: Requests) -> tuple[Requests, Splits | None]:
-        """See `PagedImplementation.plan`: the splits, and memory for their parts that all layers share."""
+        """List the splits, with memory for their parts that all layers share."""
         lens, longest = requests.lens.context_lens, requests.context_lens
         most = int(requests.query_lens.max())
         pages = None if self._page_size is None else (requests.page_table, self._page_size)
@@ -66,16 +66,16 @@ class TritonDecodes(PagedImplementation):
         plan: tuple[Requests, Splits | None],
         layer: AttentionLayer,
     ) -> None:
-        """See `PagedImplementation.attend`."""
+        """Attend by the kernel for decodes, then join the splits."""
         requests, splits = plan
         attend_decodes(q, paged(memory, requests), output, scores_of(layer), splits)
 
 
 def scores_of(layer: AttentionLayer) -> Scores:
-    """What the kernels take."""
+    """Return a layer's scale, window and sinks for the kernels."""
     return Scores(layer.scale, layer.window, layer.sinks)
 
 
 def paged(memory: tuple[torch.Tensor, torch.Tensor], requests: Requests) -> PagedKV:
-    """What the kernels take."""
+    """Return a layer's memory and the requests' places in it for the kernels."""
     return PagedKV(*memory, requests.page_table, requests.lens.context_lens, requests.lens.query_starts)

@@ -1,9 +1,9 @@
-"""What adapters add to a product on a GPU: y += scale * (x A^T) B^T, for rows in any order, each by its own slot.
+"""Add adapters to a product on a GPU: y += scale * (x A^T) B^T, for rows in any order, each with its own slot.
 
-Adapters stand in slots of fixed size, so that a graph can hold the work: which slot a row has is read on the device,
-and a row without one leaves at once. A row is multiplied by programs of its own (the batched gather of matrices and
-vectors of Punica, Chen et al. 2023): sums are in float32 and in one order, whatever rows are beside it. The rows of a
-prompt that has an adapter read it from the L2 cache again and again.
+Adapters have slots of fixed size, so that a graph can capture the work: a row's slot is read on the device, and a row
+without one leaves at once. Each row is multiplied by programs of its own (the batched gather of matrices and vectors
+of Punica, Chen et al. 2023): sums are in float32 and in one order, whatever rows are beside it. The rows of a prompt
+with an adapter read it from the L2 cache again and again.
 
 Estimate, not measured: for 8 rows with 8 adapters of rank 16, a matrix of 1,024 to 4,096 reads 1.3 MB, 0.3 us on an
 H200; its two launches cost 2 us, so that all matrices of Qwen3-0.6B cost about 0.25 ms a step outside of graphs.
@@ -27,7 +27,7 @@ MOST_PARTS = 3
 
 @triton.jit
 def _shrink(x, stride, a, slot_of_row, inner, ranks, size, RANKS: tl.constexpr, WIDTH: tl.constexpr):
-    """inner [T, ranks] float32 = x A^T."""
+    """Compute inner [T, ranks] float32 = x A^T."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_of_row + token).to(tl.int64)
     if slot < 0:
@@ -49,7 +49,7 @@ def _expand(
     inner, b, scales, slot_of_row, y, stride, size, second, third,
     PARTS: tl.constexpr, RANK: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """y [T, size] += scale * inner B^T. The outputs of the second and third part begin at `second` and `third`."""
+    """Compute y [T, size] += scale * inner B^T; outputs of the second and third part begin at `second` and `third`."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_of_row + token).to(tl.int64)
     if slot < 0:
@@ -66,12 +66,12 @@ def _expand(
 
 
 class SlotMatrix:
-    """The adapters of one matrix, each in its slot. A slot that was never filled must not be asked for.
+    """The adapters of one matrix, each in its slot. A slot must be filled before a row uses it.
 
     Args:
-        rank: the largest of an adapter; taken up to a power of two.
+        rank: the largest rank of an adapter; rounded up to a power of two.
         parts: first output and number of outputs of each projection in the matrix, in their order.
-        like: has the dtype and the device of the weights.
+        like: a tensor with the dtype and the device of the weights.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class SlotMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Memory of all slots in bytes."""
         return self._a.nbytes + self._b.nbytes + self._scales.nbytes
 
     def fill(self, slot: int, modules: Sequence[AdapterModule]) -> None:
-        """Put an adapter's modules of this matrix into a slot, in place of what is there; none: it adds nothing."""
+        """Replace a slot's content by an adapter's modules of this matrix; without modules the slot adds nothing."""
         for tensor in (self._a, self._b, self._scales):
             tensor[slot].zero_()
         for module in modules:
@@ -101,10 +101,10 @@ class SlotMatrix:
             self._scales[slot, part] = module.scale
 
     def add(self, x: torch.Tensor, y: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """y [T, out_size] with what belongs to x [T, in_size]; y is overwritten.
+        """Add the adapters' parts for x [T, in_size] to y [T, out_size] in place and return y.
 
         Args:
-            slots: [T] int32, of each row; -1: it has no adapter.
+            slots: [T] int32, slot of each row; -1 without an adapter.
         """
         assert x.stride(1) == 1 and y.stride(1) == 1, "rows are in one piece"
         num_tokens, (_, ranks, in_size), out_size = len(x), self._a.shape, self._b.shape[1]

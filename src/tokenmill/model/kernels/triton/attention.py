@@ -6,10 +6,10 @@ contexts among programs, whose parts a second kernel joins (flash decoding):
 
 |256|256| ... 16 of them |512|512| ... 16 of them |1024| ...      keys of split 0, 1, ... of every request
 
-Where splits begin depends on nothing but the position: neither on the batch nor on the length. So a decode's sums have
-one order in every company, and a context of any length has few enough splits to keep their parts in memory. Prompts
-visit keys in tiles that begin at multiples of `TILE_KEYS` whatever the chunk, so there, too, a token's sums depend on
-nothing but its own context.
+The start of a split depends only on the position: neither on the batch nor on the length. So a decode's sums have one
+order in every batch, and a context of any length has few enough splits to keep their parts in memory. Prompts visit
+keys in tiles that begin at multiples of `TILE_KEYS` whatever the chunk, so there, too, a token's sums depend only on
+its own context.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Tile = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What becomes of scores in a layer.
+    """Scale, window and sinks for the scores of a layer.
 
     Attributes:
         scale: factor on q.k.
-        window: a token sees itself and at most window - 1 tokens before it; None: all.
+        window: a token sees itself and at most window - 1 tokens before it; None for all tokens before it.
         sinks: see `AttentionLayer`.
     """
 
@@ -53,7 +53,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:
-    """A layer's memory and what of it each request sees; B requests, tensors on the device.
+    """A layer's memory and each request's part of it; B requests, tensors on the device.
 
     Attributes:
         keys, values: [pages, page_size, num_kv_heads, head_dim] contiguous.
@@ -111,7 +111,7 @@ def _attend(
     SHARES: tl.constexpr,
     HEADS_FIRST: tl.constexpr,
 ):
-    """A program per tile and key head, the tiles that see the most keys first; of splits each program takes several.
+    """Attend per tile and key head, the tiles that see the most keys first; each program takes several splits.
 
     Estimated for an H200 at 4.3 TB/s and 790 TFLOP/s, not measured; half precision, 16 query and 8 key heads of 128.
 
@@ -230,7 +230,7 @@ def _attend(
 
 @triton.jit
 def _sink_weights(sinks, heads, highest, HAS_SINKS: tl.constexpr):
-    """What the sinks of some heads add to the sums of the weights, which are relative to the highest score."""
+    """Return the sinks' part of the sums of the weights of some heads, relative to the highest score."""
     weights = tl.zeros_like(highest)
     if HAS_SINKS:
         weights = tl.exp2(tl.load(sinks + heads).to(tl.float32) * 1.4426950408889634 - highest)
@@ -239,9 +239,9 @@ def _sink_weights(sinks, heads, highest, HAS_SINKS: tl.constexpr):
 
 @triton.jit
 def _sharers(order, shared, rank, split, num_requests, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Of each row of a tile: whether it is there, and its request; for a split of the request at `rank` in the order.
+    """Return which rows of a tile are used, and their requests, for a split of the request at `rank` in the order.
 
-    It has this split in common with the requests behind it, up to the first that does not share it.
+    The request shares this split with the requests after it, up to the first that does not share it.
     """
     member = tl.arange(0, ROWS) // GROUP
     is_behind = (member > 0) & (rank + member < num_requests)
@@ -265,7 +265,7 @@ def _join(
     TOKENS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """One program per token and head: its splits, weighted by how high their scores were.
+    """Join the splits of one token and head per program, weighted by how high their scores were.
 
     Estimated, not measured: 4 * head_dim bytes a split, just written, so out of the L2 cache; 2 to 3 us.
     """
@@ -292,7 +292,7 @@ def _join_parts(
     BLOCK: tl.constexpr,
     HAS_SINK: tl.constexpr,
 ):
-    """One head of one token: its parts, `STRIDE` numbers from one to the next, from and to those of `ends`."""
+    """Join the parts of one token and head, `STRIDE` numbers apart, from and to the items in `ends`."""
     column = tl.arange(0, WIDTH)
     first, stop = ends
     highest = float("-inf")
@@ -321,12 +321,12 @@ def _join_parts(
 def attend_prompts(
     q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: Scores, *, are_single: bool = False
 ) -> None:
-    """Attention of requests with any number of tokens.
+    """Attend for requests with any number of tokens.
 
     Args:
         q: [T, num_heads, head_dim], heads contiguous, tokens with any stride; also holds tokens of other requests.
         output: [T, num_heads, head_dim] contiguous; only the tokens of these requests are written.
-        are_single: each request has one token, whose sums are those that it would have in a longer chunk: on a GPU of
+        are_single: each request has one token, whose sums equal those that it would have in a longer chunk: on a GPU of
             capability 9.0, by the layout of the compiled code (`tests/model/kernels/test_triton_compiles.py`).
     """
     rows = DECODE_ROWS if q.is_cuda and q.dtype == torch.float32 else SINGLE_ROWS if are_single else PROMPT_ROWS
@@ -337,12 +337,11 @@ def attend_prompts(
 
 
 def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: Scores, splits: Splits | None) -> None:
-    """Attention of requests with one token each, or with drafts behind it; layers may share their splits, one after the
-    other.
+    """Attend for requests with one token each, or with drafts behind it; layers may share splits, one after the other.
 
     Args:
-        q: as of `attend_prompts`; of n requests n * t tokens, t of a request at the most. Those behind the last request
-            are nobody's.
+        q: as in `attend_prompts`; for n requests n * t tokens, at most t per request. Tokens past the last request
+            belong to none.
     """
     num_requests, (num_tokens, num_heads, head_dim) = len(kv.context_lens), q.shape
     tokens = num_tokens // num_requests

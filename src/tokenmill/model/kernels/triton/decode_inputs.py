@@ -1,7 +1,7 @@
-"""What the pass of a decode step takes, from the tables of the rows: one launch where torch makes a dozen.
+"""Gather the inputs of a decode step from the tables of the rows: one launch where torch makes a dozen.
 
 Estimate, not measured: for 256 rows of 515 pages 1.1 MB are read and written, a quarter of a microsecond on an H200, so
-it takes what a launch takes (1 to 2 us), and so did each of the twelve; a row is some 40 instructions and its pages.
+it takes as long as a launch (1 to 2 us), and so did each of the twelve; a row is some 40 instructions and its pages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WIDTH = 1024
 def _decode_inputs(
     rows, ends, stride, pages, tokens, num_pages, places, lens, page_table, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """A program for each row and `WIDTH` of its pages; the first of a row also does what is one number."""
+    """Gather the inputs of a row: one program per row and `WIDTH` of its pages; the first also writes the scalars."""
     index = tl.program_id(0)
     row, end = tl.load(rows + index * stride), tl.load(ends + index * stride)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -36,10 +36,10 @@ def _decode_inputs(
 def decode_inputs(
     rows: torch.Tensor, ends: torch.Tensor, pages: torch.Tensor, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inputs of n rows whose last token is in the table and not yet computed.
+    """Gather the inputs of n rows whose last token is in the table and not yet computed.
 
     Args:
-        rows, ends: [n] int64, with one stride; where the tokens to be sampled will stand (>= 1).
+        rows, ends: [n] int64, with one stride; each row's number, and where its token to be sampled will stand (>= 1).
         pages, tokens: the tables, [R, P] and [R, P * page_size] int32 contiguous.
 
     Returns:

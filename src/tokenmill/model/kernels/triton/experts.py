@@ -1,4 +1,4 @@
-"""Experts as one stacked weight, whose products run grouped: no copy to the host, so a graph can capture it."""
+"""Experts as one stacked weight with grouped products: nothing is copied to the host, so a graph can capture them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mxfp4ExpertRows(TorchWeight):
         self._exponents = exponents
 
     def load_rows(self, start: int, rows: Rows) -> None:
-        """See `LinearWeight.load_rows`; these rows are stored so."""
+        """Copy mxfp4 rows from row `start` on; refuse rows in any other format."""
         if not isinstance(rows, Mxfp4Rows):
             raise InvalidCheckpoint("experts in mxfp4 are shared by ranks in groups of 32 numbers: take another number")
         own = slice(start, start + rows.shape[0])
@@ -41,16 +41,16 @@ class Mxfp4ExpertRows(TorchWeight):
         self._exponents[own].copy_(rows.scales)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `LinearWeight.multiply`: spelled out, for what no grouped product has."""
+        """Return x W^T + bias with dequantized weights, for uses without a grouped product."""
         rows = Mxfp4Rows(self.weight.unflatten(1, (-1, 16)), self._exponents)
         return product(x, rows.dequantize().to(x.dtype), bias)
 
 
 class StackedExperts:
-    """See `Experts`.
+    """`Experts` whose matrices are stacked for grouped products.
 
     Args:
-        is_mxfp4: their matrices are, and stay so.
+        is_mxfp4: the matrices are in mxfp4 and stay in it.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class StackedExperts:
 
     @cached_property
     def gate_up(self) -> list[LinearWeight]:
-        """See `Experts`."""
+        """Gate and up matrices of the experts: views of the stacked weight."""
         return self._matrices(self._gate_up)
 
     @cached_property
     def down(self) -> list[LinearWeight]:
-        """See `Experts`."""
+        """Down matrices of the experts: views of the stacked weight."""
         return self._matrices(self._down)
 
     def _matrices(self, stacked: Stacked) -> list[LinearWeight]:
@@ -87,13 +87,13 @@ class StackedExperts:
         return [Mxfp4ExpertRows(*pair) for pair in zip(weights, exponents, strict=True)]
 
     def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """See `Experts.one`."""
+        """Run x through one expert."""
         first, second = (None, None) if self.biases is None else (bias[expert] for bias in self.biases)
         sums = self.gate_up[expert].multiply(x, first)
         return self.down[expert].multiply(gated(sums, self._gate), second)
 
     def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """See `Experts.mix`."""
+        """Return the weighted sum of each token's experts by two grouped products."""
         num_tokens, count = experts.shape
         experts, own_order = experts.sort(-1)
         weights = weights.gather(1, own_order)

@@ -1,7 +1,6 @@
-"""What happens to q, k and v between the projection and the attention, in one pass over memory.
+"""Norm and rotate q and k, and write k and v into the cache, in one pass over memory before the attention.
 
-Norms of the heads of q and k, their rotation, and the write of k and v into the cache. The reference is
-`kernels.heads.split_heads` and a write into the pool.
+The reference is `kernels.heads.split_heads` and a write into the pool.
 
 Estimate, not measured: 4 bytes a number of qkv and 30 instructions; 256 tokens of 32 heads of 128 are 4.2 MB, a
 microsecond on an H200, in 8,192 programs of one warp.
@@ -43,7 +42,7 @@ def _place_heads(
     NORMS_VALUES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program, a warp, per token and TILE heads; q is written back, k and v go to their slot.
+    """Norm, rotate and place TILE heads of one token per program, a warp: q is written back, k and v go to their slot.
 
     Cost (estimated for an H200 at 4.3 TB/s, not measured): reads and writes each head once, 4 * head_dim bytes in half
     precision, and an angle of 4 * HALF bytes for each program. 8,192 tokens with 32 heads of 128: 134 MB and 32,768
@@ -112,10 +111,11 @@ def place_heads(
 
     Args:
         qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim] contiguous.
-        rotary: None: nothing is rotated.
+        norms: None for no norms. A norm of values has no weight.
+        rotary: None for no rotation.
         places: positions and slots of the tokens, [T] int64 each.
         memory: keys and values of a layer, [pages, page_size, num_kv_heads, head_dim] contiguous.
-        reads_only: qkv is q alone, and nothing is written. A norm of values has no weight.
+        reads_only: qkv is q alone, and nothing is written.
 
     Returns:
         q, a view [T, num_heads, head_dim] of qkv.

@@ -1,4 +1,4 @@
-"""`TritonKernels`: what a decoder computes with on a GPU. Large products are the library's, the rest is Triton."""
+"""`TritonKernels`: the kernels of a decoder on a GPU. Large products come from the library, the rest is Triton."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from tokenmill.model.kernels.triton.gate import gated
 
 
 class TritonWeight(TorchWeight):
-    """The gate is one pass over the product; logits are not widened."""
+    """A weight with the gate in one pass over the product, and with logits in x's dtype."""
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
-        """See `LinearWeight.gated`."""
+        """Multiply, then apply the gate in one pass."""
         return gated(self.multiply(x, bias), gate)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """See `LinearWeight.logits`; in x's dtype, which the sampler's kernels read."""
+        """Return x W^T in x's dtype, which the sampler's kernels read."""
         return self.multiply(x)
 
 
 class InvariantWeight(TritonWeight):
-    """Products whose sums run in one order, whatever the number of rows."""
+    """A weight whose products sum in one order, whatever the number of rows."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `LinearWeight.multiply`."""
+        """Return x W^T + bias by the Triton kernel with fixed tiles."""
         return matmul.multiply(x, self.weight, bias)
 
 
 class TritonFp8Weight(Fp8Weight, TritonWeight):
-    """Eight-bit floats, and the gate in one pass; activations are rounded by the norm before, or in another.
+    """A weight of eight-bit floats with the gate in one pass.
+
+    Activations are rounded by the norm in front, or else in a pass of their own.
 
     Args:
-        rounded: what norms leave here.
+        rounded: the rows that norms have rounded.
     """
 
     __slots__ = ("_rounded",)
@@ -52,12 +54,12 @@ class TritonFp8Weight(Fp8Weight, TritonWeight):
 
 
 class TritonKernels(TorchKernels):
-    """See `Kernels`.
+    """`Kernels` for GPUs.
 
     Args:
-        is_invariant: a token's results do not depend on how many others there are.
-        fp8: linear layers are quantized to eight-bit floats while they are filled.
-        mxfp4: experts are stored so, and kept.
+        is_invariant: make a token's results independent of the number of tokens beside it.
+        fp8: quantize linear layers to eight-bit floats while they are filled.
+        mxfp4: keep experts in mxfp4, as they are stored.
     """
 
     name = "triton"
@@ -72,12 +74,12 @@ class TritonKernels(TorchKernels):
         self._rounded = RoundedRows() if fp8 else None
 
     def without_memory(self) -> TritonKernels:
-        """See `Kernels.without_memory`."""
+        """Return the same kernels on device `meta`."""
         forms = {"is_invariant": self._is_invariant, "fp8": self._rounded is not None, "mxfp4": self._mxfp4}
         return TritonKernels(self.dtype, "meta", **forms)
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> TorchWeight:
-        """See `Kernels.linear_weight`."""
+        """Make an unfilled weight: eight-bit floats, batch-invariant or plain."""
         is_aligned = out_size % ALIGNMENT == 0 and in_size % ALIGNMENT == 0
         if self._rounded is not None and is_aligned and role in (WeightRole.LINEAR, WeightRole.GATE_UP):
             return TritonFp8Weight(out_size, in_size, self._device, self._rounded)
@@ -87,12 +89,12 @@ class TritonKernels(TorchKernels):
     def experts(
         self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
     ) -> Experts:
-        """See `Kernels.experts`; experts are not quantized."""
+        """Make unfilled stacked experts, which are not quantized to eight-bit floats."""
         biases = self._biases(num_experts, hidden_size, size) if has_biases else None
         return StackedExperts(num_experts, hidden_size, size, self.vector(0), gate, biases, self._mxfp4)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
-        """See `Kernels.rms_norm`."""
+        """Return the RMSNorm of x, times the weight."""
         return norm.rms_norm(x, weight, eps, is_offset, self._rounded)
 
     def add_rms_norm(
@@ -104,7 +106,7 @@ class TritonKernels(TorchKernels):
         scale: float = 1.0,
         is_offset: bool = False,
     ) -> torch.Tensor:
-        """See `Kernels.add_rms_norm`."""
+        """Add scale * delta to x in place and return the norm of x."""
         return norm.add_rms_norm(x, delta, weight, eps, scale, is_offset, self._rounded)
 
     def short_conv(
@@ -117,7 +119,7 @@ class TritonKernels(TorchKernels):
         out: torch.Tensor,
         silu: bool = False,
     ) -> None:
-        """See `Kernels.short_conv`."""
+        """Run the causal convolution of each request."""
         recurrence.short_conv(x, weight, bias, state, rows, out, silu)
 
     def delta_rule(
@@ -130,13 +132,13 @@ class TritonKernels(TorchKernels):
         rows: StateRows,
         out: torch.Tensor,
     ) -> None:
-        """See `Kernels.delta_rule`."""
+        """Run the gated delta rule of each request."""
         recurrence.delta_rule(mixed, gates, a_log, dt_bias, state, rows, out)
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Kernels.gated_rms_norm`."""
+        """Return the norm of x over each head, times the weight and silu(gate)."""
         return recurrence.gated_rms_norm(x, gate, weight, eps)
 
     def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """See `Kernels.sigmoid_gate`."""
+        """Return x * sigmoid(gate) as a new tensor."""
         return recurrence.sigmoid_gate(x, gate)

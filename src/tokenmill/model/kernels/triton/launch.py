@@ -1,4 +1,4 @@
-"""Kernels that begin before the one in front of them has ended (programmatic dependent launch), where a GPU can."""
+"""Launch kernels that begin before the one in front has ended (programmatic dependent launch), where a GPU can."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 def dependent(x: torch.Tensor) -> dict[str, bool]:
-    """Options of a launch on x's device, for a kernel with the constant `PDL` in which every program calls `follow`."""
+    """Return launch options on x's device for a kernel with the constant `PDL` in which each program calls `follow`."""
     return {"PDL": True, "launch_pdl": True} if x.is_cuda and _is_possible() else {"PDL": False}
 
 
 @triton.jit
 def follow(PDL: tl.constexpr):
-    """Wait for all kernels in front, before touching what these read or write; then let the next one begin.
+    """Wait for all kernels in front, before touching their inputs and outputs; then let the next kernel begin.
 
     Because every program waits, the end of a kernel tells the next one that those before it have ended too.
     """

@@ -1,4 +1,4 @@
-"""x W^T, whole or in groups of rows with a weight each: what experts need, and what does not depend on the batch.
+"""Compute x W^T, whole or in groups of rows with a weight each: for experts, and for batch-invariant results.
 
 Tiles and the order of sums are fixed, whatever the number of rows; libraries choose both by it.
 """
@@ -16,7 +16,7 @@ TILE_ROWS, TILE_COLUMNS, TILE_DEPTH = 64, 128, 64
 
 @triton.jit
 def _fp4_numbers(codes, scales):
-    """Numbers of four bits (e2m1, the sign in bit 3), times 2^(scale - 127), exact; codes and scales are int32."""
+    """Decode four-bit numbers (e2m1, sign in bit 3), times 2^(scale - 127), exactly; codes and scales are int32."""
     exponent = (codes >> 1) & 3
     mantissa = codes & 1
     bits = tl.where(exponent > 0, (exponent + 126) << 23 | mantissa << 22, mantissa * 0x3F000000)
@@ -83,7 +83,7 @@ def _multiply(
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [T, in_size] W^T + bias -> [T, out_size]; a row's result depends on that row alone."""
+    """Return x [T, in_size] W^T + bias -> [T, out_size]; a row's result depends on that row alone."""
     output = x.new_empty(x.shape[0], weight.shape[0])
     _launch(x, weight, bias, output, None, triton.cdiv(x.shape[0], TILE_ROWS))
     return output
@@ -96,17 +96,17 @@ def grouped_multiply(
     starts: torch.Tensor,
     exponents: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Rows of x times the weight of their group.
+    """Multiply rows of x by the weight of their group.
 
-    Estimate, not measured: decodes read the experts that they meet once, 2 bytes a number, in mxfp4 17 / 32 of one; of
-    gpt-oss-20b with 32 requests nearly all, 10 GB of mxfp4 a step, 2.4 ms at 4.3 TB/s. Turning codes into numbers takes
-    12 instructions each for every 64 rows, 8 ms on 132 multiprocessors: so it is these that such a step waits for.
+    Estimate, not measured: decodes read each expert that they use once, 2 bytes a number, in mxfp4 17 / 32 of a byte.
+    For gpt-oss-20b with 32 requests that is nearly all experts, 10 GB of mxfp4 a step, 2.4 ms at 4.3 TB/s. Decoding the
+    numbers takes 12 instructions each for every 64 rows, 8 ms on 132 multiprocessors: the bottleneck of such a step.
 
     Args:
         x: [N, in_size] contiguous.
         weights: [E, out_size, in_size] contiguous; with exponents [E, out_size, in_size / 2] uint8, see `Mxfp4Rows`.
         exponents: [E, out_size, in_size / 32] uint8.
-        sources: [P] int64, the row of x of each row of the result; the rows of a group lie together, in order.
+        sources: [P] int64, the row of x for each row of the result; the rows of a group are adjacent, in order.
         starts: [E + 1] int32, where the rows of each group begin; the last is P.
 
     Returns:

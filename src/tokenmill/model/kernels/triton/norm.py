@@ -1,8 +1,8 @@
 """RMSNorm and LayerNorm, with and without the addition of a residual: one program per row, one pass over memory.
 
 Estimate, not measured: 4 bytes a number, 8 with the addition, and 20 instructions; 256 rows of 1,024 are 2.1 MB, half a
-microsecond on an H200, less than a launch costs. The weight is on its way before the kernel in front has ended. For a
-product of eight-bit floats one byte and 25 instructions a number more, in place of a launch that reads the result.
+microsecond on an H200, less than a launch costs. The weight is loaded before the kernel in front has ended. For a
+product of eight-bit floats, one byte and 25 instructions a number more replace a launch that reads the result.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def rms_norm(
     is_offset: bool = False,
     rounded: RoundedRows | None = None,
 ) -> torch.Tensor:
-    """See `Kernels.rms_norm`; x [T, size] contiguous.
+    """Return the RMSNorm of x [T, size] contiguous, times the weight; see `Kernels.rms_norm`.
 
     Args:
-        rounded: takes the result in eight bits, too.
+        rounded: also takes the result rounded to eight bits.
     """
     return _launch(x, None, (weight, eps, is_offset), 1.0, rounded)
 
@@ -81,7 +81,7 @@ def add_rms_norm(
     is_offset: bool = False,
     rounded: RoundedRows | None = None,
 ) -> torch.Tensor:
-    """See `Kernels.add_rms_norm`, and `rms_norm`; x and delta [T, size] contiguous."""
+    """Add scale * delta to x in place and return the norm of x, as `rms_norm`; x and delta [T, size] contiguous."""
     return _launch(x, delta, (weight, eps, is_offset), scale, rounded)
 
 
@@ -130,7 +130,7 @@ def _layer_norm(
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, delta: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The LayerNorm of x [T, size], in float32, rounded once, after `delta` has been added in place; all contiguous."""
+    """Add `delta` to x [T, size] in place, if given; return the LayerNorm in float32, rounded once; all contiguous."""
     output = torch.empty_like(x)
     if x.shape[0]:
         width = triton.next_power_of_2(x.shape[1])

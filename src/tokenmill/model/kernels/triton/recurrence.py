@@ -1,8 +1,8 @@
 """Layers that keep a state of each request: short convolutions, the gated delta rule, and the gates behind them.
 
-The reference is `kernels.recurrence`. Where the tokens of a request begin is read on the device, so a graph serves what
-it was captured for with any slots. A token's bits depend neither on how its request is cut into steps nor on the other
-requests: its numbers are added in one order, by the same code whether it comes alone or in a prompt.
+The reference is `kernels.recurrence`. The first token of a request is read on the device, so a captured graph serves
+any slots. A token's bits depend neither on how its request is cut into steps nor on the other requests: its numbers
+are added in one order, by the same code whether it comes alone or in a prompt.
 
 Estimate, not measured: a decode of 64 requests reads and writes 268 MB of states of 32 heads of 128 by 128, 62 us on an
 H200 at 4.3 TB/s. A prompt is bound by its tokens following one another: two sums over the rows of a state, a product
@@ -29,7 +29,7 @@ HEADS_TILE, WIDTH_TILE = 8, 1024
 
 @triton.jit
 def _tap(x, before, at, first, channel, inside, x_stride, TAPS: tl.constexpr):
-    """Inputs number `at` of the step, or of a state where they are before the request's first."""
+    """Load inputs number `at` of the step, or from the state where they precede the request's first."""
     is_new = at >= first
     new = tl.load(x + at.to(tl.int64) * x_stride + channel, inside & is_new, 0.0)
     old = tl.load(before + channel * (TAPS - 1) + at - first + TAPS - 1, inside & ~is_new, 0.0)
@@ -57,9 +57,9 @@ def _short_conv(
     SILU: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program per tile of a request's tokens and block of channels; that of the first tile also leaves the new state.
+    """Convolve a tile of a request's tokens and a block of channels per program; a first tile also writes the state.
 
-    No other one reads the old state.
+    No other program reads the old state.
     """
     follow(PDL)
     request = find_group(starts, tl.program_id(0), num_requests, TILE)
@@ -102,7 +102,7 @@ def short_conv(
     out: torch.Tensor,
     silu: bool = False,
 ) -> None:
-    """See `Kernels.short_conv`; rows and states in one piece each, and what comes out. K is at most 17."""
+    """Run the causal convolution of each request; each row, each state and `out` contiguous. K is at most 17."""
     (channels, taps), num_requests = weight.shape, len(rows.slots)
     assert taps <= CONV_TOKENS + 1, "a state is read by one program"
     assert out.is_contiguous(), "its rows follow one another"
@@ -141,10 +141,10 @@ def _delta_rule(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program, a warp, per request, value head and block of columns, whose part of the state stays in registers.
+    """Run one request, value head and block of columns per program, a warp, with its part of the state in registers.
 
-    As native/isa/delta_rule.cpp has it, both sums are over the state before the token, so that they are on their way at
-    once; what the next token brings is loaded meanwhile.
+    As in native/isa/delta_rule.cpp, both sums are over the state before the token, so that they can run at the same
+    time; the inputs of the next token are loaded meanwhile.
     """
     follow(PDL)
     request = tl.program_id(0) // HEADS
@@ -203,7 +203,7 @@ def delta_rule(
     rows: StateRows,
     out: torch.Tensor,
 ) -> None:
-    """See `Kernels.delta_rule`; rows and states in one piece each, and what comes out."""
+    """Run the gated delta rule of each request; each row, each state and `out` contiguous."""
     num_heads, key_size, value_size = state.shape[1:]
     key_heads = (mixed.shape[1] - num_heads * value_size) // (2 * key_size)
     assert out.is_contiguous(), "its rows follow one another"
@@ -231,7 +231,7 @@ def _gated_norm(
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program, a warp, per token and TILE heads."""
+    """Norm and gate TILE heads of one token per program, a warp."""
     follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * TILE + tl.arange(0, TILE))[:, None]
@@ -249,7 +249,7 @@ def _gated_norm(
 
 
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `Kernels.gated_rms_norm`; rows in one piece each."""
+    """Return the norm of x over each head, times the weight and silu(gate); each row contiguous."""
     output, size = x.new_empty(x.shape), len(weight)
     heads = x.shape[1] // size
     if len(x):
@@ -275,7 +275,7 @@ def _sigmoid_gate(x, gate, output, x_stride, gate_stride, SIZE: tl.constexpr, WI
 
 
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """See `Kernels.sigmoid_gate`; rows in one piece each."""
+    """Return x * sigmoid(gate) as a new tensor; each row contiguous."""
     output, size = x.new_empty(x.shape), x.shape[1]
     if len(x):
         width = min(WIDTH_TILE, triton.next_power_of_2(size))

@@ -1,4 +1,4 @@
-"""Which group a tile of rows belongs to: of the tokens of requests, or of the rows of experts."""
+"""Find the group of a tile of rows: the request of its tokens, or the expert of its rows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import triton.language as tl
 
 @triton.jit
 def find_group(starts, tile, num_groups, TILE: tl.constexpr):
-    """The group of tile `tile`, where group g has tiles from (starts[g] - starts[0]) // TILE + g on.
+    """Find the group of tile `tile`, where group g has tiles from (starts[g] - starts[0]) // TILE + g on.
 
-    That leaves each group enough tiles wherever it starts, so that nobody needs to count them: the host launches
-    rows // TILE + groups of them, and those behind the end of their group have nothing to do.
+    That leaves each group enough tiles wherever it starts, without counting them: the host launches rows // TILE +
+    groups tiles, and those past the end of their group have nothing to do.
     """
     base = tl.load(starts)
     low = 0
@@ -27,5 +27,5 @@ def find_group(starts, tile, num_groups, TILE: tl.constexpr):
 
 @triton.jit
 def first_row(starts, tile, group, TILE: tl.constexpr):
-    """Where tile `tile` begins within its group, in rows; may lie behind the group's end."""
+    """Return the first row of tile `tile` within its group; it may be past the group's end."""
     return (tile - (tl.load(starts + group) - tl.load(starts)) // TILE - group) * TILE

@@ -1,4 +1,4 @@
-"""Where the contexts of decodes are split among the programs of a GPU, whatever the batch and the length.
+"""Split the contexts of decodes among the programs of a GPU, at positions that depend on neither batch nor length.
 
 |256|256| ... 16 of them |512|512| ... 16 of them |1024| ...      keys of split 0, 1, ... of every request
 """
@@ -34,10 +34,10 @@ class Shares:
     |= = 2 3 4 5|        of the third: two are, so the first computes these for all three
 
     Attributes:
-        items: [n] int32, who computes each split, by its place in the order.
-        stops: [B] int32, the end of each one's items.
-        order: [B] int64, requests; those with the same first page stand together.
-        shared: [B] int32, how many splits a request has in common with the one before it, 0 where a tile begins.
+        items: [n] int32, the request that computes each split, by its place in the order.
+        stops: [B] int32, the end of each request's items.
+        order: [B] int64, requests; those with the same first page are adjacent.
+        shared: [B] int32, number of splits that a request shares with the one before it, 0 where a tile begins.
     """
 
     items: torch.Tensor
@@ -48,14 +48,14 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The splits of a step's requests, request by request, and room for what each finds; tensors on the device.
+    """The splits of a step's requests, request by request, and room for the result of each; tensors on the device.
 
     Attributes:
-        num_programs: that take them in turn.
-        items: [n] int32, the request of each split; those behind the last split mean nothing.
+        num_programs: number of programs, which take the splits in turn.
+        items: [n] int32, the request of each split; entries past the last split are meaningless.
         stops: [B] int32, the end of each request's items.
-        parts: [n, tokens, num_heads, head_dim + PART_EXTRA] float32, of as many tokens as a request may have.
-        shares: which of them several requests have in common; None: that was not looked for.
+        parts: [n, tokens, num_heads, head_dim + PART_EXTRA] float32, for the most tokens that a request may have.
+        shares: the splits that several requests share; None if they were not looked for.
     """
 
     num_programs: int
@@ -78,15 +78,15 @@ def list_splits(
 
     Args:
         context_lens: [B] int32 on the device.
-        longest: [B] on the host, the most that they may be.
+        longest: [B] on the host, upper bounds of the context lengths.
         ends: `SPLIT_ENDS` on the device.
-        heads: query heads, key heads, and what they measure.
-        num_units: multiprocessors of the device.
-        tokens: the most that a request has.
-        pages: the page table and the size of a page, to find what requests share; None: each reads its own.
+        heads: number of query heads, number of key heads, and head size.
+        num_units: number of multiprocessors of the device.
+        tokens: the most tokens that a request has.
+        pages: the page table and the page size, to find shared pages; None: each request reads its own.
 
     Returns:
-        None: no context is longer than one split, or a tile does not hold the tokens of a request.
+        The splits; None if no context is longer than one split, or if a tile cannot hold the tokens of a request.
     """
     if longest.max() <= SPLIT_KEYS or tokens * (heads[0] // heads[1]) > PROMPT_ROWS:
         return None
@@ -108,7 +108,7 @@ def list_splits(
 def _shared(
     context_lens: torch.Tensor, pages: tuple[torch.Tensor, int], ends: torch.Tensor, together: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`order` and `shared` of `Shares`, where a tile holds so many requests."""
+    """Return `order` and `shared` of `Shares`, for tiles that hold `together` requests."""
     table, page_size = pages
     order = table[:, 0].argsort(stable=True)
     table, lens = table[order], context_lens[order]

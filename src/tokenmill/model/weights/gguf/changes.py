@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to the values of some weights, undone."""
+"""Undo what llama.cpp's converter does to the values of some weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tokenmill.model.quantization.packed import Rows, dense, pick_columns, pick_
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What to do to the rows that a file has.
+    """The change between the rows in a file and those that are wanted.
 
     Attributes:
         rows: their numbers, in the order that is wanted; None: as they are.
         columns: the same for the numbers of each row.
-        surplus: what was added to all.
+        surplus: number that was added to all values.
         is_negative_exponential: stored as minus their exponentials.
     """
 
@@ -28,7 +28,7 @@ class Change:
     is_negative_exponential: bool = False
 
     def undo(self, rows: Rows) -> Rows:
-        """The values as Hugging Face's checkpoints have them."""
+        """Return the values as Hugging Face's checkpoints have them."""
         if self.rows is not None:
             rows = pick_rows(rows, self.rows)
         if self.columns is not None:
@@ -42,7 +42,7 @@ UNCHANGED = Change()
 
 
 def change_of(key: WeightKey, num_rows: int, architecture: Architecture) -> Change:
-    """What was done to the rows that a target takes."""
+    """Return the change that was made to the rows that a target takes."""
     family = FAMILIES[architecture.name]
     recurrence = None if key.layer is None else architecture.layers[key.layer].recurrence
     if isinstance(recurrence, DeltaNetSpec) and key.role.startswith("delta"):
@@ -61,13 +61,13 @@ def _head_dim(architecture: Architecture, key: WeightKey) -> int:
 
 
 def _halves_apart(num_rows: int, head_dim: int) -> list[int]:
-    """The pairs that rotate together lie side by side: of each head first the even rows, then the odd ones."""
+    """Return the order that parts pairs that rotate together: of each head first the even rows, then the odd ones."""
     inside = [*range(0, head_dim, 2), *range(1, head_dim, 2)]
     return [head + row for head in range(0, num_rows, head_dim) for row in inside]
 
 
 def _of_delta_net(key: WeightKey, spec: DeltaNetSpec) -> Change:
-    """The value heads of a key head lie as far apart as there are key heads, wherever there are value heads.
+    """Return the change of a weight with value heads: those of a key head lie as far apart as there are key heads.
 
     |key head 0, 1st value head|key head 1, 1st|...|key head 0, 2nd|key head 1, 2nd|...
     """

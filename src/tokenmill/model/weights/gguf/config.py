@@ -1,4 +1,4 @@
-"""A GGUF file's metadata in the terms of Hugging Face's config.json."""
+"""Translate a GGUF file's metadata into the terms of Hugging Face's config.json."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _DELTA_NET_FIELDS: Mapping[str, str] = MappingProxyType(
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """The fields of config.json that the file's metadata amount to.
+    """Return the fields of config.json that the file's metadata amount to.
 
     Raises:
         InvalidCheckpoint: the architecture or its rotary scaling is not supported.
@@ -84,21 +84,22 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def _gemma3_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """No key says the scale of scores. The 27B model has another than its heads; llama.cpp tells it by its depth."""
+    """Return the scale of scores, which no key gives: from the heads, but for the 27B model, told by its depth."""
     is_27b = fields.get("num_hidden_layers") == 62
     size = fields["hidden_size"] // fields["num_attention_heads"] if is_27b else fields.get("head_dim")
     return {} if size is None else {"query_pre_attn_scalar": size}
 
 
 def _gpt_oss_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The middle of an expert goes by its own name; the ends of YaRN's ramp are not rounded, which no key says."""
+    """Return fields of gpt-oss: an expert's middle by its own name; unrounded ends of YaRN's ramp, which no key
+    says."""
     scaling = _rope_scaling(file, "gpt-oss").get("rope_scaling")
     found = {"intermediate_size": fields["moe_intermediate_size"]} if "moe_intermediate_size" in fields else {}
     return {**found, **({"rope_scaling": {**scaling, "truncate": False}} if scaling else {})}
 
 
 def _lfm2_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Which layers have attention is told by their KV heads; the width is the one that was adjusted."""
+    """Return fields of LFM2: layers with attention are those with KV heads; the width is the one that was adjusted."""
     heads = list(fields.get("num_key_value_heads", []))
     return {
         "layer_types": ["full_attention" if count else "conv" for count in heads],
@@ -110,7 +111,7 @@ def _lfm2_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen35_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The delta rule in the words of state spaces, and how much of a head turns as a number."""
+    """Return fields of Qwen3.5: the delta rule's by names of state spaces, and how much of a head turns."""
     sizes = {field: file.metadata.get(f"qwen35.{key}") for field, key in _DELTA_NET_FIELDS.items()}
     inner, heads = file.metadata.get("qwen35.ssm.inner_size"), sizes["linear_num_value_heads"]
     if inner and heads:
@@ -125,12 +126,12 @@ def _qwen35_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def num_drafting_layers(file: GgufFile) -> int:
-    """The layers behind the model's own that draft further tokens; they are counted among its blocks."""
+    """Return how many layers behind the model's own draft further tokens; they count among its blocks."""
     return int(file.metadata.get(f"{file.metadata.get('general.architecture')}.nextn_predict_layers", 0))
 
 
 def _phi3_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """LongRoPE's factors are tensors, and how much of a head turns is a number of its own."""
+    """Return fields of Phi 3: LongRoPE's factors are tensors, and how much of a head turns is a number of its own."""
     found: dict[str, Any] = {}
     rotated, head_dim = file.metadata.get("phi3.rope.dimension_count"), fields.get("head_dim")
     if rotated and (head_dim or fields.get("num_attention_heads")):

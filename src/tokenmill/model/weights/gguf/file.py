@@ -18,10 +18,10 @@ from tokenmill.model.weights.stored_part import read_bytes
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies.
+    """The place of a tensor in a file.
 
     Attributes:
-        kind: its type as llama.cpp says it, e.g. `Q4_K`.
+        kind: its type by llama.cpp's name, e.g. `Q4_K`.
         shape: in the usual order, rows first.
         begin: byte in the file.
         is_part: it is the part of a tensor that a rank has.
@@ -37,11 +37,11 @@ class GgufTensor:
 
     @property
     def num_rows(self) -> int:
-        """Of all its matrices together; of a vector, its numbers."""
+        """Number of rows of all its matrices together, or of a vector's numbers."""
         return math.prod(self.shape[:-1]) if len(self.shape) > 1 else self.shape[0]
 
     def rows(self, start: int, count: int) -> GgufTensor:
-        """Some of its rows, which lie side by side."""
+        """Return some of its rows, which lie side by side."""
         row_bytes = self.num_bytes // self.num_rows
         return dataclasses.replace(
             self,
@@ -52,7 +52,7 @@ class GgufTensor:
         )
 
     def data(self) -> npt.NDArray[np.uint8]:
-        """Its bytes, mapped from the file for as long as the array lives; of a part, read: a mapping reads ahead."""
+        """Return its bytes, mapped for as long as the array lives; a part is read instead: a mapping reads ahead."""
         if not self.is_part:
             return np.memmap(self.file, np.uint8, "r", self.begin, (self.num_bytes,))
         data = np.empty(self.num_bytes, np.uint8)
@@ -63,7 +63,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What is in a file, its tensors' data left where they are."""
+    """The metadata and tensors of a file; the tensors' data stay where they are."""
 
     path: Path
     metadata: dict[str, Any]

@@ -17,7 +17,7 @@ LINK_NAME = "model.gguf"
 
 
 def unpack(path: Path, cache: Path) -> Path:
-    """The folder for a file, made in `cache` if it is not there: config.json, tokenizer and a link to the file.
+    """Return the folder for a file, made in `cache` if it is not there: config.json, tokenizer and a link to the file.
 
     A tokenizer.json beside the file is taken before the one in its metadata.
 

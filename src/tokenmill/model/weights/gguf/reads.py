@@ -1,4 +1,4 @@
-"""Which GGUF tensors fill which target of a decoder, by llama.cpp's names."""
+"""Plan which GGUF tensors fill which target of a decoder, by llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class GgufRead:
 
     Attributes:
         tensor: the rows that are wanted; of stacked experts, those of one.
-        change: what was done to them.
+        change: the change that was made to them.
         bias: `tensor` is the row of an expert's bias, of which these numbers are wanted.
     """
 
@@ -108,7 +108,7 @@ class GgufRead:
         return UNPACKED_BYTES * math.prod(self.tensor.shape)
 
     def rows(self) -> Rows:
-        """The values, floats or quantized."""
+        """Return the values, floats or quantized."""
         rows = read_rows(self.tensor)
         if self.bias is not None:
             assert isinstance(rows, torch.Tensor), "biases are floats"
@@ -117,7 +117,7 @@ class GgufRead:
 
 
 def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Architecture) -> list[GgufRead]:
-    """What to read for the targets, in the order of the file.
+    """Plan the reads of the targets, in the order of the file.
 
     Raises:
         InvalidCheckpoint: a tensor is missing, misshapen or has no place.
@@ -151,14 +151,14 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
 
 
 def _is_drafting(name: str, file: GgufFile, num_layers: int) -> bool:
-    """A tensor of the layers that draft further tokens, which come behind the model's own."""
+    """Return True for a tensor of the layers that draft further tokens, which come behind the model's own."""
     stem, _, rest = name.partition(".")
     layer = rest.partition(".")[0]
     return bool(num_drafting_layers(file)) and stem == "blk" and layer.isdigit() and int(layer) >= num_layers
 
 
 def _name(key: WeightKey, kind: str | None) -> str:
-    """What a file of this architecture calls a weight."""
+    """Return the name of a weight in a file of this architecture."""
     if key.kind in _OF_A_LAYER:
         return f"blk.{key.layer}.{_OF_A_LAYER[key.kind]}"
     return key.name({**NAMES, **_OTHER_NAMES.get(kind or "", {})})

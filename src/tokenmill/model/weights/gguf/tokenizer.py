@@ -21,7 +21,7 @@ CONTROL, USER_DEFINED = 3, 4
 
 
 def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer | None:
-    """The tokenizer, or None where it is of a kind that cannot be told from the metadata alone."""
+    """Return the tokenizer, or None if it is of a kind that cannot be told from the metadata alone."""
     pattern = PATTERNS.get(str(metadata.get("tokenizer.ggml.pre")))
     if metadata.get("tokenizer.ggml.model") != "gpt2" or pattern is None:
         return None

@@ -24,7 +24,7 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def read_rows(tensor: GgufTensor) -> Rows:
-    """A tensor [..., in_size] as rows, its leading dimensions flattened; a vector stays one.
+    """Read a tensor [..., in_size] as rows, its leading dimensions flattened; a vector stays one.
 
     Raises:
         InvalidCheckpoint: the gguf package cannot read the type.
@@ -62,30 +62,30 @@ def _spelled_out(tensor: GgufTensor, data: Bytes) -> torch.Tensor:
 
 
 def _half(data: Bytes) -> npt.NDArray[np.float32]:
-    """[blocks, 2 * n] bytes -> [blocks, n]."""
+    """Read [blocks, 2 * n] bytes of float16 as [blocks, n]."""
     return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
 
 
 def _mxfp4(blocks: Bytes) -> Mxfp4Rows:
-    """32 values: their exponent, 16 bytes; the low nibbles are the first half."""
+    """Read blocks of 32 values: their exponent, 16 bytes; the low nibbles are the first half."""
     codes = np.concatenate((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1)
     pairs = codes[..., 0::2] | codes[..., 1::2] << 4
     return Mxfp4Rows(torch.from_numpy(pairs), torch.from_numpy(np.ascontiguousarray(blocks[..., 0])))
 
 
 def _q8_0(units: Bytes) -> Parts:
-    """32 values: scale, 32 int8."""
+    """Read blocks of 32 values: scale, 32 int8."""
     return 8, np.ascontiguousarray(units[:, 2:]).view(np.int8), _half(units[:, :2]), None
 
 
 def _q4_0(units: Bytes) -> Parts:
-    """32 values: scale, 16 bytes; the low nibbles are the first half, and 8 is zero."""
+    """Read blocks of 32 values: scale, 16 bytes; the low nibbles are the first half, and 8 is zero."""
     scales, packed = _half(units[:, :2]), units[:, 2:]
     return 4, np.concatenate((packed & 15, packed >> 4), 1), scales, -8 * scales
 
 
 def _q4_k(units: Bytes) -> Parts:
-    """256 values in 8 groups: two scales of the block, 12 bytes of 6-bit scales and minima, 128 bytes of nibbles."""
+    """Read blocks of 256 values in 8 groups: two scales, 12 bytes of 6-bit scales and minima, 128 bytes of nibbles."""
     scale, minimum, packed = _half(units[:, :2]), _half(units[:, 2:4]), units[:, 4:16]
     low, middle, high = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate((low & 63, (high & 15) | (low >> 6 << 4)), 1)
@@ -97,7 +97,7 @@ def _q4_k(units: Bytes) -> Parts:
 
 
 def _q6_k(units: Bytes) -> Parts:
-    """256 values in 16 groups: 128 bytes of low nibbles, 64 of high bits, 16 int8 scales, the block's scale."""
+    """Read blocks of 256 values in 16 groups: 128 bytes of low nibbles, 64 of high bits, 16 int8 scales, a scale."""
     low, high = units[:, :128].reshape(-1, 2, 2, 32), units[:, 128:192].reshape(-1, 2, 1, 32)
     nibbles = np.concatenate((low & 15, low >> 4), 2)
     bits = (high >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3
@@ -121,7 +121,7 @@ VOCABULARY = ("token_embd.weight", "output.weight")
 
 
 def packed_formats(file: GgufFile) -> PackedFormats:
-    """The formats that keep what a file stores."""
+    """Return the formats that keep what a file stores."""
     kinds = {name: tensor.kind for name, tensor in file.tensors.items()}
     found = [(match, kinds[name]) for name in kinds if (match := LAYER_MATRIX.fullmatch(name))]
     experts = {kind for match, kind in found if match["experts"]}

@@ -1,6 +1,6 @@
 """The notation of Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,days:2,tags:[<|"|>a<|"|>]}<tool_call|>`.
 
-Keys have no quotes, and texts have a token for theirs. A call is given as a whole when it is closed.
+Keys have no quotes, and strings have a token for theirs. A call is returned as a whole when it is closed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _MAX_DEPTH, _MAX_CALL = 32, 1 << 16
 
 
 class Gemma4Notation:
-    """See `Notation`."""
+    """Gemma 4's notation of calls."""
 
     needs_special_tokens = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> Gemma4Parser:
-        """See `Notation`."""
+        """Return a parser for one answer."""
         return Gemma4Parser()
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """See `Notation`. Arguments are a JSON object, which is read as well."""
+        """Return the rule of calls between tokens; arguments are a JSON object, which the parser reads too."""
         calls = " | ".join(
             f"({literal('call:' + tool.name)} {builder.arguments(tool.parameters, tool.is_strict)})" for tool in tools
         )
@@ -47,7 +47,7 @@ class Gemma4Notation:
 
 
 class Gemma4Parser:
-    """See `ToolParser`."""
+    """Reads calls in Gemma 4's notation."""
 
     def __init__(self) -> None:
         self._outside = MarkerFinder(BEGIN)
@@ -55,7 +55,7 @@ class Gemma4Parser:
         self._call: list[str] | None = None
 
     def feed(self, text: str) -> list[Event]:
-        """See `ToolParser`."""
+        """Add a delta; return content outside calls, and calls that are closed."""
         events: list[Event] = []
         while text:
             if self._call is None:
@@ -72,7 +72,7 @@ class Gemma4Parser:
         return events
 
     def finish(self) -> list[Event]:
-        """See `ToolParser`."""
+        """End the text; return a call that was not closed as content."""
         if self._call is not None:
             return [Content(BEGIN + "".join(self._call) + self._inside.finish())]
         held = self._outside.finish()
@@ -92,7 +92,7 @@ def _call_events(source: str) -> list[Event]:
 
 
 class _Reader:
-    """Reads one value; raises ValueError for what is none."""
+    """Reads one value; raises ValueError for invalid text."""
 
     def __init__(self, source: str, at: int) -> None:
         self._source = source
@@ -101,7 +101,7 @@ class _Reader:
         self._advance()
 
     def whole(self) -> Any:
-        """The value, after which nothing follows."""
+        """Return the value, which must be the whole text."""
         value = self._value(_MAX_DEPTH)
         if self._token is not None or self._at < len(self._source):
             raise ValueError("text after the arguments")

@@ -3,7 +3,7 @@
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>
 
-What is in the channel `analysis` is thinking, what goes to `functions` a call, and all the rest is text of the answer.
+Messages in the channel `analysis` are thinking, messages to `functions` are calls, and all others are text.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ STYLE = ReasoningStyle(
 
 
 class HarmonyNotation:
-    """See `Notation`; answers are read by `HarmonyParser`."""
+    """gpt-oss's notation of calls; answers are read by `HarmonyParser`."""
 
     needs_special_tokens = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> ToolParser:
-        """See `Notation`."""
+        """Raise AssertionError: `HarmonyParser` reads the whole answer."""
         raise AssertionError("an answer in harmony is read as a whole")
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """See `Notation`; the end of a call is the end of the answer, so there is one."""
+        """Return the rule of one call, since the end of a call ends the answer."""
         calls = " | ".join(
             f"{literal(tool.name)} {json_head} {builder.arguments(tool.parameters, tool.is_strict)}"
             for tool in tools
@@ -61,11 +61,11 @@ class _State(Enum):
 
 
 class HarmonyParser:
-    """One answer of a chat, taken apart as it comes; as `AnswerParser`, whose attributes are the same.
+    """Splits one chat answer while it streams, like `AnswerParser`, with the same attributes.
 
     Args:
-        shows_calls: calls are told as such; otherwise as text.
-        max_calls: further calls are dropped.
+        shows_calls: return calls as calls, otherwise as text.
+        max_calls: drop calls after this many.
     """
 
     def __init__(self, shows_calls: bool, max_calls: int | None = None) -> None:
@@ -84,7 +84,7 @@ class HarmonyParser:
         self._num_unsure = 0
 
     def feed(self, text: str, num_tokens: int, stops: StopStrings | None = None) -> list[AnswerPiece]:
-        """Take in a delta, of how many tokens it is, and what ends a message of the answer."""
+        """Add a delta of `num_tokens` tokens; `stops` matches stop strings outside the thinking."""
         self._stops = stops
         was_thinking = self._is_thinking
         pieces: list[AnswerPiece] = []
@@ -99,7 +99,7 @@ class HarmonyParser:
         return joined(pieces)
 
     def finish(self, stops: StopStrings | None = None) -> list[AnswerPiece]:
-        """The text has ended; what was held back comes out, but for a header that did not end."""
+        """End the text; return what was held back, except an unfinished header."""
         self._stops = stops
         if self.stop_string is not None:
             return []
@@ -118,7 +118,7 @@ class HarmonyParser:
         return self._state is _State.BODY and self._kind is PieceKind.REASONING
 
     def _read(self, text: str, pieces: list[AnswerPiece]) -> str:
-        """Read up to the next mark; returns the text after it."""
+        """Read up to the next mark; return the text after it."""
         before, marker, rest = self._finder.push(text)
         if self._state is _State.HEADER:
             self._head += before
@@ -161,13 +161,13 @@ class HarmonyParser:
         self._kind = PieceKind.REASONING if _ANALYSIS.search(head) else PieceKind.TEXT
 
     def _show(self, text: str, pieces: list[AnswerPiece]) -> None:
-        """A part of a message, as far as no stop string ends it: of thinking none does."""
+        """Show a part of a message up to a stop string; stop strings do not end thinking."""
         if self._stops is not None and self._kind is not PieceKind.REASONING:
             text, self.stop_string = self._stops.push(text)
         self._put(text, pieces)
 
     def _put(self, text: str, pieces: list[AnswerPiece]) -> None:
-        """Messages of one kind stand on lines of their own."""
+        """Add text to the pieces; start a further message of the same kind on a new line."""
         if not self._has_begun:
             text = text.lstrip()
         if not text or self._kind is None:

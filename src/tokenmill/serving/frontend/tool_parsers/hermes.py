@@ -12,29 +12,29 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesNotation:
-    """See `Notation`."""
+    """The notation of calls of Hermes and Qwen."""
 
     needs_special_tokens = False
 
     def parser(self, tools: Sequence[Tool] = ()) -> HermesParser:
-        """See `Notation`."""
+        """Return a parser for one answer."""
         return HermesParser()
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """See `Notation`."""
+        """Return the rule of calls between tags."""
         calls = " | ".join(json_call(builder, tool, "arguments") for tool in tools)
         call = f'{builder.marker(BEGIN)} "\\n" ({calls}) "\\n" {builder.marker(END)}'
         return f'({call}) ("\\n" {call})*' if is_parallel else f"({call})"
 
 
 def json_call(builder: GrammarBuilder, tool: Tool, arguments_key: str) -> str:
-    """The rule of a call as a JSON object."""
+    """Return the rule of a call as a JSON object."""
     head = literal('{"name": ' + literal(tool.name) + f', "{arguments_key}": ')
     return f'({head} {builder.arguments(tool.parameters, tool.is_strict)} "}}")'
 
 
 class HermesParser:
-    """See `ToolParser`."""
+    """Reads calls in the notation of Hermes and Qwen."""
 
     def __init__(self) -> None:
         self._outside = MarkerFinder(BEGIN)
@@ -44,7 +44,7 @@ class HermesParser:
         self._has_begun = False
 
     def feed(self, text: str) -> list[Event]:
-        """See `ToolParser`."""
+        """Add a delta; return content outside calls, and parts of calls as they come."""
         events: list[Event] = []
         while text:
             if self._call is not None:
@@ -61,14 +61,14 @@ class HermesParser:
         return events
 
     def finish(self) -> list[Event]:
-        """See `ToolParser`."""
+        """End the text; return held back text, and a call that was not accepted, as content."""
         if self._call is not None and not self._call.is_accepted:
             return [Content(BEGIN + "".join(self._call.raw))]
         held = "" if self._is_closing or self._call is not None else self._outside.finish()
         return [Content(held)] if held else []
 
     def _in_call(self, call: CallScanner, text: str, events: list[Event]) -> str:
-        """Read on in a call; returns the text after it."""
+        """Read on in a call; return the text after it."""
         end = call.push(text)
         if call.is_accepted:
             events.extend(call_events(call, self._has_begun))
@@ -82,7 +82,7 @@ class HermesParser:
 
 
 def call_events(call: CallScanner, has_begun: bool) -> list[Event]:
-    """What an accepted call has brought since the last time."""
+    """Return the events of an accepted call since the last time."""
     events: list[Event] = []
     if not has_begun:
         assert call.name is not None, "an accepted call has a name"

@@ -15,11 +15,11 @@ _BETWEEN = " \t\r\n,"
 
 @dataclass(frozen=True, slots=True)
 class JsonListNotation:
-    """See `Notation`.
+    """A notation of calls as a JSON list after a marker.
 
     Attributes:
-        markers: what may stand before a list; a grammar has the model write the first.
-        end: what may stand after a list; "": nothing.
+        markers: texts that may stand before a list; a grammar uses the first.
+        end: text that may stand after a list; "": none.
     """
 
     markers: tuple[str, ...]
@@ -27,11 +27,11 @@ class JsonListNotation:
     needs_special_tokens = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> JsonListParser:
-        """See `Notation`."""
+        """Return a parser for one answer."""
         return JsonListParser(self)
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """See `Notation`."""
+        """Return the rule of a list of calls between the first marker and the end."""
         call = "(" + " | ".join(json_call(builder, tool, "arguments") for tool in tools) + ")"
         calls = f'{call} (", " {call})*' if is_parallel else call
         end = builder.marker(self.end) if self.end else ""
@@ -39,7 +39,7 @@ class JsonListNotation:
 
 
 class JsonListParser:
-    """See `ToolParser`. What stands before the first call of a list is held back until that is a call."""
+    """Reads JSON lists of calls. Text before the first call of a list is held back until the call is accepted."""
 
     def __init__(self, notation: JsonListNotation) -> None:
         self._end = notation.end
@@ -52,14 +52,14 @@ class JsonListParser:
         self._held = ""
 
     def feed(self, text: str) -> list[Event]:
-        """See `ToolParser`."""
+        """Add a delta; return content outside lists, and parts of calls as they come."""
         events: list[Event] = []
         while text:
             text = self._read(text, events)
         return events
 
     def finish(self) -> list[Event]:
-        """See `ToolParser`."""
+        """End the text; return held back text, and a call that was not accepted, as content."""
         held = self._held + self._outside.finish()
         if self._read == self._read_object and not self._call.is_accepted:
             held += "".join(self._call.raw)
@@ -79,7 +79,7 @@ class JsonListParser:
         return rest
 
     def _read_head(self, text: str, events: list[Event]) -> str:
-        """After the marker: white space, and `[`."""
+        """Read white space and `[` after the marker."""
         rest = text.lstrip()
         self._held += text[: len(text) - len(rest)]
         if rest.startswith("[") and len(self._held) <= MAX_GAP:
@@ -122,7 +122,7 @@ class JsonListParser:
         return text[end:]
 
     def _end_list(self, events: list[Event]) -> None:
-        """What is held is no call after all; content follows."""
+        """End a list; held back text is content after all."""
         if self._held:
             events.append(Content(self._held))
         self._read, self._held = self._read_content, ""

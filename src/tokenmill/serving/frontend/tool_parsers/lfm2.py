@@ -13,22 +13,22 @@ BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
 class Lfm2Notation:
-    """See `Notation`."""
+    """LFM2's notation of calls."""
 
     needs_special_tokens = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> Lfm2Parser:
-        """See `Notation`."""
+        """Return a parser for one answer."""
         return Lfm2Parser()
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """See `Notation`."""
+        """Return the rule of a pythonic list of calls between its tokens."""
         calls = PythonicNotation().rule(builder, tools, is_parallel)
         return f"({builder.marker(BEGIN)} {calls} {builder.marker(END)})"
 
 
 class Lfm2Parser:
-    """See `ToolParser`."""
+    """Reads calls in LFM2's notation."""
 
     def __init__(self) -> None:
         self._outside = MarkerFinder(BEGIN)
@@ -38,7 +38,7 @@ class Lfm2Parser:
         self._is_list = False
 
     def feed(self, text: str) -> list[Event]:
-        """See `ToolParser`."""
+        """Add a delta; return content outside lists, and calls that are closed."""
         events: list[Event] = []
         while text:
             if self._calls is None:
@@ -56,7 +56,7 @@ class Lfm2Parser:
         return events
 
     def finish(self) -> list[Event]:
-        """See `ToolParser`."""
+        """End the text; return held back text and an unfinished list as content."""
         if self._calls is None:
             held = self._outside.finish()
             return [Content(held)] if held else []
@@ -68,7 +68,7 @@ class Lfm2Parser:
         return events
 
     def _take(self, inner: list[Event], events: list[Event]) -> None:
-        """What the list has brought; the opening token is content where the list does not begin with a call."""
+        """Add a list's events; the opening token is content if the list does not begin with a call."""
         for event in inner:
             if isinstance(event, CallBegins):
                 self._opening, self._is_list = "", True

@@ -14,22 +14,22 @@ _BETWEEN = " \t\r\n;,"
 
 
 class Llama3JsonNotation:
-    """See `Notation`."""
+    """Llama 3's notation of calls."""
 
     needs_special_tokens = False
 
     def parser(self, tools: Sequence[Tool] = ()) -> Llama3JsonParser:
-        """See `Notation`."""
+        """Return a parser for one answer."""
         return Llama3JsonParser()
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """See `Notation`."""
+        """Return the rule of one JSON call, or of several after semicolons."""
         call = "(" + " | ".join(json_call(builder, tool, "parameters") for tool in tools) + ")"
         return f'{call} ("; " {call})*' if is_parallel else call
 
 
 class Llama3JsonParser:
-    """See `ToolParser`. Once something is no call, all the rest is content."""
+    """Reads calls in Llama 3's notation. After the first text that is not a call, everything is content."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -39,7 +39,7 @@ class Llama3JsonParser:
         self._num_calls = 0
 
     def feed(self, text: str) -> list[Event]:
-        """See `ToolParser`."""
+        """Add a delta; return parts of calls, or content once the text is not a call."""
         events: list[Event] = []
         while text:
             if self._is_content:
@@ -49,14 +49,14 @@ class Llama3JsonParser:
         return events
 
     def finish(self) -> list[Event]:
-        """See `ToolParser`."""
+        """End the text; return held back text, and a call that was not accepted, as content."""
         held = self._held
         if self._call is not None:
             held = "" if self._call.is_accepted else held + "".join(self._call.raw)
         return [Content(held)] if held else []
 
     def _between(self, text: str) -> str:
-        """Find the next object, or find that there is none; holds back what may still stand before one."""
+        """Find the next object, or its absence; hold back text that may still precede one."""
         text = self._held + text
         self._held = ""
         rest = text.lstrip(_BETWEEN if self._num_calls else None)

@@ -15,23 +15,23 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}(?:\[CALL_ID\][A-Za-z0-9]*)?")
 
 
 class MistralNotation:
-    """See `Notation`."""
+    """Mistral's notations of calls."""
 
     needs_special_tokens = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> MistralParser:
-        """See `Notation`."""
+        """Return a parser for one answer."""
         return MistralParser()
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """See `Notation`."""
+        """Return the rule of a marker and a JSON list of calls."""
         call = "(" + " | ".join(json_call(builder, tool, "arguments") for tool in tools) + ")"
         calls = f'{call} (", " {call})*' if is_parallel else call
         return f'{builder.marker(BEGIN)} /[ ]?/ "[" {calls} "]"'
 
 
 class MistralParser:
-    """See `ToolParser`."""
+    """Reads calls in both of Mistral's notations."""
 
     def __init__(self) -> None:
         self._outside = MarkerFinder(BEGIN)
@@ -42,14 +42,14 @@ class MistralParser:
         self._head = ""
 
     def feed(self, text: str) -> list[Event]:
-        """See `ToolParser`."""
+        """Add a delta; return content outside calls, and parts of calls as they come."""
         events: list[Event] = []
         while text:
             text = self._read(text, events)
         return events
 
     def finish(self) -> list[Event]:
-        """See `ToolParser`."""
+        """End the text; return held back text, and a call that was not accepted, as content."""
         held = self._outside.finish()
         if self._read == self._read_head:
             held = BEGIN + self._head
@@ -66,7 +66,7 @@ class MistralParser:
         return rest
 
     def _read_head(self, text: str, events: list[Event]) -> str:
-        """After the marker: `[` begins a list of objects, a name and `[ARGS]` or `{` a single call."""
+        """Read on after the marker: `[` begins a list of objects; a name with `[ARGS]` or `{` begins a single call."""
         for at, character in enumerate(text, 1):
             self._head += character
             head = self._head.lstrip()
@@ -81,7 +81,7 @@ class MistralParser:
         return ""
 
     def _begin_call(self, text: str, at: int, events: list[Event]) -> str:
-        """The head ends in `text[:at]`, with `{` or `[ARGS]`: a call if a name stands before it."""
+        """End the head in `text[:at]`, at `{` or `[ARGS]`, and begin a call if a name stands before it."""
         separator = ARGUMENTS if self._head.endswith(ARGUMENTS) else "{"
         name = self._head[: -len(separator)].strip()
         if not _NAME.fullmatch(name):

@@ -1,4 +1,4 @@
-"""What a parser of tool calls is, and what it tells."""
+"""The interfaces of notations and parsers of tool calls, and the events that parsers return."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text that belongs to no call."""
+    """Text outside all calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegins:
-    """A call of this function; its arguments follow."""
+    """The beginning of a call of this function; its arguments follow."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A further part of the arguments of the latest call: JSON, as far as the model has it right."""
+    """A further part of the latest call's arguments: JSON, as far as the model writes it correctly."""
 
     text: str
 
@@ -43,7 +43,7 @@ class Tool:
 
 
 def read_tool(tool: dict[str, Any]) -> Tool:
-    """A tool of OpenAI's form, which the edge has checked."""
+    """Read a tool of OpenAI's form, which the edge has checked."""
     function = tool["function"]
     return Tool(function["name"], function.get("parameters") or {}, function.get("strict") is True)
 
@@ -52,27 +52,27 @@ class ToolParser(Protocol):
     """Reads the calls in one answer."""
 
     def feed(self, text: str) -> list[Event]:
-        """Take in a delta."""
+        """Add a delta; return the events that are certain by now."""
         ...
 
     def finish(self) -> list[Event]:
-        """The text has ended: what was held back is content, unless it is a call that has begun."""
+        """End the text; return what was held back as content, unless it belongs to a call that has begun."""
         ...
 
 
 class Notation(Protocol):
-    """How a family of models writes calls.
+    """A family of models' notation of calls.
 
     Attributes:
-        needs_special_tokens: its markers are special tokens, which must not be left out of the text.
+        needs_special_tokens: its markers are special tokens, which must stay in the text.
     """
 
     needs_special_tokens: bool
 
     def parser(self, tools: Sequence[Tool] = ()) -> ToolParser:
-        """A parser for one answer, which may call these tools."""
+        """Return a parser for one answer, which may call these tools."""
         ...
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """The grammar rule of one call of these tools, or of several."""
+        """Return the grammar rule of one call of these tools, or of several."""
         ...

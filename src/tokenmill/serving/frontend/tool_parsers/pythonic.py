@@ -1,6 +1,6 @@
 """The pythonic notation: the answer is a list of calls, `[get(city="Ulm", days=2), stop()]`, arguments by name.
 
-A call is given as a whole when it is closed: its literals become JSON. Nothing is evaluated; `ast` only reads.
+A call is returned as a whole when it is closed: its literals become JSON. Nothing is evaluated; `ast` only parses.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicNotation:
-    """See `Notation`."""
+    """The pythonic notation of calls."""
 
     needs_special_tokens = False
 
     def parser(self, tools: Sequence[Tool] = ()) -> PythonicParser:
-        """See `Notation`."""
+        """Return a parser for one answer."""
         return PythonicParser()
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """See `Notation`. Values are JSON, which is read as well."""
+        """Return the rule of a list of calls; values are JSON, which the parser reads too."""
         call = "(" + " | ".join(_call_rule(builder, tool) for tool in tools) + ")"
         return f'"[" {call} (", " {call})* "]"' if is_parallel else f'"[" {call} "]"'
 
 
 def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
-    """Required arguments first, then the others, each in the order of the schema, any of them left out."""
+    """Return the rule of a call: required arguments first, then optional ones, each group in schema order."""
     parameters = closed(tool.parameters, tool.is_strict)
     properties: dict[str, Any] = parameters.get("properties") or {}
     demanded = parameters.get("required")
@@ -67,7 +67,7 @@ def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
 
 
 class PythonicParser:
-    """See `ToolParser`. Once something is no call, all the rest is content."""
+    """Reads calls in the pythonic notation. After the first text that is not a call, everything is content."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -78,7 +78,7 @@ class PythonicParser:
         self._escapes = False
 
     def feed(self, text: str) -> list[Event]:
-        """See `ToolParser`."""
+        """Add a delta; return calls that are closed, or content once the text is not a call."""
         events: list[Event] = []
         while text:
             if self._state == "content":
@@ -93,12 +93,12 @@ class PythonicParser:
         return events
 
     def finish(self) -> list[Event]:
-        """See `ToolParser`."""
+        """End the text; return held back text and an unfinished call as content."""
         held = self._held + "".join(self._call)
         return [Content(held)] if held else []
 
     def _begin(self, text: str) -> str:
-        """Wait for `[name(`."""
+        """Wait for `[name(`; return the text that is still to be read."""
         text = self._held + text
         match = _BEGINNING.match(text)
         assert match is not None, "the expression matches nothing at least"
@@ -164,7 +164,7 @@ class PythonicParser:
 
 
 def _read_call(source: str) -> tuple[str, str]:
-    """The function's name and its arguments as JSON. Raises one of many errors for what is no call of literals."""
+    """Return a call's function name and its arguments as JSON; raise one of many errors for any other text."""
     if len(source) > _MAX_CALL:
         raise ValueError("too long a call")
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The notation of Qwen3-Coder and Qwen3.5: a call is tags, its arguments are text between them.
+"""The notation of Qwen3-Coder and Qwen3.5: tags around a call and its arguments, whose values are plain text.
 
     <tool_call>
     <function=get_weather>
@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-What is text and what JSON is told by the schema of the function. Text streams; what is JSON comes when it is whole.
+The function's schema says which values are strings and which are JSON. Strings stream; JSON is returned when complete.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
 
 class Qwen3CoderNotation:
-    """See `Notation`."""
+    """The notation of calls of Qwen3-Coder and Qwen3.5."""
 
     needs_special_tokens = False
 
     def parser(self, tools: Sequence[Tool] = ()) -> Qwen3CoderParser:
-        """See `Notation`."""
+        """Return a parser for one answer, which takes the types of arguments from these tools."""
         return Qwen3CoderParser(tools)
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """See `Notation`. Of a text's schema `enum`, `const` and lengths are enforced."""
+        """Return the rule of tagged calls; of a string's schema, `enum`, `const` and lengths are enforced."""
         calls = " | ".join(_call_rule(builder, tool) for tool in tools)
         call = f'{builder.marker(BEGIN)} "\\n" ({calls}) {literal(_FUNCTION_END)} "\\n" {builder.marker(END)}'
         return f'({call}) ("\\n" {call})*' if is_parallel else f"({call})"
 
 
 def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
-    """Parameters in the order of the schema; those that are not required may be left out."""
+    """Return the rule of a call: parameters in schema order; optional ones may be left out."""
     properties: dict[str, Any] = tool.parameters.get("properties") or {}
     required = tool.parameters.get("required")
     definitions = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
@@ -77,12 +77,12 @@ def _value_rule(builder: GrammarBuilder, schema: Any, definitions: dict[str, Any
 
 
 def _length(value: Any) -> int:
-    """A length that is enforced; a huge one would make a grammar that is too large."""
+    """Return a length to enforce; 0 for none, and for a huge one, which would make the grammar too large."""
     return value if isinstance(value, int) and 0 < value <= _MAX_LENGTH else 0
 
 
 def _kinds(schema: Any) -> frozenset[str]:
-    """The types that a schema names; empty where it names none."""
+    """Return the types that a schema names; empty without any."""
     if not isinstance(schema, dict):
         return frozenset()
     named = schema.get("type")
@@ -104,7 +104,7 @@ def _shallow_kinds(schema: dict[str, Any]) -> frozenset[str]:
 
 
 class Qwen3CoderParser:
-    """See `ToolParser`."""
+    """Reads calls in the notation of Qwen3-Coder and Qwen3.5."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._properties = {tool.name: tool.parameters.get("properties") or {} for tool in tools}
@@ -119,14 +119,14 @@ class Qwen3CoderParser:
         self._holds_line_end = False
 
     def feed(self, text: str) -> list[Event]:
-        """See `ToolParser`."""
+        """Add a delta; return content outside calls, and parts of calls as they come."""
         events: list[Event] = []
         while text:
             text = self._read(text, events)
         return events
 
     def finish(self) -> list[Event]:
-        """See `ToolParser`."""
+        """End the text; return held back text as content."""
         held = self._held
         if self._read == self._read_content:
             held = self._finder.finish()
@@ -141,7 +141,7 @@ class Qwen3CoderParser:
         return rest
 
     def _read_head(self, text: str, events: list[Event]) -> str:
-        """After the marker: white space, and the tag with the function's name."""
+        """Read white space and the tag with the function's name after the marker."""
         for at, character in enumerate(text):
             head = (self._held + character)[len(BEGIN) :].lstrip()
             name = head[len(_FUNCTION) : -1] if head.endswith(">") else head[len(_FUNCTION) :]
@@ -168,7 +168,7 @@ class Qwen3CoderParser:
         self._read, self._finder = read, MarkerFinder(*markers)
 
     def _read_between(self, text: str, events: list[Event]) -> str:
-        """Between parameters; what is none is dropped."""
+        """Find the next parameter or the end of the call; drop other text."""
         _, marker, rest = self._finder.push(text)
         if marker == _PARAMETER:
             self._enter(self._read_key, ">")
@@ -179,7 +179,7 @@ class Qwen3CoderParser:
         return rest
 
     def _read_end(self, text: str, events: list[Event]) -> str:
-        """After the function: what stands before the end of the call is dropped."""
+        """Drop the text between the end of the function and the end of the call."""
         _, marker, rest = self._finder.push(text)
         if marker:
             self._enter(self._read_content, BEGIN)
@@ -220,7 +220,7 @@ class Qwen3CoderParser:
         return rest
 
     def _without_outer_lines(self, text: str) -> str:
-        """A value without the line breaks next to its tags: one that may be the last character is held back."""
+        """Strip the line breaks next to a value's tags; hold back one that may be the last character."""
         if not text:
             return ""
         if self._is_at_start:
@@ -234,7 +234,7 @@ class Qwen3CoderParser:
 
 
 def _json_value(text: str, kinds: frozenset[str]) -> str:
-    """A value that is not only text, as JSON; what is no JSON is text after all."""
+    """Return the value of a parameter that is not only a string as JSON; text that is not JSON becomes a string."""
     value = text.strip()
     value = _PYTHON_NAMES.get(value, value)
     if "string" not in kinds or (value == "null" and "null" in kinds):

@@ -1,4 +1,4 @@
-"""Finding the end of things in text that comes in pieces: a marker, a JSON value, a call written as a JSON object."""
+"""Scanners that find the end of a marker, a JSON value or a JSON call in text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 class MarkerFinder:
-    """Finds the first of some markers; holds back what may become one."""
+    """Finds the first of several markers; holds back text that may become one."""
 
     def __init__(self, *markers: str) -> None:
         self._markers = markers
@@ -21,7 +21,7 @@ class MarkerFinder:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str, str]:
-        """Take in text; returns what stands before the first marker, the marker or "", and what comes after it."""
+        """Add text; return the text before the first marker, the marker or "", and the text after it."""
         text = self._held + text
         found = [(at, marker) for marker in self._markers if (at := text.find(marker)) >= 0]
         if found:
@@ -33,7 +33,7 @@ class MarkerFinder:
         return text[: len(text) - keep], "", ""
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text held back."""
         held, self._held = self._held, ""
         return held
 
@@ -42,7 +42,7 @@ class MarkerFinder:
 
 
 class ValueScanner:
-    """Finds the end of one JSON value. It knows strings and brackets; what stands between them is not checked."""
+    """Finds the end of one JSON value. It knows strings and brackets; it does not check the text between them."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -52,7 +52,7 @@ class ValueScanner:
         self._is_scalar = False
 
     def push(self, text: str, start: int) -> int:
-        """Read on from `start`; returns where the value ends in `text`, or its length while it does not."""
+        """Read on from `start`; return where the value ends in `text`, or its length if it does not."""
         for at in range(start, len(text)):
             character = text[at]
             if self._in_string:
@@ -90,14 +90,14 @@ class ValueScanner:
 
 
 class CallScanner:
-    """Reads a call written as `{"name": ..., "arguments": {...}}`, its keys in any order, others among them.
+    """Reads a call written as `{"name": ..., "arguments": {...}}`, with its keys in any order and other keys allowed.
 
     Attributes:
-        name: the function, once it is known.
-        is_accepted: it is a call: its name is known, and its arguments have begun, or it is closed without any.
+        name: the function's name, once known.
+        is_accepted: the object is a call: its name is known, and its arguments have begun, or it is closed without any.
         is_done: the object is closed.
-        is_broken: it is no such object, or it stops being one.
-        raw: what has been read, until the call is accepted.
+        is_broken: the text is not such an object, or no longer is.
+        raw: the text read until the call is accepted.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class CallScanner:
         self._streams = False
 
     def push(self, text: str, start: int = 0) -> int:
-        """Read on; returns where the object ends or breaks in `text`, or its length while it does neither."""
+        """Read on; return where the object ends or breaks in `text`, or its length if it does neither."""
         at = start
         while at < len(text) and not (self.is_done or self.is_broken):
             at = self._value_part(text, at) if self._in_value else self._step(text, at)
@@ -126,7 +126,7 @@ class CallScanner:
         return at
 
     def take_arguments(self) -> str:
-        """The arguments that have come since the last call."""
+        """Return the arguments that have come since the last call."""
         text = "".join(self._arguments)
         self._arguments.clear()
         return text

@@ -1,4 +1,4 @@
-"""The notations of calls and the styles of thinking, by the names that the flags take, which are vLLM's."""
+"""Select the notation of calls and the style of thinking by the names of the flags, which are vLLM's."""
 
 from __future__ import annotations
 

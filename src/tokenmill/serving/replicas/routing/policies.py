@@ -1,4 +1,4 @@
-"""Policies: the engine for a request, from what is known of each. The same calls give the same choices."""
+"""Policies that choose the engine of a request from its candidates. The same calls give the same choices."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PROMPT_TOKENS = 512
 
 
 class Candidate(NamedTuple):
-    """An engine, as it would be for one request.
+    """An engine's load, and the tokens that it lacks for one request.
 
     Attributes:
-        num_requests: in flight, waiting ones included.
-        num_queued_tokens: of their prompts, still to be computed.
-        num_missing_tokens: of the new prompt, those that the prefix cache lacks.
+        num_requests: requests in flight, waiting ones included.
+        num_queued_tokens: tokens of their prompts that are still to be computed.
+        num_missing_tokens: tokens of the new prompt that the prefix cache lacks.
     """
 
     num_requests: int
@@ -30,21 +30,21 @@ class RoutingPolicy(Protocol):
     """Chooses among engines.
 
     Attributes:
-        reads_cache: it wants to know what caches have; else nobody keeps track of that.
+        reads_cache: the policy needs the contents of caches, which are tracked only for it.
     """
 
     reads_cache: bool
 
     def choose(self, candidates: Mapping[int, Candidate]) -> int:
-        """The engine for a request; `candidates` are by the index of the engine, one at least."""
+        """Return the engine for a request; `candidates`, at least one, are by engine index."""
         ...
 
 
 class _LeastInTurn:
-    """The lowest number wins; among equals each in turn."""
+    """Chooses the engine with the lowest number; among equals, each in turn."""
 
     def __init__(self, last: int = -1) -> None:
-        """`last`: the turn comes to the engine after this one."""
+        """`last`: the first turn goes to the engine after this one."""
         self._last = last
 
     def _least(self, numbers: Mapping[int, int]) -> int:
@@ -53,41 +53,41 @@ class _LeastInTurn:
 
 
 class FewestInFlight(_LeastInTurn):
-    """The engine with the fewest requests in flight."""
+    """Chooses the engine with the fewest requests in flight."""
 
     reads_cache = False
 
     def choose(self, candidates: Mapping[int, Candidate]) -> int:
-        """See `RoutingPolicy`."""
+        """Return the engine with the fewest requests in flight."""
         return self._least({engine: one.num_requests for engine, one in candidates.items()})
 
 
 class LeastCost(_LeastInTurn):
-    """The engine with the least work for the request x (1 + load).
+    """Chooses the engine with the lowest work for the request x (1 + load).
 
-    The work is what the engine's cache lacks of the prompt. The load is the requests in flight, and what its queue has
-    to compute, in prompts of a middling size (after LMetric, of SGLang's gateway, which counts requests alone). There
-    are no thresholds: a prefix stays where it is until others wait there for longer than it takes to compute it
-    elsewhere, and then has copies.
+    The work is the part of the prompt that the engine's cache lacks. The load is the requests in flight plus the
+    queued tokens, in prompts of a middling size (after LMetric, of SGLang's gateway, which counts requests alone).
+    There are no thresholds: a prefix stays where it is until requests wait there for longer than it takes to compute
+    it elsewhere, and then has copies.
 
-    The queue counts in this factor and not beside the work, as an estimate of the time to the first token would have
-    it (Mooncake; Qin et al. 2024): with that, a queue anywhere drives prefixes away, whose recomputation makes all
-    queues longer. docs/performance.md has the figures. Tokens stand for time: engines of one server have equal shares
+    The queue is part of this factor and not added to the work, as in an estimate of the time to the first token
+    (Mooncake; Qin et al. 2024): with such a sum, any queue drives prefixes away, and recomputing them makes all queues
+    longer. docs/performance.md has the figures. Tokens stand for time: engines of one server have equal shares
     of the machine, so the time of a token would be a common factor.
     """
 
     reads_cache = True
 
     def choose(self, candidates: Mapping[int, Candidate]) -> int:
-        """See `RoutingPolicy`."""
+        """Return the engine of the lowest cost."""
         return self._least({engine: cost(*one) for engine, one in candidates.items()})
 
 
 def cost(num_requests: int, num_queued_tokens: int, num_missing_tokens: int) -> int:
-    """What `LeastCost` compares; see `Candidate` for the arguments."""
+    """Return the cost that `LeastCost` compares; see `Candidate` for the arguments."""
     return (num_missing_tokens + OUTPUT_TOKENS) * (PROMPT_TOKENS * (1 + num_requests) + num_queued_tokens)
 
 
 def policy_of(name: str, last: int = -1) -> RoutingPolicy:
-    """The policy of a name, as `--routing-policy` has it; `last`: the turn comes to the engine after this one."""
+    """Return the policy of a `--routing-policy` name; `last`: the first turn goes to the engine after this one."""
     return LeastCost(last) if name == "cost" else FewestInFlight(last)

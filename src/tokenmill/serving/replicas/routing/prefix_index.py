@@ -1,7 +1,7 @@
-"""What the prefix cache of each engine has: pages by name, as engines report them, and those that are about to come.
+"""Track the prefix cache of each engine: page names that engines report, and those that requests will bring.
 
-An engine evicts the end of a prefix before its head, so whatever a prompt finds is one stretch from its start: a binary
-search finds where that ends. The same holds for what requests on their way will bring, since all their pages count.
+An engine evicts the end of a prefix before its head, so the cached pages of a prompt are one stretch from its start: a
+binary search finds its end. The same holds for pages that requests will bring, since all their pages count.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tokenmill.core.request import CacheKey
 
 
 class PrefixIndex:
-    """Holds as many names as engines have pages, and those of the requests that wait for their first token."""
+    """Holds the names of all pages of the engines, and of the requests that wait for their first token."""
 
     def __init__(self, page_size: int, fingerprint: str) -> None:
         """
         Args:
             page_size: tokens of a page; 0: engines cache nothing.
-            fingerprint: of the model that they run; see `CacheKey`.
+            fingerprint: fingerprint of the engines' model; see `CacheKey`.
         """
         self.page_size = page_size
         self._fingerprint = fingerprint
@@ -34,7 +34,7 @@ class PrefixIndex:
         self._expected: dict[int, Counter[int]] = {}
 
     def names_of(self, request: AddRequest) -> list[int]:
-        """The names of the full pages of a request, of what it has brought elsewhere too."""
+        """Return the names of a request's full pages, with its output tokens from other engines."""
         if not self.page_size:
             return []
         before = first_name(CacheKey(self._fingerprint, request.cache_salt, digest_of(request.adapter)))
@@ -46,7 +46,7 @@ class PrefixIndex:
         return page_names(tokens, self.page_size, before)
 
     def num_cached_tokens(self, engine: int, names: Sequence[int]) -> int:
-        """Tokens that a request with pages of these names would find in the cache of an engine when its turn comes."""
+        """Return how many tokens of pages with these names an engine's cache will hold at the request's turn."""
         held, expected = self._held.get(engine, ()), self._expected.get(engine, ())
         if not names or (names[0] not in held and names[0] not in expected):
             return 0
@@ -54,11 +54,11 @@ class PrefixIndex:
         return found * self.page_size
 
     def expect(self, engine: int, names: Iterable[int]) -> None:
-        """A request that will have these pages is on its way to an engine."""
+        """Expect these pages at an engine, to which their request has been sent."""
         self._expected.setdefault(engine, Counter()).update(names)
 
     def expect_no_more(self, engine: int, names: Iterable[int]) -> None:
-        """Undo one `expect`: the pages are reported by now, or never will be."""
+        """Undo one `expect`: the pages have been reported by now, or will never be."""
         expected = self._expected[engine]
         for name in names:
             if expected[name] == 1:
@@ -67,7 +67,7 @@ class PrefixIndex:
                 expected[name] -= 1
 
     def change(self, engine: int, changes: Iterable[tuple[bool, list[int]]], is_first: bool) -> None:
-        """Take in what an engine reports; see `EngineReport`."""
+        """Take in an engine's changes; see `EngineReport`."""
         held = self._held[engine] = set() if is_first else self._held.get(engine, set())
         for is_there, names in changes:
             if is_there:
@@ -76,6 +76,6 @@ class PrefixIndex:
                 held.difference_update(names)
 
     def lose(self, engine: int) -> None:
-        """An engine has died, and with it all that it had and was about to have."""
+        """Forget all pages of an engine that has died, cached and expected."""
         self._held.pop(engine, None)
         self._expected.pop(engine, None)

@@ -1,4 +1,4 @@
-"""The engine's end of routing: tells the text workers that ask what it has cached and what it has to do."""
+"""The engine's side of routing: report its cache and its load to the text workers that ask."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ REPORT_INTERVAL = 0.1
 
 
 class Reporter:
-    """Sends `EngineReport`s. While nobody watches it does nothing."""
+    """Sends `EngineReport`s. It does nothing while no text worker watches."""
 
     def __init__(self, send: Callable[[str, EngineReport], None], names: Callable[[], list[int]]) -> None:
         """
         Args:
-            send: takes the inbox of a text worker and what goes there; it says who reports.
-            names: those of all cached pages.
+            send: takes the inbox of a text worker and the report for it, and adds the engine that reports.
+            names: returns the names of all cached pages.
         """
         self._send = send
         self._names = names
@@ -29,7 +29,7 @@ class Reporter:
         self._last = 0.0
 
     def heed(self, message: ToReporter) -> None:
-        """Take note of what comes to the engine."""
+        """Take note of a message to the engine."""
         if isinstance(message, WatchEngine):
             self._num_taken[message.worker] = 0
             self._send(message.worker, EngineReport(changes=[(True, self._names())], is_first=True))
@@ -40,7 +40,7 @@ class Reporter:
             self._taken[message.id] = message.worker, message.num_missing_tokens
 
     def report(self, changes: list[tuple[bool, list[int]]], requests: Mapping[str, Request], now: float) -> None:
-        """Tell of `changes` of the cache at once, and of the `requests` in flight once in a while."""
+        """Report `changes` of the cache at once, and the `requests` in flight once in a while."""
         is_due = now - self._last >= REPORT_INTERVAL and (requests or self._taken)
         if not self._num_taken or not (changes or is_due):
             return
@@ -58,7 +58,7 @@ class Reporter:
             self._send(worker, report)
 
     def _num_queued_tokens(self, request: Request) -> int:
-        """Of one that has not begun, what its text worker took the cache to lack: it has not been looked up yet."""
+        """Return a request's tokens to compute; before it begins, its text worker's estimate of missing tokens."""
         if request.num_computed_tokens == 0 and request.id in self._taken:
             return self._taken[request.id][1]
         return max(0, request.num_tokens - request.num_computed_tokens)

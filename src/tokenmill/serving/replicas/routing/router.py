@@ -1,7 +1,7 @@
-"""Which engine gets a request: asked by a text worker, which has the tokens of the prompt and sees the request's end.
+"""Choose the engine of each request, for a text worker, which has the prompt's tokens and sees the request's end.
 
-Each text worker has a router of its own. What it cannot see, the requests of other workers and the caches, engines
-report; what no report can have counted yet, it counts itself.
+Each text worker has a router of its own. Engines report what it cannot see: other workers' requests and the caches. It
+counts for itself what no report can have counted yet.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MAX_SESSIONS = 10_000
 
 
 class Router:
-    """Remembers which engine has which request, and which session.
+    """Remembers the engine of each request and of each session.
 
     Attributes:
-        policy: chooses the engine of a request that no engine has a claim to.
+        policy: chooses the engine of a request that is bound to none.
     """
 
     def __init__(self, engines: Sequence[int], policy: RoutingPolicy) -> None:
-        """`engines`: their indices."""
+        """`engines`: the indices of the engines."""
         self.policy = policy
         self._books = {engine: EngineBooks() for engine in engines}
         self._index: PrefixIndex | None = None
@@ -36,28 +36,28 @@ class Router:
         self._draining: set[int] = set()
 
     def __contains__(self, request_id: str) -> bool:
-        """An engine has this request."""
+        """Return True if an engine has this request."""
         return request_id in self._engine_of
 
     def begin(self, page_size: int, fingerprint: str) -> None:
-        """The engines are ready; see `PrefixIndex`. Without this, nobody keeps track of caches and queues."""
+        """Begin to track caches and queues, once the engines are ready; see `PrefixIndex`."""
         self._index = PrefixIndex(page_size, fingerprint)
 
     def engine_of(self, request_id: str) -> int | None:
-        """The engine that has this request."""
+        """Return the engine that has this request, or None."""
         return self._engine_of.get(request_id)
 
     def drain(self, engine: int) -> None:
-        """An engine gets only the requests that ask for it."""
+        """Give an engine only the requests that ask for it."""
         self._draining.add(engine)
         self._forget_sessions(engine)
 
     def remove(self, engine: int) -> None:
-        """An engine that is lost will not come back; another may be called by its index."""
+        """Forget that a lost engine was draining: it will not come back, and another may get its index."""
         self._draining.discard(engine)
 
     def lose(self, engine: int) -> None:
-        """An engine has died: it has no request any more, and gets none."""
+        """Forget the requests and sessions of an engine that has died, and give it no more."""
         self._books.pop(engine, None)
         self._early = {one: names for one, names in self._early.items() if self._engine_of[one] != engine}
         self._engine_of = {request: its for request, its in self._engine_of.items() if its != engine}
@@ -66,11 +66,11 @@ class Router:
             self._index.lose(engine)
 
     def gain(self, engine: int) -> None:
-        """An engine takes requests again."""
+        """Give an engine requests again."""
         self._books.setdefault(engine, EngineBooks())
 
     def route(self, request: AddRequest) -> int | None:
-        """The engine that a request goes to, or None: it must wait."""
+        """Choose the engine of a request and count the request there; None: it must wait."""
         takers = (
             self._books.keys() - self._draining if request.engine is None else self._books.keys() & {request.engine}
         )
@@ -82,9 +82,9 @@ class Router:
         return engine
 
     def choose(self, request: AddRequest, names: Sequence[int]) -> tuple[int, int]:
-        """The engine for a request with pages of these names, and the tokens that it lacks of it.
+        """Return the engine for a request with pages of these names, and how many of its tokens the engine lacks.
 
-        It is the one that the request asks for, else the one that has its session, else the policy's choice.
+        The choice is the engine that the request asks for, else the engine of its session, else the policy's choice.
         """
         pinned = self._engine_of_session.get(request.session) if request.engine is None else request.engine
         candidates = {
@@ -96,7 +96,7 @@ class Router:
         return engine, candidates[engine].num_missing_tokens
 
     def take(self, report: EngineReport) -> None:
-        """An engine tells how it is."""
+        """Take in an engine's report."""
         books = self._books.get(report.engine)
         if books is not None:
             books.take(report)
@@ -104,7 +104,7 @@ class Router:
                 self._index.change(report.engine, report.changes, report.is_first)
 
     def ended(self, outputs: Iterable[TokenOutput]) -> None:
-        """Take in what an engine says of requests: those that have ended are in flight no more."""
+        """Take in an engine's outputs: first tokens, and the ends of requests."""
         for output in outputs:
             if output.finish_reason is not None:
                 self._forget(output.id)
@@ -112,7 +112,7 @@ class Router:
                 self._settle(output.id)
 
     def leave(self, ids: Iterable[str]) -> dict[int, list[str]]:
-        """Forget requests that are about to be aborted; those that were in flight, by engine."""
+        """Forget requests that are about to be aborted; return those that were in flight, by engine."""
         left: dict[int, list[str]] = {}
         for request_id in ids:
             engine = self._forget(request_id)
@@ -145,7 +145,7 @@ class Router:
                 del self._engine_of_session[next(iter(self._engine_of_session))]
 
     def _settle(self, request_id: str) -> None:
-        """The first token of a request has come, or never will: what it brings to the cache has been reported."""
+        """Stop expecting a request's pages: its first token has come or will never come, and the pages are reported."""
         names, engine = self._early.pop(request_id), self._engine_of[request_id]
         self._books[engine].settle(request_id)
         if self._index is not None:

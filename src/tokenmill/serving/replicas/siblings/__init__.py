@@ -1,1 +1,1 @@
-"""Several API processes on one socket, where there are: what the first tells its siblings, and what they know by it."""
+"""Several API processes on one socket: the first tells its siblings of the parts, and asks them for their requests."""

@@ -1,7 +1,7 @@
-"""`ReportedParts`: the engines and text workers of a server as a sibling of the first API process knows them.
+"""`ReportedParts`: the engines and text workers of a server from the view of a sibling of the first API process.
 
-It takes the place of the `Supervisor` there, and asks nothing of engines itself: whoever operates the server is
-answered by the first API process.
+It takes the place of the `Supervisor` there, and never calls engines itself: the first API process answers the
+server's operator.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from tokenmill.serving.replicas.restarts import PartCounts
 
 
 class ReportedParts:
-    """See `Supervisor`, whose attributes and methods it has as far as serving requests takes them.
+    """A sibling's stand-in for `Supervisor`, with the attributes and methods needed to serve requests.
 
     Attributes:
         engines: the handles of the engines.
         workers: the ways to its own text workers.
-        counts, trouble: nothing; the first API process has them.
+        counts, trouble: empty; the first API process has them.
         is_recovering: a part is being started again.
     """
 
     def __init__(self, folder: Path, launch: LaunchFile, index: int, owner: Owner) -> None:
-        """`index`: of this API process."""
+        """`index`: the index of this API process."""
         self._folder = folder
         self._index = index
         self._owner = owner
@@ -66,16 +66,16 @@ class ReportedParts:
         self._may_serve = asyncio.Event()
 
     def send(self, message: FromSibling) -> None:
-        """Tell the first API process something."""
+        """Send a message to the first API process."""
         self._first.send(message)
 
     async def start(self) -> list[EngineReady]:
-        """Wait until all parts are ready; return what the engines say of themselves."""
+        """Wait until all parts are ready; return the engines' descriptions."""
         await self._may_serve.wait()
         return [engine.ready for engine in self.engines if engine.ready is not None]
 
     def started(self) -> None:
-        """See `Supervisor`: nothing is watched here."""
+        """Do nothing: a sibling watches no parts."""
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -84,12 +84,12 @@ class ReportedParts:
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
-        """Deliver what is on its way, a moment long, and let the sockets go."""
+        """Deliver the messages on their way, for a moment at most, and close the sockets."""
         self._reader.stop()
         self._context.destroy(linger=LINGER_MILLISECONDS)
 
     def _to(self, worker: int) -> Callable[[ToWorker], None]:
-        """The way to a text worker, whichever life it is in."""
+        """Return a function that sends to a text worker, whichever life it is in."""
         return lambda message: self._outboxes[worker].send(message)  # noqa: PLW0108 - there is another one later
 
     def _handle(self, message: ToSibling) -> None:

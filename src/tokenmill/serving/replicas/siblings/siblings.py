@@ -1,5 +1,4 @@
-"""The other API processes of a server, as the first one knows them: it tells them how the parts are, watches over them,
-and asks them for the requests that they have.
+"""Manage the other API processes of a server from the first: report the parts to them, watch them, and query requests.
 
     sibling                         first
       SiblingStarted ─────────────>   when all parts are ready:
@@ -7,7 +6,7 @@ and asks them for the requests that they have.
       Observed, every second ─────>   a sibling that says nothing for too long is killed; the keeper starts it again
       <─ EngineReady, EngineStats, news, WorkerBack, WorkerTrouble, ServerState
 
-A sibling that comes back finds text workers that know of no request: those of the dead one are ended with it.
+A restarted sibling gets text workers without requests: those of the dead sibling are ended with it.
 """
 
 from __future__ import annotations
@@ -50,20 +49,20 @@ ANSWER_SECONDS = 5.0
 
 
 class ClientObserver(Protocol):
-    """Told what the clients of siblings experience; see `RequestObserver`."""
+    """Observes the latencies of siblings' clients; see `RequestObserver`."""
 
     def first_token(self, seconds: float) -> None:
-        """See `RequestObserver`."""
+        """Record that a first token came this long after its request."""
 
     def between_tokens(self, seconds: Histogram) -> None:
-        """So many tokens came so long after the ones before."""
+        """Record a histogram of the seconds between tokens."""
 
     def finished(self, request: FinishedRequest) -> None:
-        """See `RequestObserver`."""
+        """Record a request that has ended."""
 
 
 class _Sibling:
-    """One of them. `busy` are those of its text workers that are being started again; `told` it is what they do."""
+    """One sibling. `busy`: its text workers that are being restarted; `told`: its workers' states as last sent."""
 
     def __init__(self, outbox: Outbox, name: str, timeout: float) -> None:
         self.outbox = outbox
@@ -77,10 +76,10 @@ class _Sibling:
 
 
 class Siblings:
-    """Talks to all of them."""
+    """Talks to all siblings."""
 
     def __init__(self, folder: Path, parts: Supervisor, timeout: float, observer: ClientObserver) -> None:
-        """`timeout`: seconds within which each must be heard."""
+        """`timeout`: seconds within which each sibling must be heard."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._parts = parts
         self._observer = observer
@@ -93,24 +92,24 @@ class Siblings:
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with one of them; None: nothing."""
+        """Sentences about siblings in trouble, or None."""
         return trouble_of(one.health for one in self._all.values())
 
     @property
     def num_open(self) -> int:
-        """Requests that they have, as far as they have said."""
+        """Number of the siblings' open requests, as last reported."""
         return sum(one.num_open for one in self._all.values())
 
     # --- what they are told -----------------------------------------------------------------------------------------
 
     def started(self) -> None:
-        """All parts are ready."""
+        """Let all siblings serve, since all parts are ready."""
         self._is_started = True
         for index in self._all:
             self._let_serve(index)
 
     def told(self, message: EngineReady | EngineStats | EngineNews) -> None:
-        """An engine has told something, or it has been told of one."""
+        """Pass on a message of an engine, or news of one."""
         for one in self._all.values():
             if one.serves:
                 one.outbox.send(message)
@@ -119,7 +118,7 @@ class Siblings:
                 self._let_serve(index)
 
     def worker_back(self, worker: int, retired: str, news: Sequence[EngineNews], verdict: Verdict) -> None:
-        """A text worker of one of them has been started again."""
+        """Tell a sibling that one of its text workers has been started again."""
         index = self._parts.topology.api_of(worker)
         one = self._all[index]
         one.busy.discard(worker)
@@ -128,7 +127,7 @@ class Siblings:
         self._let_serve(index)
 
     def worker_ticked(self, worker: int, is_deaf: bool, is_lost: bool) -> None:
-        """How a text worker of one of them does."""
+        """Tell a sibling the state of one of its text workers, if it has changed."""
         one = self._all[self._parts.topology.api_of(worker)]
         trouble = WorkerTrouble(worker, is_deaf, is_lost)
         if one.serves and one.told.get(worker) != trouble:
@@ -136,7 +135,7 @@ class Siblings:
             one.outbox.send(trouble)
 
     def pass_time(self, seconds: float, is_recovering: bool) -> None:
-        """So much time has passed. Whoever has not been heard for too long is killed."""
+        """Send siblings the server's state, count `seconds` of silence, and kill those silent for too long."""
         for one in self._all.values():
             one.outbox.send(ServerState(is_recovering))
             one.health.pass_time(seconds)
@@ -146,14 +145,14 @@ class Siblings:
                     os.kill(one.pid, signal.SIGKILL)
 
     def end(self, exit_code: int, error: str) -> None:
-        """Something has ended the server."""
+        """Tell all siblings that the server ends."""
         for one in self._all.values():
             one.outbox.send(ServerEnds(exit_code, error))
 
     # --- what they say ----------------------------------------------------------------------------------------------
 
     def take(self, message: FromSibling) -> None:
-        """Take in what one of them says."""
+        """Take in a message of a sibling."""
         match message:
             case SiblingStarted():
                 self._begin(message)
@@ -167,7 +166,7 @@ class Siblings:
                 self._all[message.index].ended.set()
 
     async def find(self, names: Sequence[str], owner: str = "") -> list[tuple[str, list[str]]]:
-        """What all of them answer to `FindCalls`; who does not answer in time has no requests."""
+        """Return all siblings' answers to `FindCalls`; one that does not answer in time counts as having none."""
         loop = asyncio.get_running_loop()
         asked = {secrets.token_hex(12): one for one in self._all.values() if one.serves}
         self._open |= {call: loop.create_future() for call in asked}
@@ -183,20 +182,20 @@ class Siblings:
                 del self._open[call]
 
     def abort(self, ids: Sequence[str]) -> None:
-        """End those of these requests that they have."""
+        """End those of these requests that siblings have."""
         for one in self._all.values():
             one.outbox.send(AbortCalls(list(ids)))
 
     async def wait_until_ended(self) -> None:
-        """Until none has a request any more, once they have been told to stop."""
+        """Wait until no sibling has requests any more, after all were told to stop."""
         await asyncio.gather(*(one.ended.wait() for one in self._all.values()))
 
     def close(self) -> None:
-        """Deliver what is on its way, a moment long, and let go."""
+        """Deliver the messages on their way, for a moment at most, and close the sockets."""
         self._context.destroy(linger=LINGER_MILLISECONDS)
 
     def _begin(self, message: SiblingStarted) -> None:
-        """One has started; where another has been before it, with text workers that know no request any more."""
+        """Take in a sibling that has started; if it replaces a dead one, restart its text workers first."""
         one = self._all[message.index]
         if one.pid:
             restarts, label = self._parts.counts.restarts, f"api-{message.index}"

@@ -1,4 +1,4 @@
-"""Anthropic's form of a chat, and the call that it asks for."""
+"""Parse Anthropic's form of a chat and turn it into a call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SKIPPED = ("thinking", "redacted_thinking")
 
 
 class Thinking(msgspec.Struct):
-    """`thinking`; how much the model thinks is up to it."""
+    """The field `thinking`; the model decides for itself how much it thinks."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Int32 | None = None
@@ -26,7 +26,7 @@ class Thinking(msgspec.Struct):
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """`tool_choice`."""
+    """The field `tool_choice`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -34,14 +34,14 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """`output_config.format`."""
+    """The field `output_config.format`."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """`output_config`; how much effort the model makes is up to it."""
+    """The field `output_config`; the model decides for itself how much effort it makes."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -81,7 +81,7 @@ class MessagesBody(PromptBody, forbid_unknown_fields=True, kw_only=True):
 
 
 def message_call(body: PromptBody) -> GenerationCall:
-    """The call that a body asks for.
+    """Return the call that a body asks for.
 
     Raises:
         InvalidRequest: naming the message or the block at fault.
@@ -121,7 +121,7 @@ def message_call(body: PromptBody) -> GenerationCall:
 
 
 def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """A message of Anthropic's as one or several: the results of tools are messages of their own."""
+    """Return a message of Anthropic's as one or more of OpenAI's: each tool result is a message of its own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
         raise InvalidRequest(f"{where}.role must be user or assistant", "messages")
@@ -158,7 +158,7 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _image(source: dict[str, Any], where: str) -> dict[str, Any]:
-    """An image block's source as a part of OpenAI's form."""
+    """Return the source of an image block as a content part in OpenAI's form."""
     if source.get("type") == "url":
         url = _field(source, "url", str, where)
     elif source.get("type") == "base64":

@@ -1,4 +1,4 @@
-"""The answers of /v1/messages: Anthropic's message, and the events of its stream."""
+"""Write the answers of /v1/messages: Anthropic's message and the events of its stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class MessageUsage(msgspec.Struct):
-    """Anthropic's `usage`: input tokens are those that the prefix cache did not have."""
+    """Anthropic's `usage`; input tokens are those that the prefix cache did not have."""
 
     input_tokens: int
     output_tokens: int
@@ -35,7 +35,7 @@ class MessageUsage(msgspec.Struct):
 
 
 class MessageWriter:
-    """Writes one message."""
+    """A `ReplyWriter` for one Anthropic message."""
 
     def __init__(self, id: str, model: str) -> None:
         self._id = id
@@ -45,14 +45,14 @@ class MessageWriter:
         self._last: TextOutput | None = None
 
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the whole message as JSON."""
         output = outputs[0]
         self._blocks.add_whole(output)
         content = [_content(block, block.text) for block in self._blocks.blocks]
         return _ENCODER.encode(self._message(content, usage) | self._stop(output))
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the events for a delta, with `message_start` before the first."""
         self._last = output
         events = b""
         if not self._has_begun:
@@ -63,14 +63,14 @@ class MessageWriter:
         return events + b"".join(_change(change) for change in changes)
 
     def end(self, usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the events that close the last block and the message."""
         assert self._last is not None, "a stream ends after its last output"
         closing = b"".join(_change(change) for change in self._blocks.finish())
         delta = _event("message_delta", {"delta": self._stop(self._last), "usage": _usage(usage)})
         return closing + delta + _event("message_stop", {})
 
     def failure(self, error: Exception) -> bytes:
-        """See `ReplyWriter`."""
+        """Return an `error` event."""
         return b"event: error\ndata: " + _ENCODER.encode(anthropic_body(error)) + b"\n\n"
 
     def _message(self, content: list[dict[str, Any]], usage: UsageCounter) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _content(block: Block, text: str) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; what the model left unfinished has none."""
+    """Return the arguments of a call, or no arguments where the model left them unfinished."""
     try:
         value = decode_json(text or "{}")
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
+"""Serve POST /v1/messages and /v1/messages/count_tokens, Anthropic's API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenmill.serving.server.http.json_response import json_response
 
 
 class MessagesRoutes:
-    """Answers both."""
+    """The handlers of both routes."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -30,7 +30,7 @@ class MessagesRoutes:
         return GenerationReply(context, call, prompts, writer, label)
 
     async def count_tokens(self, request: Request) -> Response:
-        """How many tokens the prompt of a conversation has."""
+        """Count the prompt tokens of a conversation."""
         _, _, (prompt,) = await read_as(request, PromptBody, self._context.bodies, self._read)
         encoded = await self._context.client.encode(
             EncodeText(

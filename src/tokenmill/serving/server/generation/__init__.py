@@ -1,1 +1,1 @@
-"""What all APIs that generate share: the call that a body asks for, the reply, its usage and content blocks."""
+"""The parts that all generating APIs share: the call a body asks for, the reply, its usage and content blocks."""

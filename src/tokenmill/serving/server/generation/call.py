@@ -1,4 +1,4 @@
-"""What a call asks for, whichever API it came by: each API turns its bodies into calls, and calls become messages."""
+"""Turn calls of any API into messages to the text workers; each API turns its own bodies into calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_TRANSFER_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationCall:
-    """One call of any API. What its body does not say is None.
+    """One call of any API; None stands for a field that its body does not have.
 
     Attributes:
         params: sampling parameters that the client gave, by the names that `SamplingParams` has for them.
@@ -31,15 +31,15 @@ class GenerationCall:
         messages: a chat to answer, in OpenAI's form, instead of prompts.
         template_kwargs: what the chat template gets besides the messages.
         tools: functions in OpenAI's form.
-        default_max_tokens: where neither the client nor the model says how many.
+        default_max_tokens: the limit where neither the client nor the model gives one.
         logprobs_field: what the client calls `params["logprobs"]`.
-        add_special_tokens: those of the tokenizer around the prompt; None: around texts, not around chats.
-        wants_prompt: the reply tells of the prompt's tokens.
-        is_score: only the prompt is told of: a token is sampled, and left out of the reply.
-        pooling: "mean" or "last": wanted is a vector for each prompt.
-        timeout: seconds until the call is given up.
-        kv_transfer_params: what the client says to the sources of KV.
-        model: what it names as its model, which may be an adapter.
+        add_special_tokens: put the tokenizer's special tokens around the prompt; None: around texts, not around chats.
+        wants_prompt: the reply describes the prompt's tokens.
+        is_score: the reply is about the prompt only: one token is sampled and left out of the reply.
+        pooling: "mean" or "last": the client wants a vector for each prompt.
+        timeout: seconds after which the call is given up.
+        kv_transfer_params: parameters from the client for the sources of KV.
+        model: the name of its model, which may be an adapter.
     """
 
     params: dict[str, Any]
@@ -67,7 +67,7 @@ class GenerationCall:
 
 
 def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateText]:
-    """What a text worker is asked, one message for each prompt.
+    """Return the messages that ask a text worker for a call, one for each prompt.
 
     Raises:
         InvalidRequest: naming the field at fault.
@@ -110,7 +110,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
 def split_prompts(
     prompt: str | Sequence[str | int | list[int]], param: str, most: int = MAX_PROMPTS
 ) -> list[str | list[int]]:
-    """A prompt is a string, token ids, or a list of either.
+    """Return the prompts of a field: a string, token ids, or a list of either.
 
     Raises:
         InvalidRequest: naming `param`.
@@ -128,10 +128,10 @@ def split_prompts(
 
 
 def template_kwargs(given: dict[str, Any] | None, **fields: Any) -> dict[str, Any]:
-    """What a chat template gets besides the messages: variables of the client's, and fields that are not None.
+    """Return the variables of the chat template: the client's own, and those of `fields` that are not None.
 
     Raises:
-        InvalidRequest: more variables than any template has use for.
+        InvalidRequest: there are more variables than any template uses.
     """
     check_template_kwargs(given or {})
     return (given or {}) | {name: value for name, value in fields.items() if value is not None}
@@ -160,7 +160,7 @@ def _checked_truncation(count: int | None) -> int | None:
 
 
 def _checked_transfer(call: GenerationCall, context: ServerContext) -> dict[str, Any] | None:
-    """What is said to the sources of KV, within bounds; whether it makes sense they say themselves."""
+    """Return the parameters for the sources of KV if they are within bounds; the sources check what they mean."""
     name, params = "kv_transfer_params", call.kv_transfer_params
     if params is None:
         return None

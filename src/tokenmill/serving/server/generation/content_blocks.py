@@ -1,4 +1,4 @@
-"""An answer as content blocks, for the APIs that reply with a list: reasoning, texts and calls, in their order."""
+"""Divide an answer into content blocks for the APIs that reply with a list: reasoning, texts and calls in order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokenmill.core.messages import TextOutput
 
 @dataclass(slots=True)
 class Block:
-    """One block. `text` is its text so far, of a call the JSON of its arguments.
+    """One content block; `text` is its text so far, for a call the JSON of its arguments.
 
     Attributes:
-        id: of a call: made here, for the client to name in its answer to it.
-        name: of a call: the function.
+        id: of a call: made here; the client names it when it returns the result.
+        name: of a call: the function's name.
     """
 
     kind: PieceKind
@@ -28,14 +28,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BlockBegins:
-    """A new block; the one before it has ended."""
+    """A new block begins; the one before it has ended."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGrows:
-    """More of the latest block."""
+    """More text of the latest block."""
 
     block: Block
     delta: str
@@ -52,7 +52,7 @@ Change = BlockBegins | BlockGrows | BlockEnds
 
 
 class ContentBlocks:
-    """Puts blocks together as events come."""
+    """The content blocks of an answer, built as its deltas come."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -64,7 +64,7 @@ class ContentBlocks:
         return any(block.kind is PieceKind.CALL for block in self.blocks)
 
     def add(self, output: TextOutput) -> Iterator[Change]:
-        """Take in what a delta brought; yields what it changes."""
+        """Add a delta of the answer and yield the changes it makes."""
         if output.answer is None:
             if output.text:
                 yield from self._grow(PieceKind.TEXT, output.text)
@@ -76,7 +76,7 @@ class ContentBlocks:
                 yield from self._grow(piece.kind, piece.text)
 
     def add_whole(self, output: TextOutput) -> None:
-        """Take in an answer that is not streamed: reasoning comes first, then all of its text, then the calls."""
+        """Add an answer that is not streamed: first all reasoning, then all text, then the calls."""
         if output.answer is not None:
             order = list(PieceKind)
             output.answer.sort(key=lambda piece: order.index(piece.kind))
@@ -84,7 +84,7 @@ class ContentBlocks:
             pass
 
     def finish(self) -> Iterator[Change]:
-        """The answer has ended. One without any block has an empty text."""
+        """End the last block and yield the changes; an answer without blocks gets one of empty text."""
         if not self.blocks:
             yield from self._begin(PieceKind.TEXT)
         if self._is_open:

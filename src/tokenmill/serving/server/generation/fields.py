@@ -1,4 +1,4 @@
-"""Kinds of numbers and labels that bodies have, and the sampling fields that several APIs share."""
+"""Define the kinds of numbers and labels in bodies, and the sampling fields that several APIs share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PARAMS = frozenset(SamplingParams.__struct_fields__) - _NOT_GIVEN
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields that all APIs call by the same names. `None` stands for a field that was not given."""
+    """The fields that all APIs call by the same names; None stands for a field that was not given."""
 
     n: Int32 | None = None
     temperature: float | None = None
@@ -57,13 +57,13 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def given_params(body: msgspec.Struct) -> dict[str, Any]:
-    """What a body gives of the sampling parameters under their own names."""
+    """Return the sampling parameters that a body gives under their own names."""
     names = [name for name in body.__struct_fields__ if name in _PARAMS]
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
 def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """The sampling parameters of a request: those that were `given`, in JSON's types, over the model's `defaults`.
+    """Return the sampling parameters of a request: the `given` ones, in JSON's types, over the model's `defaults`.
 
     Raises:
         InvalidRequest: a value outside its range; `param` names the field.
@@ -75,7 +75,7 @@ def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sa
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
-    """JSON's keys are strings; values are clamped to +-100."""
+    """Return the biases by token id; JSON's keys are strings, and values are clamped to +-100."""
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
             raise InvalidRequest(f"logit_bias: {key[:20]!r} is not a token id", "logit_bias")

@@ -1,4 +1,4 @@
-"""Where the requests of a call should go, as headers say: to one engine, or to where their session is.
+"""Read from a call's headers which engine its requests go to: a given one, or the one that has their session.
 
 `x-data-parallel-rank` is vLLM's name, an engine's index; `x-session-id` is any label of the client's own.
 """
@@ -22,10 +22,10 @@ RANK, SESSION = "x-data-parallel-rank", "x-session-id"
 
 
 def placed(prompts: Sequence[GenerateText], context: ServerContext, scope: Scope) -> Sequence[GenerateText]:
-    """The prompts of a call, for the engine and with the session that its headers name.
+    """Return the prompts of a call, set to the engine and the session that its headers name.
 
     Raises:
-        InvalidRequest: there is no such engine, or what is given for a session is no label.
+        InvalidRequest: there is no such engine, or the session's name is not a label.
     """
     headers = Headers(scope=scope)
     rank, session = headers.get(RANK), headers.get(SESSION, "")
@@ -47,7 +47,7 @@ def _engine(rank: str | None, context: ServerContext) -> int | None:
 
 
 def _session(label: str, scope: Scope) -> str:
-    """A name that two tenants never share, and no longer than a hash."""
+    """Return the session's name: different for different tenants, and no longer than a hash."""
     if not label:
         return ""
     if not is_request_id(label):

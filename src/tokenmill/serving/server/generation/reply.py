@@ -1,4 +1,4 @@
-"""The reply to a generating call: streamed or whole, and over as soon as the client is gone.
+"""Send the reply to a generating call, streamed or whole, and stop as soon as the client is gone.
 
 Exactly one outcome reaches the client: a complete reply, or an error body, or (once a stream has begun) an error
 event. Leaving early, for whatever reason, aborts the call's requests.
@@ -40,7 +40,7 @@ _STREAM_HEADERS = [
 
 
 class GenerationFailed(TokenMillError):
-    """The engine gave up on a request."""
+    """An engine could not complete a request."""
 
 
 class GenerationReply(Response):
@@ -54,7 +54,7 @@ class GenerationReply(Response):
         writer: ReplyWriter,
         label: str,
     ) -> None:
-        """`label` is the reply's id, by which operators find its requests."""
+        """Make a reply; operators find its requests by `label`, its id."""
         super().__init__()
         self._context = context
         self._client = context.client
@@ -68,7 +68,7 @@ class GenerationReply(Response):
         self._usage = UsageCounter(prompts[0].params.n)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send until done or until the client disconnects, whichever is first."""
+        """Generate and send until the reply is complete or the client disconnects."""
         began = time.monotonic()
         work = asyncio.ensure_future(self._answer(scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
@@ -140,7 +140,7 @@ class GenerationReply(Response):
         await _end_stream(send, self._writer.end(self._usage))
 
     def _take(self, index: int, output: TextOutput) -> TextOutput:
-        """Check and count an output; returns it as the client gets it: after a prompt that is scored comes nothing."""
+        """Check and count an output; return it as the client gets it: nothing after the prompt of a scoring call."""
         check_output(output)
         if self._call.is_score:
             reason = FinishReason.LENGTH if output.finish_reason is FinishReason.STOP else output.finish_reason
@@ -163,13 +163,13 @@ class GenerationReply(Response):
 
 
 def caller_of(scope: Scope, label: str) -> Caller:
-    """Who makes a call that its client knows by this label. `trace` is the W3C `traceparent` header."""
+    """Return who makes a call that its client knows by this label; `trace` is the W3C `traceparent` header."""
     trace = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), "")
     return Caller(label, trace, tenant_of(scope), owner_of(scope), is_background(scope))
 
 
 def check_output(output: TextOutput) -> None:
-    """Raise `GenerationFailed` where the engine gave up."""
+    """Raise `GenerationFailed` if the engine could not complete the request."""
     if output.finish_reason is FinishReason.ERROR:
         raise GenerationFailed(output.error or "the engine could not complete this request")
 
@@ -179,6 +179,6 @@ async def _end_stream(send: Send, events: bytes) -> None:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return when the client has gone. The body was read before, so nothing else can come."""
+    """Return when the client has disconnected; its body was read before, so no other message can come."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""POST /tokenize and POST /detokenize."""
+"""Serve POST /tokenize and POST /detokenize."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tokenmill.serving.server.http.json_response import json_response
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A text, or a conversation that the chat template turns into one."""
+    """A text, or a conversation that the chat template turns into a text."""
 
     model: str | None = None
     prompt: str | None = None
@@ -58,13 +58,13 @@ class Text(msgspec.Struct):
 
 
 class TokenRoutes:
-    """Answers both."""
+    """The handlers of these routes."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def tokenize(self, request: Request) -> Response:
-        """Text to token ids."""
+        """Turn text into token ids."""
         message, wants_strings = await read_as(request, TokenizeBody, self._context.bodies, self._read)
         encoded = await self._context.client.encode(message)
         strings = encoded.tokens if wants_strings else None
@@ -77,18 +77,18 @@ class TokenRoutes:
         return _encode_message(body), bool(body.return_token_strs)
 
     async def info(self, _request: Request) -> Response:
-        """What tokenizer_config.json says, with the chat template in use."""
+        """Show tokenizer_config.json with the chat template in use."""
         return json_response(self._context.tokenizer_info())
 
     async def detokenize(self, request: Request) -> Response:
-        """Token ids to text."""
+        """Turn token ids into text."""
         body = await read_body(request, DetokenizeBody, self._context.bodies)
         self._context.check_model(body.model)
         return json_response(Text(await self._context.client.decode(body.tokens)))
 
 
 def tokenizer_info(folder: Path, template_file: str | None) -> dict[str, Any]:
-    """What clients that render chats themselves need: special tokens as texts, the chat template; no paths.
+    """Return what clients need to render chats: special tokens as texts and the chat template, without paths.
 
     Raises:
         InvalidCheckpoint: a file of the folder cannot be read.
@@ -101,7 +101,7 @@ def tokenizer_info(folder: Path, template_file: str | None) -> dict[str, Any]:
 
 
 def _text_of(value: Any) -> Any:
-    """A special token is a text, or an object that has it as its content."""
+    """Return the text of a special token, which may be an object that has the text as its content."""
     return value["content"] if isinstance(value, dict) and "content" in value else value
 
 

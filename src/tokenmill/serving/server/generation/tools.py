@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice`, checked: how an answer may call tools."""
+"""Check `tools` and `tool_choice` and turn them into rules for the calls in an answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NamedTool(msgspec.Struct, frozen=True):
 def call_rules(
     tools: list[dict[str, Any]] | None, choice: str | NamedTool | None, is_parallel: bool, parsers: ToolParsers
 ) -> CallRules | None:
-    """How an answer may call these tools; None: it calls none, and is not shown any.
+    """Return the rules by which an answer may call tools; None: the model sees no tools and calls none.
 
     Raises:
         InvalidRequest: naming the field at fault.

@@ -1,4 +1,4 @@
-"""What all writers of replies share: what a writer is, the usage of a call, and log probabilities as JSON has them."""
+"""Define what all writers of replies share: their protocol, the usage of a call, and log probabilities in JSON."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ LOWEST_LOGPROB = -9999.0
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """OpenAI's `prompt_tokens_details`."""
+    """OpenAI's object `prompt_tokens_details`."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """OpenAI's `completion_tokens_details`."""
+    """OpenAI's object `completion_tokens_details`."""
 
     reasoning_tokens: int
 
 
 class Usage(msgspec.Struct):
-    """OpenAI's `usage`."""
+    """OpenAI's object `usage`."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -38,7 +38,7 @@ class Usage(msgspec.Struct):
 
 
 class UsageCounter:
-    """Adds up the usage of a call. A prompt that n continuations share counts once."""
+    """Adds up the usage of a call; a prompt that n continuations share counts once."""
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -47,7 +47,7 @@ class UsageCounter:
         self._reasoning: dict[int, int] = {}
 
     def add(self, index: int, output: TextOutput) -> None:
-        """Take in a delta of choice `index`."""
+        """Count a delta of choice `index`."""
         self._completion_tokens += len(output.token_ids)
         if output.num_reasoning_tokens:
             self._reasoning[index] = output.num_reasoning_tokens
@@ -60,7 +60,7 @@ class UsageCounter:
             )
 
     def usage(self) -> Usage:
-        """The usage so far."""
+        """Return the usage so far."""
         prompt_tokens = sum(num_tokens for num_tokens, _ in self._prompt.values())
         cached_tokens = sum(num_cached for _, num_cached in self._prompt.values())
         total = prompt_tokens + self._completion_tokens
@@ -74,35 +74,35 @@ class UsageCounter:
 
 
 class ReplyWriter(Protocol):
-    """All bytes of one API's reply: one document, or events. `index` numbers the continuations of a call."""
+    """Writes the bytes of one API's reply: a document or events; `index` numbers the continuations of a call."""
 
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
-        """The body of a reply that is not streamed, from the whole output of each continuation."""
+        """Return the body of a reply that is not streamed, from the whole output of each continuation."""
         ...
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
-        """The events for a delta; none (b""): nothing of it is worth sending."""
+        """Return the events for a delta, or b"" if it has nothing worth sending."""
         ...
 
     def end(self, usage: UsageCounter) -> bytes:
-        """The events after the last delta."""
+        """Return the events after the last delta."""
         ...
 
     def failure(self, error: Exception) -> bytes:
-        """The events that end a stream in the middle."""
+        """Return the events that end a stream early."""
         ...
 
 
 def finite(logprob: float) -> float:
-    """JSON has no -inf."""
+    """Return a log probability that JSON can represent, which has no -inf."""
     return max(logprob, LOWEST_LOGPROB)
 
 
 def token_bytes(output: TextOutput, token_id: int) -> bytes:
-    """Of a token that the output's logprobs name."""
+    """Return the bytes of a token that appears in the output's logprobs."""
     return (output.token_bytes or {}).get(token_id, b"")
 
 
 def positions(output: TextOutput) -> list[TokenLogprobs]:
-    """The logprobs of an output, none if they were not asked for."""
+    """Return the logprobs of an output by position; empty if they were not asked for."""
     return output.logprobs or []

@@ -1,1 +1,1 @@
-"""HTTP itself: connections, bodies, errors, guards. Knows nothing of what is asked."""
+"""HTTP itself: connections, bodies, errors, guards. Knows nothing of what requests ask for."""

@@ -1,6 +1,6 @@
-"""Takes connections from the listening socket: never more at once than are looked at before the next ones are taken.
+"""Accept connections from the listening socket, a few at a time, so that each is looked at before the next ones come.
 
-uvicorn could listen itself, but then nobody would count a connection before its TLS handshake is over, and where no
+uvicorn could listen itself, but then a connection would not count before its TLS handshake is over, and where no
 descriptor is left, libuv closes what comes without a word.
 """
 
@@ -27,7 +27,7 @@ STEP_BACK_SECONDS, MOST_STEPS_BACK = 0.002, 500
 
 
 class Acceptor:
-    """Belongs to the loop that made it. `close` ends what it began."""
+    """Accepts connections in the event loop that made it, until `close`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Acceptor:
         connections: Connections,
         tls: ssl.SSLContext | None,
     ) -> None:
-        """`listener` listens already; each connection gets a protocol of its own."""
+        """Start accepting from `listener`, which listens already; each connection gets a protocol of its own."""
         listener.settimeout(0)
         self._loop = asyncio.get_running_loop()
         self._listener = listener
@@ -54,7 +54,7 @@ class Acceptor:
             self._show(self._shared)
 
     def close(self) -> None:
-        """Accept nothing more; connections that are still being made end."""
+        """Accept no more connections, and end those that are still being made."""
         for timer in (self._pause, self._beat):
             if timer is not None:
                 timer.cancel()
@@ -82,13 +82,13 @@ class Acceptor:
             self._begin(connection)
 
     def _rest(self, seconds: float) -> None:
-        """Accept nothing for a while."""
+        """Pause accepting for some seconds."""
         descriptor = self._listener.fileno()
         self._loop.remove_reader(descriptor)
         self._pause = self._loop.call_later(seconds, self._loop.add_reader, descriptor, self._accept)
 
     def _steps_back(self, shared: SharedListener) -> bool:
-        """Whether the next connection is left to a process that has fewer; one that does not come is not waited for."""
+        """Return True to leave the next connection to a process that has fewer; give up when that one is too slow."""
         if not shared.is_ahead():
             self._num_steps_back = 0
             return False
@@ -96,7 +96,7 @@ class Acceptor:
         return self._num_steps_back <= MOST_STEPS_BACK
 
     def _show(self, shared: SharedListener) -> None:
-        """Let the others know, now and then, that this process is awake."""
+        """Show the other processes at intervals that this one is awake."""
         shared.note(len(self._connections))
         self._beat = self._loop.call_later(BEAT_SECONDS, self._show, shared)
 

@@ -1,4 +1,4 @@
-"""Reading and checking a request's JSON body, once, at the edge."""
+"""Read and check the JSON body of a request, once, where it comes in."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ R = TypeVar("R")
 
 
 async def read_as(request: Request, kind: type[T], budget: BodyBudget, make: Callable[[T], R]) -> R:
-    """Read a body and make something of it, off the event loop where the body is long; raises as `read_body`, and as
-    `make` does.
-    """
+    """Read a body and convert it with `make`, off the event loop if it is long; raise as `read_body` and `make` do."""
     body, num_bytes = await read_sized(request, kind, budget)
     return await budget.threads.run(num_bytes, lambda: make(body))
 
@@ -43,10 +41,10 @@ async def read_sized(request: Request, kind: type[T], budget: BodyBudget) -> tup
     """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types; return it and how many bytes it had.
 
     Raises:
-        TooLarge: before more than may be are held, or more is made of them than may be.
+        TooLarge: it has too many bytes, or too much structure; raised before the server holds more than it may.
         InvalidRequest: not JSON, an unknown field, or a value of the wrong type; `param` names the field.
-        ServerBusy: too much is on its way already.
-        ClientDisconnect: nobody waits for the answer any more.
+        ServerBusy: too many bytes of bodies are on their way already.
+        ClientDisconnect: the client has left.
     """
     max_bytes = min(MAX_BODY_BYTES, budget.max_bytes)
     too_large = TooLarge(f"the body is larger than {max_bytes} bytes")
@@ -66,13 +64,13 @@ def read_query(request: Request, kind: type[T]) -> T:
     """Read the query string as a struct.
 
     Raises:
-        InvalidRequest: an unknown name, or a value that is not what it should be.
+        InvalidRequest: an unknown name, or a value of the wrong type.
     """
     return convert_texts(dict(request.query_params), kind)
 
 
 def convert_texts(given: dict[str, Any], kind: type[T]) -> T:
-    """Read fields whose values came as texts as a struct; raises as `read_query`."""
+    """Convert fields whose values came as texts into a struct; raise as `read_query` does."""
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -93,7 +91,7 @@ def _decode(raw: bytearray, kind: type[T]) -> T:
 
 
 def _explain(message: str) -> InvalidRequest:
-    """Put a validation message of msgspec in a client's terms."""
+    """Say a validation error of msgspec in a client's terms."""
     message = message.replace(" | null`", "`")
     unknown = _UNKNOWN.search(message)
     at = _AT.match(message)
@@ -112,5 +110,5 @@ def _explain(message: str) -> InvalidRequest:
 
 
 def _top(path: str) -> str:
-    """The body's own field in a path like `messages[0].role`."""
+    """Return the body's own field in a path like `messages[0].role`."""
     return re.split(r"[.\[]", path)[0]

@@ -1,7 +1,7 @@
-"""The memory that bodies take together from their first byte until they are parsed.
+"""Bound the memory that bodies take together from their first byte until they are parsed.
 
-Whatever comes beyond the budget, the body that holds most gives way, so those who send much make no room from those
-who send little. What is sent counts, not what is announced: an announcement costs nothing.
+When the budget is used up, the body that holds most gives way, so clients that send much take no room from clients
+that send little. Only bytes that have come count, not the length that a client announces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEFAULT_MAX_BYTES = 256 << 20
 
 
 class IncomingBody:
-    """What has come of one body."""
+    """The bytes of one body that have come so far."""
 
     def __init__(self, budget: BodyBudget, patience: asyncio.Timeout) -> None:
         self.data = bytearray()
@@ -25,22 +25,22 @@ class IncomingBody:
         self._patience = patience
 
     def add(self, part: bytes) -> None:
-        """Take in a part.
+        """Append a part.
 
         Raises:
-            ServerBusy: there is no room, and no other body holds more; or this one had to give way.
+            ServerBusy: there is no room and no other body holds more, or this body had to give way.
         """
         self._budget.count(self, len(part))
         self.data += part
 
     def give_way(self) -> None:
-        """Let its memory go at once, and its reader when it is its turn."""
+        """Free its memory at once, and end its reader when the event loop gets to it."""
         self.data = bytearray()
         self._patience.reschedule(asyncio.get_running_loop().time())
 
 
 class BodyBudget:
-    """One per server.
+    """The memory that incoming bodies share.
 
     Attributes:
         threads: where long bodies are read.
@@ -54,10 +54,10 @@ class BodyBudget:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[IncomingBody]:
-        """Room for a body, which is returned at the end.
+        """Open a body that counts towards the budget until it is closed.
 
         Raises:
-            ServerBusy: the body had to give way to others.
+            ServerBusy: the body had to give way to another.
         """
         patience = asyncio.timeout(None)
         body = IncomingBody(self, patience)
@@ -73,7 +73,7 @@ class BodyBudget:
             self._forget(body)
 
     def count(self, body: IncomingBody, num_bytes: int) -> None:
-        """A body is about to grow by so much; see `IncomingBody.add`."""
+        """Count bytes that a body is about to add, and make room for them; see `IncomingBody.add`."""
         if body not in self._incoming:
             raise self._busy()
         while self._num_bytes + num_bytes > self.max_bytes:

@@ -1,8 +1,8 @@
-"""How much there is to read in a JSON body: counted before it is decoded, which no other request can interrupt.
+"""Measure the structure of a JSON body before it is decoded, since no other request can interrupt the decoder.
 
 Decoding is one call into C that keeps the interpreter to itself. What it costs is bounded by what it makes: values,
-objects and lists, keys, and the characters of strings that are not copied as they are. Bodies are looked at in pieces,
-so that others can run between two of them.
+objects and lists, keys, and the characters of strings that are not copied as they are. Bodies are read in pieces, so
+that other requests can run between two pieces.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def _weight(piece: bytes | bytearray) -> int:
 
 @dataclass(slots=True)
 class _Outside:
-    """Leaves out the strings of a body that comes piece by piece.
+    """Removes the strings from a body that comes piece by piece.
 
     Attributes:
-        in_string: the last piece has ended within a string.
+        in_string: the last piece ended within a string.
         is_escaped: its last byte was a backslash that has a meaning for the next.
     """
 
@@ -82,7 +82,7 @@ class _Outside:
     is_escaped: bool = False
 
     def part_of(self, piece: bytes) -> bytes:
-        """What of a piece stands outside of strings."""
+        """Return the part of a piece that lies outside of strings."""
         if self.is_escaped:
             piece = piece[1:]
         num_last = len(piece) - len(piece.rstrip(b"\\"))

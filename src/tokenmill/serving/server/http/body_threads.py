@@ -1,4 +1,4 @@
-"""Threads in which bodies are read that are too long for the event loop: nobody's stream waits for them."""
+"""Run threads that read bodies too long for the event loop, so that no stream waits for them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ R = TypeVar("R")
 
 
 class BodyThreads:
-    """Two, begun when they are needed: what is long does not wait for what is huge.
+    """Two threads, started when needed, so that long bodies do not wait for huge ones.
 
-    One at a time each, since they share the interpreter with the loop, which waits a turn of every one that is busy.
+    Each reads one body at a time: both share the interpreter with the loop, which waits for a turn of each busy thread.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class BodyThreads:
         self._huge = ThreadPoolExecutor(1, "huge-body")
 
     async def run(self, num_bytes: int, work: Callable[[], R]) -> R:
-        """Do the work that a body of this size makes; raises as it does."""
+        """Do the work that a body of this size makes, and raise what it raises."""
         if num_bytes <= INLINE_BYTES:
             return work()
         thread = self._huge if num_bytes > HUGE_BYTES else self._long

@@ -1,9 +1,9 @@
-"""Keeps web pages from using a server that needs no key through the browser of somebody who can reach it.
+"""Keep web pages from using a server without a key through the browser of a person who can reach it.
 
-A page may send requests anywhere, and learns nothing of the answer; so what changes something must come from a page of
-the server's own or of an allowed origin, or from no page at all, and bodies must be of a type that a page cannot send
-without asking first. A page can also have its own name point to this machine and read what it likes as its own server
-(DNS rebinding); so whoever calls a server on the loopback must call it by a name of the loopback.
+A page may send requests anywhere, but cannot read the answer; so a request that changes something must come from a page
+of the server or of an allowed origin, or from no page at all, and bodies must be of a type that a page cannot send
+without asking first. A page can also let its own name point to this machine and read replies as from its own server
+(DNS rebinding); so clients of a server on the loopback must call it by a name of the loopback.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+|\*))(
 
 
 class BrowserGuard:
-    """For servers without a key: with one, pages of others do not have it."""
+    """Middleware for servers without a key; where there is a key, foreign pages do not have it."""
 
     def __init__(
         self, app: ASGIApp, allowed_origins: Sequence[str], allowed_hosts: Sequence[str], on_loopback: bool
     ) -> None:
-        """Names are checked where the server is `on_loopback`, and wherever `allowed_hosts` says which there are."""
+        """Check the Host header if the server is `on_loopback` or `allowed_hosts` lists names."""
         self._app = app
         self._origins = frozenset(allowed_origins)
         self._hosts = frozenset(host_name(host) for host in allowed_hosts) - {""}
@@ -71,7 +71,7 @@ class BrowserGuard:
 
 
 def host_name(host: str) -> str:
-    """The name or address in a Host header, without its port and the brackets of IPv6; empty: there is none in it."""
+    """Return the name or address in a Host header without the port and IPv6 brackets; empty: the header has no name."""
     found = _HOST.fullmatch(host.strip().lower())
     return (found["address"] or found["name"]) if found else ""
 

@@ -1,11 +1,11 @@
-"""The connections that are open: how long each may be silent, how many there may be, and which one gives way.
+"""Track the open connections: how long each may be silent, how many there may be, and which one gives way.
 
     accepted -> handshake -> |   head   -> |   body   -> answer   -> idle -> head ...
                               head_seconds  body_seconds  no limit    idle_seconds
 
 When all places are taken, a newcomer gets that of the connection from which a head has been awaited longest: silence
-holds no place against others. Some places are for requests that are answered at once however many others there are:
-whoever watches the server must get through.
+holds no place. Some places are kept for requests that are answered at once however many connections there are:
+monitoring must get through.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESERVE = 64
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
-    """Seconds in which a head must be complete, a body (a large one has more), and the next request must begin."""
+    """Seconds within which a head must be complete, a body (a large one has more), and the next request must begin."""
 
     head: float
     body: float
@@ -34,21 +34,21 @@ class SilenceLimits:
 
     @classmethod
     def of(cls, config: ServerConfig) -> SilenceLimits:
-        """Those that the flags say."""
+        """Return the limits that the flags set."""
         return cls(config.head_timeout, config.body_timeout, config.keep_alive_timeout)
 
 
 class Connection(Protocol):
-    """One of them, as far as this module looks at it.
+    """One connection, as far as this module uses it.
 
     Attributes:
-        due: the time (see `Connections.now`) at which its client has been silent for too long; infinite: it may be.
+        due: the time (see `Connections.now`) at which its client has been silent for too long; infinite: no limit.
     """
 
     due: float
 
     def time_out(self) -> None:
-        """Its time has come: close, and say why if a request has begun."""
+        """Close because the client was silent too long, and say why if a request has begun."""
         ...
 
     def give_way(self) -> None:
@@ -57,16 +57,16 @@ class Connection(Protocol):
 
 
 class Connections:
-    """All of one server.
+    """The open connections of one HTTP server.
 
     Attributes:
-        now: seconds for which this process could have heard its clients. While it is stopped the clock stands still:
-            what was sent meanwhile is not silence.
-        show: called with how many there are when that has changed; None: nobody wants to know.
+        now: seconds for which this process could have heard its clients. The clock stands still while it is stopped:
+            clients that send meanwhile are not silent.
+        show: called with the number of connections when it changes; None: not called.
     """
 
     def __init__(self, limits: SilenceLimits, max_open: int, tell: Callable[[str], None]) -> None:
-        """`tell` is given a line about connections that were refused, at most one a minute."""
+        """Track up to `max_open` connections; `tell` gets a line about refused ones, at most one a minute."""
         self.limits = limits
         self.now = 0.0
         self.show: Callable[[int], None] | None = None
@@ -82,7 +82,7 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: Connection) -> None:
-        """One was accepted. If there is no place left for it, another gives way."""
+        """Add an accepted connection; if there is no place left for it, another gives way."""
         if len(self._open) >= self._max_open and self._awaited:
             longest = next(iter(self._awaited))
             self.leave(longest)
@@ -93,7 +93,7 @@ class Connections:
         self.expect_request(connection, self.limits.head)
 
     def leave(self, connection: Connection) -> None:
-        """One is closed."""
+        """Remove a closed connection."""
         self._open.discard(connection)
         self._awaited.pop(connection, None)
         self._has_changed()
@@ -103,14 +103,14 @@ class Connections:
             self.show(len(self._open))
 
     def expect_request(self, connection: Connection, seconds: float) -> None:
-        """From now on its client should send something within these seconds, and it can give way to others."""
+        """Give a client some seconds to send; meanwhile its connection may have to give way."""
         if connection in self._open:
             self._awaited.pop(connection, None)
             self._awaited[connection] = None
             connection.due = self.now + seconds
 
     def admit_request(self, connection: Connection) -> bool:
-        """The head of a request has come. False: so many connections have one that only open routes are answered."""
+        """Note a complete head; return False if too many have requests, so that only open routes are answered."""
         if connection in self._awaited:
             if len(self._open) - len(self._awaited) >= self._max_with_request:
                 return False
@@ -119,11 +119,11 @@ class Connections:
         return True
 
     def note_surplus(self) -> None:
-        """A request that was not admitted was refused."""
+        """Count a request that was refused because it was not admitted."""
         self.note_refused(f"{self._max_with_request} connections have requests, and no more may")
 
     def note_refused(self, reason: str) -> None:
-        """A connection or its request was turned away."""
+        """Count a refused connection or request, and report now and then."""
         self._num_refused += 1
         if self.now >= self._next_report:
             self._tell(f"connections: {reason}; {self._num_refused} refused since the last such line")
@@ -131,7 +131,7 @@ class Connections:
             self._next_report = self.now + REPORT_SECONDS
 
     async def watch(self) -> None:
-        """Close those whose time has come, for as long as the task runs."""
+        """Close connections that are silent for too long, until cancelled."""
         clock = asyncio.get_running_loop().time
         last = clock()
         while True:
@@ -140,7 +140,7 @@ class Connections:
             self.sweep(elapsed)
 
     def sweep(self, elapsed: float) -> None:
-        """Close those whose time has come, so many seconds after the last call."""
+        """Close connections that are silent for too long, `elapsed` seconds after the last call."""
         self.now += min(elapsed, 2 * SWEEP_SECONDS)
         for connection in [one for one in self._open if one.due <= self.now]:
             connection.time_out()

@@ -1,4 +1,4 @@
-"""File descriptors: how many this process may have, and what is left of them for connections."""
+"""Raise the limit of file descriptors, and count those that are left for connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_CONNECTIONS = 8
 
 
 def raise_limit() -> None:
-    """Allow this process, and the children that it starts, as many as the system lets it have.
+    """Allow this process and its children as many descriptors as the system permits.
 
     The soft limit is low for programs that keep descriptors in sets of bits; nothing here does.
     """
@@ -24,7 +24,7 @@ def raise_limit() -> None:
 
 
 def num_connections() -> int:
-    """How many connections can be open at once beside what is open now."""
+    """Return the number of connections that can be open at once beside the files open now."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = sys.maxsize if soft == resource.RLIM_INFINITY else soft
     return max(limit - len(os.listdir("/dev/fd")) - SPARE, _LEAST_CONNECTIONS)

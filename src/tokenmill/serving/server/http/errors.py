@@ -1,4 +1,4 @@
-"""Every error body the server sends, in OpenAI's form, in this one place. No body carries a path or a traceback."""
+"""Write every error body that the server sends, in OpenAI's form. No body carries a path or a traceback."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ANTHROPIC_PATH = "/v1/messages"
 
 
 class ModelNotFound(InvalidRequest):
-    """The request names a model that is not served here."""
+    """The request names a model that this server does not have."""
 
     status = 404
     code = "model_not_found"
 
 
 class Unauthorized(TokenMillError):
-    """No API key, or a wrong one."""
+    """The API key is missing or wrong."""
 
     status = 401
     type = "authentication_error"
@@ -34,7 +34,7 @@ class Unauthorized(TokenMillError):
 
 
 class Forbidden(TokenMillError):
-    """The request comes from where none may come from."""
+    """The request comes from a page or by a name that is not allowed."""
 
     status = 403
     type = "permission_error"
@@ -42,13 +42,13 @@ class Forbidden(TokenMillError):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is of another type than the server reads."""
+    """The body has a type that the server does not read."""
 
     status = 415
 
 
 class HeadersTooLarge(InvalidRequest):
-    """The headers exceed what is accepted."""
+    """The headers are larger than the server accepts."""
 
     status = 431
 
@@ -61,7 +61,7 @@ class RequestTimedOut(TokenMillError):
 
 
 class ServerStopping(TokenMillError):
-    """The server ends before the request did."""
+    """The server ended before the request did."""
 
     status = 503
     type = "server_stopping"
@@ -87,7 +87,7 @@ class ErrorBody(msgspec.Struct):
 
 
 def error_body(error: Exception) -> ErrorBody:
-    """What a client may know of an error. Only our own errors carry sentences meant for clients."""
+    """Return what a client may know of an error; only our own errors carry sentences meant for clients."""
     if not isinstance(error, TokenMillError):
         return ErrorBody(ErrorInfo("internal error", TokenMillError.type, None, None))
     param, code = getattr(error, "param", None), getattr(error, "code", None)
@@ -99,8 +99,9 @@ _PATH = re.compile(r"""(?<![\w.:/`~-])~?/(?!v1/)(?:[^\s/:;,'"`()]+/)+([^\s/:;,'"
 
 
 def without_folders(text: str) -> str:
-    """A text in which files of this machine have their names only: sentences of all rooms come here, and those of the
-    engines tell the operator where a file lies.
+    """Return a text in which files of this machine appear by their names only, without their folders.
+
+    Sentences of all packages come here, and those of the engines tell the operator where a file lies.
     """
     return _PATH.sub(r"\1", text)
 
@@ -131,18 +132,18 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_body(error: Exception) -> AnthropicErrorBody:
-    """The same in Anthropic's form."""
+    """Return an error's body in Anthropic's form."""
     kind = _ANTHROPIC_TYPES.get(error_status(error), "api_error")
     return AnthropicErrorBody(AnthropicError(kind, error_body(error).error.message))
 
 
 def error_status(error: Exception) -> int:
-    """The HTTP status of an error."""
+    """Return the HTTP status of an error."""
     return error.status if isinstance(error, TokenMillError) else TokenMillError.status
 
 
 def error_response(error: Exception, path: str = "") -> Response:
-    """The whole response to a request that failed; the path says whose API it is."""
+    """Return the whole response to a failed request, in the form of the API that its path belongs to."""
     headers = {}
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
@@ -160,12 +161,12 @@ async def handle_error(request: Request, error: Exception) -> Response:
 
 
 async def handle_disconnect(_request: Request, _error: Exception) -> Response:
-    """A client that left while it sent its body: nobody reads this."""
+    """Return an empty reply for a client that left while it sent its body."""
     return Response(status_code=CLIENT_GONE)
 
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:
-    """Answer what the router refuses: unknown routes (404) and methods (405)."""
+    """Answer requests that the router refuses: unknown routes (404) and methods (405)."""
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.scope['path'][:200]}"
     body = ErrorBody(ErrorInfo(message, InvalidRequest.type, None, None))

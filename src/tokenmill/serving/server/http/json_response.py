@@ -1,4 +1,4 @@
-"""A JSON response from a msgspec struct."""
+"""Make a JSON response from a msgspec struct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The socket the server listens on, taken before anything expensive starts."""
+"""Open the socket that the server listens on, before anything expensive starts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_tls(config: ServerConfig) -> None:
 
 
 def explain(error: OSError, config: ServerConfig) -> InvalidConfig:
-    """Why an address could not be taken."""
+    """Return an error that says why an address could not be taken."""
     where = config.uds or f"{config.host}:{config.port}"
     if error.errno == errno.EADDRINUSE:
         other = "" if config.uds else "; stop what uses it or choose another port with --port"
@@ -65,7 +65,7 @@ def explain(error: OSError, config: ServerConfig) -> InvalidConfig:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or an address is one of this machine's to itself."""
+    """Return True if a name or an address stands for the loopback of this machine."""
     try:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -73,12 +73,12 @@ def is_loopback(name: str) -> bool:
 
 
 def is_on_loopback(listener: socket.socket) -> bool:
-    """Whether only this machine can reach the socket, over IP."""
+    """Return True if only this machine can reach the socket over IP."""
     return listener.family in (socket.AF_INET, socket.AF_INET6) and is_loopback(listener.getsockname()[0])
 
 
 def url(config: ServerConfig, listener: socket.socket) -> str:
-    """Where clients find the server."""
+    """Return the URL at which clients find the server."""
     scheme = "https" if config.ssl_certfile else "http"
     if config.uds is not None:
         return f"{scheme}+unix://{config.uds}"
@@ -100,7 +100,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _is_abandoned_socket(path: str) -> bool:
-    """A socket file whose server is gone; anything else must not be removed."""
+    """Return True for a socket file whose server is gone; any other file must stay."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return False

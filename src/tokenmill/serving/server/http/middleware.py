@@ -1,5 +1,6 @@
-"""What happens to every request before its route: a look at its head, an id, whether there is room for it, and the API
-key. Plain ASGI, no buffering.
+"""Process every request before its route: check its head, give it an id, refuse it if there is no room or no API key.
+
+Plain ASGI, no buffering.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ NO_ROUTES: frozenset[str] = frozenset()
 
 
 class RequestIdMiddleware:
-    """Gives every request an id: the client's `X-Request-Id`, or a random one. The reply carries it.
+    """Gives every request an id, the client's `X-Request-Id` or a random one, and puts it in the reply.
 
-    Its `state` also holds the way out for the parts of a body, past all that only looks at how a reply starts: a token
-    of a stream should not go through five coroutines.
+    Its `state` also holds a direct `send` for the parts of a body, past the middleware that only looks at the start
+    of a reply: a token of a stream should not go through five coroutines.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -71,24 +72,22 @@ class RequestIdMiddleware:
 
 
 def tenant_of(scope: Scope) -> str:
-    """Whose key a request brought, where there are several: who takes turns with others for the engine; else ""."""
+    """Return the tenant of a request, named after its key if there are several; else "". Tenants take turns."""
     return str(scope.get("state", {}).get(TENANT, ""))
 
 
 def is_background(scope: Scope) -> bool:
-    """Whether a request is a line of a batch, for which nobody waits."""
+    """Return True if a request is a line of a batch, which no client waits for."""
     return bool(scope.get("state", {}).get(BACKGROUND))
 
 
 def owner_of(scope: Scope) -> str:
-    """Whose files and batches a request may see: the hash of its key, or "" where the server has no keys."""
+    """Return the owner whose files and batches a request may see: a hash of its key, or "" if there are no keys."""
     return str(scope.get("state", {}).get(OWNER, ""))
 
 
 class SurplusMiddleware:
-    """Refuses what came on a connection beyond those that may have a request, except on `OPEN_ROUTES`: who watches the
-    server gets an answer however many others there are.
-    """
+    """Refuses requests of connections beyond the limit, except on `OPEN_ROUTES`, so that monitoring gets through."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
@@ -105,8 +104,7 @@ class SurplusMiddleware:
 
 
 class ApiKeyMiddleware:
-    """Lets only holders of a key pass, except on `OPEN_ROUTES` and others that the application names: what is not known
-    to be open is guarded.
+    """Requires an API key, except on `OPEN_ROUTES` and further routes that the application names.
 
     Where there is more than one key, a request's `state` holds which one it brought: see `tenant_of`.
     """
@@ -114,7 +112,7 @@ class ApiKeyMiddleware:
     def __init__(
         self, app: ASGIApp, api_keys: Sequence[str], root_path: str, also_open: frozenset[str] = NO_ROUTES
     ) -> None:
-        """Keys are kept and compared as hashes of equal length, in constant time."""
+        """Keep the keys as hashes of equal length, which are compared in constant time."""
         self._app = app
         self._hashes = [_hash(key) for key in api_keys]
         self._open = open_paths(root_path, OPEN_ROUTES | also_open)
@@ -143,7 +141,7 @@ class ApiKeyMiddleware:
 
 
 def _head_error(scope: Scope) -> InvalidRequest | None:
-    """What no request may look like, whatever it asks for."""
+    """Return the error of a head that no route may accept; None: the head is fine."""
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
         return HeadersTooLarge(f"the headers are larger than {MAX_HEADER_BYTES} bytes")
     num_hosts = sum(name == b"host" for name, _ in scope["headers"])
@@ -153,7 +151,7 @@ def _head_error(scope: Scope) -> InvalidRequest | None:
 
 
 def open_paths(root_path: str, routes: frozenset[str] = OPEN_ROUTES) -> frozenset[str]:
-    """The paths of routes, as they come with and without a proxy's prefix."""
+    """Return the paths of routes as they come with and without a proxy's prefix."""
     return routes | {root_path.rstrip("/") + route for route in routes}
 
 

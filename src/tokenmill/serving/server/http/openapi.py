@@ -1,4 +1,4 @@
-"""What /openapi.json says beyond FastAPI's own findings: bodies, parameters of paths, and how errors look."""
+"""Complete /openapi.json beyond FastAPI's own findings: bodies, parameters of paths, and the form of errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/res
 
 
 def describe(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], refused: Iterable[str]) -> None:
-    """Let the application's description be complete, but for fields that are only there to be `refused` by name."""
+    """Complete the application's description, without the fields that exist only to be `refused` by name."""
     openapi = app.openapi
 
     @cache
@@ -47,13 +47,13 @@ def describe(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], refused: Iter
 
 
 def body_of(body: type[msgspec.Struct], kind: str) -> dict[str, Any]:
-    """The part of an operation that names its body, of this media type."""
+    """Return the part of an operation that names its body, of this media type."""
     schema = {"$ref": _REFERENCE.format(name=body.__name__)}
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}
 
 
 def query_of(query: type[msgspec.Struct]) -> dict[str, Any]:
-    """The part of an operation that names the parameters of its query string."""
+    """Return the part of an operation that names the parameters of its query string."""
     _, schemas = msgspec.json.schema_components([query])
     fields = schemas[query.__name__]["properties"]
     return {"parameters": [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]}

@@ -1,6 +1,6 @@
-"""The page and its files over HTTP, with the headers that let nothing in it act but its own scripts.
+"""Serve the page and its files over HTTP, with headers that let only its own scripts run.
 
-The files hold no secret, so they need no key; what they show needs it, and they ask the person for it.
+The files hold no secret and need no key; the data that they show needs one, and the page asks the user for it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Route = Callable[[Request], Awaitable[Response]]
 
 
 def page_routes() -> dict[str, Route]:
-    """What answers at which path."""
+    """Return the routes of the page by path."""
     assets = read_assets()
     routes = {"/" + PREFIX + name: _route(asset) for name, asset in assets.items() if name != PAGE}
     return routes | dict.fromkeys(PAGE_ROUTES, _route(assets[PAGE]))

@@ -1,6 +1,4 @@
-"""uvicorn's HTTP protocol with limits where it has none: on the head of a request while it is still arriving, on the
-silence of a client that has more to send, and on how many connections have a request.
-"""
+"""Extend uvicorn's HTTP protocol with limits on heads, silent clients and connections that have a request."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Part(enum.Enum):
-    """To what the next byte of a connection belongs: to no message yet, or to which part of one."""
+    """The part of a message that the next byte of a connection belongs to, or no message yet."""
 
     NONE = "none"
     HEAD = "head"
@@ -40,11 +38,11 @@ class Part(enum.Enum):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. The parser below collects a head of any size before it tells; this class does not let it.
+    """One connection, with a limit on the size of its head, which the parser below would let grow.
 
     Attributes:
         due: see `Connection`.
-        beginning: the task that makes the connection; a TLS handshake takes as long as its client likes.
+        beginning: the task that makes the connection; a client can draw out its TLS handshake.
     """
 
     beginning: asyncio.Task[None]
@@ -64,17 +62,17 @@ class LimitedProtocol(HttpToolsProtocol):
         self._has_probed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A head is expected now."""
+        """Begin to wait for a head."""
         super().connection_made(transport)
         self._connections.expect_request(self, self._connections.limits.head)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Free the place."""
+        """Free the connection's place."""
         super().connection_lost(error)
         self._connections.leave(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come. Refuse a head that goes on after the limit; do not take in a body nobody reads."""
+        """Parse incoming bytes; refuse a head beyond the limit and the rest of a body that is not read."""
         num_heads, was_in_body = self._num_heads, self._part is Part.BODY
         super().data_received(data)
         if self.transport.is_closing():
@@ -87,10 +85,10 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refuse(HeadersTooLarge(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes"))
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more. True: it still gets the answers to what it has asked.
+        """Note that the client sends nothing more; return True to still answer what it has asked.
 
-        A client that has left looks the same until something is sent to it: then its machine says that nobody is
-        there. An answer does that; where none has begun after a second, an interim reply does, which clients skip.
+        A client that has left looks the same until something is sent to it: then its machine resets the connection.
+        An answer does that; if it has not begun after a second, an interim reply does, which clients skip.
         """
         is_tls = self.transport.get_extra_info("sslcontext") is not None  # where one side cannot close alone
         if is_tls or not self._is_answering or self._part is Part.BODY:
@@ -100,14 +98,14 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def on_message_begin(self) -> None:
-        """A head begins. It has its time from here, or from the end of the answer that the client still waits for."""
+        """Start the time limit of a head, unless the client still waits for an answer."""
         self._part = Part.HEAD
         if not self._is_answering:
             self._connections.expect_request(self, self._connections.limits.head)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The head ends; what follows is the body."""
+        """Admit the request, or mark it as surplus, and begin to wait for its body."""
         self._part = Part.BODY
         self._num_heads += 1
         self._num_head_bytes = 0
@@ -120,7 +118,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._begin_body()
 
     def on_message_complete(self) -> None:
-        """The request ends; what follows is another head, once this one is answered."""
+        """Note the end of the request; the next head follows once this one is answered."""
         self._part = Part.NONE
         super().on_message_complete()
         if self._is_answering:
@@ -129,7 +127,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._connections.expect_request(self, self._connections.limits.idle)
 
     def on_response_complete(self) -> None:
-        """The answer is with the transport: it is the client's turn."""
+        """Begin to wait for the client's next bytes, or close if it sends nothing more."""
         super().on_response_complete()
         if self._is_answering:  # another request came meanwhile
             return
@@ -141,11 +139,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self._connections.expect_request(self, seconds)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP in the form of all errors."""
+        """Answer bytes that are not HTTP, in the form of all errors."""
         self._refuse(InvalidRequest(msg))
 
     def time_out(self) -> None:
-        """See `Connection`. Whoever still reads an answer, or was told to send nothing for now, is not silent."""
+        """Close a silent client, unless it is still reading an answer or was told to pause."""
         if self.transport is None:
             self.beginning.cancel()
         elif self._is_half_closed:
@@ -160,7 +158,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(RequestTimedOut(f"the rest of the request's {part.value} did not come within {seconds:g} s"))
 
     def give_way(self) -> None:
-        """See `Connection`."""
+        """Abort the connection at once."""
         if self.transport is None:
             self.beginning.cancel()
         else:
@@ -172,11 +170,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _is_answered(self) -> bool:
-        """The request whose body is still coming has its answer, or the beginning of it."""
+        """True if the answer has begun while the request's body is still coming."""
         return self._part is Part.BODY and self.cycle.response_started
 
     def _count_body(self, num_bytes: int) -> None:
-        """Part of a body has come. One that was refused gets no more time for the rest of it."""
+        """Count bytes of a body; close if too many follow after the answer is complete."""
         if not self.cycle.response_complete:
             self._num_body_bytes += num_bytes
             self._wait_for_body()
@@ -187,18 +185,18 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _begin_body(self) -> None:
-        """From now on the client can send, and has its time for it."""
+        """Restart the client's time for the body."""
         self._body_began, self._num_body_bytes = self._connections.now, 0
         self._wait_for_body()
 
     def _wait_for_body(self) -> None:
-        """Neither the next part nor all of it may take longer."""
+        """Limit the time for the next part of the body, and for all of it."""
         silent_since = self._connections.now
         earned = self._body_began + self._num_body_bytes / BODY_BYTES_PER_SECOND
         self.due = min(silent_since, earned) + self._connections.limits.body
 
     def _look_for_client(self) -> None:
-        """Close if nobody is there any more; see `eof_received`."""
+        """Close if the client has left; see `eof_received`."""
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
             return

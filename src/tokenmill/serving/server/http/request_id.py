@@ -1,6 +1,6 @@
-"""What a client may call its request, in the header X-Request-Id or in a field of the body: visible ASCII, not much.
+"""Check the id that a client gives its request in the header X-Request-Id or in a field of the body.
 
-It comes back in replies, and is shown in logs and by operators' routes. An empty one is none.
+It is short visible ASCII. It comes back in replies, logs and operators' routes. An empty one counts as not given.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ _REQUEST_ID = re.compile(PATTERN)
 
 
 def is_request_id(text: str) -> bool:
-    """Whether a client may call a request so."""
+    """Return True if a client may use this text as the id of a request."""
     return text != "" and _REQUEST_ID.match(text) is not None

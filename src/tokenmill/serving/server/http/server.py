@@ -1,4 +1,4 @@
-"""HTTP as one thing that starts and ends: uvicorn, the acceptor before it, and the watch over its connections."""
+"""Start and stop HTTP as a whole: uvicorn, the acceptor before it, and the watch over its connections."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LAST_EVENT_SECONDS = 0.3
 
 
 class HttpServer:
-    """Serves an application on a socket, in the current event loop, until it is told to stop."""
+    """Serves an application on a socket in the current event loop, until it is told to stop."""
 
     def __init__(
         self, app: ASGIApp, config: ServerConfig, listener: socket.socket, tell: Callable[[str], None]
     ) -> None:
-        """`listener` is bound; `tell` is given lines for the log."""
+        """Prepare to serve on `listener`, which is bound; `tell` gets lines for the log."""
         self._config = config
         self._listener = listener
         self._uvicorn = _Uvicorn(
@@ -53,10 +53,10 @@ class HttpServer:
         self._acceptor: Acceptor | None = None
 
     async def start(self) -> asyncio.Task[None]:
-        """Accept requests; the task ends when the server does.
+        """Accept requests; return a task that ends when the server does.
 
         Raises:
-            InvalidConfig: somebody else listens there by now.
+            InvalidConfig: another process listens there by now.
         """
         # Listening here, and not in uvicorn, lets a port that was taken meanwhile be told from other errors.
         try:
@@ -73,13 +73,13 @@ class HttpServer:
         return serving
 
     def stop(self) -> None:
-        """Accept nothing new; the task ends when all replies have."""
+        """Accept no new connections; the task ends after all replies."""
         if self._acceptor is not None:
             self._acceptor.close()
         self._uvicorn.should_exit = True
 
     def abandon(self) -> None:
-        """What is still open now belongs to clients that do not read."""
+        """Drop the connections that are still open; their clients do not read."""
         # uvicorn would show a traceback for each.
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         self._uvicorn.force_exit = True
@@ -93,7 +93,7 @@ class HttpServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handlers: the supervisor decides when to end."""
+    """uvicorn without its own signal handlers; the supervisor decides when to end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -106,13 +106,13 @@ async def wind_up(
     patience: float,
     end_streams: Callable[[], None],
 ) -> None:
-    """Accept nothing new; give open replies their time to end, then an error, then nothing.
+    """Accept nothing new; give open replies their time to end, then an error, then drop them.
 
     Args:
         servers: each with the task that `start` has returned.
-        elsewhere: what must end beside the replies; called once nothing new comes.
+        elsewhere: returns what must end beside the replies; called when no new requests come.
         patience: seconds.
-        end_streams: gives what is still open its error.
+        end_streams: ends the streams that are still open with an error.
     """
     for http, _ in servers:
         http.stop()

@@ -1,4 +1,4 @@
-"""The surroundings of every application that speaks HTTP here: how errors look, and what comes before a route."""
+"""Put the handlers of errors and the guards around an application that speaks HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenmill.serving.server.http.middleware import ApiKeyMiddleware, RequestId
 
 
 def guard(app: Starlette, config: ServerConfig, on_loopback: bool, also_open: frozenset[str]) -> None:
-    """Put all of it around an application.
+    """Add the error handlers and the middleware to an application.
 
     Args:
         on_loopback: only this machine reaches the socket.

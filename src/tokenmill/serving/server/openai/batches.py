@@ -1,4 +1,4 @@
-"""/v1/batches, and how the lines of a batch are answered: by the handlers of the routes that they name."""
+"""Serve /v1/batches, and answer the lines of a batch by the handlers of the routes that they name."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class BatchesQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which batches are listed."""
+    """The query of GET /v1/batches."""
 
     after: str | None = None
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
 
 
 class BatchesRoutes:
-    """Answers them."""
+    """The handlers of /v1/batches."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def create(self, request: Request) -> Response:
-        """Let the lines of a file be answered within a day, beside all other requests."""
+        """Create a batch: the lines of a file are answered within a day, beside all other requests."""
         service = batches_of(self._context)
         body = await read_body(request, BatchBody, self._context.bodies)
         seconds = None if body.output_expires_after is None else body.output_expires_after.seconds
@@ -68,27 +68,27 @@ class BatchesRoutes:
         return json_response(await service.create(owner, body.endpoint, body.input_file_id, body.metadata, seconds))
 
     async def list(self, request: Request) -> Response:
-        """The batches of the caller, the newest first."""
+        """List the batches of the caller, the newest first."""
         query = read_query(request, BatchesQuery)
         found = await batches_of(self._context).batches(owner_of(request.scope), Page(query.after, query.limit))
         return json_response(listed(*found))
 
     async def get(self, request: Request) -> Response:
-        """How far a batch is."""
+        """Show the progress of a batch."""
         batch = await batches_of(self._context).batch(owner_of(request.scope), request.path_params["batch_id"])
         return json_response(batch)
 
     async def cancel(self, request: Request) -> Response:
-        """Run no further line; what has been answered is kept."""
+        """Cancel a batch; the answers that it has are kept."""
         service = batches_of(self._context)
         return json_response(await service.cancel(owner_of(request.scope), request.path_params["batch_id"]))
 
 
 class LineAnswers:
-    """Answers lines as their routes answer HTTP: with the same handlers, and so the same checks, errors and replies.
+    """Answers lines as their routes answer HTTP: by the same handlers, with the same checks, errors and replies.
 
-    They get a request that was made here, without the middleware: keys and origins were those of who made the batch,
-    whose are the responses that are stored.
+    The handlers get a request that was made here, without the middleware: the keys and origins of the client that made
+    the batch were checked then, and it owns the responses that are stored.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -101,7 +101,7 @@ class LineAnswers:
         }
 
     async def answer(self, endpoint: str, batch_id: str, request_id: str, line: bytes) -> Reply:
-        """See `batches.runner.Answer`."""
+        """Answer one line of a batch with the handler of its endpoint."""
         state = {"request_id": request_id, TENANT: batch_id, BACKGROUND: True}
         scope: Scope = {"type": "http", "method": "POST", "path": endpoint, "query_string": b"", "headers": []}
         exchange = _Exchange({**scope, "state": state})
@@ -119,7 +119,7 @@ class LineAnswers:
 
 
 class _Exchange:
-    """One request and its reply, without a connection; the client never leaves."""
+    """One request and its reply without a connection; its client never leaves."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope

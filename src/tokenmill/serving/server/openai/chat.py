@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""Serve POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatRoute:
-    """Answers chat requests."""
+    """The handler of /v1/chat/completions."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -70,7 +70,7 @@ class ChatRoute:
 
 
 def chat_call(body: ChatBody) -> GenerationCall:
-    """The call that a body asks for.
+    """Return the call that a body asks for.
 
     Raises:
         InvalidRequest: naming the field at fault.
@@ -101,7 +101,7 @@ def chat_call(body: ChatBody) -> GenerationCall:
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | NamedTool | None:
-    """`{"type": "function", "function": {"name": ...}}` names a function."""
+    """Return `tool_choice`; `{"type": "function", "function": {"name": ...}}` names a function."""
     if not isinstance(choice, dict):
         return choice
     function = choice.get("function")

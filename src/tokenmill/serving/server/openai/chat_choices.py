@@ -1,4 +1,4 @@
-"""The choices of /v1/chat/completions, from the outputs of the text worker."""
+"""Build the choices of /v1/chat/completions from the outputs of the text worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CALL_ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 class ChatLogprob(msgspec.Struct):
-    """One token's log probability; `bytes` also where the token is a part of a character."""
+    """The log probability of one token; `bytes` are given even if the token is a part of a character."""
 
     token: str
     logprob: float
@@ -30,27 +30,27 @@ class ChatLogprob(msgspec.Struct):
 
 
 class ChatTokenLogprobs(ChatLogprob):
-    """The same with the most likely tokens at its position."""
+    """The log probability of one token and of the most likely tokens at its position."""
 
     top_logprobs: list[ChatLogprob]
 
 
 class ChatLogprobs(msgspec.Struct):
-    """`logprobs` of a choice."""
+    """The field `logprobs` of a choice."""
 
     content: list[ChatTokenLogprobs]
     refusal: None = None
 
 
 class FunctionCall(msgspec.Struct):
-    """A function with arguments, which are JSON if the model has it right."""
+    """A function with arguments, which are JSON unless the model made a mistake."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct):
-    """A call in a message."""
+    """A tool call in a message."""
 
     id: str
     function: FunctionCall
@@ -58,14 +58,14 @@ class ToolCall(msgspec.Struct):
 
 
 class FunctionDelta(msgspec.Struct):
-    """A part of a call; its name comes first."""
+    """A part of a function call; its name comes first."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
 class ToolCallDelta(msgspec.Struct):
-    """A part of call number `index`."""
+    """A part of tool call number `index`."""
 
     index: int
     function: FunctionDelta
@@ -74,7 +74,7 @@ class ToolCallDelta(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """The assistant's message. `reasoning` comes under vLLM's older name as well."""
+    """The assistant's message; `reasoning` appears under vLLM's older name as well."""
 
     role: str
     content: str | None
@@ -95,7 +95,7 @@ class ChatDelta(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """A choice of a document."""
+    """A choice of a whole document."""
 
     index: int
     message: ChatMessage
@@ -117,17 +117,17 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatChoices:
-    """The choices of one call."""
+    """A `ChoiceEncoder` for the choices of one chat call."""
 
     def __init__(self, notation: str = "", return_token_ids: bool = False, shows_reasoning: bool = True) -> None:
-        """`notation`: in which the model writes calls."""
+        """Encode choices; `notation`: the form in which the model writes calls."""
         self._shows_reasoning = shows_reasoning
         self._notation = notation
         self._return_token_ids = return_token_ids
         self._num_calls: dict[int, int] = {}
 
     def chunk_choices(self, index: int, output: TextOutput) -> list[ChatChunkChoice]:
-        """See `ChoiceEncoder`. The first chunk of a choice brings its role."""
+        """Return the choice for a delta, if it is worth sending; the first chunk of a choice has its role."""
         output = self._shown(output)
         is_first = index not in self._num_calls
         if is_first:
@@ -147,7 +147,7 @@ class ChatChoices:
         ]
 
     def choice(self, index: int, output: TextOutput) -> ChatChoice:
-        """See `ChoiceEncoder`."""
+        """Return a whole choice with its text, reasoning and tool calls."""
         output = self._shown(output)
         content, reasoning, pieces = _parts(output)
         calls = [ToolCall(self._call_id(), FunctionCall(piece.name or "", piece.text)) for piece in pieces]
@@ -182,14 +182,14 @@ class ChatChoices:
         return ToolCallDelta(self._num_calls[index] - 1, function, self._call_id(), "function")
 
     def _call_id(self) -> str:
-        """An id for a call; Mistral's templates want exactly nine letters and digits."""
+        """Return a new id for a call; Mistral's templates want exactly nine letters and digits."""
         if self._notation == "mistral":
             return "".join(secrets.choice(_CALL_ID_CHARACTERS) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
 
 def _parts(output: TextOutput) -> tuple[str | None, str, list[AnswerPiece]]:
-    """The text, the reasoning and the pieces of calls that an output brings."""
+    """Return the text, the reasoning and the pieces of calls that an output brings."""
     if output.answer is None:
         return output.text, "", []
     content = reasoning = ""

@@ -1,4 +1,4 @@
-"""What replies to chats and completions have in common: head, choices, usage, and what is told of the prompt."""
+"""Build what replies to chats and completions have in common: head, choices, usage, and fields about the prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class ReplyHead(msgspec.Struct):
-    """The fields that all chunks of a reply, or its one document, begin with."""
+    """The fields at the beginning of every chunk of a reply, or of its one document."""
 
     id: str
     object: str
@@ -29,19 +29,19 @@ class ReplyHead(msgspec.Struct):
 
 
 class ChoiceEncoder(Protocol):
-    """Brings outputs to the choices of one route. `index` numbers the choices of a call."""
+    """Turns outputs into the choices of one route; `index` numbers the choices of a call."""
 
     def chunk_choices(self, index: int, output: TextOutput) -> list[Any]:
-        """The entries of `choices` in the chunk for a delta; none: no chunk is worth sending."""
+        """Return the entries of `choices` in the chunk for a delta, or [] if no chunk is worth sending."""
         ...
 
     def choice(self, index: int, output: TextOutput) -> Any:
-        """The entry of `choices` in the one document of a reply that is not streamed."""
+        """Return the entry of `choices` in the one document of a reply that is not streamed."""
         ...
 
 
 class ChoiceWriter:
-    """Writes OpenAI's documents and chunks: a head that is encoded once, the choices, usage."""
+    """A `ReplyWriter` for OpenAI's documents and chunks; the head is encoded once."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ChoiceWriter:
         call: GenerationCall,
         extras: Callable[[TextOutput], msgspec.Struct] | None = None,
     ) -> None:
-        """`extras`: fields beside the choices that an output brings."""
+        """Write replies; `extras` gives further fields, beside the choices, from an output."""
         self._head = head
         self._choices = choices
         self._call = call
@@ -59,24 +59,24 @@ class ChoiceWriter:
         self._no_usage = b',"usage":null}\n\n' if call.include_usage else b"}\n\n"
 
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the whole reply as JSON."""
         choices = [self._choices.choice(index, outputs[index]) for index in sorted(outputs)]
         whole = document(self._head, choices, usage.usage())
         return whole[:-1] + self._extra_fields(outputs[0]) + b"}"
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the chunk for a delta, or b"" if it changes no choice."""
         choices = self._choices.chunk_choices(index, output)
         if not choices:
             return b""
         return self._chunk(choices, usage if self._call.continuous_usage else None, self._extra_fields(output))
 
     def end(self, usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the chunk with the usage, if the client wants it, and `[DONE]`."""
         return (self._chunk([], usage) if self._call.include_usage else b"") + DONE
 
     def failure(self, error: Exception) -> bytes:
-        """See `ReplyWriter`."""
+        """Return an error event and `[DONE]`."""
         return b"data: " + _ENCODER.encode(error_body(error)) + b"\n\n" + DONE
 
     def _extra_fields(self, output: TextOutput) -> bytes:
@@ -93,18 +93,18 @@ class ChoiceWriter:
 
 
 def document(head: ReplyHead, choices: list[Any], usage: Usage) -> bytes:
-    """The body of a reply that is not streamed."""
+    """Return the body of a reply that is not streamed."""
     rest = _ENCODER.encode({"choices": choices, "usage": usage})
     return _ENCODER.encode(head)[:-1] + b"," + rest[1:]
 
 
 def finish_reason_text(reason: FinishReason | None) -> str | None:
-    """OpenAI's word for it."""
+    """Return OpenAI's word for a finish reason."""
     return None if reason is None else reason.value
 
 
 class PromptLogprob(msgspec.Struct):
-    """One token at a position of the prompt."""
+    """The log probability of one token at a position of the prompt."""
 
     logprob: float
     rank: int
@@ -116,25 +116,25 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class PromptFields(msgspec.Struct, kw_only=True):
-    """The fields of a reply that tell of its prompt; those that were not asked for are absent."""
+    """The fields of a reply about its prompt, without those that were not asked for."""
 
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class PromptShown(msgspec.Struct, frozen=True):
-    """Which of them a client asked for."""
+    """The fields about the prompt that a client asked for."""
 
     logprobs: bool
     token_ids: bool
 
     @classmethod
     def of(cls, body: GenerationFields) -> PromptShown:
-        """Read it from a request's fields."""
+        """Read them from a request's fields."""
         return cls(body.prompt_logprobs is not None, bool(body.return_token_ids))
 
     def fields(self, output: TextOutput) -> PromptFields:
-        """What an output tells; nothing if it does not carry the prompt."""
+        """Return the fields about the prompt for an output; empty if the output does not carry the prompt."""
         prompt = output.prompt
         if prompt is None:
             return PromptFields()

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""Serve POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class TextBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextRoute:
-    """Answers text completion requests."""
+    """The handler of /v1/completions."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def post(self, request: Request) -> Response:
-        """Complete one prompt or several."""
+        """Complete one or more prompts."""
         context = self._context
         body, call, prompts = await read_as(request, TextBody, context.bodies, self._read)
         head = ReplyHead(
@@ -68,7 +68,7 @@ class TextRoute:
 
 
 def text_call(body: TextBody) -> GenerationCall:
-    """The call that a body asks for.
+    """Return the call that a body asks for.
 
     Raises:
         InvalidRequest: naming the field at fault.
@@ -92,7 +92,7 @@ def text_call(body: TextBody) -> GenerationCall:
 
 
 class TextLogprobs(msgspec.Struct):
-    """`logprobs` of a choice: parallel lists over its tokens."""
+    """The field `logprobs` of a choice: parallel lists over its tokens."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -101,7 +101,7 @@ class TextLogprobs(msgspec.Struct):
 
 
 class TextChoice(PromptFields, kw_only=True):
-    """A choice, of a document or a chunk."""
+    """A choice of a document or a chunk."""
 
     index: int
     text: str
@@ -112,22 +112,22 @@ class TextChoice(PromptFields, kw_only=True):
 
 
 class TextChoices:
-    """The choices of one call."""
+    """A `ChoiceEncoder` for the choices of one text completion."""
 
     def __init__(self, shown: PromptShown, echo: bool = False) -> None:
-        """`echo`: the prompt stands before the text, and its log probabilities before those of the text."""
+        """Encode choices; `echo`: put the prompt and its log probabilities before those of the text."""
         self._echo = echo
         self._shown = shown
         self._offsets: dict[int, int] = {}
 
     def chunk_choices(self, index: int, output: TextOutput) -> list[TextChoice]:
-        """See `ChoiceEncoder`."""
+        """Return the choice for a delta, if it is worth sending."""
         if output.text or output.logprobs or output.prompt or output.finish_reason is not None or self._shown.token_ids:
             return [self.choice(index, output)]
         return []
 
     def choice(self, index: int, output: TextOutput) -> TextChoice:
-        """See `ChoiceEncoder`."""
+        """Return a choice with the text of an output."""
         echoed = output.prompt.text if self._echo and output.prompt is not None else ""
         prompt = self._shown.fields(output)
         return TextChoice(
@@ -156,7 +156,7 @@ class TextChoices:
         return logprobs
 
     def _told(self, output: TextOutput) -> Iterator[tuple[str, TokenLogprobs | None]]:
-        """Tokens with their log probabilities, the echoed prompt's before the output's; of its first one none."""
+        """Return tokens with their log probabilities, the echoed prompt's first; its first token has no probability."""
         if self._echo and output.prompt is not None:
             yield _token(output, output.prompt.token_ids[0]), None
             for position in output.prompt.logprobs or ():

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: one vector for each input, from the decoder that is served."""
+"""Serve POST /v1/embeddings: one vector for each input, from the decoder that is served."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of /v1/embeddings.
 
     Attributes:
-        pooling: of the last layer's states after the final norm: their mean over the tokens, or that of the last token.
-        add_special_tokens: with what the tokenizer adds around a text; so it is unless it is false.
+        pooling: take the mean of the last layer's states after the final norm, or the state of the last token.
+        add_special_tokens: add the tokenizer's special tokens around a text; the default is to add them.
     """
 
     input: str | list[str | TokenId | list[TokenId]]
@@ -48,7 +48,7 @@ class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Embedding(msgspec.Struct):
-    """One vector, of length 1."""
+    """One vector of length 1."""
 
     index: int
     embedding: list[float] | str
@@ -56,14 +56,14 @@ class Embedding(msgspec.Struct):
 
 
 class EmbeddingUsage(msgspec.Struct):
-    """What the inputs had."""
+    """The number of tokens in the inputs."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(msgspec.Struct):
-    """The reply."""
+    """The reply of /v1/embeddings."""
 
     data: list[Embedding]
     model: str
@@ -72,13 +72,13 @@ class EmbeddingList(msgspec.Struct):
 
 
 class EmbeddingRoute:
-    """Answers such requests. Their inputs go through the same queue and share the same steps as all others."""
+    """The handler of /v1/embeddings; its inputs share the queue and the steps of all other requests."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def post(self, request: Request) -> Response:
-        """Turn one input or several into vectors."""
+        """Turn one or more inputs into vectors."""
         context = self._context
         body, call, prompts = await read_as(request, EmbeddingBody, context.bodies, self._read)
         label = f"embd-{body.request_id or request.state.request_id}"
@@ -104,32 +104,32 @@ class EmbeddingRoute:
 
 
 class EmbeddingWriter:
-    """Writes the reply, which is never streamed. See `ReplyWriter`."""
+    """A `ReplyWriter` for embeddings, which are never streamed."""
 
     def __init__(self, model: str, encoding: str) -> None:
         self._model = model
         self._encoding = encoding
 
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
-        """All vectors."""
+        """Return all vectors as JSON."""
         data = [Embedding(i, _encoded(outputs[i].embedding, self._encoding)) for i in sorted(outputs)]
         tokens = usage.usage().prompt_tokens
         return msgspec.json.encode(EmbeddingList(data, self._model, EmbeddingUsage(tokens, tokens)))
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
-        """There are none."""
+        """Return b"": the reply is never streamed."""
         return b""
 
     def end(self, usage: UsageCounter) -> bytes:
-        """There are none."""
+        """Return b"": the reply is never streamed."""
         return b""
 
     def failure(self, error: Exception) -> bytes:
-        """There are none."""
+        """Return b"": the reply is never streamed."""
         return b""
 
 
 def _encoded(raw: bytes | None, encoding: str) -> list[float] | str:
-    """A vector, from its bytes: float32, little-endian."""
+    """Return a vector from its bytes (float32, little-endian)."""
     raw = raw or b""  # the request was aborted
     return base64.b64encode(raw).decode() if encoding == "base64" else array.array("f", raw).tolist()

@@ -1,7 +1,7 @@
-"""The fields that /v1/chat/completions and /v1/completions share, and what becomes of them.
+"""Define and read the fields that /v1/chat/completions and /v1/completions share.
 
-A field is supported, accepted because it changes nothing here (`user`, `metadata` ...), or refused by name unless it
-holds the value that asks for nothing special. Unknown fields are refused by name too: none is silently ignored.
+A field is supported, accepted because it changes nothing here (`user`, `metadata` ...), or refused by name unless its
+value asks for nothing special. Unknown fields are refused by name too: the server ignores no field silently.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 # Compared by identity: `typing` keeps one of two annotations that are equal, and 1 equals True.
 @dataclass(frozen=True, slots=True, eq=False)
 class Refused:
-    """Marks a known field that is not supported; `neutral` are the values that ask for nothing special."""
+    """Marks a known field that is not supported; `neutral` lists the values that ask for nothing special."""
 
     neutral: tuple[Any, ...] = ()
 
@@ -47,7 +47,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both routes."""
+    """The fields of both routes."""
 
     model: str | None = None
     max_tokens: Int32 | None = None
@@ -117,7 +117,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(body: GenerationFields) -> None:
-    """Refuse what would otherwise be silently ignored.
+    """Refuse fields that would otherwise be silently ignored.
 
     Raises:
         InvalidRequest: naming the field.
@@ -135,7 +135,7 @@ def refuse_unsupported(body: GenerationFields) -> None:
 
 
 def call_of(body: GenerationFields) -> GenerationCall:
-    """The call, as far as both routes read it alike.
+    """Return the call, as far as both routes read it alike.
 
     Raises:
         InvalidRequest: naming the field at fault.
@@ -159,7 +159,7 @@ def call_of(body: GenerationFields) -> GenerationCall:
 
 
 def given(body: GenerationFields) -> dict[str, Any]:
-    """The sampling parameters that a body gives, but for `logprobs`, which each route reads in its own way.
+    """Return the sampling parameters that a body gives, without `logprobs`, which each route reads differently.
 
     Raises:
         InvalidRequest: naming the field at fault.

@@ -1,4 +1,4 @@
-"""/v1/files: the inputs and outputs of batches. A client's name of a file is only shown, never a path."""
+"""Serve /v1/files, the inputs and outputs of batches. A client's name of a file is only shown, never used as a path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENVELOPE_BYTES = 64 << 10
 
 
 class FilesQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Which files are listed."""
+    """The query of GET /v1/files."""
 
     after: str | None = None
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
@@ -34,13 +34,13 @@ class FilesQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FilesRoutes:
-    """Answers them."""
+    """The handlers of /v1/files."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def create(self, request: Request) -> Response:
-        """Upload a file: multipart/form-data with `file`, `purpose` and perhaps `expires_after`."""
+        """Upload a file: multipart/form-data with `file`, `purpose` and optionally `expires_after`."""
         service = batches_of(self._context)
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > MAX_FILE_BYTES + _ENVELOPE_BYTES:
@@ -55,23 +55,23 @@ class FilesRoutes:
         return json_response(file)
 
     async def list(self, request: Request) -> Response:
-        """The files of the caller."""
+        """List the files of the caller."""
         query = read_query(request, FilesQuery)
         page = Page(query.after, query.limit, query.order == "asc")
         found = await batches_of(self._context).files(owner_of(request.scope), page, query.purpose)
         return json_response(listed(*found))
 
     async def get(self, request: Request) -> Response:
-        """What is known of a file."""
+        """Show the details of a file."""
         return json_response(await self._file(request))
 
     async def content(self, request: Request) -> Response:
-        """The bytes of a file."""
+        """Send the bytes of a file."""
         body = batches_of(self._context).body(await self._file(request))
         return FileResponse(body, media_type="application/octet-stream")
 
     async def delete(self, request: Request) -> Response:
-        """Forget a file."""
+        """Delete a file."""
         file_id = request.path_params["file_id"]
         await batches_of(self._context).delete_file(owner_of(request.scope), file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
@@ -81,10 +81,10 @@ class FilesRoutes:
 
 
 def batches_of(context: ServerContext) -> BatchService:
-    """What keeps files and batches.
+    """Return the service that keeps files and batches.
 
     Raises:
-        NotFound: this server does not.
+        NotFound: this server has no such service.
     """
     if context.batches is None:
         raise NotFound("this server keeps no files and batches: start it with --batch-dir FOLDER")
@@ -92,6 +92,6 @@ def batches_of(context: ServerContext) -> BatchService:
 
 
 def listed(objects: list[Any], has_more: bool) -> dict[str, Any]:
-    """OpenAI's list object."""
+    """Return OpenAI's list object."""
     ids = [one.id for one in objects] or [None]
     return {"object": "list", "data": objects, "first_id": ids[0], "last_id": ids[-1], "has_more": has_more}

@@ -1,4 +1,4 @@
-"""The answers of /v1/responses: OpenAI's response object, and the events of its stream."""
+"""Write the answers of /v1/responses: OpenAI's response object and the events of its stream."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _TEXT_EVENTS = {PieceKind.TEXT: "output_text", PieceKind.REASONING: "reasoning_t
 
 
 class ResponseWriter:
-    """Writes one response.
+    """A `ReplyWriter` for one response.
 
     Args:
         head: the fields that are known before the answer.
-        keep: gets the response object when it is complete, and when it has failed.
+        keep: called with the response object when it is complete or has failed.
     """
 
     def __init__(self, head: dict[str, Any], keep: Callable[[dict[str, Any]], None]) -> None:
@@ -42,19 +42,19 @@ class ResponseWriter:
         self._last: TextOutput | None = None
 
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the complete response object as JSON."""
         output = outputs[0]
         self._blocks.add_whole(output)
         return _ENCODER.encode(self._complete(output, usage))
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the events for a delta, with those of the beginning before the first."""
         self._last = output
         events = [*self._begin(), *self._changes(self._blocks.add(output))]
         return b"".join(events)
 
     def end(self, usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the events that close the last item and the response."""
         assert self._last is not None, "a stream ends after its last output"
         events = list(self._changes(self._blocks.finish(), _status_at_end(self._last)))
         response = self._complete(self._last, usage)
@@ -62,7 +62,7 @@ class ResponseWriter:
         return b"".join([*events, self._event(kind, {"response": response})])
 
     def failure(self, error: Exception) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the event `response.failed`."""
         response = failed(self._head, error)
         self._keep(response)
         return self._event("response.failed", {"response": response})
@@ -90,7 +90,7 @@ class ResponseWriter:
         return response
 
     def _items(self, status: str) -> list[dict[str, Any]]:
-        """All of them; `status` is that of the last one, which an answer that is cut off leaves incomplete."""
+        """Return all items; `status` is that of the last one, which is incomplete in an answer that is cut off."""
         *whole, last = self._blocks.blocks
         return [*(_item(block, "completed") for block in whole), _item(last, status)]
 
@@ -126,13 +126,13 @@ class ResponseWriter:
 
 
 def failed(head: dict[str, Any], error: Exception) -> dict[str, Any]:
-    """The response object of an answer that could not be given."""
+    """Return the response object of an answer that failed."""
     told = error_body(error).error
     return head | {"status": "failed", "output": [], "error": {"code": "server_error", "message": told.message}}
 
 
 def _status_at_end(output: TextOutput) -> str:
-    """Of the item with which an answer ends."""
+    """Return the status of an answer's last item."""
     return "completed" if output.finish_reason is FinishReason.STOP else "incomplete"
 
 

@@ -1,4 +1,4 @@
-"""The fields that say what an answer must look like: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+"""Read the fields that say what an answer must look like: OpenAI's `response_format`, vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tokenmill.core.structured_outputs import StructuredOutputs
 
 
 class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """`response_format.json_schema`; the name and the description are not shown to the model.
+    """The field `response_format.json_schema`; the model does not see the name and the description.
 
     Attributes:
-        strict: false: keywords that are not supported are left out instead of refused.
+        strict: false: unsupported keywords are left out instead of refused.
     """
 
     name: str | None = None
@@ -24,10 +24,10 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """`response_format`.
+    """The field `response_format`.
 
     Attributes:
-        schema: of a `json_object`, as llama.cpp and Together take it: what the object must be.
+        schema: of a `json_object`, as llama.cpp and Together take it: the schema of the object.
     """
 
     type: Literal["text", "json_object", "json_schema"]
@@ -36,7 +36,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
-    """`structured_outputs`; exactly one of its fields."""
+    """The field `structured_outputs`; exactly one of its own fields is given."""
 
     json: dict[str, Any] | bool | str | None = None
     regex: str | None = None
@@ -48,10 +48,10 @@ class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
 def structured_outputs(
     format: ResponseFormat | None, outputs: StructuredOutputsField | None
 ) -> StructuredOutputs | None:
-    """What either field asks for; None: nothing.
+    """Return the structure that either field asks for; None: free text.
 
     Raises:
-        InvalidRequest: both ask for something, or one of them is incomplete.
+        InvalidRequest: both fields ask for a structure, or one of them is incomplete.
     """
     is_plain = format is None or format.type == "text"
     if outputs is not None:

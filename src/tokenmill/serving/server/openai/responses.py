@@ -1,4 +1,4 @@
-"""/v1/responses: create, look again, cancel, delete. Kept in memory only, see `ResponseStore`."""
+"""Serve /v1/responses: create, retrieve, cancel, delete. Responses are kept in memory only, see `ResponseStore`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ MAX_METADATA_BYTES = 64 << 10
 
 
 class RetrieveQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """How a stored response is wanted: `stream` only because clients may say that they do not want it."""
+    """The query of GET /v1/responses/{id}; `stream` exists because clients may send it as false."""
 
     stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a body asks for. `head`: of the response; `messages`: the chat without instructions."""
+    """A body's call; `head`: the fields of its response, `messages`: the chat without instructions."""
 
     call: GenerationCall
     prompts: list[GenerateText]
@@ -51,7 +51,7 @@ class _Asked:
 
 
 class ResponsesRoutes:
-    """Answers them."""
+    """The handlers of /v1/responses."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -86,13 +86,13 @@ class ResponsesRoutes:
         return json_response(head | {"status": "queued", "output": []})
 
     async def get(self, request: Request) -> Response:
-        """A response that was stored."""
+        """Return a stored response."""
         if read_query(request, RetrieveQuery).stream:
             raise InvalidRequest("stream: events are not stored; ask without stream", "stream")
         return json_response(self._stored(request).response)
 
     async def cancel(self, request: Request) -> Response:
-        """End a response that runs in the background."""
+        """Cancel a response that runs in the background."""
         stored = self._stored(request)
         response_id = stored.response["id"]
         if stored.response["background"] is not True:
@@ -105,13 +105,13 @@ class ResponsesRoutes:
         return json_response(self._stored(request).response)
 
     async def delete(self, request: Request) -> Response:
-        """Forget a response."""
+        """Delete a stored response."""
         response_id = self._stored(request).response["id"]
         self._store.drop(owner_of(request.scope), response_id)
         return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
 
     async def _run(self, generation: Generation, writer: ResponseWriter, timeout: float | None) -> None:
-        """Generate without a client that waits."""
+        """Generate in the background, without a waiting client."""
         outputs: list[TextOutput] = []
         usage = UsageCounter(1)
         try:
@@ -150,7 +150,7 @@ class ResponsesRoutes:
         return stored
 
     def _head(self, body: ResponsesBody) -> dict[str, Any]:
-        """The fields that do not depend on the answer."""
+        """Return the fields that do not depend on the answer."""
         shown = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "temperature")
         return {
             "id": f"resp_{secrets.token_hex(24)}",

@@ -1,4 +1,4 @@
-"""The body of /v1/responses, and the call that it asks for."""
+"""Parse the body of /v1/responses and turn it into a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """`text.format`."""
+    """The field `text.format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -30,14 +30,14 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextField(msgspec.Struct, forbid_unknown_fields=True):
-    """`text`."""
+    """The field `text`."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class ReasoningField(msgspec.Struct, forbid_unknown_fields=True):
-    """`reasoning`; summaries are not made, the thinking itself is shown."""
+    """The field `reasoning`; the thinking itself is shown, without summaries."""
 
     effort: ReasoningEffort | None = None
     summary: str | None = None
@@ -83,7 +83,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def response_call(body: ResponsesBody, earlier: list[dict[str, Any]]) -> GenerationCall:
-    """The call that a body asks for.
+    """Return the call that a body asks for.
 
     Args:
         earlier: the messages of the response that this one continues.
@@ -118,7 +118,7 @@ def response_call(body: ResponsesBody, earlier: list[dict[str, Any]]) -> Generat
 
 
 def input_messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of an input, a text or a list of items; calls that follow each other are one message's.
+    """Return the messages of an input, a text or a list of items; successive calls become one message.
 
     Raises:
         InvalidRequest: naming the item at fault.
@@ -151,7 +151,7 @@ def input_messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _content(content: object, where: str) -> str | list[dict[str, Any]]:
-    """The text of a message; its parts in the form of chats where there are images between them."""
+    """Return the text of a message, or its parts in the form of chats if there are images between them."""
     parts = content if isinstance(content, list) else []
     if not any(isinstance(part, dict) and part.get("type") == "input_image" for part in parts):
         return _text(content, where)

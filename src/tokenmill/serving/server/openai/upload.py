@@ -1,4 +1,4 @@
-"""Takes the body of an upload apart while it comes: the bytes of its file go on at once, short fields stay here."""
+"""Parse the body of an upload while it comes: the bytes of its file are passed on at once, short fields are kept."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PART_OF = re.compile(r"(?P<field>[^\[\]]+)\[(?P<part>[^\[\]]+)\]")
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
-    """How long a file is kept."""
+    """The time for which a file is kept."""
 
     seconds: Annotated[int, Meta(ge=3600, le=30 * 24 * 3600)]
     anchor: Literal["created_at"] | None = None
 
 
 class UploadForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The parts of an upload: `expires_after[seconds]` and the like are parts of their own. Of the file its name."""
+    """The fields of an upload; of the file, its name. `expires_after[seconds]` and the like are parts of their own."""
 
     file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
     purpose: Literal["batch"]
@@ -41,10 +41,10 @@ class UploadForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Upload:
-    """One upload. The parser, and what writes the file, run in another thread than the event loop's."""
+    """One upload; the parser and the function that writes the file run in another thread than the event loop's."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
-        """`write` takes the bytes of the file."""
+        """Parse an upload; `write` takes the bytes of its file."""
         self._write = write
         self._texts: dict[str, bytes] = {}
         self._header = [b"", b""]
@@ -52,12 +52,12 @@ class Upload:
         self._part = ""
 
     async def read(self, request: Request) -> UploadForm:
-        """Read all of the body.
+        """Read the whole body.
 
         Raises:
-            UnsupportedMediaType: it is another kind of body.
-            InvalidRequest: it is broken or ends too early, or has other parts than an upload.
-            ClientDisconnect: nobody waits for the answer any more.
+            UnsupportedMediaType: the body is not multipart/form-data.
+            InvalidRequest: the body is broken, ends too early, or has other parts than an upload.
+            ClientDisconnect: the client has left.
         """
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != MULTIPART.encode() or not options.get(b"boundary"):
@@ -82,10 +82,10 @@ class Upload:
         return convert_texts(self._given(), UploadForm)
 
     def _given(self) -> dict[str, Any]:
-        """The fields; `a[b]` is field b of a, which then has no text of its own.
+        """Return the fields; `a[b]` is field b of a, which then has no text of its own.
 
         Raises:
-            InvalidRequest: a field is there as a text and in parts.
+            InvalidRequest: a field is given both as a text and in parts.
         """
         wholes: dict[str, Any] = {}
         parts: dict[str, dict[str, str]] = {}

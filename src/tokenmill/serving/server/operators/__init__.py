@@ -1,1 +1,1 @@
-"""The routes of whoever runs the server: health, metrics, pause, caches, what is going on."""
+"""The routes of operators: health, metrics, pause, caches, and the state of requests and engines."""

@@ -1,4 +1,4 @@
-"""The routes that load and unload adapters while the server runs, with vLLM's names."""
+"""Serve the routes that load and unload adapters while the server runs, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenmill.serving.server.http.json_response import json_response
 
 
 class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which folder below `--lora-dir` a name is to stand for; `load_inplace`: even if it stands for another."""
+    """An adapter's name and its folder below `--lora-dir`; `load_inplace`: replace another one of this name."""
 
     lora_name: Label
     lora_path: str
@@ -22,20 +22,20 @@ class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class UnloadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which name is to stand for nothing. `lora_int_id` means nothing here."""
+    """The name of an adapter to unload; `lora_int_id` is ignored."""
 
     lora_name: Label
     lora_int_id: int | None = None
 
 
 class AdapterRoutes:
-    """Answers them."""
+    """The handlers of these routes."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def load(self, request: Request) -> Response:
-        """Answered when all engines have read it."""
+        """Load an adapter; the reply comes when all engines have read it."""
         context = self._context
         body = await read_body(request, LoadAdapterBody, context.bodies)
         if body.lora_name in context.names:
@@ -45,7 +45,7 @@ class AdapterRoutes:
         return json_response({"status": "loaded"} | shown)
 
     async def unload(self, request: Request) -> Response:
-        """New requests cannot name it any more."""
+        """Unload an adapter: new requests cannot name it any more."""
         body = await read_body(request, UnloadAdapterBody, self._context.bodies)
         self._context.adapters.unload(body.lora_name)
         return json_response({"status": "unloaded", "lora_name": body.lora_name})

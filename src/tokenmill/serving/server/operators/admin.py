@@ -1,4 +1,4 @@
-"""The routes by which operators look into a running server and steer it."""
+"""Serve the routes by which operators inspect and steer a running server."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ _PRIVATE = frozenset(
 
 
 class AbortBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which requests to end: by the ids of their replies (or of single continuations), or all."""
+    """The requests to end: by the ids of their replies (or of single continuations), or all."""
 
     request_ids: list[Label] | None = None
     abort_all: bool | None = None
 
 
 class Aborted(msgspec.Struct):
-    """The reply of /abort_requests; ids that are not open are named, they may have just ended."""
+    """The reply of /abort_requests; it names ids that are not open, whose requests may have just ended."""
 
     num_aborted: int
     unknown: list[str]
 
 
 class PauseQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """What happens to the requests that are open: ended, or kept until /resume."""
+    """The query of /pause; `mode` says if open requests end or are kept until /resume."""
 
     mode: Literal["abort", "keep"] = "abort"
     clear_cache: bool = True
@@ -78,8 +78,8 @@ class ResetQuery(msgspec.Struct, forbid_unknown_fields=True):
     """The query of /reset_prefix_cache, in vLLM's names.
 
     Attributes:
-        reset_running_requests: send these back to the queue first; else they keep the cache from being emptied.
-        reset_external: forget what is stored outside of the KV cache too, in memory or on disk.
+        reset_running_requests: send running requests back to the queue first; else they prevent the reset.
+        reset_external: forget prefixes stored outside of the KV cache too, in memory or on disk.
     """
 
     reset_running_requests: bool = False
@@ -94,7 +94,7 @@ class RequestReport(msgspec.Struct):
 
 
 class AdminRoutes:
-    """Answers them."""
+    """The handlers of these routes."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -115,7 +115,7 @@ class AdminRoutes:
         return json_response(Aborted(len(ids), [name for name, request_ids in found.items() if not request_ids]))
 
     async def request(self, request: Request) -> Response:
-        """How the requests of a call are doing, and why they wait."""
+        """Show the state of a call's requests, and why they wait."""
         name = request.path_params["id"]
         ids = (await self._find([name], owner_of(request.scope)))[name]
         if not ids:
@@ -146,7 +146,7 @@ class AdminRoutes:
         return json_response({"status": "reset"})
 
     async def server_info(self, _request: Request) -> Response:
-        """The flags and what the engines made of them."""
+        """Show the flags and what each engine reported when it became ready."""
         engines = [
             {"num_ranks": len(engine.health), "trouble": engine.trouble} | self._described(engine.ready)
             for engine in self._context.engines
@@ -165,7 +165,7 @@ class AdminRoutes:
         return json_response({"version": VERSION} | info)
 
     async def load(self, _request: Request) -> Response:
-        """How busy the server is."""
+        """Show the load of the server."""
         stats = self._context.engines.stats
         return json_response(
             {
@@ -177,7 +177,7 @@ class AdminRoutes:
         )
 
     async def health_generate(self, _request: Request) -> Response:
-        """200 once each engine has really made a token through each text worker, else 503 within half a minute."""
+        """Return 200 once each engine has made a token through each text worker, else 503 within half a minute."""
         trouble = self._context.trouble()
         if trouble is not None:
             raise EngineDead(trouble)
@@ -208,10 +208,10 @@ class AdminRoutes:
         return msgspec.structs.asdict(ready) | {"model": self._context.model_name, "adapters": adapters}
 
     async def _find(self, names: Sequence[str], owner: str) -> dict[str, list[str]]:
-        """By each name, the open requests of the owner's call that bears it, none if it is over.
+        """Return, for each name, the open requests of the owner's call of this name; empty if it is over.
 
         Raises:
-            Conflict: several calls bear this name, which their clients chose.
+            Conflict: several calls have this name, which their clients chose.
         """
         found = await self._context.calls.find(names, owner)
         for calls in found.values():
@@ -221,24 +221,24 @@ class AdminRoutes:
 
 
 def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:
-    """The flags that /server_info shows."""
+    """Return the flags that /server_info shows."""
     fields = dataclasses.asdict(engine) | dataclasses.asdict(server)
     return {name: _shown(value) for name, value in fields.items() if name not in _PRIVATE}
 
 
 def _shown(value: Any) -> Any:
-    """A flag's value; one that is JSON may name a folder."""
+    """Return a flag's value without folders, which JSON in it may name."""
     return without_folders(value) if isinstance(value, str) else value
 
 
 def _sampling_shown(defaults: dict[str, Any]) -> dict[str, Any]:
-    """What a request that says nothing of it is sampled with."""
+    """Return the default sampling parameters of requests."""
     params = SamplingParams(**defaults)
     return {name: getattr(params, name) for name in _SAMPLING_SHOWN}
 
 
 def _on_its_way(request_id: str) -> RequestState:
-    """A request that the engine does not have: its prompt is being encoded, or it has just ended."""
+    """Return the state of a request that the engine does not have: it is being encoded, or has just ended."""
     return RequestState(
         id=request_id,
         status="waiting",

@@ -1,4 +1,4 @@
-"""The routes that change which engines there are: one more, one less, others with new weights."""
+"""Serve the routes that change the engines: add one, remove one, replace them by engines with new weights."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ _LONGEST_INDEX = 9
 
 
 class RemoveQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """How many seconds an engine's requests may still take; then others go on with them."""
+    """The seconds that an engine's requests may still take before other engines take them over."""
 
     timeout: Annotated[float, Meta(ge=0, le=MOST_SECONDS)] = 60.0
 
 
 class WeightsBody(msgspec.Struct, forbid_unknown_fields=True):
-    """SGLang's, as far as it has a meaning here: requests are neither aborted nor paused."""
+    """SGLang's body as far as it applies here: requests are not paused for new weights."""
 
     model_path: str
     abort_all_requests: bool | None = None
 
 
 class EngineRoutes:
-    """Answers them."""
+    """The handlers of these routes."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def list(self, _request: Request) -> Response:
-        """The engines, and how each is doing."""
+        """List the engines and their state."""
         return json_response({"engines": [_shown(engine) for engine in self._context.engines]})
 
     async def add(self, _request: Request) -> Response:
-        """Start one more engine; answered when it takes requests."""
+        """Start one more engine; the reply comes when it takes requests."""
         return json_response({"engine": await self._fleet.add()})
 
     async def drain(self, request: Request) -> Response:
-        """Give an engine no new requests."""
+        """Stop giving an engine new requests."""
         self._fleet.drain(_index(request))
         return json_response({"status": "draining"})
 
     async def remove(self, request: Request) -> Response:
-        """Drain an engine, and end it."""
+        """Drain an engine and end it."""
         self._fleet.remove(_index(request), read_query(request, RemoveQuery).timeout)
         return json_response({"status": "draining"})
 
     async def update_weights(self, request: Request) -> Response:
-        """Let engines with other weights take the place of these; answered when the first takes requests."""
+        """Replace all engines by ones with other weights; the reply comes when the first takes requests."""
         body = await read_body(request, WeightsBody, self._context.bodies)
         ready = await self._fleet.replace_weights(body.model_path)
         if body.abort_all_requests:
@@ -75,7 +75,7 @@ class EngineRoutes:
 
 
 def _index(request: Request) -> int:
-    """The engine that a path names, in ASCII digits and not in thousands of them: Python reads other forms too."""
+    """Return the engine's index in a path: a few ASCII digits, while Python would accept other forms too."""
     index: str = request.path_params["index"]
     if not (index.isascii() and index.isdecimal() and len(index) <= _LONGEST_INDEX):
         raise NotFound("there is no such engine: an engine is named by its number, see GET /engines")

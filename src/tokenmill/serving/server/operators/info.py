@@ -1,4 +1,4 @@
-"""The routes that tell about the server: models, health, version, metrics."""
+"""Serve the routes that describe the server: models, health, version, metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenmill.serving.server.http.json_response import json_response
 
 
 class ModelCard(msgspec.Struct):
-    """One entry of /v1/models; the parent of an adapter is the model that it changes."""
+    """One entry of /v1/models; an adapter's parent is the model that it changes."""
 
     id: str
     created: int
@@ -33,37 +33,37 @@ class ModelList(msgspec.Struct):
 
 
 class InfoRoutes:
-    """Answers them."""
+    """The handlers of these routes."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def models(self, _request: Request) -> Response:
-        """The models that this server has, and the adapters."""
+        """List the models and adapters of this server."""
         names = [*self._context.names, *(adapter.name for adapter in self._context.adapters)]
         return json_response(ModelList([self._card(name) for name in names]))
 
     async def model(self, request: Request) -> Response:
-        """One model."""
+        """Show one model."""
         name = request.path_params["model"]
         self._context.check_model(name)
         return json_response(self._card(name))
 
     async def health(self, _request: Request) -> Response:
-        """200 while all engines make progress, else 503."""
+        """Return 200 while all engines make progress, else 503."""
         trouble = self._context.trouble()
         return Response(status_code=200) if trouble is None else error_response(EngineDead(trouble))
 
     async def ping(self, _request: Request) -> Response:
-        """The same; some platforms ask for it by this name."""
+        """Answer as /health does; some platforms ask for it by this name."""
         return await self.health(_request)
 
     async def version(self, _request: Request) -> Response:
-        """The version of TokenMill."""
+        """Show the version of TokenMill."""
         return json_response({"version": VERSION})
 
     async def metrics(self, _request: Request) -> Response:
-        """Metrics in Prometheus' text format."""
+        """Show all metrics in Prometheus' text format."""
         return Response(self._context.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     def _card(self, name: str) -> ModelCard:

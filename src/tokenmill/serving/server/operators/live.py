@@ -1,4 +1,4 @@
-"""GET /live: what the engines do now, as a stream of server-sent events."""
+"""Serve GET /live: the current work of the engines as a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _FOREIGN = frozenset({"cross-site", "same-site"})
 
 
 class LiveRoutes:
-    """Answers it."""
+    """The handler of /live."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def live(self, request: Request) -> Response:
-        """Turns of the engines' loops, their requests and cached prefixes, four times a second."""
+        """Stream the turns of the engines' loops, their requests and cached prefixes, four times a second."""
         hub = self._context.live
         if hub is None:
             raise NotFound("this server shows nothing of its engines")
@@ -44,14 +44,14 @@ class LiveRoutes:
 
 
 class _LiveStream(Response):
-    """Frames until the viewer leaves or is let go."""
+    """A response that streams frames until the viewer leaves or is let go."""
 
     def __init__(self, hub: LiveHub) -> None:
         super().__init__()
         self._hub = hub
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until either side ends it."""
+        """Send frames until either side ends the stream."""
         work = asyncio.ensure_future(self._send(send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:

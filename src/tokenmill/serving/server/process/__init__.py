@@ -1,1 +1,1 @@
-"""The API process: HTTP in front of the supervised parts, start and end."""
+"""The API process: HTTP in front of the supervised engines and text workers, from start to end."""

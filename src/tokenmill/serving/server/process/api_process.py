@@ -1,5 +1,4 @@
-"""What every API process does while it runs: it serves HTTP beside the parts that make answers, and ends it all for
-whichever reason is first."""
+"""Run an API process: serve HTTP beside the engines and text workers, and end them all in order."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ REMARK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why the server ends: a request to stop has no `error`."""
+    """The exit code and the reason of the server's end; a request to stop has no `error`."""
 
     exit_code: int = 0
     error: str | None = None
@@ -74,23 +73,23 @@ class Parts(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with them."""
+        """The reason why the parts are unhealthy; None: they are healthy."""
 
     @property
     def is_recovering(self) -> bool:
-        """One is being started again."""
+        """True while a part is being started again."""
 
     async def start(self) -> list[EngineReady]:
-        """Wait until they are ready."""
+        """Wait until all parts are ready."""
 
     def started(self) -> None:
-        """They have all that they need."""
+        """Tell the parts that they have all that they need."""
 
     async def run(self) -> None:
-        """Hear what they say until cancelled."""
+        """Receive messages from the parts until cancelled."""
 
     async def stop(self) -> None:
-        """Let them go."""
+        """End the parts, or the connection to them."""
 
 
 def run_process(make: Callable[[], ApiProcess], screen: Screen) -> int:
@@ -110,9 +109,9 @@ def run_process(make: Callable[[], ApiProcess], screen: Screen) -> int:
 
 
 class ApiProcess(ABC):
-    """Runs in the current event loop.
+    """An API process in the current event loop.
 
-    Those that inherit from it set `_parts`, `_metrics` and `_client` when they are made.
+    Subclasses set `_parts`, `_metrics` and `_client` when they are made.
     """
 
     _parts: Parts
@@ -120,7 +119,7 @@ class ApiProcess(ABC):
     _client: EngineClient
 
     def __init__(self, launch: LaunchFile, listener: socket.socket | None, screen: Screen) -> None:
-        """`listener`: bound, and it may listen already; None where others serve the app, see `EmbeddedServer`."""
+        """Prepare to serve on `listener`, which is bound; None: the app is served elsewhere, see `EmbeddedServer`."""
         loop = asyncio.get_running_loop()
         self._launch = launch
         self._server = launch.server
@@ -147,12 +146,12 @@ class ApiProcess(ABC):
     # --- start ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> list[asyncio.Task[None]]:
-        """Start what goes on beside requests, until it is cancelled."""
+        """Start the tasks that run beside requests until they are cancelled."""
         return [asyncio.ensure_future(job) for job in (self._parts.run(), self._start(), self._remark(), *self._jobs())]
 
     @abstractmethod
     def _jobs(self) -> list[Coroutine[Any, Any, None]]:
-        """What else goes on."""
+        """Return further tasks that run beside requests."""
 
     async def _start(self) -> None:
         try:
@@ -172,7 +171,7 @@ class ApiProcess(ABC):
 
     @abstractmethod
     def _begun(self, ready: EngineReady) -> None:
-        """Requests are accepted."""
+        """Note that requests are accepted now."""
 
     async def _listen(self, ready: EngineReady) -> None:
         assert self._listener is not None, "who has none listens in another way"
@@ -188,7 +187,7 @@ class ApiProcess(ABC):
         return app
 
     async def _serve(self, app: ASGIApp, listener: socket.socket) -> None:
-        """Serve an application on a socket; by TLS where it is the one that clients know."""
+        """Serve an application on a socket, with TLS on the one that clients know."""
         config = self._server
         if listener is not self._listener:
             config = replace(config, ssl_certfile=None, ssl_keyfile=None)
@@ -229,7 +228,7 @@ class ApiProcess(ABC):
     # --- while it runs ----------------------------------------------------------------------------------------------
 
     def _trouble(self) -> str | None:
-        """Why /health should say no."""
+        """Return the reason why /health should fail; None: it should not."""
         if self._client.failure is not None:
             return str(self._client.failure)
         return self._parts.trouble
@@ -242,7 +241,7 @@ class ApiProcess(ABC):
             self._client.lose(worker, EngineDead(f"text worker {worker} does not answer"))
 
     async def _remark(self) -> None:
-        """While a part recovers, streams that have begun get a comment now and then."""
+        """Send a comment now and then on open streams while a part recovers."""
         while True:
             await asyncio.sleep(REMARK_SECONDS)
             if self._parts.is_recovering:
@@ -267,7 +266,7 @@ class ApiProcess(ABC):
             self._client.fail(EngineDead("the engine is not available; the server is stopping"))
 
     async def _close(self, ending: Ending) -> None:
-        """Accept nothing new; give open replies their time to end, then an error, then nothing."""
+        """Accept nothing new; give open replies their time to end, then an error, then drop them."""
         if not self._serving:
             return
         patience = self._server.shutdown_timeout if ending.error is None else 0.0
@@ -283,16 +282,16 @@ class ApiProcess(ABC):
         await wind_up(self._serving, elsewhere, patience, end_streams)
 
     def _ends_elsewhere(self) -> list[asyncio.Future[None]]:
-        """What must end beside its own replies before the parts are let go."""
+        """Return futures that must end, beside this process's replies, before the parts are stopped."""
         return []
 
     async def _let_go(self) -> None:
-        """Nothing is served any more."""
+        """Stop the parts after the last reply."""
         await self._parts.stop()
 
 
 def _checked_defaults(folder: Path) -> dict[str, object]:
-    """The model's default sampling parameters, refused now rather than with every request."""
+    """Return the model's default sampling parameters; refuse bad ones now rather than with every request."""
     defaults = default_sampling(folder)
     try:
         SamplingParams(**defaults)

@@ -1,5 +1,7 @@
-"""The first API process of a server, mostly the only one: it starts the engines and text workers, knows how they are,
-and answers whoever operates the server."""
+"""Run the first API process of a server, usually the only one: it starts and watches the engines and text workers.
+
+It also answers operators.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,11 @@ def serve(
     """Serve until something ends the server; return the exit code. Must be called in the main thread.
 
     Args:
-        folder: private to this server: the launch file lies there, and its sockets come beside it.
+        folder: private to this server, for the launch file and the sockets.
         listener: bound; it may listen already, where another process has served before.
-        open_screen: makes what is told of the start and of the life of the server.
+        open_screen: opens the screen that shows the start and the life of the server.
         on_begun: called once requests are accepted.
-        starter: starts the parts, or has begun them.
+        starter: starts the parts, or has started them already.
     """
     with open_screen() as screen:
 
@@ -70,7 +72,7 @@ def serve(
 
 
 class FirstProcess(ApiProcess):
-    """See `ApiProcess`."""
+    """The `ApiProcess` that owns the supervisor, the metrics, the batches and the live view."""
 
     _parts: Supervisor
 
@@ -83,7 +85,7 @@ class FirstProcess(ApiProcess):
         on_begun: Callable[[], None],
         starter: Starter,
     ) -> None:
-        """See `serve`."""
+        """Make the supervisor and what belongs to it; the arguments are those of `serve`."""
         super().__init__(launch, listener, screen)
         server = launch.server
         self._folder = folder
@@ -218,7 +220,7 @@ class FirstProcess(ApiProcess):
 
 
 def _run_worker(folder: Path, index: int, alive_fd: int) -> int:
-    """A text worker in a thread, with imports that others do without."""
+    """Run a text worker in a thread; its imports are not needed elsewhere in this process."""
     from tokenmill.serving.frontend.worker import run_worker
 
     return run_worker(folder, index, alive_fd)

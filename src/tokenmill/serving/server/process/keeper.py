@@ -1,8 +1,8 @@
-"""The small parent of the API processes: it holds the listening socket, and starts those again that are killed.
+"""Run the small parent of the API processes: it holds the listening socket and restarts processes that are killed.
 
     bind ─> fork ─┬─> the first API process starts engines and text workers, and serves
                   ├─> its siblings, if any, serve beside it
-                  └─> waits for an end: whoever is killed after the first has served is forked again; after the first
+                  └─> waits for an end: a process killed after the first has served is forked again; after the first
                       all begin anew, and connections wait in the socket's queue meanwhile; anything else is the end
 
 It forks before there are threads and before anything large is loaded, and passes on the signals that stop a server.
@@ -46,8 +46,8 @@ def keep(serve: Serve, count: int, most: int, say: Callable[[str, str], None]) -
 
     Args:
         count: API processes.
-        most: restarts of each within a minute; where it is 0, and `count` 1, this process serves.
-        say: told of a death: one word for who has died, and a sentence.
+        most: restarts of each within a minute; if it is 0 and `count` is 1, this process itself serves.
+        say: called for each death with one word for the process that has died, and a sentence.
     """
     if not most and count == 1:
         with _private_folder() as folder:
@@ -85,8 +85,8 @@ class _Processes:
     ) -> None:
         """
         Args:
-            fork: starts the process of an index; its id.
-            restarts: how often in a minute each sibling may be started again, as things are now.
+            fork: starts the process of an index and returns its process id.
+            restarts: returns how often in a minute each sibling may be started again at present.
             say: see `keep`.
         """
         self._fork = fork
@@ -98,7 +98,7 @@ class _Processes:
         self._failure = 0
 
     def run(self, count: int) -> int:
-        """Pass signals on until the first has ended; its exit code, or minus the signal that killed it."""
+        """Pass signals on until the first ends; return its exit code, or minus the signal that killed it."""
         for index in range(count):
             self._start(index)
         while True:
@@ -126,7 +126,7 @@ class _Processes:
             os.kill(pid, number)
 
     def _lose(self, index: int, code: int) -> None:
-        """A sibling has died: the server goes on without it for a moment, or ends."""
+        """Schedule the restart of a sibling that has died, or end the server."""
         how = f"API process {index} " + (f"was killed by {signal.Signals(-code).name}" if code < 0 else "has failed")
         deaths = self._deaths.setdefault(index, Restarts(self._restarts()))
         pause = deaths.died(time.monotonic()) if code < 0 else None
@@ -153,7 +153,7 @@ def _private_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _children_awaited() -> Iterator[None]:
-    """Inside, the end of a child is a signal that `sigwait` brings."""
+    """Block SIGCHLD inside, so that `sigwait` returns it when a child ends."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
         yield
@@ -162,7 +162,7 @@ def _children_awaited() -> Iterator[None]:
 
 
 def _fork(work: Callable[[], int], folder: Path) -> int:
-    """A child process that ends with the exit code of `work`; its id. Without a parent it removes the folder itself."""
+    """Start a child that ends with the exit code of `work`; return its id. It removes the folder if it is orphaned."""
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -189,7 +189,7 @@ def _fork(work: Callable[[], int], folder: Path) -> int:
 
 
 def _next_signal(until: float | None) -> int | None:
-    """Wait for a signal that is passed on, or for the end of a child; None: this time of the clock has come first."""
+    """Wait for a signal to pass on or for the end of a child; return None if the clock reaches `until` first."""
     wanted = _PASSED_ON | {signal.SIGCHLD}
     if until is None:
         return signal.sigwait(wanted)
@@ -198,7 +198,7 @@ def _next_signal(until: float | None) -> int | None:
 
 
 def _end_orphans() -> None:
-    """Wait for what the API processes have left, which has become children of this process, and end what stays."""
+    """Wait for the children that the API processes have left to this process, and kill those that stay."""
     started = time.monotonic()
     with contextlib.suppress(ChildProcessError):  # there is none any more
         while (passed := time.monotonic() - started) < _ORPHAN_SECONDS + _KILLED_SECONDS:
@@ -216,6 +216,6 @@ def _children() -> list[int]:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux alone has it; elsewhere nobody is told of a parent's end but by a pipe, and orphans end by themselves."""
+    """Call prctl on Linux; elsewhere a pipe tells a child of its parent's end, and orphans end by themselves."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

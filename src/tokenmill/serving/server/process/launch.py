@@ -1,4 +1,4 @@
-"""`run`: from two configs to a serving process, and back to nothing.
+"""Run a server from two configs, and leave nothing behind when it ends.
 
     take the port -> fork the API processes (`keeper`) -> private folder -> start engines and text workers
         -> engines are ready -> tokenizers are loaded -> accept requests
@@ -43,9 +43,9 @@ def run(
     """Serve until stopped; return the exit code. Must be called in the main thread.
 
     Args:
-        open_screen: makes what is told of the start and of the life of the server, in each process that tells it.
-        engine_module: the module that runs as the process of an engine. worker_module: of a text worker.
-        engines: which engines to start; none: as many as `--data-parallel-size` says, each of as many
+        open_screen: opens the screen that shows the start and the life of the server, in each process that shows it.
+        engine_module, worker_module: the modules that run as the process of an engine and of a text worker.
+        engines: the engines to start; empty: as many as `--data-parallel-size` says, each of as many
             ranks as `--tensor-parallel-size` and `--pipeline-parallel-size` say.
     """
     with lossy("stdout", "stderr"):
@@ -100,10 +100,10 @@ def _refuse(open_screen: OpenScreen, error: TokenMillError) -> int:
 
 
 def prepared(engine: EngineConfig, server: ServerConfig, engines: tuple[EngineSpec, ...] = ()) -> LaunchFile:
-    """What a server is started with: the configs with a model, its name, and what is chosen where nothing is said.
+    """Return the launch file of a server: its configs with model, names and defaults filled in.
 
     Raises:
-        InvalidConfig: several engines are to share one GPU.
+        InvalidConfig: several engines would share one GPU.
     """
     engine, server = _with_names(engine, server)
     engine, server = engine.resolve(), server.resolve()
@@ -126,7 +126,7 @@ def _listener(server: ServerConfig) -> Iterator[socket.socket]:
 
 
 def served_names(engine: EngineConfig, server: ServerConfig) -> tuple[str, ...]:
-    """The model's ids in the API: as told, else the folder's name, else the hub id."""
+    """Return the model's ids in the API: those given, else the folder's name, else the hub id."""
     if server.served_model_name:
         return server.served_model_name
     if engine.model in ("", str(_demo_model())):
@@ -136,7 +136,7 @@ def served_names(engine: EngineConfig, server: ServerConfig) -> tuple[str, ...]:
 
 
 def _with_names(engine: EngineConfig, server: ServerConfig) -> tuple[EngineConfig, ServerConfig]:
-    """Fill in the demo model where none is given, and the name under which the model is served."""
+    """Fill in the demo model if no model is given, and the name under which the model is served."""
     server = replace(server, served_model_name=served_names(engine, server))
     if engine.model in ("", str(_demo_model())):
         server = _knowing_demo_model(server)
@@ -144,7 +144,7 @@ def _with_names(engine: EngineConfig, server: ServerConfig) -> tuple[EngineConfi
 
 
 def _knowing_demo_model(server: ServerConfig) -> ServerConfig:
-    """How the demo model writes calls and marks its thinking, where nothing else is said."""
+    """Fill in how the demo model writes calls and marks its thinking, where the flags do not say it."""
     finds_calls = server.enable_auto_tool_choice
     return replace(
         server,

@@ -1,4 +1,4 @@
-"""What a server tells whoever started it."""
+"""Define the screen on which a server shows its start and its life."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:  # the keeper, which imports this, stays small
 
 
 class Screen(Protocol):
-    """Told of a server's start and life."""
+    """Shows a server's start and life."""
 
     def on_progress(self, progress: EngineProgress) -> None:
-        """A phase of the start began or moved on; the phase before it is over."""
+        """Show that a phase of the start began or moved on; the phase before it is over."""
 
     def on_ready(self, ready: EngineReady) -> None:
-        """The server accepts requests."""
+        """Show that the server accepts requests."""
 
     def on_error(self, sentence: str) -> None:
-        """Why the server ends with another exit code than 0, or cannot start."""
+        """Show why the server cannot start, or ends with another exit code than 0."""
 
     def on_line(self, line: str) -> None:
-        """A line for the log, or of what a child process wrote to its standard error."""
+        """Show a line for the log, or one that a child process wrote to its standard error."""
 
 
 OpenScreen = Callable[[], AbstractContextManager[Screen]]
 
 
 class StandardError:
-    """Writes what goes wrong, and what children write, to standard error; what cannot be written is lost."""
+    """A `Screen` that writes errors and lines to standard error; lines that cannot be written are lost."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr if isinstance(sys.stderr, LossyStream) else LossyStream(sys.stderr)
@@ -45,18 +45,18 @@ class StandardError:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to let go."""
+        """Do nothing."""
 
     def on_progress(self, progress: EngineProgress) -> None:
-        """See `Screen`."""
+        """Show nothing."""
 
     def on_ready(self, ready: EngineReady) -> None:
-        """See `Screen`."""
+        """Show nothing."""
 
     def on_error(self, sentence: str) -> None:
-        """See `Screen`."""
+        """Write the sentence to standard error."""
         print(sentence, file=self._stream, flush=True)
 
     def on_line(self, line: str) -> None:
-        """See `Screen`."""
+        """Write the line to standard error."""
         print(line, file=self._stream, flush=True)

@@ -1,4 +1,4 @@
-"""The batches of a server, from the folder that is opened at the start to the runner that is stopped before the end."""
+"""Run the batches of a server, from opening their folder at the start to stopping the runner before the end."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tokenmill.serving.server.openai.batches import LineAnswers
 
 
 class ServedBatches:
-    """`start`, `stop` and `close`, in this order.
+    """The batches of a server; call `start`, `stop` and `close` in this order.
 
     Attributes:
-        service: what the routes use.
+        service: the service that the routes use.
     """
 
     def __init__(self, config: ServerConfig, is_busy: Callable[[], bool], metrics: Metrics) -> None:
         """
         Args:
-            is_busy: whether somebody interactive waits.
+            is_busy: returns True while interactive requests wait.
 
         Raises:
             InvalidConfig: the folder cannot be used.
@@ -40,16 +40,16 @@ class ServedBatches:
         metrics.show(BatchCollector(PREFIX, lambda: runner.lines, runner.ended))
 
     def start(self, context: ServerContext, num_slots: int) -> None:
-        """Go on with what is open, and answer what comes, so many lines at a time."""
+        """Continue the open batches and answer new ones, `num_slots` lines at a time."""
         self._running = asyncio.ensure_future(self._runner.run(LineAnswers(context).answer, num_slots))
 
     async def stop(self) -> None:
-        """Run no line any more; what has been answered is on the disk then."""
+        """Stop running lines; all answers so far are on disk afterwards."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
 
     async def close(self) -> None:
-        """Nobody asks any more."""
+        """Close the storage when no route needs it any more."""
         await self.stop()
         self._storage.close()

@@ -1,5 +1,4 @@
-"""What can be refused before any process starts: each would otherwise come to light after the weights are read, or as a
-traceback from where nobody expects it."""
+"""Check what can be checked before any process starts, so that errors come early and as one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ DESCRIPTORS_PER_PROCESS = 8
 
 
 def check_start(server: ServerConfig, topology: Topology) -> None:
-    """Check what is needed before the start.
+    """Check templates, folders and limits before the start.
 
     Raises:
         InvalidConfig, InvalidCheckpoint: the chat template cannot be read or does not compile, the folder of adapters
@@ -40,7 +39,7 @@ def check_start(server: ServerConfig, topology: Topology) -> None:
 
 
 def _check_folder(flag: str, name: str) -> None:
-    """Else each adapter would be refused as if its own path were wrong."""
+    """Check the folder of adapters; else each adapter would be refused as if its own path were wrong."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise InvalidConfig(f"{flag} {name}: there is no such folder; make it, or name another one")
@@ -49,7 +48,7 @@ def _check_folder(flag: str, name: str) -> None:
 
 
 def check_sockets(folder: Path, topology: Topology) -> None:
-    """See that the sockets of all processes can lie in a folder.
+    """Check that the sockets of all processes fit into a folder.
 
     Raises:
         InvalidConfig: a path is too long for a socket.

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, never at a moment at which they could leave something half made or half removed."""
+"""Handle SIGINT and SIGTERM only at moments when they cannot leave work half done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Inside, both wait until `handled_by` lets them through. Those that still wait at the end are dropped."""
+    """Hold both signals back inside, until `handled_by` lets them through; drop those still waiting at the end."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -25,7 +25,7 @@ def held_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handled_by(callback: Callable[[], None]) -> Iterator[None]:
-    """Inside, each of them calls `callback` on the running loop. Only within `held_back`."""
+    """Call `callback` on the running loop for each of the signals. Only within `held_back`."""
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, callback)

@@ -1,4 +1,4 @@
-"""POST /generate: SGLang's native form of a completion."""
+"""Serve POST /generate, SGLang's native form of a completion."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RENAMED = {
 
 
 class NativeSampling(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """`sampling_params`, with SGLang's names; `json_schema` is the text of one there."""
+    """The field `sampling_params` with SGLang's names; `json_schema` is the text of a schema."""
 
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -48,7 +48,7 @@ class NativeSampling(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
 
 class NativeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of /generate: one prompt, or a list of them; as text or as token ids."""
+    """The body of /generate: one prompt or a list of them, as text or as token ids."""
 
     text: str | list[str] | None = None
     input_ids: list[TokenId | list[TokenId]] | None = None
@@ -67,13 +67,13 @@ class NativeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class NativeRoute:
-    """Answers such requests."""
+    """The handler of /generate."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def post(self, request: Request) -> Response:
-        """Complete one prompt or several."""
+        """Complete one or more prompts."""
         context = self._context
         body, call, prompts = await read_as(request, NativeBody, context.bodies, self._read)
         label = body.rid or request.state.request_id
@@ -90,7 +90,7 @@ class NativeRoute:
 
 
 def native_calls(body: NativeBody) -> list[GenerationCall]:
-    """The calls that a body asks for: one for all prompts, or one for each where each has parameters of its own.
+    """Return the calls that a body asks for: one for all prompts, or one each if each has its own parameters.
 
     Raises:
         InvalidRequest: naming the field at fault; of sampling parameters by our name where SGLang's differs.
@@ -126,7 +126,7 @@ def _call(body: NativeBody, prompts: Sequence[str | list[int]], own: NativeSampl
 
 
 class NativeWriter:
-    """Writes SGLang's documents: a list of them for several continuations. Each event holds all of the text so far."""
+    """A `ReplyWriter` for SGLang's documents; each event holds all of the text so far."""
 
     def __init__(self, label: str, is_list: bool, body: NativeBody) -> None:
         self._label = label
@@ -136,23 +136,23 @@ class NativeWriter:
         self._sums: dict[int, _Sum] = {}
 
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return the reply as JSON: one document, or a list of them."""
         replies = [self._add(index, outputs[index]) for index in sorted(outputs)]
         return msgspec.json.encode(replies if self._is_list else replies[0])
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return an event with all of the text so far."""
         reply = self._add(index, output)
         if self._is_list:
             reply["index"] = index
         return b"data: " + msgspec.json.encode(reply) + b"\n\n"
 
     def end(self, usage: UsageCounter) -> bytes:
-        """See `ReplyWriter`."""
+        """Return `[DONE]`."""
         return DONE
 
     def failure(self, error: Exception) -> bytes:
-        """See `ReplyWriter`."""
+        """Return an error event and `[DONE]`."""
         return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n" + DONE
 
     def _add(self, index: int, output: TextOutput) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class NativeWriter:
 
 
 class _Sum:
-    """What one continuation has brought so far."""
+    """The output of one continuation so far."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -212,5 +212,5 @@ def _finish_reason(output: TextOutput, num_tokens: int) -> dict[str, Any] | None
 
 
 def _is_list(body: NativeBody) -> bool:
-    """Whether a list of prompts was given, if only of one."""
+    """Return True if the client gave a list of prompts, even of one."""
     return isinstance(body.text, list) or isinstance((body.input_ids or [0])[0], list)

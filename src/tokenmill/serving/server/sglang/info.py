@@ -1,4 +1,4 @@
-"""Routes of SGLang's besides /generate: what model there is, and forgetting what is cached."""
+"""Serve SGLang's routes besides /generate: the model's name, and emptying the prefix cache."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tokenmill.serving.server.http.json_response import json_response
 
 
 class SglangRoutes:
-    """Answers them."""
+    """The handlers of these routes."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def model_info(self, _request: Request) -> Response:
-        """The model by its name in the API: where it lies is nobody's business over HTTP."""
+        """Show the model by its name in the API; its path stays private."""
         ready = self._context.ready
         names = dict.fromkeys(("model_path", "tokenizer_path", "served_model_name"), self._context.model_name)
         senses = dict.fromkeys(("has_image_understanding", "has_audio_understanding"), False)

@@ -1,1 +1,1 @@
-"""An API process beside the first: what it answers itself, and what it passes on."""
+"""An API process beside the first: the routes it answers itself, and the ones it passes on."""

@@ -1,7 +1,7 @@
-"""Passes on to the first API process what a sibling does not answer itself: all that needs the state of the server.
+"""Pass requests that need the state of the whole server from a sibling on to the first API process.
 
-Generating and tokenizing are answered where the connection is; who operates the server, and whatever is kept between
-two requests (files, batches, stored responses), is one process's business.
+Generating and tokenizing are answered where the connection is; the first process alone answers operators and keeps what
+lasts from one request to another (files, batches, stored responses).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _HOP_HEADERS = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"
 
 
 class Forwarder:
-    """An ASGI application before another one."""
+    """An ASGI application that answers some routes with another application and forwards the rest."""
 
     def __init__(self, app: ASGIApp, root_path: str, address: Path) -> None:
         """
         Args:
-            app: answers the routes of its own.
-            root_path: what paths may begin with.
+            app: answers the routes that the sibling serves itself.
+            root_path: a prefix that paths may have.
             address: the unix socket of the first API process.
         """
         self._app = app
@@ -43,7 +43,7 @@ class Forwarder:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or have it answered."""
+        """Answer one request, or forward it."""
         if scope["type"] != "http" or scope["path"] in self._own:
             await self._app(scope, receive, send)
             return
@@ -109,7 +109,7 @@ async def _body(receive: Receive, is_read: asyncio.Event) -> AsyncIterator[bytes
 
 
 async def _disconnected(receive: Receive, is_read: asyncio.Event) -> None:
-    """Until the client is gone, which shows once its body has been read."""
+    """Wait until the client is gone, which shows once its body has been read."""
     await is_read.wait()
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,5 +1,7 @@
-"""An API process beside the first (`--api-server-count`): it takes connections from the same listening socket, answers
-what is generated through text workers of its own, and leaves the rest to the first."""
+"""Run an API process beside the first (`--api-server-count`): it takes connections from the same listening socket.
+
+It answers generating calls through text workers of its own and leaves other routes to the first process.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,12 @@ def serve(folder: Path, launch: LaunchFile, listener: socket.socket, index: int)
 
 
 class SiblingProcess(ApiProcess):
-    """See `ApiProcess`."""
+    """An `ApiProcess` that reports what its clients experience to the first one."""
 
     _parts: ReportedParts
 
     def __init__(self, folder: Path, launch: LaunchFile, listener: socket.socket, screen: Screen, index: int) -> None:
-        """`index`: of this API process."""
+        """Make the sibling with `index` among the API processes."""
         super().__init__(launch, listener, screen)
         self._folder = folder
         self._index = index
@@ -70,7 +72,7 @@ class SiblingProcess(ApiProcess):
         await super()._serve(Forwarder(app, self._server.root_path, http_path(self._folder)), listener)
 
     def _begun(self, ready: EngineReady) -> None:
-        """Nobody waits for it: the first tells of the start."""
+        """Do nothing: the first process announces the start."""
 
     async def _report(self) -> None:
         while True:
