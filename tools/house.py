@@ -10,6 +10,7 @@ only: nothing of the project is imported.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections import Counter, defaultdict
@@ -24,6 +25,8 @@ SOURCE = TOP / "src" / "tokenmill"
 ADDRESSES = {"__init__", "__main__", "plugins", "ray"}
 CAPABILITIES = {"adapters", "encoder", "states", "transfers", "windows", "drafter", "_drafter", "vision", "draft"}
 LONGEST_FUNCTION, LONGEST_CLASS, CRUMB = 50, 300, 60
+# A docstring that names a thing by a clause instead of saying what the code does.
+NOUN_CLAUSE = re.compile(r"(What|Whoever|Whose|That which|Those (that|who)|How|Nobody|There (is|are)) ")
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ def facts() -> Iterator[Fact]:
     rooms = {module: room_of(module) for module in trees()}
     yield Fact("wings in circles", len(circles(arrows_between({m: r.partition("/")[0] for m, r in rooms.items()}))), 0)
     yield Fact("rooms in circles", len(circles(arrows_between(rooms))), 0)
+    modules = {module: module for module in trees() if module}
+    yield Fact("modules in circles", len(circles(arrows_between(modules))), 0, is_reached=False)
     yield from facts_of_contracts({room for room in rooms.values() if room})
     yield Fact("wings", len({room.partition("/")[0] for room in rooms.values() if room}), 12)
     yield Fact("rooms below wings", len({room for room in rooms.values() if "/" in room}), 36)
@@ -190,7 +195,7 @@ def num_questions(tree: ast.Module) -> int:
 
 def facts_of_sizes() -> Iterator[Fact]:
     """Measure functions, classes, crumbs and docstrings that only point elsewhere."""
-    functions, classes, pointing = 0, 0, 0
+    functions, classes, pointing, clauses = 0, 0, 0, 0
     for module, tree in trees().items():
         for node in ast.walk(tree):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -199,13 +204,16 @@ def facts_of_sizes() -> Iterator[Fact]:
             is_class = isinstance(node, ast.ClassDef)
             classes += is_class and length > LONGEST_CLASS
             functions += not is_class and length > LONGEST_FUNCTION and "triton" not in module
-            pointing += (ast.get_docstring(node) or "").startswith("See `")
+            docstring = ast.get_docstring(node) or ""
+            pointing += docstring.startswith("See `")
+            clauses += bool(NOUN_CLAUSE.match(docstring))
     yield Fact(f"functions above {LONGEST_FUNCTION} lines outside Triton", functions, 0, is_reached=False)
     yield Fact(f"classes above {LONGEST_CLASS} lines", classes, 2, is_reached=False)
     readers = Counter(name for names in imports().values() for name in names)
     small = [m for m in trees() if m and readers[m] == 1 and num_lines(m) <= CRUMB]
     yield Fact(f"files of at most {CRUMB} lines with one reader", len(small), 15, is_reached=False)
     yield Fact("docstrings that only point elsewhere", pointing, 20)
+    yield Fact("docstrings that begin with a noun clause", clauses, 0)
 
 
 def num_lines(module: str) -> int:
