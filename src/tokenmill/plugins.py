@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tokenmill.core.request import FinishReason, Request
 from tokenmill.engine.scheduler.policies import AdmissionPolicy, BatchPolicy, QueuePolicy, Step, View
-from tokenmill.engine.transfer.orders import PageLoad, PageSave
-from tokenmill.engine.transfer.protocol import Answer, KeptPages, KVSource, PageMover, SourceContext
+from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
+from tokenmill.engine.transfer.protocol import Answer, KeptPages, KVSource, SourceContext
 
 __all__ = [
     "AdmissionPolicy",

@@ -1,8 +1,11 @@
-"""Signals when they can be obeyed: Ctrl-C between steps, never inside one, since an engine interrupted halfway through
-its books could not go on."""
+"""End or interrupt a process when that is safe: Ctrl-C between steps, never inside one, and the end of its parent.
+
+An engine that is interrupted halfway through its books could not go on.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -31,3 +34,15 @@ def interrupts_deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if arrived:
         signal.raise_signal(signal.SIGINT)
+
+
+def end_with_parent() -> None:
+    """End this process when its parent is gone: however the parent died, its end of our stdin closes."""
+
+    def watch() -> None:
+        # Not through sys.stdin: its lock, held by a thread, aborts the interpreter when it ends.
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -19,8 +19,8 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import KVQuery, TransferSettings
 from tokenmill.engine.transfer.desk import Patience, TransferDesk
-from tokenmill.engine.transfer.orders import PageLoad, PageSave
-from tokenmill.engine.transfer.protocol import Answer, KeptPages, PageMover
+from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
+from tokenmill.engine.transfer.protocol import Answer, KeptPages
 
 # In turns of the engine: the clock of these tests.
 PATIENCE = Patience(lookup=4, load=8, save=8, keep=10, close=50)

@@ -24,8 +24,8 @@ from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason, TokenArray
 from tokenmill.core.transfers import Found, KVNews, KVQuery, Loaded, LoadOrder, PlanTransfers, Released, SaveOrder
-from tokenmill.engine.transfer.orders import PageLoad, PageSave
-from tokenmill.engine.transfer.protocol import Answer, KeptPages, KVSource, PageMover
+from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
+from tokenmill.engine.transfer.protocol import Answer, KeptPages, KVSource
 from tokenmill.engine.transfer.state import TransferState
 
 logger = logging.getLogger(__name__)

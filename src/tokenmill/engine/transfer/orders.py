@@ -9,13 +9,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import LoadOrder, SaveOrder
 
-if TYPE_CHECKING:
-    from tokenmill.engine.transfer.protocol import PageMover
+
+class PageMover(Protocol):
+    """Copies whole pages between the KV memory and bytes, in the memory's own layout.
+
+    Any thread may call it, for pages that a load or a save holds: no step touches those.
+
+    Attributes:
+        page_bytes: bytes of a page over all layers.
+        layout: name of their layout; pages of another layout mean nothing here.
+    """
+
+    page_bytes: int
+    layout: str
+
+    def read(self, page: int, data: memoryview) -> None:
+        """Copy a page to `data`, of `page_bytes` bytes."""
+
+    def write(self, page: int, data: memoryview) -> None:
+        """Fill a page with bytes from `read`."""
 
 
 class _Order:

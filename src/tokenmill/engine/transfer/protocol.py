@@ -21,30 +21,10 @@ from typing import Any, Protocol
 
 from tokenmill.core.request import CacheKey, FinishReason, TokenArray
 from tokenmill.core.transfers import KVQuery
-from tokenmill.engine.transfer.orders import PageLoad, PageSave
+from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
 
 # The group of entry points that name sources of one's own: each a callable that takes a `SourceContext`.
 SOURCE_PLUGINS = "tokenmill.kv_sources"
-
-
-class PageMover(Protocol):
-    """Copies whole pages between the KV memory and bytes, in the memory's own layout.
-
-    Any thread may call it, for pages that a load or a save holds: no step touches those.
-
-    Attributes:
-        page_bytes: bytes of a page over all layers.
-        layout: name of their layout; pages of another layout mean nothing here.
-    """
-
-    page_bytes: int
-    layout: str
-
-    def read(self, page: int, data: memoryview) -> None:
-        """Copy a page to `data`, of `page_bytes` bytes."""
-
-    def write(self, page: int, data: memoryview) -> None:
-        """Fill a page with bytes from `read`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,8 @@ folder, all msgpack structs. It ends when it is told to (SIGTERM) or when its pa
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +29,7 @@ from tokenmill.engine.loop.kv_publisher import KVPublisher
 from tokenmill.ipc.channels import LAST_WORD_MILLISECONDS, LINGER_MILLISECONDS, engine_name
 from tokenmill.ipc.engine_sockets import EngineSockets
 from tokenmill.ipc.heartbeat import Heartbeat
-from tokenmill.ipc.interrupts import accept_signals
+from tokenmill.ipc.interrupts import accept_signals, end_with_parent
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, logged
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
@@ -206,18 +204,6 @@ def _serve(config: EngineConfig, topology: Topology, index: int, sockets: Engine
     built.engine.close()
     if publisher is not None:
         publisher.close()
-
-
-def end_with_parent() -> None:
-    """End this process when its parent is gone: however the parent died, its end of our stdin closes."""
-
-    def watch() -> None:
-        # Not through sys.stdin: its lock, held by a thread, aborts the interpreter when it ends.
-        while os.read(0, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def main() -> int:

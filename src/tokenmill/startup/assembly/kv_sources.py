@@ -15,8 +15,9 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.transfers import TransferSettings
 from tokenmill.engine.scheduler.scheduler import Scheduler
 from tokenmill.engine.transfer.desk import Launcher, Patience, TransferDesk, TransferExecutor
+from tokenmill.engine.transfer.orders import PageMover
 from tokenmill.engine.transfer.plugins import find_source
-from tokenmill.engine.transfer.protocol import KVSource, PageMover, SourceContext
+from tokenmill.engine.transfer.protocol import KVSource, SourceContext
 from tokenmill.engine.transfer.state import TransferState
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.kv_tiers import disk_tier, host_tier

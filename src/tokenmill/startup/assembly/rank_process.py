@@ -21,6 +21,7 @@ from tokenmill.core.messages import ToEngine
 from tokenmill.core.part_messages import PartFailed, Ping, Pong
 from tokenmill.ipc.channels import API, LINGER_MILLISECONDS, Inbox, Outbox, engine_name
 from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.ipc.interrupts import end_with_parent
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, logged
 
@@ -106,8 +107,6 @@ def _follow(config: EngineConfig, signs: _Signs | None = None) -> None:
 
 def main() -> int:
     """Entry point of a rank of an offline engine."""
-    from tokenmill.startup.assembly.engine_process import end_with_parent
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=EngineConfig)
