@@ -127,7 +127,7 @@ def main() -> None:
 def make_texts(rng: random.Random) -> dict[str, list[Text]]:
     """The texts by name."""
     tokenizer = Tokenizer.from_file(str(demo_model_path() / "tokenizer.json"))
-    files = sorted((Path(tokenmill.__file__).parent / "scheduler").glob("*.py"))
+    files = sorted((Path(tokenmill.__file__).parent / "engine" / "scheduler").glob("*.py"))
     sources = [tokenizer.encode(path.read_text(encoding="utf-8")).ids for path in files]
     sources = [source for source in sources if len(source) > 600][:8]
     records = [tokenizer.encode(json.dumps(make_records(rng), indent=1)).ids for _ in range(6)]

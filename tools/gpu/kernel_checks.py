@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TESTS = ROOT / "tests" / "kernels"
+TESTS = ROOT / "tests" / "model" / "kernels"
 # `--confcutdir` keeps away what the whole suite needs besides pytest.
 OPTIONS = ("-v", "--tb=short", "-p", "no:cacheprovider", "-o", "addopts=", "--confcutdir=tests/model/kernels")
 TEST_SECONDS = 120

@@ -40,6 +40,9 @@ def busy(harness: Harness, rng: random.Random) -> None:
                 harness.extend(session, [1, 2], 3, is_last=number > 18)
         if number % 9 == 8:
             harness.abort(str(rng.randrange(number)))
+    for _ in range(2):  # at the second time, at the latest, it is known what follows
+        harness.drain()
+        harness.add(prompts[0], 12)
     harness.drain()
     harness.engine.close()
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tokenmill
 from tests.checkpoints import make_checkpoint
 from tests.model.models.test_native_decoder import FORMATS, run
 from tests.model.weights.quantized_layouts import CASES, quantize
@@ -113,12 +114,17 @@ def change_the_form(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def change_the_code(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "CODE", (*sharing.CODE, "config.py"))
+    monkeypatch.setattr(sharing, "CODE", (*sharing.CODE, "config/configs.py"))
 
 
 def change_the_config(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     path = start.model / "config.json"
     path.write_text(path.read_text() + " ")
+
+
+@pytest.mark.parametrize("pattern", sharing.CODE)
+def test_every_part_of_the_code_that_packs_weights_is_there(pattern: str) -> None:
+    assert [path for place in tokenmill.__path__ for path in Path(place).glob(pattern)] or pattern == "_native*"
 
 
 @pytest.mark.parametrize("change", [change_the_form, change_the_code, change_the_config])

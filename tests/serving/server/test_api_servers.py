@@ -130,8 +130,10 @@ def test_connections_that_come_at_once_are_spread(server):
         return found
 
     server.wait_for(lambda: min(spread(6)) > 0)  # the sibling accepts, too
-    for count in (34, 34, 7, 100):
-        assert max(spread(count)) <= max(0.6 * count, count / 2 + 1.5)
+    for count in (34, 7, 100):
+        # The middle of five: a process that gets no processor for a second is not waited for.
+        most = sorted(max(spread(count)) for _ in range(5))[2]
+        assert most <= max(0.6 * count, count / 2 + 1.5)
 
 
 def test_a_sibling_that_dies_comes_back_and_nobody_else_notices(server):

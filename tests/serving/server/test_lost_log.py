@@ -87,7 +87,7 @@ def test_the_command_serves_and_recovers_without_a_log(tiny_checkpoint, make, cl
     with make() as output, start_server(EngineConfig(), command=command, output=output) as server:
         lines: list[str] = []
         thread = open_stream(server, lines, max_tokens=400, ignore_eos=True)
-        kill_one(server, "engine.process")
+        kill_one(server, "engine_process")
         thread.join(60)
         assert '"finish_reason":"length"' in lines[-2]
         server.wait_for(server.is_well)

@@ -31,10 +31,10 @@ HOW = {"engine_timeout": 4.0, "max_restarts": 10, "tool_call_parser": "hermes", 
 def test_streams_outlive_a_rank_that_is_killed(tiny_checkpoint):
     with start_server(config(tiny_checkpoint), ENGINE_MODULE, **HOW) as server:
         want = asyncio.run(answers(server.url, 32))
-        victim = child(server, "engine.process 0 1")
+        victim = child(server, "engine_process 0 1")
         assert disturbed(server, 32, victim, signal.SIGKILL) == want
         wait_until_well(server)
-        assert child(server, "engine.process 0 1") != victim
+        assert child(server, "engine_process 0 1") != victim
         server.wait_until_unused()
         # Both ranks were started again, and once: not one for the other's end as well.
         assert server.metric("restarts_total", part="engine") == 1
@@ -58,7 +58,7 @@ def test_streams_outlive_a_stage_that_is_killed_and_a_rank_of_it_that_hangs(tiny
     with start_server(stages, ENGINE_MODULE, **HOW) as server:
         want = asyncio.run(answers(server.url, 16))
         for rank, fault in ((2, signal.SIGKILL), (3, signal.SIGSTOP)):
-            assert disturbed(server, 16, child(server, f"engine.process 0 {rank}"), fault) == want
+            assert disturbed(server, 16, child(server, f"engine_process 0 {rank}"), fault) == want
             wait_until_well(server)
         server.wait_until_unused()
 
@@ -68,7 +68,7 @@ def test_engines_of_two_ranks_each(tiny_checkpoint):
         described = json.loads(httpx.get(f"{server.url}/server_info").text)["engines"]
         assert [(one["engine"], one["num_ranks"]) for one in described] == [(0, 2), (1, 2)]
         want = asyncio.run(answers(server.url, 8))
-        os.kill(child(server, "engine.process 1 1"), signal.SIGKILL)
+        os.kill(child(server, "engine_process 1 1"), signal.SIGKILL)
         assert asyncio.run(answers(server.url, 8)) == want
         wait_until_well(server)
 

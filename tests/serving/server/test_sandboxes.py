@@ -190,7 +190,7 @@ def test_sandboxes_end_with_an_engine_and_a_worker_that_are_killed(
     server: RunningServer,
     rng: np.random.Generator,  # noqa: F811
 ) -> None:
-    for module, name in ((GRAMMARS, "engine.process"), (IMAGES, "frontend.worker")):
+    for module, name in ((GRAMMARS, "engine_process"), (IMAGES, "frontend.worker")):
         assert post(server, chat(image_of(rng), structured_outputs={"json": new_schema(rng)})).status_code == 200
         pids = sandboxes(server, module)
         assert pids

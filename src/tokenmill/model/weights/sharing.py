@@ -21,7 +21,15 @@ from tokenmill.platform.memory import HUGE_PAGE, Arena
 logger = logging.getLogger(__name__)
 
 # The code that decides what bytes are packed: a change of it is another content.
-CODE = ("_native*", "kernels/*.py", "models/*.py", "quantization/*.py", "weights/*.py", "weights/gguf/*.py")
+CODE = (
+    "_native*",
+    "model/architecture/*.py",
+    "model/kernels/*.py",
+    "model/models/*.py",
+    "model/quantization/*.py",
+    "model/weights/*.py",
+    "model/weights/gguf/*.py",
+)
 
 
 @dataclass(frozen=True, slots=True)
