@@ -115,7 +115,7 @@ def at_a_terminal(monkeypatch, *lines: str, columns: int = 20) -> str:
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", read)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((columns, 24)))
     model, output = Script(), Terminal()
     Chat(model, {}, None, (Terminal(), output)).talk()
     return output.getvalue()
