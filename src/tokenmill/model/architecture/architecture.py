@@ -70,6 +70,12 @@ class SelfAttentionSpec:
         """Numbers of a token between its projections."""
         return 2 * (self.q_size + self.kv_size) + self.q_size * self.has_gate
 
+    def obstacle(self, size: int) -> str | None:
+        """Return why `size` ranks cannot share it, each with some of its heads; None: they can."""
+        if self.num_heads % size or (self.num_kv_heads % size and size % self.num_kv_heads):
+            return f"its {self.num_heads} query heads and {self.num_kv_heads} KV heads cannot be shared evenly"
+        return None
+
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block."""
         qkv = self.q_size + 2 * self.kv_size
@@ -185,6 +191,10 @@ class MlpSpec:
         """Width that one token is projected to."""
         return self.size
 
+    def obstacle(self, size: int, sums: bool) -> str | None:
+        """Return why `size` ranks cannot share it, each with some of its width; None: they can."""
+        return f"the {self.size} numbers between its projections cannot be shared evenly" if self.size % size else None
+
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block."""
         return 3 * hidden_size * self.size + (2 * self.size + hidden_size) * self.bias
@@ -216,6 +226,12 @@ class MoeSpec:
     def active_size(self) -> int:
         """Width that one token is projected to, by all its experts."""
         return self.size * self.experts_per_token + self.shared_size
+
+    def obstacle(self, size: int, sums: bool) -> str | None:
+        """Return why `size` ranks cannot share it: each has whole experts or, of ranks that sum, a part of each."""
+        if sums:
+            return MlpSpec(self.size).obstacle(size, sums)
+        return f"it has {self.num_experts} experts, and each is whole on a rank" if self.num_experts < size else None
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block, router and all experts."""

@@ -176,6 +176,11 @@ class Layer:
             yield scope.vector("layer", self.scalar, "layer_scalar")
 
 
+def native_obstacle(spec: LayerSpec) -> str | None:
+    """Return why native/decoder.cpp cannot run a layer in its one call; None: it can."""
+    return "experts are chosen in Python" if isinstance(spec.mlp, MoeSpec) else None
+
+
 def _through(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:
     return x if norm is None else norm.forward(x)
 
