@@ -171,9 +171,9 @@ def facts_of_the_core() -> Iterator[Fact]:
     yield Fact("capabilities that runner/ knows", len(runner), 0, is_reached=False)
     with_torch = [m for m in trees() if m.startswith("engine.loop") and ":torch" in imports().get(m, ())]
     yield Fact("modules of the loop with torch", len(with_torch), 0)
-    families = [one for module, own in imports().items() for one in own if one.startswith(f"{FAMILIES}.")
-                and not module.startswith(FAMILIES)]  # fmt: skip
-    yield Fact("mentions of one family outside of the families", len(families), 0)
+    outside = {name for module, own in imports().items() if not module.startswith(FAMILIES) for name in own}
+    families = [name for name in outside if name.startswith(f"{FAMILIES}.")]
+    yield Fact("families that are known outside of their room", len(families), 0)
     build = next(n for n in ast.walk(trees()["startup.assembly.setup"]) if getattr(n, "name", "") == "_build")
     named = {node.id for node in ast.walk(build) if isinstance(node, ast.Name)} & {
         "adapters", "vision", "grammars", "connection", "desk", "events", "with_states", "with_speculation",
