@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.model.architecture.architecture import Architecture, MlpSpec, MoeSpec, NormSpec, SelfAttentionSpec
+from tokenmill.model.architecture.architecture import Architecture, NormSpec, SelfAttentionSpec
+from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec
 from tokenmill.model.architecture.rope_spec import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 from tokenmill.model.models.architecture_config import read_architecture
 from tokenmill.model.models.families import FAMILIES

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, MoeSpec, ShortConvSpec
+from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, ShortConvSpec
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.architecture.rope_spec import RopeSpec
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.adapters import AdaptedLayer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from tokenmill.model.architecture.architecture import MlpSpec, MoeSpec
+from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec
 from tokenmill.model.models.config_reader import ConfigReader
 
 # Several times what any model has; laying out one with millions would take minutes.

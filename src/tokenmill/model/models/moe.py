@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from tokenmill.model.architecture.architecture import MlpSpec, MoeSpec
+from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec
 from tokenmill.model.kernels.adapters import AdaptedLayer
 from tokenmill.model.kernels.protocol import Experts, Gate, Kernels, WeightRole
 from tokenmill.model.models.linear import Linear

@@ -24,7 +24,7 @@ from tokenmill.engine.runner.step_sampler import DeviceSampler, HostSampler
 from tokenmill.engine.runner.transport import HostTransport
 from tokenmill.model.adapters.cache import AdapterCache
 from tokenmill.model.adapters.rows import DeviceRowAdapters, HostRowAdapters, RowAdapters
-from tokenmill.model.architecture.architecture import MoeSpec
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.models.native_decoder import in_one_call
 from tokenmill.model.sampling.grammar_rows import GrammarRows

@@ -9,13 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tokenmill.model.architecture.architecture import (
-    Architecture,
-    LayerSpec,
-    MlpSpec,
-    PerLayerSpec,
-    SelfAttentionSpec,
-)
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec, PerLayerSpec, SelfAttentionSpec
+from tokenmill.model.architecture.mlp_spec import MlpSpec
 from tokenmill.model.architecture.rope_spec import ProportionalScaling, RopeSpec
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.decoder_config import decoder, read_depth, read_norm, refuse

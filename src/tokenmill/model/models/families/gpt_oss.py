@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.model.architecture.architecture import Architecture, LayerSpec, MoeSpec
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.models.attention_config import read_attention, with_windows
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.decoder_config import decoder, read_frame, read_norm

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.model.architecture.architecture import Architecture, LayerSpec, MlpSpec, NormSpec, ShortConvSpec
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec, NormSpec, ShortConvSpec
+from tokenmill.model.architecture.mlp_spec import MlpSpec
 from tokenmill.model.models.attention_config import read_attention
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.decoder_config import decoder, read_frame

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tokenmill.model.architecture.architecture import Architecture, LayerSpec, MoeSpec, SelfAttentionSpec
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec, SelfAttentionSpec
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.models.attention_config import read_attention, with_windows
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.decoder_config import Frame, decoder, read_frame, read_norm

@@ -11,14 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.model.architecture.architecture import (
-    Architecture,
-    DeltaNetSpec,
-    LayerSpec,
-    MoeSpec,
-    NormSpec,
-    SelfAttentionSpec,
-)
+from tokenmill.model.architecture.architecture import Architecture, DeltaNetSpec, LayerSpec, NormSpec, SelfAttentionSpec
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.architecture.rope_spec import RopeSpec
 from tokenmill.model.models.attention_config import read_attention
 from tokenmill.model.models.config_reader import ConfigReader
