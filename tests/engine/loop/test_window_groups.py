@@ -6,7 +6,6 @@ run, steps overlapped.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
+from tests.seeding import seed_for
 from tokenmill import LLM, SamplingParams
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
@@ -23,7 +23,7 @@ from tokenmill.lab.simulate.replay import replay
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 FAMILIES = ("gemma3", "gemma4", "gpt_oss")
 HAS_NATIVE = load_kernels(1) is not None
 # Small pools: the window group has room for two windows of 9 (24 for gpt-oss) and a step.

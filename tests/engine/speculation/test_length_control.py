@@ -8,9 +8,10 @@ from operator import mul
 
 import pytest
 
+from tests.seeding import seed_for
 from tokenmill.engine.speculation.length_control import Acceptance, LengthControl, StepCosts
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 FLAT = StepCosts([(1, 1.0), (64, 1.0)])
 PER_TOKEN = StepCosts([(1, 1.0), (64, 64.0)])
 
