@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import FAMILIES, greedy_continuation, load_oracle, make_checkpoint, smallest_margin
+from tests.seeding import seed_for
 from tokenmill import LLM, SamplingParams
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 NUM_PROMPTS = 5
 
