@@ -21,7 +21,7 @@ INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
 # What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
 STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve chat test browser exactness chaos fuzz clients ray nixl routers lint format lines bench gpu gpu-rehearsal docs clean
+.PHONY: help serve chat check test nightly browser exactness chaos fuzz clients ray nixl routers lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -35,12 +35,24 @@ chat: $(NATIVE_STAMP) ## talk to a running server: make chat [PORT=8001] [ARGS="
 	@exec $(BIN)/tokenmill chat $(if $(PORT),--url "http://127.0.0.1:$(PORT)") $(ARGS)
 
 # The seed of random inputs is a checksum of the tree: the same tree draws the same in every run, here and in CI.
-# Three worker processes with one compute thread each: tests use small models, more threads only wait for each other. A
-# third of the tests' time is waiting, so that three keep two cores busy.
-test: lint ## lint and all tests; ARGS are passed to pytest; SEED repeats a run's random inputs
-	@export SEED="$${SEED:-$$($(BIN)/python tools/tree_seed.py)}"; export PYTHONHASHSEED="$$SEED"; \
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+TREE_SEED = SEED="$${SEED:-$$($(BIN)/python tools/tree_seed.py)}"; export SEED PYTHONHASHSEED="$$SEED"
+# One compute thread for each worker process: tests use small models, more threads only wait for each other.
+PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest --dist loadgroup
+check: lint ## lint and the tests that start no processes, in random order: a minute and a half; ARGS are passed to pytest
+	@$(TREE_SEED); TIER=check $(PYTEST) -n 2 --no-loadscope-reorder $(ARGS)
+
+# A third of the tests' time is waiting, so that three worker processes keep two cores busy.
+test: lint ## lint and all tests that a landing needs; ARGS are passed to pytest; SEED repeats a run's random inputs
+	@$(TREE_SEED); $(PYTEST) -n 3 $(ARGS)
+
+# Each run draws a seed of its own.
+REPEATS ?= 3
+nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos and fuzz
+	@TIER=nightly $(PYTEST) -n 3 --timeout 3000 $(ARGS)
+	@for run in $$(seq $(REPEATS)); do $(PYTEST) -n 3 $(ARGS) || exit 1; done
+	@$(MAKE) --no-print-directory exactness
+	@$(MAKE) --no-print-directory chaos
+	@$(MAKE) --no-print-directory fuzz
 
 browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it
 	@sh tools/install_browser.sh

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
 
-pytest_plugins = ["tests.seeding"]
+pytest_plugins = ["tests.seeding", "tests.tiers"]
 
 # Test models are tiny: a second thread only waits, and on a busy machine its spinning makes a step 50 times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -18,8 +18,8 @@ LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256,
 
 # Greedy tokens of a family equal those of the CPU reference.
 ORACLE = "oracle-"
-# Whose random checkpoints transformers writes, where it is installed: windows and two ropes, sinks and experts stored as
-# mxfp4, fused projections, states that recur.
+# Whose random checkpoints transformers writes, where it is installed: windows and two ropes, sinks and experts stored
+# as mxfp4, fused projections, states that recur.
 WRITTEN_BY_TRANSFORMERS = ("gemma3", "gpt_oss", "phi3", "lfm2", "qwen3_5", "qwen3_next")
 
 

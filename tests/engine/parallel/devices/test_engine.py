@@ -7,7 +7,6 @@ import dataclasses
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,10 +128,8 @@ def test_a_rank_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
             engine.add(request)
         engine.step()
         peer.kill()
-        started = time.monotonic()
         with pytest.raises(EngineFailed):
             step_until_done(engine)
-        assert time.monotonic() - started < 30
         platform.counting.abort()
 
 
