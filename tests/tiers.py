@@ -31,8 +31,8 @@ MARKS = {
 }
 # Of processor time, children's included. Tests of `make check` take a fraction; one over this is marked slow.
 CPU_SECONDS = 8.0
-# How much longer than in `make test` a random test goes on in `make nightly`.
-NIGHTLY_FACTOR = 10
+# By how much random tests are shorter in `make check` than in `make test`, and longer in `make nightly`.
+FACTOR = 10
 
 # Programs and modules that take seconds to start.
 LARGE = re.compile(r"^(tokenmill|.*/tokenmill|tokenmill\.(cli|startup|serving)\b.*|pytest)$")
@@ -68,7 +68,32 @@ PROCESSES = {
     ),
     "tools": "gpu_check",
 }
-SLOW: dict[str, str] = {}
+# Engines with models, transformers as an oracle, interpreted Triton kernels.
+SLOW = {
+    "cli": "estimate",
+    "engine/loop": "bad_starts greedy_equality memory_fit native_pass shared_prefix window_groups",
+    "engine/parallel": "exactness forward slices",
+    "engine/parallel/devices": "collective",
+    "engine/runner": "cuda_graphs draft_model drafts grammar_drafts not_numbers on_device",
+    "engine/speculation": "bounds exactness mutants",
+    "house": "requirements",
+    "lab/bench": "bench bench_serve",
+    "llm": "async_llm llm parked_sessions session sleep threads vllm_shapes",
+    "model/adapters": "batches native on_device oracle pirate reading",
+    "model/attention": "flashinfer paged",
+    "model/kernels": (
+        "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_heads triton_kernels "
+        "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
+    ),
+    "model/models": "gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
+    "model/structured": "answers timing",
+    "model/vision": "images llm native on_device qwen25 shapes videos",
+    "model/weights": "checkpoint gguf quantized_checkpoints stacked_experts",
+    "startup/assembly": "warm_up",
+    "startup/ranks": "group",
+    "startup/sizing": "kv_size",
+    "tools": "gpu_scripts",
+}
 
 Case = TypeVar("Case")
 STARTED = pytest.StashKey[list[str]]()
@@ -87,8 +112,8 @@ def tier() -> str:
 
 
 def scaled(count: int) -> int:
-    """Return how many random cases to draw: `count`, and ten times as many in `make nightly`."""
-    return count * NIGHTLY_FACTOR if tier() == "nightly" else count
+    """Return how many random cases to draw: `count`, a tenth of them in `check`, ten times as many in `nightly`."""
+    return {"check": max(1, count // FACTOR), "test": count, "nightly": count * FACTOR}[tier()]
 
 
 def some(cases: Sequence[Case], count: int) -> list[Case]:

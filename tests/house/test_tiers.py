@@ -96,6 +96,8 @@ def test_long_forms_are_for_the_night(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn == some(range(100), 5) == sorted(drawn)
     assert len(drawn) == len(set(drawn)) == 5
     assert some("abc", 5) == ["a", "b", "c"]
+    monkeypatch.setenv("TIER", "check")
+    assert (scaled(70), scaled(7)) == (7, 1)
     monkeypatch.setenv("TIER", "nightly")
     assert scaled(7) == 70
     assert some(range(100), 5) == list(range(100))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.engine.scheduler.harness import Harness, Settings
+from tests.tiers import scaled
 from tokenmill.core.request import RequestStatus
 
 # A small alphabet makes shared prefixes common.
@@ -130,7 +131,7 @@ class SchedulerTrace(RuleBasedStateMachine):
 TestSchedulerTrace = SchedulerTrace.TestCase
 TestSchedulerTrace.settings = settings(
     # counted once: 39,754 steps; at least 20,000 are wanted
-    max_examples=350,
+    max_examples=scaled(350),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

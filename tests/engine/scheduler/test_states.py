@@ -13,6 +13,7 @@ from tests.engine.scheduler.harness import Harness, Settings, plans
 from tests.engine.scheduler.paged_memory_runner import expected_output
 from tests.engine.scheduler.test_late_samples import LateRunner
 from tests.engine.scheduler.test_random_traces import SchedulerTrace
+from tests.tiers import scaled
 
 
 def harness_of(**overrides: object) -> Harness:
@@ -171,5 +172,5 @@ class StateTrace(SchedulerTrace):
 
 TestStateTrace = StateTrace.TestCase
 TestStateTrace.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=scaled(150), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
