@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tools.gpu.engines import generate, running
+from tools.gpu.feature_checks import feature_names
 from tools.gpu.folders import SMALL, TINY, write_checkpoint
 
 from tokenmill.core.sampling_params import SamplingParams
@@ -18,8 +19,8 @@ LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256,
 
 # Greedy tokens of a family equal those of the CPU reference.
 ORACLE = "oracle-"
-# Whose random checkpoints transformers writes, where it is installed: windows and two ropes, sinks and experts stored as
-# mxfp4, fused projections, states that recur.
+# Whose random checkpoints transformers writes, where it is installed: windows and two ropes, sinks and experts stored
+# as mxfp4, fused projections, states that recur.
 WRITTEN_BY_TRANSFORMERS = ("gemma3", "gpt_oss", "phi3", "lfm2", "qwen3_5", "qwen3_next")
 
 
@@ -33,7 +34,8 @@ def check_names(is_dry: bool) -> list[str]:
     if importlib.util.find_spec("transformers") is not None:
         theirs, written = ["equals-transformers"], [*WRITTEN_BY_TRANSFORMERS]
     families = [f"{ORACLE}{family}" for family in [*SMALL, *written] if family != "qwen3"]
-    return [*small, *ranks, "overlap-or-not", "no-waits-but-for-results", *families, *theirs, "batch-invariant"]
+    modes = ["overlap-or-not", "no-waits-but-for-results"]
+    return [*small, *ranks, *modes, *feature_names(), *families, *theirs, "batch-invariant"]
 
 
 class EngineChecks:
