@@ -24,6 +24,7 @@ SOURCE = TOP / "src" / "tokenmill"
 # Modules that are addresses: users write them.
 ADDRESSES = {"__init__", "__main__", "plugins", "ray"}
 CAPABILITIES = {"adapters", "encoder", "states", "transfers", "windows", "drafter", "_drafter", "vision", "draft"}
+FAMILIES = "model.models.families"
 LONGEST_FUNCTION, LONGEST_CLASS, CRUMB = 50, 300, 60
 # A docstring that names a thing by a clause instead of saying what the code does.
 NOUN_CLAUSE = re.compile(r"(What|Whoever|Whose|That which|Those (that|who)|How|Nobody|There (is|are)) ")
@@ -170,6 +171,9 @@ def facts_of_the_core() -> Iterator[Fact]:
     yield Fact("capabilities that runner/ knows", len(runner), 0, is_reached=False)
     with_torch = [m for m in trees() if m.startswith("engine.loop") and ":torch" in imports().get(m, ())]
     yield Fact("modules of the loop with torch", len(with_torch), 0)
+    outside = {name for module, own in imports().items() if not module.startswith(FAMILIES) for name in own}
+    families = [name for name in outside if name.startswith(f"{FAMILIES}.")]
+    yield Fact("families that are known outside of their room", len(families), 0)
     build = next(n for n in ast.walk(trees()["startup.assembly.setup"]) if getattr(n, "name", "") == "_build")
     named = {node.id for node in ast.walk(build) if isinstance(node, ast.Name)} & {
         "adapters", "vision", "grammars", "connection", "desk", "events", "with_states", "with_speculation",

@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "lfm2": MODEL_ARCH.LFM2,
     "qwen3_5": MODEL_ARCH.QWEN35,
+    "olmo2": MODEL_ARCH.OLMO2,
 }
 
 

@@ -69,6 +69,11 @@ class GgufFile:
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
 
+    def floats(self, name: str) -> list[float] | None:
+        """Return the numbers of a float32 tensor; None: the file has no such tensor."""
+        tensor = self.tensors.get(name)
+        return None if tensor is None else [float(one) for one in tensor.data().view(np.float32)]
+
 
 def open_gguf(path: Path) -> GgufFile:
     """Read the header.
