@@ -1,4 +1,4 @@
-"""The blocks of llama.cpp's quantized types (ggml-common.h) as codes, scales and offsets: number = code * scale + offset.
+"""The blocks of llama.cpp's quantized types (ggml-common.h): codes, scales and offsets; code * scale + offset.
 
 In a byte of two codes the low one belongs to the first half of a run, unless said otherwise. A scale of two levels is
 multiplied out in float32, as llama.cpp does.
@@ -31,9 +31,9 @@ def nibbles(packed: Bytes) -> Bytes:
     return np.concatenate((packed & 15, packed >> 4), 1)
 
 
-def _bits(data: Bytes, size: int, run: int, count: int | None = None) -> npt.NDArray[np.uint8]:
-    """Read runs of bytes that hold several codes of `size` bits each, the lowest bits first: [blocks, runs, code, run]."""
-    shifts = np.arange(count or 8 // size, dtype=np.uint8) * np.uint8(size)
+def _bits(data: Bytes, size: int, run: int) -> npt.NDArray[np.uint8]:
+    """Read runs of bytes of codes of `size` bits, the lowest bits first: [blocks, runs, code, run]."""
+    shifts = np.arange(8 // size, dtype=np.uint8) * np.uint8(size)
     codes = data.reshape(len(data), -1, 1, run) >> shifts.reshape(1, 1, -1, 1)
     return codes & np.uint8((1 << size) - 1)
 

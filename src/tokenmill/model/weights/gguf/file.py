@@ -15,6 +15,8 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.weights.gguf.header import Metadata, read_header
 from tokenmill.model.weights.stored_part import read_bytes
 
+MOST_LINKS = 40
+
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
@@ -76,7 +78,7 @@ def open_gguf(path: Path) -> GgufFile:
     Raises:
         InvalidCheckpoint: a file is truncated or no GGUF; a part is missing or belongs to another file.
     """
-    path = path.resolve()
+    path = _named(path)
     files = part_paths(path)
     headers = [read_header(one) for one in files]
     tensors: dict[str, GgufTensor] = {}
@@ -90,6 +92,15 @@ def open_gguf(path: Path) -> GgufFile:
     if len(files) > 1:
         _check_parts(files, [header.metadata for header in headers], len(tensors))
     return GgufFile(path, headers[0].metadata, tensors)
+
+
+def _named(path: Path) -> Path:
+    """Follow links until a name says that it is a part: in the hub's cache the file behind has a digest for a name."""
+    for _ in range(MOST_LINKS):
+        if split_place(path.name) or not path.is_symlink():
+            break
+        path = path.parent / path.readlink()
+    return path
 
 
 def part_paths(path: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import Rows
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.gguf.changes import UNCHANGED, Change, change_of
-from tokenmill.model.weights.gguf.config import num_drafting_layers
+from tokenmill.model.weights.gguf.config import ROPE_FACTORS, num_drafting_layers
 from tokenmill.model.weights.gguf.file import GgufFile, GgufTensor
 from tokenmill.model.weights.gguf.values import read_rows
 
@@ -76,7 +76,7 @@ _OTHER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 # What is named after its layer alone.
 _OF_A_LAYER = {"sinks": "attn_sinks.weight", "A_log": "ssm_a", "dt_bias": "ssm_dt.bias"}
 # What a file has besides weights: the configuration is made of it.
-_FACTORS = {f"rope_factors_{kind}.weight" for kind in ("long", "short")}
+_FACTORS = {ROPE_FACTORS, *(f"rope_factors_{kind}.weight" for kind in ("long", "short"))}
 
 # Bytes of memory for each number of a tensor while it is read.
 UNPACKED_BYTES = 8
