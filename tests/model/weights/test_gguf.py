@@ -183,6 +183,32 @@ def test_the_long_rope_of_phi3_comes_from_its_tensors(tmp_path: Path, cache: str
     torch.testing.assert_close(logits(unpacked, sequence, rng), logits(folder, sequence, rng), rtol=1e-4, atol=1e-4)
 
 
+def test_the_rope_of_llama3_comes_from_its_tensor(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    folder = make_checkpoint(tmp_path / "model", "llama", rope_parameters=rope)
+    unpacked = fetch(str(write_gguf(folder, "llama")), None, cache)
+    sequence = rng.integers(0, 331, 60).tolist()
+    torch.testing.assert_close(logits(unpacked, sequence, rng), logits(folder, sequence, rng), rtol=1e-4, atol=1e-4)
+
+
+def test_a_sibling_that_comes_later_is_seen(tmp_path: Path, cache: str) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    path = write_gguf(folder, "qwen3")
+    (folder / "tokenizer_config.json").unlink()
+    stored = (folder / "tokenizer.json").read_bytes()
+    (folder / "tokenizer.json").unlink()
+    assert (fetch(str(path), None, cache) / "tokenizer.json").read_bytes() != stored
+    (folder / "tokenizer.json").write_bytes(stored)
+    assert (fetch(str(path), None, cache) / "tokenizer.json").read_bytes() == stored
+
+
 def test_experts_of_four_bits_keep_their_codes(tmp_path: Path, rng: np.random.Generator) -> None:
     weights = rng.standard_normal((12, 96)).astype(np.float32)
     stored = quants.quantize(weights, GGMLQuantizationType.MXFP4)

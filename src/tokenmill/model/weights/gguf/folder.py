@@ -41,7 +41,7 @@ def unpack(path: Path, cache: Path) -> Path:
         return folder
     file = open_gguf(path)
     config = config_of(file)
-    files = {} if "tokenizer.json" in siblings else _tokenizer_files(file)
+    files = {} if "tokenizer.json" in siblings else tokenizer_files(file)
     files |= {name: sibling.read_bytes() for name, sibling in siblings.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -68,7 +68,12 @@ def _link(place: Path, target: Path) -> None:
     place.symlink_to(target)
 
 
-def _tokenizer_files(file: GgufFile) -> dict[str, bytes]:
+def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
+    """Return the files of a tokenizer by name, made of the metadata.
+
+    Raises:
+        InvalidCheckpoint: the vocabulary is not supported, or its lists do not fit each other.
+    """
     metadata = file.metadata
     try:
         vocabulary = read_vocabulary(metadata)

@@ -7,6 +7,7 @@ Knows no meaning of any key but the alignment's.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
@@ -96,12 +97,12 @@ def read_header(path: Path) -> Header:
         with open_regular(path) as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return _Reader(data).header()
-    except (OSError, ValueError, struct.error, IndexError) as error:
+    except (OSError, ValueError, struct.error, IndexError, OverflowError) as error:
         raise InvalidCheckpoint(f"cannot read {path} as GGUF: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, struct.error | IndexError):
+    if isinstance(error, struct.error | IndexError | OverflowError):
         return "it ends within its header"
     return (error.strerror or "") if isinstance(error, OSError) else str(error)
 
@@ -174,9 +175,7 @@ class _Reader:
             raise ValueError(f"tensor {name} has the unknown type {number}")
         if shape[-1] % kind.block:
             raise ValueError(f"tensor {name} has rows of {shape[-1]} numbers, which are no whole blocks of {kind.name}")
-        num_bytes = kind.num_bytes // 1
-        for size in (*shape[:-1], shape[-1] // kind.block):
-            num_bytes *= size
+        num_bytes = math.prod(shape) // kind.block * kind.num_bytes
         if start + offset + num_bytes > len(self._data):
             raise ValueError(f"it ends within tensor {name}")
         return TensorPlace(name, kind, shape, start + offset, num_bytes)
@@ -200,8 +199,7 @@ def _after_strings(data: memoryview, at: int, count: int) -> int:
 
 def _items(data: memoryview, array: Array) -> list[Any]:
     if array.kind != STRING:
-        kind = np.dtype(f"<{NUMBERS[array.kind]}" if array.kind in (0, 1, 7) else "<" + NUMBERS[array.kind])
-        return np.frombuffer(data, kind, array.count, array.begin).tolist()
+        return np.frombuffer(data, f"<{NUMBERS[array.kind]}", array.count, array.begin).tolist()
     found, at, length_at = [], array.begin, _COUNT.unpack_from
     for _ in range(array.count):
         begin = at + 8
