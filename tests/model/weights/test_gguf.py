@@ -21,9 +21,9 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows, dense
 from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.model.weights.gguf.blocks import LAYOUTS
 from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.gguf.folder import LINK_NAME
-from tokenmill.model.weights.gguf.blocks import LAYOUTS
 from tokenmill.model.weights.gguf.values import packed_formats, read_rows
 from tokenmill.model.weights.hub import fetch
 from tokenmill.model.weights.loader import load_model

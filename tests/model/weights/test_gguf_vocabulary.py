@@ -1,4 +1,4 @@
-"""Vocabularies in GGUF files, written by the gguf package: each algorithm against a plain one that is written out here."""
+"""Vocabularies in GGUF files that the gguf package writes: each algorithm against a plain one written out here."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def sentence_pieces(rng: np.random.Generator, letters: str) -> Tokens:
 
 
 def joined(text: str, tokens: Tokens) -> list[int]:
-    """SentencePiece's BPE: join the pair whose text has the highest score, the leftmost of several, until none is left."""
+    """SentencePiece's BPE: join the pair whose text has the highest score, the leftmost of several, to the end."""
     ids = {token: number for number, (token, kind, _) in enumerate(tokens) if kind == NORMAL}
     parts = list(text.replace(" ", "▁"))
     while True:
