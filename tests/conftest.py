@@ -11,6 +11,8 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
 
+pytest_plugins = ["tests.seeding"]
+
 # Test models are tiny: a second thread only waits, and on a busy machine its spinning makes a step 50 times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,9 +29,10 @@ atexit.register(shutil.rmtree, _home, ignore_errors=True)
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Tests assert no times: how fast inputs are drawn and run says only what else the machine does.
+# Tests assert no times: how fast inputs are drawn and run says only what else the machine does. No examples of earlier
+# runs are kept: the seed alone decides what is drawn.
 settings.register_profile(
-    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "tests", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 # A fault need not be made small to be counted as caught (benchmarks/mutants.py).
 settings.register_profile("mutants", settings.get_profile("tests"), phases=[Phase.explicit, Phase.generate])

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from tests.ipc.sandbox_job import LIMITS, MODULE
-from tests.seeding import rng  # noqa: F401
 from tests.serving.server.running_server import REPOSITORY, children_of, is_alive
 from tokenmill.core.errors import Unavailable
 from tokenmill.ipc import sandbox as module
@@ -218,7 +217,7 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path, job: str) ->
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
-def test_signals_at_random_moments_fail_no_job(sandbox: Sandbox, rng: np.random.Generator) -> None:  # noqa: F811
+def test_signals_at_random_moments_fail_no_job(sandbox: Sandbox, rng: np.random.Generator) -> None:
     ended = threading.Event()
     seeds = rng.integers(0, 2**32, 3).tolist()
     asked: list[int] = []

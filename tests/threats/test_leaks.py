@@ -78,7 +78,7 @@ def value(rng: random.Random, depth: int):
 
 
 def test_no_error_body_shows_what_is_inside(guarded_server):
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     paths = guarded_server.http.get(f"{guarded_server.url}/openapi.json").json()["paths"]
@@ -126,7 +126,7 @@ def test_what_the_router_refuses_shows_nothing_either(guarded_server):
 )
 def test_no_sentence_of_any_room_shows_where_a_file_lies(form):
     """Those of the engines and of the start name whole paths: the operator reads them on the screen."""
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for kind in (InvalidCheckpoint, InvalidRequest, EngineDead, Conflict):

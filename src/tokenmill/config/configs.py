@@ -132,6 +132,10 @@ class EngineConfig(VisionConfig):
         "auto", "type of the KV cache; auto: the model's; int8: CPUs, native attention", choices=("auto", "int8")
     )
     enforce_eager: bool = flag(False, "capture no CUDA graphs")
+    pdl: bool = flag(
+        True, "on a GPU, let a kernel begin while the one in front ends; off: to find what a fault comes from"
+    )
+    shared_splits: bool = flag(True, "on a GPU, read the keys that decodes share once for all of them; off: likewise")
     batch_invariant: bool = flag(False, "on a GPU, a request's tokens do not depend on its batch (slower)")
     num_threads: int | None = flag(None, "CPU threads of a step, of each rank (auto: the cores this process may use)")
     tensor_parallel_size: int = flag(

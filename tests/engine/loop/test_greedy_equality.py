@@ -14,9 +14,10 @@ import torch
 import transformers
 
 from tests.checkpoints import FAMILIES, load_oracle, make_checkpoint
+from tests.seeding import seed_for
 from tokenmill import LLM, SamplingParams
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 NUM_TOKENS = 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 NUM_PROMPTS = 5

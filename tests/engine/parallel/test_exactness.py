@@ -111,7 +111,7 @@ def engines(scenario: str, tmp_path: Path) -> Iterator[tuple[Engine, Engine, boo
 @pytest.mark.parametrize("scenario", STAGES)
 def test_stages_bring_what_one_process_brings(engines: tuple[Engine, Engine, bool]) -> None:
     """Tokens and log probabilities; the plans are others, since decodes are shared out over the steps."""
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     wanted = wishes(random.Random(seed), NUM_REQUESTS)
     plain = [request for request in wanted if request.params.grammar is None]
@@ -139,7 +139,7 @@ def test_stages_bring_what_one_process_brings(engines: tuple[Engine, Engine, boo
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_ranks_bring_what_one_process_brings(engines: tuple[Engine, Engine, bool]) -> None:
     one, two, is_exact = engines
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     wanted = wishes(random.Random(seed), NUM_REQUESTS)
     # Masks come when they have been compiled: without them the same calls make the same plans.

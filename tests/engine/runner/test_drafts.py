@@ -24,6 +24,7 @@ from tests.engine.runner.test_not_numbers import POISON, poisoned, run, running
 from tests.engine.runner.told import assert_same, told
 from tests.engine.scheduler.drafters import KnowingDrafter
 from tests.model.kernels.gpu import DEVICE
+from tests.seeding import seed_for
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import Request, TokenArray
@@ -36,7 +37,7 @@ from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.attention.backends import triton
 from tokenmill.model.kernels.triton import attention, splits
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 # What may come changes with every token, so that a mask of another position is a wrong one.
 LETTERS = Grammar(json.dumps({"grammars": [{"lark_grammar": "start: /([a-h][i-p]){5}/"}]}), "structured_outputs")
 KINDS: list[dict[str, Any]] = [

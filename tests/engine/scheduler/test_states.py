@@ -133,7 +133,7 @@ def test_a_session_goes_on_from_where_its_turn_ended(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_late_samples_change_no_output(depth: int) -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(10):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import numpy as np
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from tests.seeding import seed_for
 from tokenmill.lab.simulate.nnls import nnls
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 NUMBERS = st.integers(-20, 20).map(float)
 
 

@@ -51,7 +51,7 @@ def answer_parser(notation: str, tools: list[Tool] | None = None) -> AnswerParse
 
 @pytest.fixture
 def rng() -> random.Random:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     return random.Random(seed)
 

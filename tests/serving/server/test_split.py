@@ -45,7 +45,7 @@ def prompt_of(seed: int, length: int = 100) -> list[int]:
 
 def fresh_prompt(length: int = 100) -> list[int]:
     """One that nobody has cached."""
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = random.randrange(1 << 32)
     print(f"prompt {seed}")
     return prompt_of(seed, length)
 

@@ -21,6 +21,7 @@ from tests.engine.runner.test_drafts import KINDS, LyingDrafter, requests
 from tests.engine.runner.test_not_numbers import run
 from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE
+from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.messages import AddRequest, TokenOutput
@@ -36,7 +37,7 @@ pytestmark = [
     pytest.mark.skipif(DEVICE != "cpu", reason="interpreted"),
 ]
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 # Few pages and rows, so that requests wait and are preempted.
 SMALL: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 24, "num_pages": 16, "page_size": 4}
 SMALL |= {"max_model_len": 48, "dtype": "float32", "kernels": "torch", "num_threads": 1, "device": "cpu"}
