@@ -1,9 +1,11 @@
 """Triton's interpreter without its largest cost: at every call of a function inside a kernel it looks through all of
-`triton.language` for what to replace there, though that is replaced already.
+`triton.language` for what to replace there, though that is replaced already, and it makes its table of types anew at
+every number.
 """
 
 from __future__ import annotations
 
+import functools
 from types import FunctionType
 
 import triton.language as tl
@@ -22,3 +24,4 @@ def replace_language_once() -> None:
         return interpreter._LangPatchScope()
 
     interpreter._patch_lang = replace_once
+    interpreter._get_np_dtype = functools.cache(interpreter._get_np_dtype)
