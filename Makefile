@@ -39,10 +39,10 @@ chat: $(NATIVE_STAMP) ## talk to a running server: make chat [PORT=8001] [ARGS="
 
 # The seed of random inputs is a checksum of the tree: the same tree draws the same in every run, here and in CI.
 # Three worker processes with one compute thread each: tests use small models, more threads only wait for each other. A
-# third of the tests' time is waiting, so that three keep two cores busy.
+# third of the tests' time is waiting, so that three keep two cores busy. Bytecode is kept: hundreds of processes start.
 test: lint ## lint and all tests; ARGS are passed to pytest; SEED repeats a run's random inputs
 	@export SEED="$${SEED:-$$($(BIN)/python tools/tree_seed.py)}"; export PYTHONHASHSEED="$$SEED"; \
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= \
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,10 @@ pytest_plugins = ["tests.seeding"]
 
 # Test models are tiny: a second thread only waits, and on a busy machine its spinning makes a step 50 times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Hundreds of processes are started, which would compile the same modules again and again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Packed weights of tests are of no use to anybody else.
 _home = tempfile.mkdtemp(prefix="tokenmill-test-home-")
