@@ -115,7 +115,7 @@ class Engine:
             # Whatever was answered under this id would be taken for the other's.
             logger.error("a second request came under the id %s and was dropped", message.id)
             return []
-        if message.adapter is not None and not self.scheduler.adapters.num_slots:
+        if message.adapter is not None and not self.scheduler.config.max_loras:
             return [_refused(message.id, InvalidRequest("adapters need an engine started with --enable-lora", "model"))]
         most = self.limits.max_model_len + message.needs_no_output
         room = most - len(message.prompt_token_ids)
@@ -316,8 +316,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return counters since start, and the state now."""
-        kv, drafts, transfers = self.scheduler.kv, self.scheduler.draft_counts, self.scheduler.transfers
-        windows = kv.windows
+        drafts = self.scheduler.draft_counts
         return EngineStats(
             step=self.scheduler.step,
             num_running=self.scheduler.num_running,
@@ -328,13 +327,8 @@ class Engine:
             step_tokens=self._observer.stats.step_tokens,
             step_seconds=self._observer.stats.step_seconds,
             num_rows_used=self.scheduler.num_rows_used,
-            num_pages=kv.pool.num_usable,
-            num_pages_pinned=kv.num_pinned,
-            num_pages_evictable=kv.cache.num_evictable,
             num_preemptions=self.scheduler.num_preemptions,
             num_corrupted=self.scheduler.num_corrupted,
-            prefix_queries=kv.num_queried_tokens,
-            prefix_hits=kv.num_hit_tokens,
             prompt_tokens=self._observer.stats.prompt_tokens,
             generation_tokens=self._observer.stats.generation_tokens,
             num_drafts=drafts.num_drafts,
@@ -343,17 +337,7 @@ class Engine:
             num_accepted_per_position=list(drafts.accepted_per_position),
             running_adapters=self._adapters_of(is_running=True),
             waiting_adapters=self._adapters_of(is_running=False),
-            encoder_tokens=self.scheduler.encoder.counts.num_tokens,
-            encoder_queries=self.scheduler.encoder.counts.num_queries,
-            encoder_hits=self.scheduler.encoder.counts.num_hits,
-            num_states_kept=self.scheduler.state_counts.num_kept,
-            num_state_hits=self.scheduler.state_counts.num_hits,
-            num_states_given_up=self.scheduler.state_counts.num_given_up,
-            num_loaded_tokens=0 if transfers is None else transfers.num_loaded_tokens,
-            num_stored_tokens=0 if transfers is None else transfers.num_stored_tokens,
-            num_window_pages=0 if windows is None else windows.pool.num_usable,
-            num_window_pages_pinned=0 if windows is None else windows.num_pinned,
-            num_window_pages_evictable=0 if windows is None else windows.num_evictable,
+            **self.scheduler.counts(),
         )
 
     def _adapters_of(self, is_running: bool) -> list[str]:

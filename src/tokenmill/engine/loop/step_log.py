@@ -33,10 +33,11 @@ from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.engine.kv.prefix_cache import NullCache
 from tokenmill.engine.kv.radix_tree import RadixTree
-from tokenmill.engine.kv.window_pages import WindowPages, WindowSettings
+from tokenmill.engine.kv.window_pages import WindowSettings
 from tokenmill.engine.scheduler.config import SchedulerConfig, scheduler_config_of
 from tokenmill.engine.scheduler.drafter import Drafter
 from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import standard_resources
 from tokenmill.engine.speculation.speculation import Speculation
 
 logger = logging.getLogger(__name__)
@@ -145,16 +146,13 @@ class LogHeader(msgspec.Struct, kw_only=True):
         if drafter is None and self.speculation is not None:
             drafter = Speculation(self.speculation)
         cache = RadixTree(self.page_size, events) if self.enable_prefix_caching else NullCache(self.page_size)
-        pool, windows = PagePool(self.num_pages + RESERVED_PAGES), None
-        if self.window is not None:
-            most_ahead = self.depth * self.scheduler.max_num_batched_tokens
-            windows = WindowPages(self.window, self.page_size, pool.num_pages, most_ahead)
-        kv = KVManager(pool, cache, self.page_size, windows)
-        if self.transfers is None:
-            return Scheduler(self.scheduler, kv, drafter)
-        from tokenmill.engine.transfer.state import TransferState
+        kv = KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size)
+        resources = standard_resources(self.scheduler, kv, self.window, self.depth)
+        if self.transfers is not None:
+            from tokenmill.engine.transfer.state import TransferState
 
-        return Scheduler(self.scheduler, kv, drafter, TransferState(kv, self.transfers))
+            resources.append(TransferState(kv, self.transfers))
+        return Scheduler(self.scheduler, kv, resources, () if drafter is None else (drafter,))
 
 
 class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -54,8 +54,8 @@ class Connection:
 
     def join(self, scheduler: Scheduler, executor: Launcher) -> tuple[TransferExecutor, TransferDesk]:
         """Return the executor of plans with transfers, and the desk. The scheduler's header is `with_settings`."""
-        state = scheduler.transfers
-        assert isinstance(state, TransferState), "a header with settings makes a scheduler with transfers"
+        state = scheduler.resource(TransferState)
+        assert state is not None, "a header with settings makes a scheduler with transfers"
         desk = TransferDesk(self.sources, state, self.mover, self.policy, self.patience)
         return TransferExecutor(executor, desk), desk
 
