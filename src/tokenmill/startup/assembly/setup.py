@@ -13,9 +13,10 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.config.model_files import eos_token_ids
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import OutOfMemory
+from tokenmill.core.extension import EngineExtension
 from tokenmill.engine.kv.events import KVEventLog
 from tokenmill.engine.loop.engine import Engine, ModelLimits
-from tokenmill.engine.loop.gates import Gate
+from tokenmill.engine.loop.gates import Gate, Gates
 from tokenmill.engine.loop.observer import Observer
 from tokenmill.engine.loop.step_log import LogHeader, StepLog
 from tokenmill.engine.parallel.messages import EndPhase
@@ -24,6 +25,7 @@ from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.scheduler.config import find_policies
 from tokenmill.ipc.sandbox import Limits
 from tokenmill.model.adapters.cache import AdapterCache
+from tokenmill.model.adapters.requests import AdapterRequests
 from tokenmill.model.models.native_decoder import native_pass_obstacle
 from tokenmill.model.structured.cache import GrammarCache
 from tokenmill.model.structured.compiler import GrammarTokenizer
@@ -140,10 +142,13 @@ def _build(
     events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     scheduler = header.make_scheduler(events)
-    executor, desk = (executor, None) if connection is None else connection.join(scheduler, executor)
-    gates = _gates(grammars, adapters, vision)
-    engine = Engine(scheduler, executor, limits, header.depth, Observer(log), gates, desk)
-    engine.adapters = adapters
+    extensions: list[EngineExtension] = [Gates(_gates(grammars, adapters, vision))]
+    if adapters is not None:
+        extensions.append(AdapterRequests(adapters))
+    if connection is not None:
+        executor, transfers = connection.join(scheduler, executor)
+        extensions.append(transfers)
+    engine = Engine(scheduler, executor, limits, header.depth, Observer(log), extensions)
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
     ready.fingerprint = limits.fingerprint
     ready.adapters, ready.max_loras = named, config.max_loras if config.enable_lora else 0
