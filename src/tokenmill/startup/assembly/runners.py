@@ -23,9 +23,10 @@ from tokenmill.engine.runner.staging import Staging
 from tokenmill.engine.runner.step_sampler import DeviceSampler, HostSampler
 from tokenmill.engine.runner.transport import HostTransport
 from tokenmill.model.adapters.cache import AdapterCache
-from tokenmill.model.adapters.rows import DeviceRowAdapters, HostRowAdapters, RowAdapters
+from tokenmill.model.adapters.rows import DeviceRowAdapters, HostRowAdapters
 from tokenmill.model.architecture.architecture import MoeSpec
 from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.models.native_decoder import in_one_call
 from tokenmill.model.sampling.grammar_rows import GrammarRows
 from tokenmill.model.structured.cache import GrammarCache
@@ -63,18 +64,21 @@ def make_runner(
     vision: Vision | None = None,
 ) -> ModelRunner:
     """Make the runner of steps for the platform."""
-    of_rows = None if adapters is None else _row_adapters(config, platform, adapters)
-    encoder = None if vision is None else vision.encoder
-    recurrences = None
+    extensions: list[RowExtension] = []
+    if adapters is not None:
+        extensions.append(_row_adapters(config, platform, adapters))
+    if vision is not None:
+        extensions.append(vision.encoder)
     if memory.states is not None:
-        recurrences = RowRecurrences(memory.states, len(memory.tables.tokens), torch.device(platform.device))
-    rows = RowState(memory.tables, memory.sampling, masks, of_rows, encoder, recurrences)
+        device = torch.device(platform.device)
+        extensions.append(RowRecurrences(memory.states, len(memory.tables.tokens), device))
+    rows = RowState(memory.tables, memory.sampling, masks, extensions)
     attention = memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
     own = in_one_call(model.decoder, attention)
     in_calls = own if model.group is None else model.group.model(own)
-    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None), of_rows)
+    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None), rows.heads)
     if config.pipeline_parallel_size > 1:
         assert isinstance(in_calls, RankedModel), "several stages are a group"
         return PipelinedRunner(in_calls, attention, rows, sampler, HostTransport())
@@ -84,7 +88,7 @@ def make_runner(
     return runner
 
 
-def _row_adapters(config: EngineConfig, platform: Platform, adapters: AdapterCache) -> RowAdapters:
+def _row_adapters(config: EngineConfig, platform: Platform, adapters: AdapterCache) -> RowExtension:
     if adapters.slots is None:
         return HostRowAdapters(config.max_num_seqs, adapters.find)
     device = torch.device(platform.device)
@@ -139,9 +143,8 @@ def _graphs(
         return None
     speculation = speculation_of(config, platform)
     num_drafts = 0 if speculation is None else speculation.most_tokens
-    adapters, encoder = rows.adapters, rows.encoder
-    assert adapters is None or isinstance(adapters, DeviceRowAdapters), "a GPU has its adapters in slots"
-    return captured_decodes.CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, adapters, encoder)
+    added = rows.extensions
+    return captured_decodes.CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, added)
 
 
 def capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str:
