@@ -174,11 +174,9 @@ def facts_of_the_core() -> Iterator[Fact]:
     yield Fact("capabilities that runner/ knows", len(runner), 0)
     with_torch = [m for m in trees() if m.startswith("engine.loop") and ":torch" in imports().get(m, ())]
     yield Fact("modules of the loop with torch", len(with_torch), 0)
-    build = next(n for n in ast.walk(trees()["startup.assembly.setup"]) if getattr(n, "name", "") == "_build")
-    named = {node.id for node in ast.walk(build) if isinstance(node, ast.Name)} & {
-        "adapters", "vision", "grammars", "connection", "desk", "events", "with_states", "with_speculation",
-    }  # fmt: skip
-    yield Fact("capabilities that the assembly names", len(named), 0, is_reached=False)
+    listed = {name for name in imports()["startup.assembly.capabilities"] if name.startswith("startup.")}
+    listed -= {"startup.assembly.capability"}
+    yield Fact("capabilities that the assembly names", len(imports()["startup.assembly.setup"] & listed), 0)
 
 
 def known_by(prefix: str) -> set[str]:

@@ -35,7 +35,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -238,6 +238,11 @@ class GrammarRows(RowExtension):
         self._proposes = proposes
         self._rows: dict[int, RowGrammar] = {}
         self._threads = MaskThreads()
+
+    @classmethod
+    def without_grammars(cls) -> Self:
+        """Return the rows of an engine none of whose requests has a grammar."""
+        return cls(lambda text: None, 0)
 
     def enter(self, plan: StepPlan) -> Arrays:
         """Take in the grammars of new rows."""
