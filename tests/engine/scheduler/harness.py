@@ -27,6 +27,8 @@ from tokenmill.engine.loop.gates import Gate, Gates
 from tokenmill.engine.loop.observer import Observer, Watchdog
 from tokenmill.engine.loop.step_log import LogHeader, StepLog
 from tokenmill.engine.scheduler.config import SchedulerConfig
+from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache
+from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.engine.scheduler.seniority import is_ready
 from tokenmill.engine.transfer.desk import TransferDesk, TransferExecutor
 from tokenmill.engine.transfer.extension import KVTransfer
@@ -317,10 +319,11 @@ class Harness:
         self.abort(*[request.id for request in self.scheduler.requests.values() if request.is_paused])
         self.settle()
         assert self.kv.num_pinned == 0, "pages are still in use"
-        windows = self.kv.windows
-        assert windows is None or windows.num_pinned == windows.num_promised == 0, "window pages are still in use"
-        self.scheduler.encoder.begin()
-        assert self.scheduler.encoder._num_held() == 0, "outputs of images are still held"
+        windows = self.scheduler.resource(Windows)
+        assert windows is None or windows.pages.num_pinned == windows.pages.num_promised == 0, "window pages in use"
+        if (encoder := self.scheduler.resource(EncoderCache)) is not None:
+            encoder.begin_step(self.scheduler.step + 1, self.scheduler._state)
+            assert encoder._num_held() == 0, "outputs of images are still held"
         assert self.scheduler._state.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
         self.check_outputs()
 

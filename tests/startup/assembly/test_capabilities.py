@@ -16,9 +16,11 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.extension import EngineExtension, Host
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.plan import StepPlan
-from tokenmill.core.request import FinishReason, RequestStatus
+from tokenmill.core.request import FinishReason, Request, RequestStatus
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.engine.kv.radix_tree import PrefixMatch
 from tokenmill.engine.loop.engine import Engine
+from tokenmill.engine.scheduler.resources.resource import Resource
 from tokenmill.engine.scheduler.scheduler import Scheduler
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.batch import ForwardBatch
@@ -28,6 +30,8 @@ from tokenmill.startup.assembly.capabilities import CAPABILITIES
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.memory import StepMemory
 from tokenmill.startup.assembly.setup import build_engine
+
+END = ["leaves the turnstile", "has ended", "is released", "has gone"]
 
 
 class Toll:
@@ -54,6 +58,25 @@ class Toll:
 
     def close(self) -> None:
         self.diary.append("the gate is closed")
+
+
+class Turnstile(Resource):
+    """Lets one request in at a time."""
+
+    def __init__(self, diary: list[str]) -> None:
+        self.diary = diary
+        self.owner = ""
+
+    def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int) -> str:
+        if self.owner:
+            return "waits at the turnstile"
+        self.owner = request.id
+        return ""
+
+    def release(self, request: Request, step: int) -> None:
+        assert self.owner == request.id
+        self.owner = ""
+        self.diary.append(f"{request.id} leaves the turnstile")
 
 
 class Shoes(RowExtension):
@@ -94,7 +117,7 @@ class Porter(EngineExtension):
 
 
 class Dummy(Capability):
-    """A gate, a part of rows and a part of the loop."""
+    """A gate, a resource, a part of rows and a part of the loop."""
 
     diary: ClassVar[list[str]] = []
 
@@ -109,6 +132,9 @@ class Dummy(Capability):
 
     def gates(self) -> tuple[Toll]:
         return (Toll(self.diary),)
+
+    def resources(self) -> tuple[Turnstile]:
+        return (Turnstile(self.diary),)
 
     def row_extensions(self, memory: StepMemory) -> tuple[Shoes]:
         return (Shoes(self.diary),)
@@ -156,7 +182,8 @@ def test_a_capability_that_nobody_knows_takes_part_in_everything(model: Path) ->
     assert engine.extension(Porter) is not None
     for who in "ab":
         own = [line.removeprefix(f"{who} ") for line in Dummy.diary if line.startswith(who)]
-        assert own == ["is admitted", "has arrived", "has a row", "has ended", "is released", "has gone"]
+        assert own == ["is admitted", "has arrived", "has a row", *END]
+    assert Dummy.diary.index("a leaves the turnstile") < Dummy.diary.index("b has a row")
     assert Dummy.diary[-1] == "the gate is closed"
     assert tokens == serve(build(model, CAPABILITIES)[0], "a", "b"), "it changes no token"
 

@@ -124,7 +124,7 @@ class Engine:
             # Whatever was answered under this id would be taken for the other's.
             logger.error("a second request came under the id %s and was dropped", message.id)
             return []
-        if message.adapter is not None and not self.scheduler.adapters.num_slots:
+        if message.adapter is not None and not self.scheduler.config.max_loras:
             refusal = InvalidRequest("adapters need an engine started with --enable-lora", "model")
             return [TokenOutput.refusal(message.id, refusal)]
         most = self.limits.max_model_len + message.needs_no_output

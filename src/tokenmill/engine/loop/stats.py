@@ -13,7 +13,7 @@ def engine_stats(scheduler: Scheduler, steps: StepStats, is_stuck: bool) -> Engi
     Args:
         is_stuck: requests could go on, and none does.
     """
-    kv, drafts, transfers, windows = scheduler.kv, scheduler.draft_counts, scheduler.transfers, scheduler.kv.windows
+    drafts = scheduler.draft_counts
     return EngineStats(
         step=scheduler.step,
         num_running=scheduler.num_running,
@@ -24,13 +24,8 @@ def engine_stats(scheduler: Scheduler, steps: StepStats, is_stuck: bool) -> Engi
         step_tokens=steps.step_tokens,
         step_seconds=steps.step_seconds,
         num_rows_used=scheduler.num_rows_used,
-        num_pages=kv.pool.num_usable,
-        num_pages_pinned=kv.num_pinned,
-        num_pages_evictable=kv.cache.num_evictable,
         num_preemptions=scheduler.num_preemptions,
         num_corrupted=scheduler.num_corrupted,
-        prefix_queries=kv.num_queried_tokens,
-        prefix_hits=kv.num_hit_tokens,
         prompt_tokens=steps.prompt_tokens,
         generation_tokens=steps.generation_tokens,
         num_drafts=drafts.num_drafts,
@@ -39,17 +34,7 @@ def engine_stats(scheduler: Scheduler, steps: StepStats, is_stuck: bool) -> Engi
         num_accepted_per_position=list(drafts.accepted_per_position),
         running_adapters=_adapters(scheduler, is_running=True),
         waiting_adapters=_adapters(scheduler, is_running=False),
-        encoder_tokens=scheduler.encoder.counts.num_tokens,
-        encoder_queries=scheduler.encoder.counts.num_queries,
-        encoder_hits=scheduler.encoder.counts.num_hits,
-        num_states_kept=scheduler.state_counts.num_kept,
-        num_state_hits=scheduler.state_counts.num_hits,
-        num_states_given_up=scheduler.state_counts.num_given_up,
-        num_loaded_tokens=0 if transfers is None else transfers.num_loaded_tokens,
-        num_stored_tokens=0 if transfers is None else transfers.num_stored_tokens,
-        num_window_pages=0 if windows is None else windows.pool.num_usable,
-        num_window_pages_pinned=0 if windows is None else windows.num_pinned,
-        num_window_pages_evictable=0 if windows is None else windows.num_evictable,
+        **scheduler.counts(),
     )
 
 

@@ -1,7 +1,7 @@
 """`Capability`: all that a feature brings to an engine, from what it refuses to its line on the start-up screen.
 
     check ─> load weights ─> install ─> size, allocate ─> row_extensions, complete ─> warm up ─> settle
-    ─> engine_extensions, executor ─> describe
+    ─> resources, engine_extensions, executor, gates ─> describe
 
 `install` decides whether an engine has the capability. The other hooks do nothing unless a subclass overrides them.
 """
@@ -20,6 +20,7 @@ from tokenmill.engine.loop.gates import Gate
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.runner.model_runner import ModelRunner
+from tokenmill.engine.scheduler.resources.resource import Resource
 from tokenmill.engine.scheduler.scheduler import Scheduler
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.row_extension import RowExtension
@@ -61,6 +62,10 @@ class Assembly:
         for capability in self.capabilities:
             size = capability.sized(size)
         return size
+
+    def resources(self) -> Iterator[Resource]:
+        """Return the resources of all capabilities."""
+        return (resource for capability in self.capabilities for resource in capability.resources())
 
     def gates(self) -> Iterator[Gate]:
         """Return the gates of all capabilities."""
@@ -111,6 +116,10 @@ class Capability:
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
         """Return the header with what schedulers have to know, also those of replays. Steps can be run and measured."""
         return header
+
+    def resources(self) -> Sequence[Resource]:
+        """Return what requests hold while they run, besides the resources that the header's settings ask for."""
+        return ()
 
     def engine_extensions(self, scheduler: Scheduler) -> Sequence[EngineExtension]:
         """Return its parts of the engine's loop."""

@@ -54,8 +54,8 @@ class Connection:
 
     def open_desk(self, scheduler: Scheduler) -> TransferDesk:
         """Return the desk between the sources and a scheduler, which is made from a header `with_settings`."""
-        state = scheduler.transfers
-        assert isinstance(state, TransferState), "a header with settings makes a scheduler with transfers"
+        state = scheduler.resource(TransferState)
+        assert state is not None, "a header with settings makes a scheduler with transfers"
         return TransferDesk(self.sources, state, self.mover, self.policy, self.patience)
 
 

@@ -187,7 +187,7 @@ def _engine(assembly: Assembly, header: LogHeader, executor: Executor) -> Engine
     """Make the loop around scheduler and executor, with the capabilities' parts of it."""
     config = assembly.config
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
-    scheduler = header.make_scheduler()
+    scheduler = header.make_scheduler(resources=assembly.resources())
     extensions: list[EngineExtension] = []
     for capability in assembly.capabilities:
         extensions += capability.engine_extensions(scheduler)
