@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Every client reads the certificates of all authorities, 40 ms of work, and where a test waits there are fifty a second.
+# A client reads the certificates of all authorities, 40 ms of work, and where a test waits there are fifty a second.
 http_transports.create_ssl_context = functools.cache(http_transports.create_ssl_context)
 
 # Packed weights of tests are of no use to anybody else.
