@@ -36,7 +36,6 @@ from tokenmill.startup.assembly.runners import capture, least_size, make_runner,
 from tokenmill.startup.assembly.warm_up import warm_up
 from tokenmill.startup.ranks.group import config_of_rank, start_group
 from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
-from tokenmill.startup.sizing.window_size import describe_windows
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +229,6 @@ def describe(
         threads_reason=_ranks_reason(config) + model.threads_reason,
         seconds=seconds,
         weights_source=model.weights.source,
-        kv_windows=describe_windows(model.window_obstacle, model.page_bytes, size, config.page_size),
     )
 
 
