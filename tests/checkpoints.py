@@ -29,6 +29,7 @@ FAMILIES = (
     "lfm2",
     "qwen3_5",
     "qwen3_next",
+    "olmo2",
 )
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 331
@@ -55,6 +56,7 @@ _CLASSES = {
     "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
     "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
     "qwen3_next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
 }
 
 _SHAPE: dict[str, Any] = {

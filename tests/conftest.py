@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
+import httpx._transports.default as http_transports
 from hypothesis import HealthCheck, Phase, settings
 
 pytest_plugins = ["tests.seeding", "tests.tiers"]
 
 # Test models are tiny: a second thread only waits, and on a busy machine its spinning makes a step 50 times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Hundreds of processes are started, which would compile the same modules again and again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A client reads the certificates of all authorities, 40 ms of work, and where a test waits there are fifty a second.
+http_transports.create_ssl_context = functools.cache(http_transports.create_ssl_context)
 
 # Packed weights of tests are of no use to anybody else.
 _home = tempfile.mkdtemp(prefix="tokenmill-test-home-")

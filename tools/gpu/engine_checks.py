@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tools.gpu.engines import generate, running
+from tools.gpu.feature_checks import feature_names
 from tools.gpu.folders import SMALL, TINY, write_checkpoint
 
 from tokenmill.core.sampling_params import SamplingParams
@@ -33,7 +34,8 @@ def check_names(is_dry: bool) -> list[str]:
     if importlib.util.find_spec("transformers") is not None:
         theirs, written = ["equals-transformers"], [*WRITTEN_BY_TRANSFORMERS]
     families = [f"{ORACLE}{family}" for family in [*SMALL, *written] if family != "qwen3"]
-    return [*small, *ranks, "overlap-or-not", "no-waits-but-for-results", *families, *theirs, "batch-invariant"]
+    modes = ["overlap-or-not", "no-waits-but-for-results"]
+    return [*small, *ranks, *modes, *feature_names(), *families, *theirs, "batch-invariant"]
 
 
 class EngineChecks:

@@ -72,8 +72,8 @@ def computed_prompt(split: Split, prompt: list[int]) -> dict:
 
 
 def test_streams_of_every_kind_are_those_of_one_engine(split):
-    heard = asyncio.run(answers(split.proxy, 32))
-    alone = asyncio.run(answers(split.prefill.url, 32))
+    heard = asyncio.run(answers(split.proxy, 16))
+    alone = asyncio.run(answers(split.prefill.url, 16))
     for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
         assert got == want, f"stream {number}"
     for server in (split.prefill, split.decode):
@@ -211,7 +211,7 @@ def test_after_all_that_nothing_is_left(split):
 
 def test_a_producer_that_is_killed_costs_nothing_but_time(tiny_checkpoint, tmp_path):
     with start_split(tiny_checkpoint, tmp_path, "unix", fetch_seconds=10.0, server=PARSERS) as split:
-        alone = asyncio.run(answers(split.decode.url, 32))
+        alone = asyncio.run(answers(split.decode.url, 16))
         assert split.decode.post("/reset_prefix_cache").status_code == 200
         engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
 
@@ -224,7 +224,7 @@ def test_a_producer_that_is_killed_costs_nothing_but_time(tiny_checkpoint, tmp_p
 
         killer = threading.Thread(target=kill)
         killer.start()
-        heard = asyncio.run(answers(split.proxy, 32))
+        heard = asyncio.run(answers(split.proxy, 16))
         killer.join()
         for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
             assert got == want, f"stream {number}"

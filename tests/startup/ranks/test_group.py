@@ -41,6 +41,7 @@ def rank_pids() -> list[int]:
         ("llama", {"num_attention_heads": 8, "num_key_value_heads": 8}, 16, "what works: 1, 2, 4, 8$"),
         ("llama", {"intermediate_size": 50}, 4, "the 50 numbers between its projections .* what works: 1, 2$"),
         ("qwen3_moe", {"num_experts": 3}, 4, "it has 3 experts, and each is whole on a rank; what works: 1, 2$"),
+        ("olmo2", {}, 2, "its norms of q and k are over the heads of all ranks; what works: 1$"),
         ("qwen3", {}, 65, "at most 64 ranks share a model; what works: 1, 2, 4$"),
     ],
 )

@@ -17,6 +17,7 @@ from torch import Tensor
 from tokenmill.core.plan import AdmittedRequest, RowFailure, StepPlan, TokenLogprobs
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
+from tokenmill.model.attention.row_extension import Arrays, RowExtension
 from tokenmill.model.sampling.logprobs import LogprobGroup, take_logprobs, to_messages
 
 # Logits of so many values are held at a time: 64 MiB.
@@ -65,7 +66,7 @@ class Reports:
     failures: dict[int, RowFailure] = field(default_factory=dict)
 
 
-class PromptReports:
+class PromptReports(RowExtension):
     """The report settings of every row. Always written whole, so that a reused row keeps nothing of its last owner."""
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
@@ -74,7 +75,13 @@ class PromptReports:
         self._ends = np.zeros(max_rows, dtype=np.int64)
         self._rows_at_once = max(1, _LOGITS_AT_ONCE // vocab_size)
 
-    def set(self, new_row: AdmittedRequest) -> None:
+    def enter(self, plan: StepPlan) -> Arrays:
+        """Take in the report settings of new rows."""
+        for new_row in plan.new_rows:
+            self._set(new_row)
+        return {}
+
+    def _set(self, new_row: AdmittedRequest) -> None:
         """Set the report settings of `new_row.row` from its new request."""
         num_logprobs, pooling = new_row.params.prompt_logprobs, new_row.pooling
         has_wishes = num_logprobs is not None or bool(pooling)

@@ -6,16 +6,18 @@ huggingface-hub does the transfer and keeps its cache; it reads HF_ENDPOINT, HF_
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tokenmill.config.model_files import is_hub_id
+from tokenmill.config.gguf_names import SUFFIX, choose_file, split_tag, with_parts
+from tokenmill.config.model_files import has_only_gguf, is_hub_id
 from tokenmill.core.errors import InvalidCheckpoint, TokenMillError
-from tokenmill.model.weights.gguf.folder import unpack
+from tokenmill.model.weights.catalogue import CATALOGUE, locate
+from tokenmill.model.weights.gguf.folder import SIBLINGS, unpack
 
 Progress = Callable[[int, int], None]
 
@@ -25,10 +27,11 @@ UNWANTED = ["consolidated*", "*/*"]
 
 
 def fetch(model: str, revision: str | None, download_dir: str | None, progress: Progress | None = None) -> Path:
-    """Return the folder of a model, downloaded first if it is a hub id.
+    """Return the folder of a model, downloaded first if it is on the hub.
 
     Args:
-        model: an existing folder, which is returned as it is, a .gguf file, or `owner/name` on the hub.
+        model: an existing folder, a .gguf file or a folder with some, a name of the catalogue, or `owner/name` on the
+            hub; `:TAG` after a folder or hub id says which GGUF file is meant, as `:Q4_K_M`.
         revision: branch, tag or commit on the hub; None: its main branch.
         download_dir: the cache to download into; None: huggingface-hub's own.
         progress: called in this thread with (bytes done, bytes in all so far known).
@@ -36,18 +39,70 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
     Raises:
         InvalidCheckpoint: no such folder or repository, no access, no connection; one sentence.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        if folder.suffix == ".gguf":
-            return unpack(folder, Path(download_dir or "~/.cache/tokenmill").expanduser() / "gguf")
+    cache = Path(download_dir or "~/.cache/tokenmill").expanduser() / "gguf"
+    if model in CATALOGUE and not Path(model).exists():
+        model = locate(CATALOGUE[model], cache)
+    name, tag = split_tag(model)
+    place = Path(model).expanduser()
+    if tag is not None and not place.exists() and Path(name).expanduser().is_dir():
+        return unpack(_file_in(Path(name).expanduser(), tag), cache)
+    if place.is_dir():
+        return unpack(_file_in(place, None), cache) if has_only_gguf(place) else place
+    if place.exists():
+        if place.suffix == SUFFIX:
+            return unpack(place, cache)
         raise InvalidCheckpoint(
             f"{model} is a file; a checkpoint is a folder with config.json and safetensors, or a .gguf file"
         )
     if not is_hub_id(model):
         raise InvalidCheckpoint(f"there is no folder {model}, and it is not a hub id such as owner/name")
-    return _download(model, revision, download_dir, progress or (lambda done, total: None))
+    report = progress or (lambda done, total: None)
+    if tag is None:
+        snapshot = _download(name, revision, download_dir, report)
+        if any(snapshot.glob("*.safetensors")):
+            return snapshot
+    files = gguf_files(name, tag, revision, download_dir)
+    if tag is None and not files:
+        return snapshot
+    snapshot = _download(name, revision, download_dir, report, files, [])
+    return unpack(snapshot / files[0], cache)
+
+
+def _file_in(folder: Path, tag: str | None) -> Path:
+    names = [path.name for path in folder.glob(f"*{SUFFIX}")]
+    return folder / choose_file(names, tag, str(folder))
+
+
+def gguf_files(model: str, tag: str | None, revision: str | None, download_dir: str | None) -> list[str]:
+    """Return the names of a repository's GGUF file that a tag means, of all its parts, and of small files beside it.
+
+    Without a connection, of those in the cache.
+
+    Returns:
+        The file, or its first part, first; empty if there is none and no tag asks for one.
+
+    Raises:
+        InvalidCheckpoint: see `hub_errors` and `choose_file`.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        with hub_errors(model, revision):
+            names = HfApi().list_repo_files(model, revision=revision)
+    except InvalidCheckpoint:
+        try:
+            snapshot = Path(snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True))
+        except Exception:  # whatever is missing there, the reason that the user needs is that of the hub
+            snapshot = Path()
+        names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if snapshot.name and path.is_file()]
+        if not any(name.endswith(SUFFIX) for name in names):
+            raise
+    if tag is None and not any(name.endswith(SUFFIX) for name in names):
+        return []
+    chosen = choose_file(names, tag, f"the hub's {model}")
+    folder = chosen.rpartition("/")[0]
+    beside = [name for name in names if name.rpartition("/")[0] == folder and name.rpartition("/")[2] in SIBLINGS]
+    return [*with_parts(chosen, names), *beside]
 
 
 @contextmanager
@@ -87,7 +142,14 @@ def hub_errors(model: str, revision: str | None) -> Iterator[None]:
         raise InvalidCheckpoint(f"cannot download {model}{at} from the hub: {reason}") from error
 
 
-def _download(model: str, revision: str | None, download_dir: str | None, progress: Progress) -> Path:
+def _download(
+    model: str,
+    revision: str | None,
+    download_dir: str | None,
+    progress: Progress,
+    wanted: Sequence[str] = WANTED,
+    unwanted: Sequence[str] = UNWANTED,
+) -> Path:
     from huggingface_hub import snapshot_download
 
     # huggingface-hub counts in threads of its own; what `progress` uses, a socket perhaps, may belong to this one.
@@ -98,8 +160,8 @@ def _download(model: str, revision: str | None, download_dir: str | None, progre
             model,
             revision=revision,
             cache_dir=download_dir,
-            allow_patterns=WANTED,
-            ignore_patterns=UNWANTED,
+            allow_patterns=list(wanted),
+            ignore_patterns=list(unwanted),
             tqdm_class=_byte_counter(lambda done, total: counts.put((done, total))),
         )
         snapshot.add_done_callback(lambda _: counts.put(None))

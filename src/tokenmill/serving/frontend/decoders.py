@@ -161,11 +161,18 @@ def _build_stage(entry: dict[str, Any], fused: bool, source: str) -> Stage:
         if fused:
             return StripStart(content, count)
         return PerPiece(lambda piece, _first: _strip_start(piece, content, count))
+    if kind == "WordPiece" and not fused and not entry.get("cleanup"):
+        prefix = entry["prefix"]
+        return PerPiece(lambda piece, first: piece if first else _continue_word(piece, prefix))
     if kind == "Metaspace" and not fused:
         replacement = entry.get("replacement", "▁")
         keeps_first = entry.get("prepend_scheme", "always") == "never" or entry.get("add_prefix_space") is False
         return PerPiece(lambda piece, first: piece.replace(replacement, "" if first and not keeps_first else " "))
     raise InvalidCheckpoint(f"{source}: the decoder {kind!r} is not supported in this form: {entry}")
+
+
+def _continue_word(piece: str, prefix: str) -> str:
+    return piece[len(prefix) :] if piece.startswith(prefix) else f" {piece}"
 
 
 def _strip_start(piece: str, content: str, count: int) -> str:

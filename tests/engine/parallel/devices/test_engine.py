@@ -90,7 +90,7 @@ def test_two_devices_tell_what_one_does(
     print(f"seed {SEED}")
     rng, folder = random.Random(SEED), make_checkpoint(tmp_path / "model", family, seed=SEED, **shape)
     config = EngineConfig(model=str(folder), **{**SMALL, **options}).resolve()
-    wanted = requests(rng, [KINDS[kind] for kind in kinds], 8)
+    wanted = requests(rng, [KINDS[kind] for kind in kinds], 6)
     alone = tell(config, wanted)
     with ranks(config, tmp_path) as (engine, platform, _):
         outputs = run(engine, wanted)
@@ -110,19 +110,23 @@ def drafts_of(
 ) -> dict[str, list[TokenOutput]]:
     """The same requests again, with drafts of which some are right."""
     known = {name: told(own)[0][0] for name, own in outputs.items()}
-    engine.scheduler._drafter = LyingDrafter(known, rng)
+    engine.scheduler.drafters = (LyingDrafter(known, rng),)
     return run(engine, wanted)
 
 
 def test_memory_is_measured_together(tmp_path: Path) -> None:
-    config = EngineConfig(model=str(make_checkpoint(tmp_path / "model", "qwen3")), **{**SMALL, "num_pages": None})
+    config = EngineConfig(
+        model=str(make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)), **{**SMALL, "num_pages": None}
+    )
     with ranks(config.resolve(), tmp_path) as (engine, _, _):
-        (output,) = run(engine, requests(random.Random(SEED), [{"temperature": 0.0}], 6))["0"][-1:]
+        (output,) = run(engine, requests(random.Random(SEED), [{"temperature": 0.0}], 4))["0"][-1:]
         assert output.finish_reason
 
 
 def test_a_rank_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
-    config = EngineConfig(model=str(make_checkpoint(tmp_path / "model", "qwen3")), **SMALL).resolve()
+    config = EngineConfig(
+        model=str(make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)), **SMALL
+    ).resolve()
     with ranks(config, tmp_path) as (engine, platform, peer):
         for request in requests(random.Random(SEED), [{"temperature": 0.0}] * 3, 12):
             engine.add(request)

@@ -1,33 +1,74 @@
-"""The layers of Gemma 4 as its config.json says them: heads by type of layer, shared KV, ropes. Knows no torch."""
+"""Gemma 4: heads of two sizes, KV that later layers read again, embeddings for each layer, capped logits.
+
+Per-layer embeddings are `models.per_layer`. Towers for images and sound are left out.
+"""
 
 from __future__ import annotations
 
-from tokenmill.model.architecture.architecture import LayerSpec, MlpSpec, NormSpec, PerLayerSpec, SelfAttentionSpec
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tokenmill.model.architecture.architecture import (
+    Architecture,
+    LayerSpec,
+    MlpSpec,
+    PerLayerSpec,
+    SelfAttentionSpec,
+)
 from tokenmill.model.architecture.rope_spec import ProportionalScaling, RopeSpec
 from tokenmill.model.models.config_reader import ConfigReader
+from tokenmill.model.models.decoder_config import decoder, read_depth, read_norm, refuse
+from tokenmill.model.models.families import gemma3
+from tokenmill.model.models.family import Family
 from tokenmill.model.models.layer_kinds import windows_but_every_sixth
 from tokenmill.model.models.rope_config import rope_part
+from tokenmill.model.models.weight_names import beside_a_tower
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **gemma3.NAMES,
+        "layer": "model.layers.{layer}",
+        "per_layer_table": "model.embed_tokens_per_layer",
+        "per_layer_projection": "model.per_layer_model_projection",
+        "per_layer_norm": "model.per_layer_projection_norm",
+        "per_layer_gate": "model.layers.{layer}.per_layer_input_gate",
+        "per_layer_output": "model.layers.{layer}.per_layer_projection",
+        "per_layer_out_norm": "model.layers.{layer}.post_per_layer_input_norm",
+    }
+)
 
 
-def read_layers(config: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
-    """Read the layers.
+def read(config: ConfigReader) -> Architecture:
+    """Read the decoder."""
+    refuse(config, "use_bidirectional_attention", "attention_k_eq_v", "enable_moe_block")
+    num_layers, max_position = read_depth(config)
+    has_cap = config.raw("final_logit_softcapping") is not None
+    return decoder(
+        config,
+        _layers(config, num_layers),
+        max_position,
+        embedding_multiplier=config.integer("hidden_size") ** 0.5,
+        rounds_multiplier=True,
+        logits_cap=config.number("final_logit_softcapping") if has_cap else None,
+        per_layer=_per_layer(config),
+    )
 
-    Raises:
-        InvalidCheckpoint: a value that is not supported; names the field.
-    """
+
+def _layers(config: ConfigReader, num_layers: int) -> list[LayerSpec]:
     windows = (*windows_but_every_sixth(config, num_layers)[:-1], None)  # the last one attends to all, whatever is said
     heads = [_heads(config, layer, window is None) for layer, window in enumerate(windows)]
     for is_full in (True, False):
         if len({one for one, window in zip(heads, windows, strict=True) if (window is None) == is_full}) > 1:
             raise config.error("per_layer_config: layers of one type must have heads of one shape")
-    norm = NormSpec(config.number("rms_norm_eps", 1e-6))
+    norm, biases = read_norm(config), config.boolean("attention_bias", False)
     sources = _sources(config, windows)
     ropes = {True: _full_rope(config), False: _rope(config, "sliding_attention", 10000.0, "default")[0]}
     if config.raw("hidden_activation") != "gelu_pytorch_tanh":
         raise config.error(f"hidden_activation {config.raw('hidden_activation')!r} is not supported")
     width = config.integer("intermediate_size")
     wide = width * (2 if config.boolean("use_double_wide_mlp", False) else 1)
-    return tuple(
+    return [
         LayerSpec(
             SelfAttentionSpec(
                 num_heads=config.integer("num_attention_heads"),
@@ -37,8 +78,8 @@ def read_layers(config: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
                 rope=ropes[window is None],
                 window=window,
                 head_norm=norm,
-                qkv_bias=config.boolean("attention_bias", False),
-                output_bias=config.boolean("attention_bias", False),
+                qkv_bias=biases,
+                output_bias=biases,
                 norms_values=True,
                 kv_from=source,
             ),
@@ -49,15 +90,11 @@ def read_layers(config: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
             has_scalar=True,
         )
         for (num_kv_heads, head_dim), window, source in zip(heads, windows, sources, strict=True)
-    )
+    ]
 
 
-def read_per_layer(config: ConfigReader) -> PerLayerSpec | None:
-    """Read the per-layer embeddings; None: there are none.
-
-    Raises:
-        InvalidCheckpoint: see `read_layers`.
-    """
+def _per_layer(config: ConfigReader) -> PerLayerSpec | None:
+    """Read the per-layer embeddings; None: the model has no such."""
     size = config.integer("hidden_size_per_layer_input", low=0)
     if not size:
         return None
@@ -116,3 +153,38 @@ def _full_rope(config: ConfigReader) -> RopeSpec:
     if share > 1.0:
         raise part.error(f"partial_rotary_factor {share:g} is not supported")
     return RopeSpec(plain.theta, ProportionalScaling(share, part.number("factor", 1.0)))
+
+
+_ALONE = Family(
+    read=read,
+    defaults={
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "sliding_window": 512,
+        "vocab_size_per_layer_input": 262144,
+        "hidden_size_per_layer_input": 256,
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+    weight_names=NAMES,
+)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "Gemma4ForCausalLM": _ALONE,
+        "Gemma4ForConditionalGeneration": dataclasses.replace(
+            _ALONE,
+            has_text_config=True,
+            weight_names=beside_a_tower(NAMES),
+            other_weights=("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
+        ),
+    }
+)
