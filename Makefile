@@ -35,12 +35,13 @@ chat: $(NATIVE_STAMP) ## talk to a running server: make chat [PORT=8001] [ARGS="
 	@exec $(BIN)/tokenmill chat $(if $(PORT),--url "http://127.0.0.1:$(PORT)") $(ARGS)
 
 # The seed of random inputs is a checksum of the tree: the same tree draws the same in every run, here and in CI.
-# Three worker processes with one compute thread each: tests use small models, more threads only wait for each other. A
-# third of the tests' time is waiting, so that three keep two cores busy. Bytecode is kept: hundreds of processes start.
+# Four worker processes with one compute thread each: tests use small models, more threads only wait for each other.
+# Half of the tests' time is waiting, so that four keep two cores busy; tests/conftest.py says which files come first.
+# Bytecode is kept: hundreds of processes start.
 test: lint ## lint and all tests; ARGS are passed to pytest; SEED repeats a run's random inputs
 	@export SEED="$${SEED:-$$($(BIN)/python tools/tree_seed.py)}"; export PYTHONHASHSEED="$$SEED"; \
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= \
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it
 	@sh tools/install_browser.sh

@@ -47,6 +47,32 @@ settings.register_profile("mutants", settings.get_profile("tests"), phases=[Phas
 settings.load_profile(os.environ.get("TOKENMILL_HYPOTHESIS_PROFILE", "tests"))
 
 
+# What starts processes or interprets kernels, the longest first: a worker that began one of these late would end alone.
+_FIRST = (
+    *(
+        "serving/server",
+        "threats",
+        "engine/parallel",
+        "engine/runner",
+        "model/kernels",
+        "integration",
+        "house",
+        "tools",
+    ),
+    *("serving/web", "serving/proxy", "engine/loop", "cli", "model/vision", "model/adapters", "llm", "startup"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the folders in front whose files take longest."""
+
+    def rank(item: pytest.Item) -> int:
+        name = item.nodeid.removeprefix("tests/")
+        return next((number for number, folder in enumerate(_FIRST) if name.startswith(folder)), len(_FIRST))
+
+    items.sort(key=rank)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Leave what is imported out of all collections of garbage: each would look through it for a third of a second."""
