@@ -49,18 +49,9 @@ settings.load_profile(os.environ.get("TOKENMILL_HYPOTHESIS_PROFILE", "tests"))
 
 # What starts processes or interprets kernels, the longest first: a worker that began one of these late would end alone.
 _FIRST = (
-    *(
-        "serving/server",
-        "threats",
-        "engine/parallel",
-        "engine/runner",
-        "model/kernels",
-        "integration",
-        "house",
-        "tools",
-    ),
-    *("serving/web", "serving/proxy", "engine/loop", "cli", "model/vision", "model/adapters", "llm", "startup"),
-)
+    "serving/server", "threats", "engine/parallel", "engine/runner", "model/kernels", "integration", "house", "tools",
+    "serving/web", "serving/proxy", "engine/loop", "cli", "model/vision", "model/adapters", "llm", "startup",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
