@@ -80,7 +80,7 @@ def tell(config: EngineConfig, wanted: list[AddRequest]) -> list[Any]:
     ("family", "shape", "kinds", "options"),
     [
         # Log probabilities, penalties, reports on prompts, a grammar; more requests than rows.
-        ("qwen3", {"num_key_value_heads": 1, "tie_word_embeddings": True}, (1, 4, 5, 10), {}),
+        ("qwen3", {"num_key_value_heads": 1, "tie_word_embeddings": True, "num_hidden_layers": 1}, (1, 4, 5, 10), {}),
         ("qwen3_moe", {"attention_bias": True}, (0, 6), {"enforce_eager": True}),
     ],
     ids=["graphs", "experts, eager"],
