@@ -106,7 +106,7 @@ class JointTrace(SchedulerTrace):
 
 TestJointTrace = JointTrace.TestCase
 TestJointTrace.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

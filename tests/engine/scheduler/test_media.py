@@ -164,5 +164,5 @@ class MediaTrace(RuleBasedStateMachine):
 
 TestMediaTrace = MediaTrace.TestCase
 TestMediaTrace.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

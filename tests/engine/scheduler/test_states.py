@@ -171,5 +171,5 @@ class StateTrace(SchedulerTrace):
 
 TestStateTrace = StateTrace.TestCase
 TestStateTrace.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

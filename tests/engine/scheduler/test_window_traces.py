@@ -47,7 +47,7 @@ class WindowTrace(SchedulerTrace):
 
 TestWindowTrace = WindowTrace.TestCase
 TestWindowTrace.settings = settings(
-    max_examples=350,
+    max_examples=120,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
