@@ -122,7 +122,7 @@ operations = st.lists(
     is_ample=st.booleans(),
     operations=operations,
 )
-@settings(max_examples=scaled(300), deadline=None)
+@settings(max_examples=scaled(120), deadline=None)
 def test_hits_windows_and_counts_are_those_of_a_plain_search(
     page_size: int, window: int, num_pages: int, num_windows: int, is_ample: bool, operations: list[tuple]
 ) -> None:
