@@ -140,7 +140,7 @@ def answer(options: argparse.Namespace) -> dict[str, Any]:
             num_cached = max(num_cached, output.num_cached_tokens)
             tokens += output.token_ids
     found = {"first_token_s": round(first, 2), "from_tier": num_cached / options.prompt, "tokens": tokens}
-    transfers = engine.scheduler.transfers
+    transfers = engine.scheduler.resource(TransferState)
     if options.part == "stored" and transfers is not None:
         ended = time.perf_counter()
         while transfers.is_busy:
@@ -220,10 +220,10 @@ def without_model(options: argparse.Namespace, has_tier: bool) -> Engine:
         transfers=TransferSettings(("disk",), save_chunk=1 << 20) if has_tier else None,
     )
     scheduler, desk, executor = header.make_scheduler(), None, Counting()
-    if isinstance(scheduler.transfers, TransferState):
+    if (transfers := scheduler.resource(TransferState)) is not None:
         mover = RawPages([torch.zeros(1, 2, 4096, dtype=torch.uint8)], "bytes")
         tier = disk_tier(SourceContext(mover, 16, 2, "idle"), Path(options.folder), 1 << 20)
-        desk = TransferDesk([tier], scheduler.transfers, mover)
+        desk = TransferDesk([tier], transfers, mover)
         executor = TransferExecutor(executor, desk)
     engine = Engine(scheduler, executor, ModelLimits(2 * num_tokens, 100, frozenset()), desk=desk)
     params = SamplingParams(ignore_eos=True, max_tokens=num_tokens)
