@@ -133,7 +133,7 @@ def measure(
 
 
 def cut(llm: LLM, text: str, context: int, most: int) -> list[list[int]]:
-    """Return the text as chunks of `context` token ids; the first of each is BOS where the model expects one.
+    """Return chunks of `context` token ids from all over the text; the first id is BOS where the model expects one.
 
     Raises:
         InvalidConfig: the text is shorter than a chunk, or the chunks are longer than the model's context.
@@ -144,7 +144,9 @@ def cut(llm: LLM, text: str, context: int, most: int) -> list[list[int]]:
     ids = tokenizer.encode(text, add_special_tokens=False)
     whole, bare = (tokenizer.encode("a", add_special_tokens=is_added) for is_added in (True, False))
     first = whole[:1] if whole[:1] != bare[:1] else []
-    starts = range(0, len(ids) - context + 1, context)[:most]
+    places = range(0, len(ids) - context + 1, context)
+    count = min(most, len(places))
+    starts = [places[number * len(places) // count] for number in range(count)]
     if not starts:
         raise InvalidConfig(f"the text has {len(ids)} tokens, fewer than one chunk of {context} (--context)")
     return [[*first, *ids[start + len(first) : start + context]] for start in starts]
