@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
@@ -96,6 +98,10 @@ class ModelRunner:
         self._rows = rows
         self._sampler = sampler
         self._transport = transport
+
+    def watch_prompt_logits(self, watch: Callable[[npt.NDArray[np.float32]], None]) -> None:
+        """Let a function see the logits behind each prompt's log probabilities."""
+        self._rows.prompts.watch = watch
 
     @torch.inference_mode()
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:

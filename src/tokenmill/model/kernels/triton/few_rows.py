@@ -26,7 +26,7 @@ LINE = tl.constexpr(64)
 LINES = tl.constexpr(8)
 # The most rows that count as few, of which so many are the fewest that tensor cores take.
 FEWEST_ROWS, MOST_ROWS = 16, 64
-# The largest matrix, and without a gate the most outputs of more than the fewest rows, for which this beats the library.
+# The largest matrix for which this beats the library, and its most outputs where there are more rows and no gate.
 MOST_BYTES, MOST_OUTPUTS = 16 << 20, 2048
 
 
