@@ -70,11 +70,13 @@ def rows_of(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any
 def check(platform: Any, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One check of the engine: what it says, and how long it took."""
     from tools.gpu.engine_checks import EngineChecks
+    from tools.gpu.feature_checks import FEATURES, FeatureChecks
 
+    checks = FeatureChecks if options.name in FEATURES else EngineChecks
     start = time.monotonic()
     row = {"check": options.name}
     try:
-        EngineChecks(platform, folder, options.seed).run(options.name)
+        checks(platform, folder, options.seed).run(options.name)
     except Exception:
         return {**row, "passed": False, "detail": traceback.format_exc()[-4000:]}
     return {**row, "passed": True, "detail": f"{time.monotonic() - start:.1f} s"}

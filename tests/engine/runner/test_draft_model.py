@@ -23,6 +23,7 @@ from tests.engine.runner.test_drafts import KINDS, NATIVE, requests
 from tests.engine.runner.test_not_numbers import POISON, poisoned, run
 from tests.engine.runner.told import assert_same, told
 from tests.engine.scheduler.drafters import KnowingDrafter
+from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.core.messages import AddRequest
@@ -34,7 +35,7 @@ from tokenmill.engine.runner.draft_model import MOST_REST, MOST_ROWS, DraftModel
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 
@@ -85,7 +86,8 @@ def drafting(
 ) -> Iterator[tuple[Engine, Offering]]:
     """An engine whose drafter is ours from the first request on."""
     engine = build_engine(config(model, draft, num_tokens, **options)).engine
-    engine.scheduler._drafter = ours = drafter()
+    ours = drafter()
+    engine.scheduler.drafters = (ours,)
     try:
         yield engine, ours
     finally:
@@ -331,7 +333,7 @@ def test_it_runs_as_the_model_does_where_it_can(tmp_path: Path, model: Path) -> 
     assert draft is not None
     assert draft.attention.name == "cpu"
     assert "--attention-backend auto" in draft.describe() and "multiple of 16" in draft.describe()
-    built.engine.scheduler._drafter = Offering()
+    built.engine.scheduler.drafters = (Offering(),)
     assert answers(built.engine, wanted) == plain
     built.engine.close()
     same = build_engine(config(model, model, attention_backend="native", **NATIVE))

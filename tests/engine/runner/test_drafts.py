@@ -24,6 +24,7 @@ from tests.engine.runner.test_not_numbers import POISON, poisoned, run, running
 from tests.engine.runner.told import assert_same, told
 from tests.engine.scheduler.drafters import KnowingDrafter
 from tests.model.kernels.gpu import DEVICE
+from tests.seeding import seed_for
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import Request, TokenArray
@@ -36,7 +37,7 @@ from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.attention.backends import triton
 from tokenmill.model.kernels.triton import attention, splits
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 # What may come changes with every token, so that a mask of another position is a wrong one.
 LETTERS = Grammar(json.dumps({"grammars": [{"lark_grammar": "start: /([a-h][i-p]){5}/"}]}), "structured_outputs")
 KINDS: list[dict[str, Any]] = [
@@ -95,9 +96,9 @@ def check(
     """Returns how many tokens came at once without drafts, and with them."""
     print(f"seed {SEED}")
     plain = run(engine, wanted)
-    engine.scheduler._drafter = LyingDrafter({name: told(own)[0][0] for name, own in plain.items()}, rng, lengths)
+    engine.scheduler.drafters = (LyingDrafter({name: told(own)[0][0] for name, own in plain.items()}, rng, lengths),)
     drafted = run(engine, wanted)
-    engine.scheduler._drafter = None
+    engine.scheduler.drafters = ()
     assert_same(*([told(ran[request.id]) for request in wanted] for ran in (plain, drafted)), is_exact)
     counts = [Counter(len(one.token_ids) for own in each.values() for one in own) for each in (plain, drafted)]
     return counts[0], counts[1]
@@ -198,7 +199,7 @@ def test_what_is_not_due_fails_nobody(tmp_path: Path) -> None:
                 return drafts
 
         plain = run(engine, wanted)
-        engine.scheduler._drafter = Poisoner({name: told(own)[0][0] for name, own in plain.items()}, rng)
+        engine.scheduler.drafters = (Poisoner({name: told(own)[0][0] for name, own in plain.items()}, rng),)
         drafted = run(engine, wanted)
         assert [told(own) for own in drafted.values()] == [told(own) for own in plain.values()], f"seed {SEED}"
         assert not any(own[-1].error for own in plain.values())

@@ -23,6 +23,7 @@ from tests.checkpoints import greedy_continuation, load_oracle, make_checkpoint,
 from tests.engine.runner.fake_platform import FakePlatform
 from tests.model.kernels.gpu import DEVICE
 from tests.model.weights.test_stacked_experts import packed
+from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.messages import AddRequest, TokenOutput
@@ -31,7 +32,7 @@ from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.startup.assembly.setup import build_engine
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 NUM_TOKENS = 4
 LAYER_TYPES = ["sliding_attention", "full_attention"]
 SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 277, "num_hidden_layers": 1}

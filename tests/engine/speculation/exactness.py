@@ -29,6 +29,7 @@ from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.engine.runner.test_drafts import KINDS, LyingDrafter
 from tests.engine.runner.test_not_numbers import run, running
 from tests.engine.runner.told import assert_same, told
+from tests.seeding import root_seed
 from tokenmill.config.speculation import SpeculativeConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import Request, TokenArray
@@ -122,11 +123,11 @@ def compare(engine: Engine, wanted: list[AddRequest], rng: random.Random, is_exa
     """
     plain = run(engine, wanted)
     answers = {name: told(outputs) for name, outputs in plain.items()}
-    engine.scheduler._drafter = drafter = MixedDrafter({name: one[0][0] for name, one in answers.items()}, rng)
-    engine.scheduler._state._forget = drafter.forget
+    drafter = MixedDrafter({name: one[0][0] for name, one in answers.items()}, rng)
+    engine.scheduler.drafters = (drafter,)
     before = engine.stats()
     drafted = run(engine, wanted)
-    engine.scheduler._drafter = engine.scheduler._state._forget = None
+    engine.scheduler.drafters = ()
     drafted_answers = [told(drafted[request.id]) for request in wanted]
     num_close = assert_same([answers[request.id] for request in wanted], drafted_answers, is_exact)
     after = engine.stats()
@@ -183,7 +184,7 @@ def main() -> None:
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--seed", type=int, default=root_seed())
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr)
     started = time.monotonic()

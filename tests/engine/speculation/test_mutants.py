@@ -13,13 +13,14 @@ from tests.engine.runner.test_drafts import LETTERS
 from tests.engine.scheduler.harness import Harness
 from tests.engine.scheduler.test_drafts import AlwaysRight
 from tests.engine.speculation.exactness import check
+from tests.seeding import seed_for
 from tokenmill.core.request import Request
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.sampling.grammar_rows import RowSamples
 from tokenmill.model.sampling.row_grammar import RowGrammar
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 
 
 def traffic(**settings: object) -> None:
@@ -111,7 +112,7 @@ def test_tokens_behind_a_stop_inside_drafts_are_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Request, "append_outputs", all_of_them)
     harness = Harness(eos=frozenset(range(0, 50, 5)))
-    harness.scheduler._drafter = AlwaysRight(4)
+    harness.scheduler.drafters = (AlwaysRight(4),)
     for start in range(12):
         harness.add([start, 1, 2], 24)
     with pytest.raises(AssertionError):

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.eventually import eventually
 from tests.serving.server.running_server import children_of, is_alive
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.sampling_params import SamplingParams
@@ -32,13 +31,6 @@ def rank_pids() -> list[int]:
     return [
         pid for pid, called in children_of(os.getpid()).items() if "tokenmill.startup.assembly.rank_process" in called
     ]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +81,7 @@ def test_what_an_engine_refuses(options: dict[str, Any], sentence: str, tmp_path
     folder = make_checkpoint(tmp_path, "qwen3")
     with pytest.raises(InvalidConfig, match=sentence):
         LLM(folder, **SMALL, **options)
-    wait_for(lambda: not rank_pids())
+    eventually(lambda: not rank_pids())
 
 
 def test_an_engine_sleeps_and_ends_with_its_ranks(tmp_path: Path) -> None:
@@ -153,4 +145,4 @@ def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
         parent.kill()
         parent.wait(10)
         parent.stdout.close()  # type: ignore[union-attr]
-    wait_for(lambda: not is_alive(rank))
+    eventually(lambda: not is_alive(rank))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import RequestStatus
 from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
+from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.tower import Tower
@@ -79,7 +80,7 @@ class _Row:
     shift: int
 
 
-class Encoder:
+class Encoder(RowExtension):
     """Encodes the images of plans, and gives steps the embeddings and positions of their tokens.
 
     Args:
@@ -103,8 +104,8 @@ class Encoder:
         self._outputs: dict[str, torch.Tensor] = {}
         self._rows: dict[int, _Row] = {}
 
-    def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.int64]]:
-        """Take in the new rows of a plan; return what is to be sent to the device for `apply`."""
+    def enter(self, plan: StepPlan) -> Arrays:
+        """Take in the new rows of a plan; return these rows and their shifts for the device."""
         for new in plan.new_rows:
             self._rows.pop(new.row, None)
             if new.media:
@@ -115,7 +116,7 @@ class Encoder:
         shifts = [self._rows[row].shift if row in self._rows else 0 for row in rows]
         return {"shifted_rows": np.array(rows, np.int64), "shifts": np.array(shifts, np.int64)}
 
-    def apply(self, plan: StepPlan, sent: Mapping[str, torch.Tensor]) -> None:
+    def apply(self, plan: StepPlan, sent: Sent) -> None:
         """Apply a plan on the device: set shifts, forget outputs and encode images."""
         if "shifted_rows" in sent:
             self.shifts[sent["shifted_rows"]] = sent["shifts"]
@@ -124,22 +125,29 @@ class Encoder:
         for digest in plan.encode:
             self._output(digest)
 
-    def add_to(
-        self, batch: ForwardBatch, plan: StepPlan, positions: npt.NDArray[np.int64], first_request: int = 0
-    ) -> MediaTokens | None:
-        """Return the media embeddings and positions of a step's batch; None: all its requests are text.
+    def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
+        """Add media embeddings and positions, if a request of the batch has images."""
+        rows = plan.rows[first:].tolist()
+        if not any(row in self._rows for row in rows):
+            return batch
+        return replace(batch, media=self._media(batch, rows, plan.num_computed[first:].tolist(), arrays["positions"]))
+
+    def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
+        """Rotate generated tokens by their positions behind images."""
+        return replace(batch, turned=batch.positions + self.shifts[rows])
+
+    def _media(
+        self, batch: ForwardBatch, rows: list[int], computed: list[int], positions: npt.NDArray[np.int64]
+    ) -> MediaTokens:
+        """Return the media embeddings and positions of a batch.
 
         Args:
-            positions: [T], of the batch's tokens in their sequences, on the host.
-            first_request: the requests of the plan before it are not in the batch.
+            rows, computed: of its requests; `computed`: where each begins.
+            positions: [T], of its tokens in their sequences, on the host.
         """
-        rows = plan.rows[first_request:].tolist()
-        if not any(row in self._rows for row in rows):
-            return None
         positions = np.tile(positions, (3, 1))
         indices: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
-        computed = plan.num_computed[first_request:].tolist()
         spans = zip(rows, computed, batch.query_starts.tolist(), batch.query_lens.tolist(), strict=False)
         for row, start, first, count in spans:
             own = self._rows.get(row)

@@ -118,6 +118,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
         kv_dtype,
         native=getattr(kernels, "native", None),
         is_invariant=config.batch_invariant,
+        shares_splits=config.shared_splits,
     )
     return choose_attention(config.attention_backend, wanted)
 
@@ -129,7 +130,9 @@ def gpu_kernels(
     if config.kernels == "torch":
         return TorchKernels(dtype, platform.device), "asked for"
     from tokenmill.model.kernels.triton.kernels import TritonKernels
+    from tokenmill.model.kernels.triton.launch import allow_dependent
 
+    allow_dependent(config.pdl)
     is_fp8 = config.quantization == "fp8"
     forms = {"is_invariant": config.batch_invariant, "fp8": is_fp8, "mxfp4": experts is PackedFormat.MXFP4}
     kernels = TritonKernels(dtype, platform.device, **forms)

@@ -36,6 +36,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "logits_scaling": "logit_scale",
     }
 )
+ROPE_FACTORS = "rope_freqs.weight"
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -49,8 +50,6 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         raise InvalidCheckpoint(
             f"{file.path}: architecture {kind} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
         )
-    if "rope_freqs.weight" in file.tensors:
-        raise InvalidCheckpoint(f"{file.path}: rotary factors (rope_freqs, Llama 3) in GGUF are not supported")
     fields = {name: file.metadata[f"{kind}.{key}"] for name, key in FIELDS.items() if f"{kind}.{key}" in file.metadata}
     tensors = file.tensors
     if "token_embd.weight" not in tensors:
@@ -63,12 +62,27 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "norm_topk_prob": True,
         "hidden_act": "silu",
         "dtype": "bfloat16",
-        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        **{f"{name}_token_id": _token_id(file, name) for name in ("eos", "bos")},
         **_rope_scaling(file, kind),
+        **_rope_factors(file),
     }
     table = FAMILIES[ARCHITECTURES[kind]].gguf
     return fields if table is None else {**fields, **table.fields(file, fields)}
+
+
+def _token_id(file: GgufFile, name: str) -> int | None:
+    """Return the id of a special token; None: the file has none, or one outside its vocabulary."""
+    number = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return number if number is not None and 0 <= number < file.tensors["token_embd.weight"].shape[0] else None
+
+
+def _rope_factors(file: GgufFile) -> dict[str, Any]:
+    """Return a scaling whose factors stand in a tensor, for Llama 3's: each frequency is divided by its own."""
+    factors = file.floats(ROPE_FACTORS)
+    if factors is None:
+        return {}
+    scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+    return {"rope_scaling": scaling}
 
 
 def _rope_scaling(file: GgufFile, kind: str) -> dict[str, Any]:

@@ -17,11 +17,12 @@ from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import Rows
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.gguf.changes import change_of, undo
+from tokenmill.model.weights.gguf.config import ROPE_FACTORS
 from tokenmill.model.weights.gguf.file import GgufFile, GgufTensor
 from tokenmill.model.weights.gguf.values import read_rows
 
 # What a file has besides weights: the configuration is made of it.
-_FACTORS = {f"rope_factors_{kind}.weight" for kind in ("long", "short")}
+_FACTORS = {ROPE_FACTORS, *(f"rope_factors_{kind}.weight" for kind in ("long", "short"))}
 
 # Bytes of memory for each number of a tensor while it is read.
 UNPACKED_BYTES = 8

@@ -127,12 +127,14 @@ def _listener(server: ServerConfig) -> Iterator[socket.socket]:
 
 
 def served_names(engine: EngineConfig, server: ServerConfig) -> tuple[str, ...]:
-    """Return the model's ids in the API: those given, else the folder's name, else the hub id."""
+    """Return the model's ids in the API: those given, else the name of its folder or GGUF file, else the hub id."""
     if server.served_model_name:
         return server.served_model_name
     if engine.model in ("", str(_demo_model())):
         return ("tokenmill-demo",)
     folder = Path(engine.model)
+    if folder.is_file():
+        return (folder.stem,)
     return (folder.resolve().name if folder.is_dir() else engine.model,)
 
 
