@@ -10,6 +10,7 @@ import torch
 
 from tokenmill.engine.runner.cuda_graphs import LARGEST, DecodeGraphs, Report
 from tokenmill.engine.runner.model import Model
+from tokenmill.engine.runner.row_state import RowState
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.step_sampler import DeviceSampler, Masks, Sampled, places
 from tokenmill.engine.runner.transport import Arrays, Sent
@@ -20,7 +21,6 @@ from tokenmill.model.attention.paged import PagedAttention
 from tokenmill.model.kernels.triton.decode_inputs import decode_inputs
 from tokenmill.model.sampling.draws import RECORD, Draw, pack
 from tokenmill.model.sampling.state import SamplingMetadata
-from tokenmill.model.vision.encoder import Encoder
 from tokenmill.platform.protocol import Event, Platform, Stream, Tensors
 
 
@@ -30,8 +30,8 @@ class CapturedDecodes:
     Args:
         stream: the stream of the steps.
         num_speculative_tokens: most drafts of a request; 0: none are expected.
-        adapters: adapters of the rows; None: there are none. Steps in which a row has one have graphs of their own.
-        encoder: shifts positions of rows behind images; None: the model takes text only.
+        rows: what rows have besides tokens and pages: adapters (steps in which a row has one have graphs of their own),
+            positions shifted behind images, recurrent states.
     """
 
     def __init__(
@@ -42,11 +42,13 @@ class CapturedDecodes:
         attention: PagedAttention | GroupedPagedAttention,
         sampler: DeviceSampler,
         num_speculative_tokens: int = 0,
-        adapters: DeviceRowAdapters | None = None,
-        encoder: Encoder | None = None,
+        rows: RowState | None = None,
     ) -> None:
+        adapters = None if rows is None else rows.adapters
+        assert adapters is None or isinstance(adapters, DeviceRowAdapters), "a GPU has its adapters in slots"
         self._model = model
-        self._encoder = encoder
+        self._recurrences = None if rows is None else rows.recurrences
+        self._encoder = None if rows is None else rows.encoder
         self._attention = attention.in_graphs()
         self._stream = stream
         self._planned: Event | None = None
@@ -153,6 +155,7 @@ class CapturedDecodes:
             lens=DeviceLens(lens, starts),
             adapters=None if adapters is None else adapters.of_rows(places(draws)[0]),
             turned=turned,
+            states=None if self._recurrences is None else self._recurrences.of_decodes(places(draws)[0], starts),
         )
         logits = self._model.logits(self._model.forward(batch, self._attention))
         return logits, self._sampler.draw(logits, draws)

@@ -115,6 +115,8 @@ class ModelRunner:
         num_captured = self._num_captured(plan, samples, wanted, arrays)
         if num_captured < len(plan.rows):
             arrays |= step_arrays(plan, samples, wanted, num_captured)
+        if rows.recurrences is not None:
+            arrays |= rows.recurrences.step_arrays(plan, samples.query_starts, num_captured)
         return EnteredStep(plan, samples, metadata, wanted, num_captured, arrays, self._transport.send(arrays))
 
     def _batch(self, step: EnteredStep) -> ForwardBatch:
@@ -125,8 +127,7 @@ class ModelRunner:
             positions, first = step.arrays["positions"], step.num_captured
             batch = replace(batch, media=self._rows.encoder.add_to(batch, step.plan, positions, first))
         if self._rows.recurrences is not None:
-            states = self._rows.recurrences.of_step(step.plan, step.samples.query_starts)
-            batch = replace(batch, states=states)
+            batch = replace(batch, states=self._rows.recurrences.of_step(step.arrays, step.sent))
         return batch
 
     def _sample(
@@ -144,6 +145,8 @@ class ModelRunner:
             outputs = outputs[sent["samples"]]
         if step.num_captured and self.graphs is not None:
             sampled = self.graphs.sample(samples, step.metadata, sent, masks, outputs)
+            if rows.recurrences is not None:
+                rows.recurrences.keep(sent)
         elif outputs is not None and len(samples):
             sampled = self._sampler.sample(outputs, samples, step.metadata, sent, masks)
         on_host = None if sampled is None else sampled.on_host(self._transport)

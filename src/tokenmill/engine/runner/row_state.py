@@ -49,9 +49,9 @@ class RowState:
             self.sampling.set(new_row)
             self.prompts.set(new_row)
         self.grammars.set(plan.new_rows)
-        if self.recurrences is not None:
-            self.recurrences.enter(plan)
         arrays = table_arrays(plan, samples)
+        if self.recurrences is not None:
+            arrays |= self.recurrences.enter(plan)
         if self.adapters is not None:
             arrays |= self.adapters.set(plan)
         if self.encoder is not None:
@@ -66,7 +66,7 @@ class RowState:
         if self.encoder is not None:
             self.encoder.apply(plan, sent)
         if self.recurrences is not None:
-            self.recurrences.apply(plan)
+            self.recurrences.apply(sent)
 
     def close(self) -> None:
         """End the threads of grammars."""
