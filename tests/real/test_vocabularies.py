@@ -1,4 +1,4 @@
-"""Ids of real vocabularies: files of texts and ids of llama.cpp, and published tokenizers as GGUF and back."""
+"""Ids of real vocabularies: llama.cpp's own texts and ids, and published tokenizers written to GGUF and back."""
 
 from __future__ import annotations
 

@@ -122,6 +122,7 @@ class ModelRunner:
         num_captured = self._num_captured(plan, samples, wanted, arrays)
         if num_captured < len(plan.rows):
             arrays |= step_arrays(plan, samples, wanted, num_captured)
+        arrays |= rows.split(plan, samples.query_starts, num_captured)
         return EnteredStep(plan, samples, metadata, wanted, num_captured, arrays, self._transport.send(arrays))
 
     def _batch(self, step: EnteredStep) -> ForwardBatch:
@@ -143,6 +144,7 @@ class ModelRunner:
             outputs = outputs[sent["samples"]]
         if step.num_captured and self.graphs is not None:
             sampled = self.graphs.sample(samples, step.metadata, sent, masks, outputs)
+            rows.decoded(sent)
         elif outputs is not None and len(samples):
             sampled = self._sampler.sample(outputs, samples, step.metadata, sent, masks)
         on_host = None if sampled is None else sampled.on_host(self._transport)

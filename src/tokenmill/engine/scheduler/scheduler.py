@@ -82,7 +82,7 @@ class Scheduler:
 
     @property
     def drafters(self) -> Sequence[Drafter]:
-        """The drafters: one, or none."""
+        """The drafters in use: one at most."""
         return self._state.drafters
 
     @drafters.setter

@@ -1,4 +1,4 @@
-"""How far the logits of a format are from those of float32, position by position; the way of llama.cpp's perplexity.
+"""Measure the logits of a format against those of float32, position by position, as llama.cpp's perplexity does.
 
 The text is cut into chunks. Of each, positions of the second half are scored: those of the first have little to go by.
 The reference's log probabilities wait in a file, since all of them together may be larger than the model.
@@ -29,7 +29,7 @@ def scored_positions(context: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A format's outcome on a text.
+    """The score of one format on a text.
 
     Attributes:
         losses: [n], minus the log probability of each token that comes.

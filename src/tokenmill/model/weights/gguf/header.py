@@ -81,7 +81,7 @@ class Metadata(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Metadata and tensors of a file, as they stand before the data."""
+    """The metadata and tensor table of a file, before its tensors' data."""
 
     metadata: Metadata
     tensors: list[TensorPlace]

@@ -1,4 +1,4 @@
-"""How byte-level BPE cuts text before merging, by llama.cpp's names (`tokenizer.ggml.pre`).
+"""Cut text as byte-level BPE does before merging, by llama.cpp's names (`tokenizer.ggml.pre`).
 
 The expressions are those of the models' own tokenizer.json. Where llama.cpp simplifies them (letter case and combining
 marks outside ASCII), the model's own is right, and ids are those of the model.

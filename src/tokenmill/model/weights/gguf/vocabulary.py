@@ -119,7 +119,7 @@ _INFILLING: Mapping[str, tuple[Sequence[str], Sequence[str]]] = MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The metadata of text and tokens.
+    """The metadata on text and tokens.
 
     Attributes:
         model: one of `MODELS`.
