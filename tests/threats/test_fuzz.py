@@ -8,7 +8,7 @@ from tests.seeding import seed_for
 from tests.threats.fuzz import LEFT_OUT, Findings, Stalls, fuzz, start
 from tests.threats.odd_bodies import MIB, OddRequest, OddRequests
 
-NUM_BODIES = 300
+NUM_BODIES = 150
 
 
 @pytest.fixture(scope="module")

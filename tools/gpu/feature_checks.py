@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -76,12 +77,12 @@ class FeatureChecks:
         self._length = 4 if self._is_dry else 16
         self._limits = {**LIMITS, "max_num_seqs": 3, "num_pages": 60} if self._is_dry else LIMITS
 
-    def run(self, name: str) -> None:
-        """One of `feature_names`."""
+    def work_of(self, name: str) -> Callable[[], None]:
+        """Return the work of one of `feature_names`."""
         if name.startswith(RECURRENT):
-            self._recurrent(name.removeprefix(RECURRENT))
-        else:
-            getattr(self, f"_{name.replace('-', '_')}")()
+            return partial(self._recurrent, name.removeprefix(RECURRENT))
+        work: Callable[[], None] = getattr(self, f"_{name.replace('-', '_')}")
+        return work
 
     def _checkpoint(self, family: str = "qwen3", **shape: Any) -> Path:
         from tests.checkpoints import make_checkpoint
@@ -215,7 +216,9 @@ class FeatureChecks:
         def tell(engine: Engine) -> list[Told]:
             return [*_told(engine, wanted), *_told(engine, wanted[:2])]  # from states kept of prefixes
 
-        self._compare(self._checkpoint(family), tell, async_scheduling=True)
+        with _replays() as widths:
+            self._compare(self._checkpoint(family), tell, async_scheduling=True)
+        assert widths, "nothing ran in graphs"
 
 
 _SUFFIX = json.dumps({"method": "suffix", "num_speculative_tokens": 4})

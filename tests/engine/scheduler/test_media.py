@@ -165,5 +165,5 @@ class MediaTrace(RuleBasedStateMachine):
 
 TestMediaTrace = MediaTrace.TestCase
 TestMediaTrace.settings = settings(
-    max_examples=scaled(60), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=scaled(30), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -42,7 +42,7 @@ def slow_nnls(matrix: np.ndarray, target: np.ndarray) -> float:
 
 
 @seed(SEED)
-@settings(max_examples=scaled(300), deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(systems())
 def test_no_set_of_columns_does_better(system: tuple[np.ndarray, np.ndarray]) -> None:
     matrix, target = system

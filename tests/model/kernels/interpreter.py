@@ -24,4 +24,7 @@ def replace_language_once() -> None:
         return interpreter._LangPatchScope()
 
     interpreter._patch_lang = replace_once
-    interpreter._get_np_dtype = functools.cache(interpreter._get_np_dtype)
+    of_scalar = functools.cache(interpreter._get_np_dtype)
+    interpreter._get_np_dtype = lambda dtype: (
+        interpreter.np.dtype(interpreter.np.uint64) if dtype.scalar.is_ptr() else of_scalar(dtype.scalar)
+    )

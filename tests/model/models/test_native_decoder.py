@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from tests.checkpoints import load_oracle, make_checkpoint
-from tests.paging import Chunks, PagedRequests, make_attention, random_schedule
+from tests.paging import Chunks, PagedRequests, make_attention, random_schedule, states_of_step
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.select import select_kernels
-from tokenmill.model.kernels.states import StateMemory, step_states
+from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.native_decoder import NativeDecoder, in_one_call, native_pass_obstacle
@@ -179,7 +179,7 @@ Saves = tuple[np.ndarray, np.ndarray, np.ndarray] | None
 
 
 def draw_saves(chunks: Chunks, rng: np.random.Generator) -> Saves:
-    """Of some of the requests of a step, the state behind some of their tokens; see `step_states`."""
+    """Of some of the requests of a step, the state behind some of their tokens; see `state_arrays`."""
     places = np.flatnonzero(rng.random(len(chunks)) < 0.4)
     counts = np.array([rng.integers(1, chunks[place][1] + 1) for place in places])
     return (places, counts, np.array([6 + chunks[place][0] for place in places])) if len(places) else None
@@ -187,7 +187,7 @@ def draw_saves(chunks: Chunks, rng: np.random.Generator) -> Saves:
 
 def with_states(batch: ForwardBatch, chunks: Chunks, memory: StateMemory, saves: Saves) -> ForwardBatch:
     slots = np.array([request for request, _ in chunks])
-    return dataclasses.replace(batch, states=step_states(memory, slots, batch.query_starts, saves, "cpu"))
+    return dataclasses.replace(batch, states=states_of_step(memory, slots, batch.query_starts, saves))
 
 
 def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Generator) -> None:

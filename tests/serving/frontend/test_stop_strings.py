@@ -29,7 +29,7 @@ def first_to_complete(stops, text):
     return None
 
 
-@settings(max_examples=scaled(500), deadline=None)
+@settings(max_examples=scaled(200), deadline=None)
 @given(
     stops=st.lists(few_letters, max_size=4),
     chunks=st.lists(st.text(alphabet="ab\n", max_size=5), max_size=12),

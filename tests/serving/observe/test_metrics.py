@@ -17,12 +17,12 @@ from tokenmill.core.histogram import SECONDS, Histogram
 from tokenmill.core.request import FinishReason
 from tokenmill.serving.observe.event_log import EventLog
 from tokenmill.serving.observe.metrics import Metrics
-from tokenmill.serving.observe.throughput import ThroughputLog
 from tokenmill.serving.observe.traces import TraceExporter
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.replicas.engines import Engines
 from tokenmill.serving.replicas.health import PartHealth
 from tokenmill.serving.replicas.restarts import PartCounts
+from tokenmill.serving.server.process.first_process import ThroughputLog
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana-dashboard.json"
 

@@ -15,8 +15,7 @@ from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, Toke
 from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost, LeaveWorker
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.serving.replicas.dispatcher import HARMLESS_OUTPUTS, Dispatcher
-from tokenmill.serving.replicas.journal import Journal
+from tokenmill.serving.replicas.dispatcher import HARMLESS_OUTPUTS, Dispatcher, Journal
 from tokenmill.serving.replicas.routing.policies import FewestInFlight
 from tokenmill.serving.replicas.routing.router import Router
 

@@ -191,7 +191,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(params=st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=9), overrides=st.booleans())
 def test_no_parameters_end_an_engine(split, params, overrides):
     """Whatever a client says, it is answered 200 or 400, and the engine lives."""

@@ -4,7 +4,7 @@
     scheduler behind the step that runs.
 
 Capabilities take part as extensions: gates, where requests wait for something besides their turn, KV from elsewhere.
-An observer watches the steps. Knows no sockets and no text, and no capability by name.
+An observer watches the steps. Knows no sockets, no text and no code of a capability.
 """
 
 from __future__ import annotations

@@ -68,14 +68,9 @@ class CommitPass:
                 # The KV of a request that fails may hold numbers that are not finite: no other request may find it.
                 if fills:
                     self._kv.cache_full_pages(request, min(end, request.num_tokens), plan.step)
-                if self._has_extras:
-                    self._report_prompt(index, request)
-                if start < stop:
-                    self._take_tokens(index, request, token_ids[start:stop], num_rejected)
-                    if fills and num_samples > 1:
-                        self._kv.cache_full_pages(request, min(end, request.num_tokens - 1), plan.step)
-                else:
-                    self._take_no_token(index, request, num_samples)
+                self._take_outcome(index, request, token_ids[start:stop], num_samples, num_rejected)
+                if fills and num_samples > 1 and start < stop:
+                    self._kv.cache_full_pages(request, min(end, request.num_tokens - 1), plan.step)
             is_running = request.status is RequestStatus.RUNNING
             if committed and (has_full_page or num_rejected or not is_running):
                 for resource in committed:
@@ -103,8 +98,15 @@ class CommitPass:
         if logprobs is not None:
             self.outputs.append(prompt_report(request, int(self._step.plan.num_computed[index]), logprobs))
 
-    def _take_tokens(self, index: int, request: Request, token_ids: list[int], num_rejected: int) -> None:
+    def _take_outcome(
+        self, index: int, request: Request, token_ids: list[int], num_samples: int, num_rejected: int
+    ) -> None:
         """Take in a step's tokens of a request. If they end it, or its turn, remove it from its queue."""
+        if self._has_extras:
+            self._report_prompt(index, request)
+        if not token_ids:
+            self._take_no_token(index, request, num_samples)
+            return
         was_running = request.status is RequestStatus.RUNNING
         token_ids = request.append_outputs(token_ids, num_rejected)
         finish_reason = request.finish_reason

@@ -121,10 +121,10 @@ class SchedulePass:
             return 0, "goes with the next step: each stage has a share of the requests"
         if remaining > 1 or self._state.resources.limit:
             count, reason = self.builder.chunk(request, request.num_computed_tokens)
-            self._num_decodes_left -= remaining == count == 1
-            return count, reason
-        self._num_decodes_left -= 1
-        return 1, ""
+        else:
+            count, reason = 1, ""
+        self._num_decodes_left -= remaining == count == 1
+        return count, reason
 
     def _is_held(self, request: Request) -> bool:
         return self._drafts.holds(request, len(self._state.running))

@@ -18,6 +18,7 @@ from tokenmill.config.model_files import has_only_gguf, is_hub_id
 from tokenmill.core.errors import InvalidCheckpoint, TokenMillError
 from tokenmill.model.weights.catalogue import CATALOGUE, locate
 from tokenmill.model.weights.gguf.folder import SIBLINGS, unpack
+from tokenmill.model.weights.hub_cache import cached_snapshot
 
 Progress = Callable[[int, int], None]
 
@@ -61,11 +62,8 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
         snapshot = _download(name, revision, download_dir, report)
         if any(snapshot.glob("*.safetensors")):
             return snapshot
-    files = gguf_files(name, tag, revision, download_dir)
-    if tag is None and not files:
-        return snapshot
-    snapshot = _download(name, revision, download_dir, report, files, [])
-    return unpack(snapshot / files[0], cache)
+    file = _download_gguf(name, tag, revision, download_dir, report)
+    return snapshot if file is None else unpack(file, cache)
 
 
 def _file_in(folder: Path, tag: str | None) -> Path:
@@ -73,33 +71,43 @@ def _file_in(folder: Path, tag: str | None) -> Path:
     return folder / choose_file(names, tag, str(folder))
 
 
-def gguf_files(model: str, tag: str | None, revision: str | None, download_dir: str | None) -> list[str]:
-    """Return the names of a repository's GGUF file that a tag means, of all its parts, and of small files beside it.
+def _download_gguf(
+    model: str, tag: str | None, revision: str | None, download_dir: str | None, progress: Progress
+) -> Path | None:
+    """Return the path of a repository's GGUF file that a tag means; without a connection, of one in the cache.
 
-    Without a connection, of those in the cache.
-
-    Returns:
-        The file, or its first part, first; empty if there is none and no tag asks for one.
+    None: it has none, and no tag asks for one.
 
     Raises:
         InvalidCheckpoint: see `hub_errors` and `choose_file`.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi
 
     try:
         with hub_errors(model, revision):
             names = HfApi().list_repo_files(model, revision=revision)
     except InvalidCheckpoint:
-        try:
-            snapshot = Path(snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True))
-        except Exception:  # whatever is missing there, the reason that the user needs is that of the hub
-            snapshot = Path()
-        names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if snapshot.name and path.is_file()]
-        if not any(name.endswith(SUFFIX) for name in names):
+        snapshot = cached_snapshot(model, revision, download_dir)
+        names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*.gguf")] if snapshot else []
+        if not snapshot or not names:
             raise
+        return snapshot / choose_file(names, tag, f"the cache's copy of {model}")
+    files = gguf_files(names, tag, f"the hub's {model}")
+    return _download(model, revision, download_dir, progress, files, []) / files[0] if files else None
+
+
+def gguf_files(names: Sequence[str], tag: str | None, where: str) -> list[str]:
+    """Return of a repository's files the GGUF file that a tag means, all its parts, and the small files beside it.
+
+    Returns:
+        The file, or its first part, first; empty if there is none and no tag asks for one.
+
+    Raises:
+        InvalidCheckpoint: see `choose_file`.
+    """
     if tag is None and not any(name.endswith(SUFFIX) for name in names):
         return []
-    chosen = choose_file(names, tag, f"the hub's {model}")
+    chosen = choose_file(names, tag, where)
     folder = chosen.rpartition("/")[0]
     beside = [name for name in names if name.rpartition("/")[0] == folder and name.rpartition("/")[2] in SIBLINGS]
     return [*with_parts(chosen, names), *beside]

@@ -58,7 +58,7 @@ def pull(model: str, revision: str | None, cache: Path, progress: Progress) -> P
 
     whole_name, (model, tag) = model, split_tag(model)
     try:
-        files = _large_files(model, tag, revision, cache)
+        files = _large_files(model, tag, revision)
     except InvalidCheckpoint:
         # Without a connection a complete copy will do; else this says what is wrong.
         return fetch(whole_name, revision, str(cache))
@@ -75,7 +75,7 @@ def pull(model: str, revision: str | None, cache: Path, progress: Progress) -> P
     return fetch(whole_name, revision, str(cache))
 
 
-def _large_files(model: str, tag: str | None, revision: str | None, cache: Path) -> list[LargeFile]:
+def _large_files(model: str, tag: str | None, revision: str | None) -> list[LargeFile]:
     from huggingface_hub import HfApi, hf_hub_url
 
     with hub_errors(model, revision):
@@ -83,7 +83,7 @@ def _large_files(model: str, tag: str | None, revision: str | None, cache: Path)
         names = [one.rfilename for one in info.siblings or ()]
         has_weights = any(_matches(name, ["*.safetensors"]) and "/" not in name for name in names)
         is_gguf = tag is not None or not has_weights
-        wanted = gguf_files(model, tag, revision, str(cache)) if is_gguf else WANTED
+        wanted = gguf_files(names, tag, f"the hub's {model}") if is_gguf else WANTED
         return [
             LargeFile(one.rfilename, hf_hub_url(model, one.rfilename, revision=info.sha), one.lfs.size, one.lfs.sha256)
             for one in info.siblings or ()

@@ -107,10 +107,10 @@ def _graphs(
     from tokenmill.model.attention.paged import PagedAttention  # these need Triton
 
     assert isinstance(attention, PagedAttention | GroupedPagedAttention), "a GPU has its attention over pages"
-    # One expert after the other: how many tokens each has, the host has to know.
-    layers = loaded.architecture.layers
-    has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
-    if config.enforce_eager or has_loops or loaded.architecture.recurrences:
+    # One expert, or token, after the other: how many there are, the host has to know.
+    architecture = loaded.architecture
+    loops = bool(architecture.recurrences) or any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
+    if config.enforce_eager or (loops and loaded.kernels.name == "torch"):
         return None
     speculation = speculation_of(config, platform)
     num_drafts = 0 if speculation is None else speculation.most_tokens

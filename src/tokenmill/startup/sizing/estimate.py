@@ -21,8 +21,7 @@ from tokenmill.model.weights.catalogue import CATALOGUE
 from tokenmill.model.weights.checkpoint import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, open_checkpoint, read_architecture
 from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.gguf.folder import LINK_NAME
-from tokenmill.model.weights.hub import fetch
-from tokenmill.model.weights.hub_headers import read_headers
+from tokenmill.model.weights.hub import fetch, hub_errors
 from tokenmill.platform.select import select_platform
 from tokenmill.startup.machine.bandwidth import read_bandwidth
 from tokenmill.startup.machine.device import DTYPES, choose_threads
@@ -143,3 +142,25 @@ def _stored_text(tensors: Iterable[tuple[str, int]]) -> str:
     for dtype, num_bytes in tensors:
         sizes[dtype] += num_bytes
     return " and ".join(f"{size_text(size)} of {dtype}" for dtype, size in sizes.most_common())
+
+
+def read_headers(model: str, revision: str | None, folder: Path) -> list[tuple[str, int]]:
+    """Return type and bytes of each tensor; ask for the first bytes of each file of weights, and no more.
+
+    Args:
+        folder: gets the model's config.json.
+
+    Raises:
+        InvalidCheckpoint: no such repository, no access, no connection, no safetensors; one sentence.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
+    with hub_errors(model, revision):
+        hf_hub_download(model, CONFIG_NAME, revision=revision, local_dir=folder)
+        try:
+            files = HfApi().get_safetensors_metadata(model, revision=revision).files_metadata
+        except (NotASafetensorsRepoError, SafetensorsParsingError) as error:
+            raise InvalidCheckpoint(f"the hub's {model} has no weights in safetensors that can be read") from error
+    tensors = [tensor for file in files.values() for tensor in file.tensors.values()]
+    return [(tensor.dtype, tensor.data_offsets[1] - tensor.data_offsets[0]) for tensor in tensors]

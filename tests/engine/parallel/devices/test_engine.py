@@ -79,7 +79,7 @@ def tell(config: EngineConfig, wanted: list[AddRequest]) -> list[Any]:
     ("family", "shape", "kinds", "options"),
     [
         # Log probabilities, penalties, reports on prompts, a grammar; more requests than rows.
-        ("qwen3", {"num_key_value_heads": 1, "tie_word_embeddings": True}, (1, 4, 5, 10), {}),
+        ("qwen3", {"num_key_value_heads": 1, "tie_word_embeddings": True, "num_hidden_layers": 1}, (1, 4, 5, 10), {}),
         ("qwen3_moe", {"attention_bias": True}, (0, 6), {"enforce_eager": True}),
     ],
     ids=["graphs", "experts, eager"],
@@ -115,18 +115,16 @@ def drafts_of(
 
 
 def test_memory_is_measured_together(tmp_path: Path) -> None:
-    config = EngineConfig(
-        model=str(make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)), **{**SMALL, "num_pages": None}
-    )
+    model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)
+    config = EngineConfig(model=str(model), **{**SMALL, "num_pages": None})
     with ranks(config.resolve(), tmp_path) as (engine, _, _):
         (output,) = run(engine, requests(random.Random(SEED), [{"temperature": 0.0}], 4))["0"][-1:]
         assert output.finish_reason
 
 
 def test_a_rank_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
-    config = EngineConfig(
-        model=str(make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)), **SMALL
-    ).resolve()
+    model = make_checkpoint(tmp_path / "model", "qwen3", num_hidden_layers=1)
+    config = EngineConfig(model=str(model), **SMALL).resolve()
     with ranks(config, tmp_path) as (engine, platform, peer):
         for request in requests(random.Random(SEED), [{"temperature": 0.0}] * 3, 12):
             engine.add(request)
