@@ -1,4 +1,4 @@
-"""Ids of real vocabularies: llama.cpp's own files of texts and ids, and published tokenizers written to GGUF and back."""
+"""Ids of real vocabularies: llama.cpp's files of texts and ids, and published tokenizers written to GGUF and back."""
 
 from __future__ import annotations
 
