@@ -54,8 +54,8 @@ test: lint ## lint and all tests that a landing needs; ARGS are passed to pytest
 # Each run draws a seed of its own.
 REPEATS ?= 3
 nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos and fuzz
-	@TIER=nightly $(PYTEST) -n 3 --timeout 3000 $(ARGS)
-	@for run in $$(seq $(REPEATS)); do $(PYTEST) -n 3 $(ARGS) || exit 1; done
+	@TIER=nightly $(PYTEST) -n 4 --timeout 3000 $(ARGS)
+	@for run in $$(seq $(REPEATS)); do $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS) || exit 1; done
 	@$(MAKE) --no-print-directory exactness
 	@$(MAKE) --no-print-directory chaos
 	@$(MAKE) --no-print-directory fuzz

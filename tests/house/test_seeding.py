@@ -101,26 +101,42 @@ def test_a_seed_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         root_seed()
 
 
+FRESH = re.compile(r"SystemRandom|^os\.urandom$|^torch\.seed$")
+FRESH_WITHOUT_ARGUMENTS = re.compile(r"(\brandom\.Random|default_rng|random\.seed)$")
+FRESH_AT_IMPORT = re.compile(r"^(random\.[a-z]|np\.random\.(?!default_rng)|torch\.rand)")
+
+
 def fresh_draws(path: Path) -> Iterator[str]:
     """Name the calls of a file whose outcome no seed decides."""
-    tree = ast.parse(path.read_text())
-    inside = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for statement in (function.body if isinstance(function.body, list) else [function.body])
-        for node in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            if (
-                "SystemRandom" in name
-                or name in ("os.urandom", "torch.seed")
-                or (name.endswith(("random.Random", "default_rng", "random.seed")) and not node.args)
-                or (re.match(r"random\.[a-z]|np\.random\.(?!default_rng)|torch\.rand", name) and id(node) not in inside)
-            ):
-                yield f"{path.relative_to(ROOT)}:{node.lineno} {name}"
+    text = path.read_text()
+    if not re.search(r"rand|seed", text):
+        return
+    for call, is_inside in calls(ast.parse(text), False):
+        name = name_of(call.func)
+        if (
+            FRESH.search(name)
+            or (FRESH_WITHOUT_ARGUMENTS.search(name) and not call.args)
+            or (FRESH_AT_IMPORT.search(name) and not is_inside)
+        ):
+            yield f"{path.relative_to(ROOT)}:{call.lineno} {name}"
+
+
+def calls(node: ast.AST, is_inside: bool) -> Iterator[tuple[ast.Call, bool]]:
+    """Every call below a node, and whether it stands in a function, which no import runs."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            yield child, is_inside
+        is_body = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and child in node.body
+        yield from calls(child, is_inside or is_body or isinstance(node, ast.Lambda))
+
+
+def name_of(node: ast.expr) -> str:
+    """The dotted name of what is called."""
+    if isinstance(node, ast.Attribute):
+        return f"{name_of(node.value)}.{node.attr}"
+    if isinstance(node, ast.Call):
+        return f"{name_of(node.func)}()"
+    return node.id if isinstance(node, ast.Name) else "?"
 
 
 def test_nothing_is_drawn_that_no_seed_decides() -> None:

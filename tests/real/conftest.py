@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.seeding import rng  # noqa: F401
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.weights.catalogue import CATALOGUE, locate
 from tokenmill.model.weights.hub import fetch
