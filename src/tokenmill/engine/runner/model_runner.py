@@ -115,6 +115,9 @@ class ModelRunner:
         num_captured = self._num_captured(plan, samples, wanted, arrays)
         if num_captured < len(plan.rows):
             arrays |= step_arrays(plan, samples, wanted, num_captured)
+            if rows.encoder is not None:
+                bounds = arrays["positions"], arrays["query_starts"]
+                arrays |= rows.encoder.step_arrays(plan, *bounds, num_captured)
         if rows.recurrences is not None:
             arrays |= rows.recurrences.step_arrays(plan, samples.query_starts, num_captured)
         return EnteredStep(plan, samples, metadata, wanted, num_captured, arrays, self._transport.send(arrays))
@@ -124,8 +127,7 @@ class ModelRunner:
         if self._rows.adapters is not None:
             batch = replace(batch, adapters=self._rows.adapters.rows_of(step.plan, step.sent, step.num_captured))
         if self._rows.encoder is not None:
-            positions, first = step.arrays["positions"], step.num_captured
-            batch = replace(batch, media=self._rows.encoder.add_to(batch, step.plan, positions, first))
+            batch = replace(batch, media=self._rows.encoder.of_step(step.plan, step.sent, step.num_captured))
         if self._rows.recurrences is not None:
             batch = replace(batch, states=self._rows.recurrences.of_step(step.arrays, step.sent))
         return batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from tokenmill.core.media import MediaInput, MediaSpan
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import RequestStatus
-from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
+from tokenmill.model.attention.batch import MediaTokens
 from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.vision.positions import Positions, frequency_axes, prompt_positions
 from tokenmill.model.vision.spec import VisionSpec
@@ -78,6 +78,14 @@ class _Row:
     shift: int
 
 
+def _parts(row: _Row | None, start: int, stop: int) -> Iterator[tuple[int, int, MediaSpan]]:
+    """Yield the parts of a row's images among its tokens from `start` on: where each begins and ends, and its image."""
+    for span in () if row is None else row.media:
+        low, high = max(span.offset, start), min(span.end, stop)
+        if low < high:
+            yield low, high, span
+
+
 class Encoder:
     """Encodes the images of plans, and gives steps the embeddings and positions of their tokens.
 
@@ -123,39 +131,49 @@ class Encoder:
         for digest in plan.encode:
             self._output(digest)
 
-    def add_to(
-        self, batch: ForwardBatch, plan: StepPlan, positions: npt.NDArray[np.int64], first_request: int = 0
-    ) -> MediaTokens | None:
-        """Return the media embeddings and positions of a step's batch; None: all its requests are text.
+    def step_arrays(
+        self, plan: StepPlan, positions: npt.NDArray[np.int64], query_starts: npt.NDArray[np.int32], first_request: int
+    ) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the arrays of `of_step`; nothing if all requests of the batch are text.
 
         Args:
-            positions: [T], of the batch's tokens in their sequences, on the host.
+            positions: [T], of the batch's tokens in their sequences. query_starts: [B + 1], of its requests.
             first_request: the requests of the plan before it are not in the batch.
         """
         rows = plan.rows[first_request:].tolist()
         if not any(row in self._rows for row in rows):
-            return None
+            return {}
         positions = np.tile(positions, (3, 1))
-        indices: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
-        computed = plan.num_computed[first_request:].tolist()
-        spans = zip(rows, computed, batch.query_starts.tolist(), batch.query_lens.tolist(), strict=False)
-        for row, start, first, count in spans:
+        indices = [np.zeros(0, dtype=np.int64)]
+        for row, start, first, end in zip(
+            rows, plan.num_computed[first_request:].tolist(), query_starts[:-1].tolist(), query_starts[1:].tolist(),
+            strict=True,
+        ):  # fmt: skip
             own = self._rows.get(row)
             if own is None:
                 continue
-            in_prompt = max(0, min(count, own.positions.shape[1] - start))
+            in_prompt = max(0, min(end - first, own.positions.shape[1] - start))
             positions[:, first : first + in_prompt] = own.positions[:, start : start + in_prompt]
-            positions[:, first + in_prompt : first + count] += own.shift
-            for span in own.media:
-                low, high = max(span.offset, start), min(span.end, start + count)
-                if low < high:
-                    indices.append(torch.arange(low - start + first, high - start + first))
-                    values.append(self._output(span.digest)[low - span.offset : high - span.offset])
-        places = torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
+            positions[:, first + in_prompt : end] += own.shift
+            for low, high, _ in _parts(own, start, start + end - first):
+                indices.append(np.arange(low - start + first, high - start + first))
+        return {"media_positions": positions, "media_places": np.concatenate(indices)}
+
+    def of_step(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first_request: int) -> MediaTokens | None:
+        """Return the media embeddings and positions of a step's batch; None: all its requests are text.
+
+        Args:
+            sent: `step_arrays`, on the device.
+        """
+        if "media_positions" not in sent:
+            return None
+        values: list[torch.Tensor] = []
+        step = zip(plan.rows.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True)
+        for row, start, count in [*step][first_request:]:
+            for low, high, span in _parts(self._rows.get(row), start, start + count):
+                values.append(self._output(span.digest)[low - span.offset : high - span.offset])
         embeddings = torch.cat(values) if values else None
-        turned = torch.from_numpy(positions).to(self._device)
-        return MediaTokens(turned, self._axes, self._rotary, places.to(self._device), embeddings)
+        return MediaTokens(sent["media_positions"], self._axes, self._rotary, sent["media_places"], embeddings)
 
     def _row(self, new: AdmittedRequest) -> _Row:
         return _Row(new.media, *prompt_positions(new.num_prompt_tokens, new.media, self._spec.merge))
