@@ -1,9 +1,9 @@
-"""A GPU that holds no numbers: torch's fake tensors on a made-up device, to see each copy and each kernel that is issued.
+"""A GPU that holds no numbers: torch's fake tensors on a made-up device, to see each copy and kernel that is issued.
 
-A process of its own, since it gives torch a backend: `python -m tests.engine.runner.fake_gpu FOLDER` runs the cases of
-`fake_gpu_cases.py` and prints a line of JSON for each. Reading a number on the host (`.item()`, `nonzero`) and mixing
-devices raise by themselves; copies between host and device are listed with the line of the source that makes them, and
-so are kernels that get a tensor of the host. Every compilation of a kernel is noted by all that it depends on.
+It needs a process of its own, since it gives torch a backend and triton another launch: see `fake_gpu_cases.py`.
+Reading a number on the host (`.item()`, `nonzero`) and mixing devices raise by themselves; copies between host and
+device are listed with the line of the source that makes them, and so are kernels that get a tensor of the host. Every
+compilation of a kernel is noted by all that it depends on.
 """
 
 from __future__ import annotations

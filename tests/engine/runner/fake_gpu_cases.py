@@ -1,4 +1,6 @@
-"""Engines of every family and feature on the fake GPU: `python -m tests.engine.runner.fake_gpu_cases FOLDER [CASE ...]`.
+"""Engines of many families and features on the fake GPU.
+
+    python -m tests.engine.runner.fake_gpu_cases FOLDER [CASE ...]
 
 A line of JSON for each case; `test_fake_gpu.py` says what may be in it.
 """
@@ -107,7 +109,13 @@ def cases(folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
         "no shared splits": plain(shared_splits=False),
         "float32": plain(dtype="float32"),
     }
-    return made
+    large = made["many rows"]
+
+    def without_parts() -> dict[str, Any]:
+        with patch.object(runners, "TWICE_READ_BYTES", 0):
+            return large()
+
+    return {**made, "large weights": without_parts}
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ ALLOWED = {
     "model/sampling/processors.py": "parts of the few rows that change their logits; from pageable memory",
     "model/sampling/logprobs.py": "which rows report log probabilities",
 }
+# Engines that may compile kernels while requests run, and why.
+LATE = {"eager": "a mode to find faults in; its decodes take other forms as contexts grow"}
 SECONDS = 280
 
 
@@ -54,7 +56,7 @@ def test_kernels_get_no_tensor_of_the_host(found: dict[str, dict[str, Any]]) -> 
 
 
 def test_all_kernels_are_compiled_before_requests_run(found: dict[str, dict[str, Any]]) -> None:
-    assert {name: row["late"] for name, row in found.items() if row["late"]} == {}
+    assert {name: row["late"] for name, row in found.items() if row["late"] and name not in LATE} == {}
 
 
 def test_all_but_eager_engines_have_graphs(found: dict[str, dict[str, Any]]) -> None:
