@@ -94,7 +94,7 @@ def state_arrays(
     places, counts, targets = saves
     first = spans.copy()
     first[1, places] = spans[0, places] + counts
-    arrays = {"states": slots, "state_spans": first}
+    arrays: dict[str, npt.NDArray[Any]] = {"states": slots, "state_spans": first}
     behind = first[1] < spans[1]
     if behind.any():
         arrays |= {"later_states": slots[behind], "later_spans": np.stack((first[1][behind], spans[1][behind]))}
@@ -107,7 +107,8 @@ def step_states(
     """Make the states of a step. `arrays`, `sent`: `state_arrays`, and maybe more, on the host and on the device."""
 
     def rows(slots: str, spans: str) -> StateRows:
-        return StateRows(sent[slots], *sent[spans], spans=arrays[spans].T)
+        starts, stops = sent[spans]
+        return StateRows(sent[slots], starts, stops, arrays[spans].T)
 
     later = rows("later_states", "later_spans") if "later_states" in arrays else None
     sources, targets = sent.get("save_sources"), sent.get("save_targets")
