@@ -107,8 +107,8 @@ def step_states(
     """Make the states of a step. `arrays`, `sent`: `state_arrays`, and maybe more, on the host and on the device."""
 
     def rows(slots: str, spans: str) -> StateRows:
-        begins, ends = sent[spans]
-        return StateRows(sent[slots], begins, ends, arrays[spans].T)
+        starts, stops = sent[spans]
+        return StateRows(sent[slots], starts, stops, arrays[spans].T)
 
     later = rows("later_states", "later_spans") if "later_states" in arrays else None
     sources, targets = sent.get("save_sources"), sent.get("save_targets")

@@ -80,6 +80,9 @@ def _device_runner(
         return ModelRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)
     devices = group.devices
     model, communicator = DeviceModel(loaded.decoder, devices), devices.communicator
+    # Weights of ranks may differ by a row of the vocabulary, but all have to run the same parts: rank 0 decides.
+    decision = torch.tensor([takes_parts], dtype=torch.int64, device=platform.device)
+    takes_parts = bool(communicator.share(decision).item())
     transport = Staging(platform, WatchedStream(stream, group.memory, communicator))
     make: Callable[..., ModelRunner] = ModelRunner
     if group.shard.rank == 0:
