@@ -224,6 +224,10 @@ class KVManager:
             self.pool.free(spare[::-1])
         return len(spare)
 
+    def has_room(self, request: Request, num_tokens: int) -> bool:
+        """Return True if a request's pages hold `num_tokens` tokens."""
+        return num_tokens <= len(self._held[request.id].pages) * self.page_size
+
     def num_missing_pages(self, request: Request, num_tokens: int) -> int:
         """Return the number of pages that a request lacks to hold `num_tokens` tokens."""
         return max(0, self.num_pages_for(num_tokens) - len(self._held[request.id].pages))

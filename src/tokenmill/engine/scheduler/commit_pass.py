@@ -6,7 +6,7 @@ import numpy as np
 
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import RowFailure, StepResult
-from tokenmill.core.request import FinishReason, Request
+from tokenmill.core.request import FinishReason, Request, RequestStatus
 from tokenmill.engine.scheduler.drafter import DraftCounts
 from tokenmill.engine.scheduler.reports import add_extras, prompt_report
 from tokenmill.engine.scheduler.sessions import Sessions
@@ -62,24 +62,22 @@ class CommitPass:
             if num_samples > 1:
                 self._observe_drafts(request, num_samples - 1, max(0, stop - start - 1))
             # One that ended, or paused and perhaps got new input, has no use for what was launched before that.
-            if request.awaits_step and not request.mask_missed:
+            was_running = request.status is RequestStatus.RUNNING
+            if (was_running or request.awaits_step) and not request.mask_missed:
                 fills = has_full_page and index not in result.failures
                 # The KV of a request that fails may hold numbers that are not finite: no other request may find it.
                 if fills:
                     self._kv.cache_full_pages(request, min(end, request.num_tokens), plan.step)
-                if self._has_extras:
-                    self._report_prompt(index, request)
-                if start < stop:
-                    self._take_tokens(index, request, token_ids[start:stop], num_rejected)
-                    if fills and num_samples > 1:
-                        self._kv.cache_full_pages(request, min(end, request.num_tokens - 1), plan.step)
-                else:
-                    self._take_no_token(index, request, num_samples)
-            if committed and (has_full_page or num_rejected or not request.is_running):
+                self._take_outcome(index, request, token_ids[start:stop], num_samples, num_rejected)
+                if fills and num_samples > 1 and start < stop:
+                    self._kv.cache_full_pages(request, min(end, request.num_tokens - 1), plan.step)
+            is_running = request.status is RequestStatus.RUNNING
+            if committed and (has_full_page or num_rejected or not is_running):
                 for resource in committed:
                     resource.committed(request, end)
-            request.mask_missed = request.mask_missed and request.num_inflight_steps > 0
-            if not request.is_running:
+            if request.mask_missed:
+                request.mask_missed = request.num_inflight_steps > 0
+            if not is_running:
                 self._state.settle(request)
         for resource in self._state.resources.end_step:
             resource.end_step(plan.step)
@@ -100,16 +98,23 @@ class CommitPass:
         if logprobs is not None:
             self.outputs.append(prompt_report(request, int(self._step.plan.num_computed[index]), logprobs))
 
-    def _take_tokens(self, index: int, request: Request, token_ids: list[int], num_rejected: int) -> None:
+    def _take_outcome(
+        self, index: int, request: Request, token_ids: list[int], num_samples: int, num_rejected: int
+    ) -> None:
         """Take in a step's tokens of a request. If they end it, or its turn, remove it from its queue."""
-        queue = self._state.queues.of(request)
+        if self._has_extras:
+            self._report_prompt(index, request)
+        if not token_ids:
+            self._take_no_token(index, request, num_samples)
+            return
+        was_running = request.status is RequestStatus.RUNNING
         token_ids = request.append_outputs(token_ids, num_rejected)
-        if request.finish_reason is not None:
+        finish_reason = request.finish_reason
+        if finish_reason is not None:
+            queue = self._state.running if was_running else self._state.waiting
             queue.remove(request)
             self._sessions.end_turn(request)
-        output = TokenOutput(
-            request.id, token_ids, request.finish_reason, request.stop_reason, request.num_cached_tokens
-        )
+        output = TokenOutput(request.id, token_ids, finish_reason, request.stop_reason, request.num_cached_tokens)
         if self._has_extras:
             add_extras(output, index, self._result)
             request.proposal = self._result.proposals.get(index)

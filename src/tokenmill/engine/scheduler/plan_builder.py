@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -78,23 +78,22 @@ class PlanBuilder:
             )
         )
 
-    def schedule(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
+    def schedule(self, request: Request, num_tokens: int, first_page: int = 0, new_pages: Sequence[int] = ()) -> None:
         """Run `num_tokens` tokens of a request; `new_pages` enter its page table from number `first_page` on."""
         assert 0 < num_tokens <= self.budget, "scheduling beyond the budget"
-        row = request.row
-        assert row is not None, "a request without a row cannot be scheduled"
         start = request.num_computed_tokens
         for resource in self._resources.schedule:
             resource.schedule(request, start, num_tokens, self.step)
+        if new_pages:
+            self._enter_pages(request, first_page, new_pages)
+        end = start + num_tokens
+        num_samples = int(end == request.num_tokens + request.num_pending_tokens)
         self.budget -= num_tokens
         self.requests.append(request)
         self._num_computed.append(start)
         self._num_scheduled.append(num_tokens)
-        num_samples = int(num_tokens == request.num_uncomputed_tokens)
         self._num_samples.append(num_samples)
-        if new_pages:
-            self._enter_pages(row, first_page, new_pages)
-        request.num_computed_tokens += num_tokens
+        request.num_computed_tokens = end
         request.num_pending_tokens += num_samples
         request.num_inflight_steps += 1
         request.wait_reason = ""
@@ -104,19 +103,20 @@ class PlanBuilder:
         request, num_drafts = self.requests[index], len(draft_ids)
         assert self._num_samples[index] == 1, "drafts stand behind a token that samples"
         assert num_drafts <= self.budget, "drafts beyond the budget"
-        assert request.row is not None, "a scheduled request has a row"
         for resource in self._resources.schedule:
             resource.schedule(request, request.num_computed_tokens, num_drafts, self.step)
         self.budget -= num_drafts
         self._num_scheduled[index] += num_drafts
         self._num_samples[index] += num_drafts
         self._draft_ids.append(draft_ids)
-        self._enter_pages(request.row, first_page, new_pages)
+        self._enter_pages(request, first_page, new_pages)
         request.num_computed_tokens += num_drafts
         request.num_pending_tokens += num_drafts
         request.has_drafts = True
 
-    def _enter_pages(self, row: int, first_page: int, new_pages: list[int]) -> None:
+    def _enter_pages(self, request: Request, first_page: int, new_pages: Sequence[int]) -> None:
+        row = request.row
+        assert row is not None, "a request without a row cannot be scheduled"
         for number, page in enumerate(new_pages, first_page):
             self._page_rows.append(row)
             self._page_numbers.append(number)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tokenmill.core.request import Request
+from tokenmill.core.request import Request, RequestStatus
 from tokenmill.engine.scheduler.admission import Admission
 from tokenmill.engine.scheduler.config import Policies, SchedulerConfig
 from tokenmill.engine.scheduler.drafts import Drafts
@@ -84,10 +84,11 @@ class SchedulePass:
         by_tenant, budget = self._queue_policy.by_tenant, self._config.max_num_batched_tokens
         running, num_first = serving_order(state.running, state.queues.seniority.elder, by_tenant, budget)
         self._pages.unreserve_all()
+        reserved = self._pages.reserved
         if which is not None:
             self._reserve_next_pages(request for request in running if not which(request))
         for number, request in enumerate(running):
-            if not request.is_running or self._pages.is_reserved_for(request):
+            if request.status is not RequestStatus.RUNNING or request.id in reserved:
                 continue  # preempted by an earlier one in this very pass, or not meant
             if lets_in and enough_pages and number >= num_first and (by_tenant or request.is_background):
                 self._admit_some(before=request)
@@ -101,12 +102,16 @@ class SchedulePass:
             self._pages.reserve(request, request.num_computed_tokens + 1)
 
     def _next_tokens(self, request: Request) -> tuple[int, str]:
-        """Return how many tokens of a running request the step runs, and why none if it is 0."""
+        """Return how many tokens of a running request the step runs, and why none if it is 0.
+
+        Properties of `Request` are written out: each decode of each step comes this way.
+        """
         if request.mask_missed or request.has_drafts:
             why = "the mask of its grammar was late" if request.mask_missed else "one runs its draft tokens"
             return 0, f"waits for launched steps: {why}"
-        remaining = request.num_uncomputed_tokens
-        if remaining == 0 or request.will_reach_length:
+        num_tokens = request.num_tokens + request.num_pending_tokens
+        remaining = num_tokens - request.num_computed_tokens
+        if remaining == 0 or num_tokens >= request.max_tokens_total:
             return 0, request.wait_reason  # its last token is being sampled by a launched step
         if request.num_pending_tokens and (self._config.num_stages > 1 or self._is_held(request)):
             return 0, "waits for the launched step that samples its next token"
@@ -114,9 +119,12 @@ class SchedulePass:
             return 0, _BUDGET_USED_UP
         if remaining == 1 and not self._num_decodes_left:
             return 0, "goes with the next step: each stage has a share of the requests"
-        num_tokens, reason = self.builder.chunk(request, request.num_computed_tokens)
-        self._num_decodes_left -= remaining == num_tokens == 1
-        return num_tokens, reason
+        if remaining > 1 or self._state.resources.limit:
+            count, reason = self.builder.chunk(request, request.num_computed_tokens)
+        else:
+            count, reason = 1, ""
+        self._num_decodes_left -= remaining == count == 1
+        return count, reason
 
     def _is_held(self, request: Request) -> bool:
         return self._drafts.holds(request, len(self._state.running))
@@ -124,6 +132,9 @@ class SchedulePass:
     def _advance_one(self, request: Request, num_tokens: int) -> bool:
         """Schedule a running request; return True if there were pages for it without taking any from others."""
         end = request.num_computed_tokens + num_tokens
+        if self._pages.kv.has_room(request, end):
+            self.builder.schedule(request, num_tokens)
+            return True
         enough_pages = True
         while (new_pages := self._pages.grow(request, end)) is None:
             if self._admission.drop_draft_pages() or self._pages.kv.give_copies(self._state.running):
@@ -142,7 +153,7 @@ class SchedulePass:
                 self._position, self._is_closed = 0, False
                 if victim is request:
                     return False
-        first_page = len(self._pages.kv.pages(request)) - len(new_pages) if new_pages else 0
+        first_page = len(self._pages.kv.pages(request)) - len(new_pages)
         self.builder.schedule(request, num_tokens, first_page, new_pages)
         return enough_pages
 

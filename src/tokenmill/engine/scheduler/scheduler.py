@@ -292,8 +292,7 @@ class Scheduler:
 
     def _check(self, request: Request, num_tokens: int) -> None:
         """Raise InvalidRequest for a request that could never run to `num_tokens` tokens."""
-        for resource in self._state.resources.check:
-            resource.check(request, num_tokens)
+        self._state.resources.check_all(request, num_tokens)
         budget = self.config.max_num_batched_tokens
         # The last token is never run; all others may have to be run at once after a preemption.
         if not self.config.enable_chunked_prefill and num_tokens - 1 > budget:

@@ -6,7 +6,7 @@ from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.window_pages import WindowPages, WindowSettings
 from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.engine.scheduler.resources.adapter_slots import AdapterSlots
-from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache
+from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache, NoEncoder
 from tokenmill.engine.scheduler.resources.resource import Resource
 from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 from tokenmill.engine.scheduler.resources.windows import Windows
@@ -29,5 +29,5 @@ def standard_resources(
         resources.append(StateSlots(kv, config.state_slots, config.enable_chunked_prefill))
     if config.max_loras:
         resources.append(AdapterSlots(config.max_loras, config.lora_patience))
-    resources.append(EncoderCache(config))
+    resources.append(EncoderCache(config) if config.encoder_budget else NoEncoder())
     return resources

@@ -35,6 +35,15 @@ class _Entry:
     users: dict[_User, None] = field(default_factory=dict)
 
 
+class NoEncoder(Resource):
+    """Refuses requests with images: nothing encodes them."""
+
+    def check(self, request: Request, num_tokens: int) -> None:
+        """Refuse a request with images."""
+        if request.media:
+            raise InvalidRequest("images cannot be encoded: this engine has no encoder (--encoder-budget)", "messages")
+
+
 class EncoderCache(Resource):
     """Encoder outputs by the digest of their content.
 

@@ -21,34 +21,31 @@ class Pages(Resource):
 
     Attributes:
         groups: groups of pages beside the full one.
-        num_reserved: full pages that must stay available for the requests that the step leaves out.
+        reserved: full pages that the step leaves to requests, by their ids. num_reserved: their sum, which must stay
+            available.
     """
 
     def __init__(self, kv: KVManager, groups: Iterable[PageGroup] = ()) -> None:
         self.kv = kv
         self.groups = tuple(groups)
+        self.reserved: dict[str, int] = {}
         self.num_reserved = 0
-        self._reserved: dict[str, int] = {}
 
     # --- reservations of the step that is being scheduled -----------------------------------------------------------
-
-    def is_reserved_for(self, request: Request) -> bool:
-        """Return True if pages are left to a request, which the step does not run."""
-        return request.id in self._reserved
 
     def reserve(self, request: Request, num_tokens: int) -> None:
         """Leave a request the pages that it lacks to hold `num_tokens` tokens."""
         self.unreserve(request)
-        self._reserved[request.id] = num_pages = self.kv.num_missing_pages(request, num_tokens)
+        self.reserved[request.id] = num_pages = self.kv.num_missing_pages(request, num_tokens)
         self.num_reserved += num_pages
 
     def unreserve(self, request: Request) -> None:
         """Drop the reservation of a request, if it has one."""
-        self.num_reserved -= self._reserved.pop(request.id, 0)
+        self.num_reserved -= self.reserved.pop(request.id, 0)
 
     def unreserve_all(self) -> None:
         """Drop all reservations."""
-        self._reserved.clear()
+        self.reserved.clear()
         self.num_reserved = 0
 
     # --- what a request holds ---------------------------------------------------------------------------------------
@@ -71,6 +68,8 @@ class Pages(Resource):
         Returns:
             The new pages, or None if there are not enough of a group; nothing has changed then.
         """
+        if self.kv.has_room(request, num_tokens):
+            return []
         if self.groups and max(self._missing_beside(request, self.kv.num_pages_for(num_tokens))) > 0:
             return None
         new_pages = self.kv.allocate(request, num_tokens, self.num_reserved)

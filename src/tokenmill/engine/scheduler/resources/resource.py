@@ -180,6 +180,11 @@ class Resources:
         """Return the resources of a kind."""
         return tuple(one for one in self.all if isinstance(one, kind))
 
+    def check_all(self, request: Request, num_tokens: int) -> None:
+        """Raise InvalidRequest for a request that could never run to `num_tokens` tokens."""
+        for resource in self.check:
+            resource.check(request, num_tokens)
+
     def acquire_all(self, request: Request, match: PrefixMatch, num_tokens: int, step: int) -> str:
         """Give a request all that it holds while it has a row, or nothing and return why; see `Resource.acquire`."""
         for number, resource in enumerate(self.acquire):

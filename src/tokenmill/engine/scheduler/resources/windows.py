@@ -98,7 +98,7 @@ class Windows(PageGroup):
             self.pages.keep(request.id, num_computed, not request.num_inflight_steps)
 
     def _cached(self, cached: CachedPages) -> None:
-        """Put a request's pages beside those of the tree. Where the tree has a hole it takes those of duplicates too."""
+        """Put a request's pages beside those of the tree; where that has a hole, pages beside duplicates too."""
         self.pages.offer(cached.request.id, cached.first, cached.pages.tolist())
 
     def release(self, request: Request, step: int) -> None:

@@ -14,6 +14,9 @@ from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.page_pool import PagePool
 from tokenmill.engine.kv.radix_tree import RadixTree
 from tokenmill.engine.kv.window_pages import WindowPages, WindowSettings, most_window_pages
+from tokenmill.engine.scheduler.resources.pages import Pages
+from tokenmill.engine.scheduler.resources.resource import Resources
+from tokenmill.engine.scheduler.resources.windows import Windows
 
 
 class Windowed:
@@ -21,7 +24,10 @@ class Windowed:
 
     def __init__(self, num_pages: int, num_windows: int, window: int, page_size: int, most_ahead: int) -> None:
         self.windows = WindowPages(WindowSettings(window, num_windows), page_size, num_pages + 1, most_ahead)
-        self.kv = KVManager(PagePool(num_pages + 1), RadixTree(page_size), page_size, self.windows)
+        self.kv = KVManager(PagePool(num_pages + 1), RadixTree(page_size), page_size)
+        group = Windows(self.kv, self.windows)
+        self.pages = Pages(self.kv, [group])
+        self.resources = Resources([self.pages, group])
         self.page_size, self.window, self.most_ahead = page_size, window, most_ahead
         self.memory: dict[int, tuple[int, ...]] = {}  # window page -> the tokens up to the end of it
         self.tables: dict[str, dict[int, int]] = {}
@@ -35,9 +41,9 @@ class Windowed:
             str(self.num_requests), tokens, SamplingParams(), arrival=self.num_requests, max_tokens_total=1000
         )
         self.num_requests += 1
-        match = self.kv.match(request, self.step)
+        match = self.resources.matched(request, self.kv.match(request, self.step), self.step)
         assert match.num_tokens == self.longest_hit(request), "not the longest hit in both groups"
-        if not self.kv.acquire(request, match, request.num_tokens, self.step, 0):
+        if self.resources.acquire_all(request, match, request.num_tokens, self.step):
             return None
         request.num_computed_tokens = match.num_tokens
         self.running[request.id], self.tables[request.id] = request, {}
@@ -80,7 +86,7 @@ class Windowed:
     def grow(self, index: int, tokens: list[int]) -> None:
         """One that runs gets further tokens and runs them, if there are pages."""
         request = self.pick(index)
-        if request is not None and self.kv.allocate(request, request.num_tokens + len(tokens), 0) is not None:
+        if request is not None and self.pages.grow(request, request.num_tokens + len(tokens)) is not None:
             if request.num_computed_tokens == request.num_tokens:
                 request.append_outputs(tokens)
                 request.num_pending_tokens = 0
@@ -91,7 +97,7 @@ class Windowed:
         if request is not None:
             self.step += 1
             del self.running[request.id], self.tables[request.id]
-            self.kv.release(request, self.step)
+            self.resources.release_all(request, self.step)
 
     def pick(self, index: int) -> Request | None:
         return list(self.running.values())[index % len(self.running)] if self.running else None
@@ -207,15 +213,16 @@ def test_a_short_request_promises_itself_no_more_than_it_has() -> None:
     for _ in range(4):
         assert model.begin([1, 2, 3]) is not None
     assert model.begin([1, 2, 3]) is None
-    assert model.kv.allocate(model.running["0"], 5, 0) is None, "a second page would want a second window page"
+    assert model.pages.grow(model.running["0"], 5) is None, "a second page would want a second window page"
     model.check()
 
 
 def test_a_request_whose_window_never_fits_is_refused() -> None:
     model = Windowed(100, 4, window=9, page_size=4, most_ahead=4)
+    request = Request("0", [1] * 9, SamplingParams(), arrival=0, max_tokens_total=40)
     with pytest.raises(InvalidRequest, match="a window needs 4 pages of the KV cache; it has 3 for it"):
-        model.kv.check_size(40)
-    model.kv.check_size(12)
+        model.resources.check_all(request, 40)
+    model.resources.check_all(request, 12)
 
 
 def test_with_as_many_pages_as_the_full_group_nothing_is_promised() -> None:
