@@ -82,7 +82,7 @@ class Scheduler:
 
     @property
     def drafters(self) -> Sequence[Drafter]:
-        """Those that propose drafts: one, or none."""
+        """The drafter in use, if any: a sequence of one, or none."""
         return self._state.drafters
 
     @drafters.setter
