@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.engine.scheduler.harness import HalfRightDrafter, Harness
+from tests.engine.scheduler.drafters import HalfRightDrafter
+from tests.engine.scheduler.harness import Harness
 from tests.full_disk import room_for
 from tests.seeding import seed_for
 from tokenmill.core.errors import TokenMillError

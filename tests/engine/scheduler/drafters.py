@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from abc import abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
+
+from tests.engine.scheduler.paged_memory_runner import VOCAB_SIZE, next_token
 from tokenmill.core.request import Request, TokenArray
 
 
@@ -26,3 +30,26 @@ class KnowingDrafter:
 
     def forget(self, request: Request) -> None:
         pass
+
+
+class HalfRightDrafter(KnowingDrafter):
+    """Proposes what the runner will say, with an error now and then, and holds a request now and then.
+
+    By the length of its tokens, so that it repeats.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def holds(self, request: Request, num_running: int) -> bool:
+        return random.Random(request.arrival * 1000 + request.num_tokens).random() < 0.5
+
+    def draft(self, request: Request, limit: int) -> TokenArray:
+        context = request.token_ids.tolist()
+        rng = random.Random(request.arrival * 1000 + len(context))
+        drafts = []
+        for _ in range(rng.randint(0, min(self.most, limit))):
+            token = next_token(np.array(context))
+            drafts.append((token + (rng.random() < 0.25)) % VOCAB_SIZE)
+            context.append(token)
+        return np.array(drafts, dtype=np.int32)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
-from tests.engine.scheduler.drafters import KnowingDrafter
+from tests.engine.scheduler.drafters import HalfRightDrafter
 from tests.engine.scheduler.page_uses import PageUses
-from tests.engine.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output, next_token
+from tests.engine.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output
 from tokenmill.config.speculation import SpeculationSettings
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.extension import EngineExtension
 from tokenmill.core.media import MediaInput, with_surrogates
 from tokenmill.core.messages import AddRequest, TokenOutput
-from tokenmill.core.request import FinishReason, Request, RequestStatus, TokenArray
+from tokenmill.core.request import FinishReason, RequestStatus
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import TransferSettings
 from tokenmill.engine.kv.window_pages import WindowSettings
@@ -91,29 +88,6 @@ class Turns:
     most: int
     num_late: int
     count: int = 0
-
-
-class HalfRightDrafter(KnowingDrafter):
-    """Proposes what the runner will say, with an error now and then, and holds a request now and then.
-
-    By the length of its tokens, so that it repeats.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-
-    def holds(self, request: Request, num_running: int) -> bool:
-        return random.Random(request.arrival * 1000 + request.num_tokens).random() < 0.5
-
-    def draft(self, request: Request, limit: int) -> TokenArray:
-        context = request.token_ids.tolist()
-        rng = random.Random(request.arrival * 1000 + len(context))
-        drafts = []
-        for _ in range(rng.randint(0, min(self.most, limit))):
-            token = next_token(np.array(context))
-            drafts.append((token + (rng.random() < 0.25)) % VOCAB_SIZE)
-            context.append(token)
-        return np.array(drafts, dtype=np.int32)
 
 
 class Harness:

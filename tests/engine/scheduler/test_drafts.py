@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from tests.engine.scheduler.harness import HalfRightDrafter, Harness
+from tests.engine.scheduler.drafters import HalfRightDrafter
+from tests.engine.scheduler.harness import Harness
 from tests.engine.scheduler.paged_memory_runner import expected_output
 from tokenmill.core.request import FinishReason, Request, TokenArray
 
