@@ -30,6 +30,7 @@ from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.loop.engine import Engine
+from tokenmill.model.adapters.requests import AdapterRequests
 from tokenmill.startup.assembly.setup import build_engine
 
 STREAMS, STEPS, CONTEXT = 8, 8, 64
@@ -98,11 +99,12 @@ def measure(folder: Path, quantization: str, turns: int) -> list[dict[str, Any]]
         weight_cache=False,
     )
     engine = build_engine(config.resolve()).engine
-    assert engine.adapters is not None, "adapters are on"
+    adapters = engine.extension(AdapterRequests)
+    assert adapters is not None, "adapters are on"
     loads, refs = [], []
     for number in range(STREAMS):
         began = time.perf_counter()
-        refs.append(engine.adapters.look_at(f"a{number}", str(folder / f"adapter-{number}")))
+        refs.append(adapters.look_at(f"a{number}", str(folder / f"adapter-{number}")))
         loads.append(time.perf_counter() - began)
     cases: dict[str, list[AdapterRef | None]] = {
         "base": [None] * STREAMS,

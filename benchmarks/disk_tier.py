@@ -39,6 +39,7 @@ from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.engine.transfer.desk import TransferDesk, TransferExecutor
+from tokenmill.engine.transfer.extension import KVTransfer
 from tokenmill.engine.transfer.orders import PageSave
 from tokenmill.engine.transfer.page_mover import RawPages
 from tokenmill.engine.transfer.protocol import SourceContext
@@ -140,7 +141,7 @@ def answer(options: argparse.Namespace) -> dict[str, Any]:
             num_cached = max(num_cached, output.num_cached_tokens)
             tokens += output.token_ids
     found = {"first_token_s": round(first, 2), "from_tier": num_cached / options.prompt, "tokens": tokens}
-    transfers = engine.scheduler.transfers
+    transfers = engine.scheduler.resource(TransferState)
     if options.part == "stored" and transfers is not None:
         ended = time.perf_counter()
         while transfers.is_busy:
@@ -219,13 +220,14 @@ def without_model(options: argparse.Namespace, has_tier: bool) -> Engine:
         depth=1,
         transfers=TransferSettings(("disk",), save_chunk=1 << 20) if has_tier else None,
     )
-    scheduler, desk, executor = header.make_scheduler(), None, Counting()
-    if isinstance(scheduler.transfers, TransferState):
+    scheduler, executor, extensions = header.make_scheduler(), Counting(), []
+    if (transfers := scheduler.resource(TransferState)) is not None:
         mover = RawPages([torch.zeros(1, 2, 4096, dtype=torch.uint8)], "bytes")
         tier = disk_tier(SourceContext(mover, 16, 2, "idle"), Path(options.folder), 1 << 20)
-        desk = TransferDesk([tier], scheduler.transfers, mover)
+        desk = TransferDesk([tier], transfers, mover)
         executor = TransferExecutor(executor, desk)
-    engine = Engine(scheduler, executor, ModelLimits(2 * num_tokens, 100, frozenset()), desk=desk)
+        extensions.append(KVTransfer(scheduler, desk))
+    engine = Engine(scheduler, executor, ModelLimits(2 * num_tokens, 100, frozenset()), extensions=extensions)
     params = SamplingParams(ignore_eos=True, max_tokens=num_tokens)
     for number in range(IDLE_REQUESTS):
         engine.add(AddRequest(id=str(number), prompt_token_ids=[number % 90 + 1] * 8, params=params))

@@ -23,9 +23,10 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.page_pool import PagePool
 from tokenmill.engine.kv.radix_tree import RadixTree
-from tokenmill.engine.kv.window_pages import WindowPages, WindowSettings, most_window_pages, num_pages_ahead
+from tokenmill.engine.kv.window_pages import WindowSettings, most_window_pages, num_pages_ahead
 from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import standard_resources
 
 Seconds = tuple[float, float]
 
@@ -83,12 +84,13 @@ def since(start: Seconds, parts: int = 1) -> Seconds:
 
 def make_scheduler(rows: int, num_pages: int, budget: int, window: int = 0) -> Scheduler:
     """A scheduler over a pool of `num_pages`; each request is a tenant of its own, as calls without keys are."""
-    windows = None
+    settings = None
     if window:
         count = rows * most_window_pages(window, PAGE_SIZE) + num_pages_ahead(budget, PAGE_SIZE)
-        windows = WindowPages(WindowSettings(window, count), PAGE_SIZE, num_pages + 1, budget)
-    kv = KVManager(PagePool(num_pages + 1), RadixTree(PAGE_SIZE), PAGE_SIZE, windows)
-    return Scheduler(SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=budget), kv)
+        settings = WindowSettings(window, count)
+    config = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=budget)
+    kv = KVManager(PagePool(num_pages + 1), RadixTree(PAGE_SIZE), PAGE_SIZE)
+    return Scheduler(config, kv, standard_resources(config, kv, settings))
 
 
 def request(number: int, prompt: np.ndarray, max_tokens: int) -> Request:

@@ -23,6 +23,7 @@ from tokenmill.engine.kv.page_pool import PagePool
 from tokenmill.engine.kv.radix_tree import RadixTree
 from tokenmill.engine.kv.window_pages import WindowPages, WindowSettings
 from tokenmill.engine.scheduler.config import SchedulerConfig
+from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.engine.scheduler.scheduler import Scheduler
 from tokenmill.startup.sizing.kv_size import decide_kv_size
 from tokenmill.startup.sizing.window_size import PageBytes, decide_grouped_size, pages_of_one
@@ -63,8 +64,8 @@ def config_of(**flags: int) -> EngineConfig:
 def run(num_pages: int, num_windows: int) -> None:
     """A prompt and its output; window pages in use, least for one such request in all."""
     windows = WindowPages(WindowSettings(WINDOW, num_windows), PAGE_SIZE, num_pages + 1, BUDGET)
-    kv = KVManager(PagePool(num_pages + 1), RadixTree(PAGE_SIZE), PAGE_SIZE, windows)
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=BUDGET), kv)
+    kv = KVManager(PagePool(num_pages + 1), RadixTree(PAGE_SIZE), PAGE_SIZE)
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=BUDGET), kv, [Windows(kv, windows)])
     prompt = np.random.default_rng(0).integers(0, 200_000, CONTEXT - OUTPUT, dtype=np.int32)
     scheduler.add(
         Request("0", prompt, SamplingParams(max_tokens=OUTPUT), arrival=0, max_tokens_total=CONTEXT),

@@ -29,6 +29,7 @@ FAMILIES = (
     "lfm2",
     "qwen3_5",
     "qwen3_next",
+    "olmo2",
 )
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 331
@@ -56,6 +57,7 @@ _CLASSES = {
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM"),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
 }
 
 _SHAPE: dict[str, Any] = {

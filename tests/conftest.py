@@ -16,7 +16,7 @@ import httpx._transports.default as http_transports
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-pytest_plugins = ["tests.seeding"]
+pytest_plugins = ["tests.seeding", "tests.tiers"]
 
 # Test models are tiny: a second thread only waits, and on a busy machine its spinning makes a step 50 times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,7 +40,11 @@ if not Path("/dev/nvidiactl").exists():
 # Tests assert no times: how fast inputs are drawn and run says only what else the machine does. No examples of earlier
 # runs are kept: the seed alone decides what is drawn.
 settings.register_profile(
-    "tests", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "tests",
+    max_examples={"check": 10, "nightly": 1000}.get(os.environ.get("TIER", ""), 100),  # as tests/tiers.py scales others
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 # A fault need not be made small to be counted as caught (benchmarks/mutants.py).
 settings.register_profile("mutants", settings.get_profile("tests"), phases=[Phase.explicit, Phase.generate])

@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+# Without the group that xdist's `--dist loadgroup` hangs on.
+NODE_ID = pytest.StashKey[str]()
+
 
 def root_seed() -> int:
     """Return the seed of this run; the first call draws it unless `SEED` says it."""
@@ -35,7 +38,12 @@ def seed_for(name: str) -> int:
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator of this test, apart from the global ones."""
-    return np.random.default_rng(seed_for(f"{request.node.nodeid} rng"))
+    return np.random.default_rng(seed_for(f"{request.node.stash[NODE_ID]} rng"))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keep a test's own name."""
+    item.stash[NODE_ID] = item.nodeid
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,7 +68,7 @@ def repeat() -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Seed the global generators by the test's name, before its first fixture draws."""
-    seed_globals(item.nodeid)
+    seed_globals(item.stash[NODE_ID])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,7 +93,7 @@ def pytest_runtest_makereport(
     """Say with a failure how to draw the same again."""
     report = yield
     if report.failed:
-        report.sections.append(("seed", f'{repeat()} python -m pytest "{item.nodeid}"'))
+        report.sections.append(("seed", f'{repeat()} python -m pytest "{item.stash[NODE_ID]}"'))
     return report
 
 

@@ -348,6 +348,9 @@ class ServerConfig:
         2, "how often in a minute an engine or a text worker that dies or hangs is started again; 0: the server ends"
     )
     shutdown_timeout: float = flag(3.0, "seconds that open streams get to end after Ctrl-C")
+    strict_fields: bool = flag(
+        False, "refuse fields that are not known, instead of leaving them out and naming them in x-tokenmill-ignored"
+    )
     enable_log_requests: bool = flag(False, "log every request")
     disable_log_stats: bool = flag(False, "do not log throughput every ten seconds")
     log_format: str = flag("text", "lines as text, or as JSON objects", choices=("text", "json"))

@@ -21,7 +21,7 @@ A restarted part has a new inbox; by its name, messages that the dead part had l
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -29,6 +29,7 @@ from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.answer import AnswerPiece
 from tokenmill.core.api_messages import ForSibling, FromSibling
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineReply, EngineStats
+from tokenmill.core.errors import Refusal
 from tokenmill.core.live import ShowTurns
 from tokenmill.core.media import MediaInput
 from tokenmill.core.part_messages import (
@@ -221,6 +222,11 @@ class TokenOutput(msgspec.Struct, array_like=True):
     embedding: bytes | None = None
     scheduled_at: float = 0.0
     kv_transfer_params: dict[str, Any] | None = None
+
+    @classmethod
+    def refusal(cls, request_id: str, error: Refusal) -> Self:
+        """Return the terminal output of a request that cannot be served."""
+        return cls(request_id, [], FinishReason.ERROR, error=str(error), error_status=error.status)
 
 
 class StepOutputs(Message):

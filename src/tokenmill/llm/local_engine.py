@@ -26,6 +26,7 @@ from tokenmill.llm.adapters import LoRARequest, NamedAdapters
 from tokenmill.llm.outputs import RequestOutput
 from tokenmill.llm.session import Session
 from tokenmill.llm.turns import Turns
+from tokenmill.model.adapters.requests import AdapterRequests
 from tokenmill.platform.select import select_platform
 from tokenmill.serving.frontend.text_processor import Routed, load_text_processor
 from tokenmill.startup.assembly.loading import LoadedModel
@@ -231,9 +232,10 @@ class LocalEngine:
             return self._adapters.find(request)
 
     def _look_at(self, name: str, path: str) -> AdapterRef:
-        if self.engine.adapters is None:
+        adapters = self.engine.extension(AdapterRequests)
+        if adapters is None:
             raise InvalidRequest("lora_request needs LLM(enable_lora=True)", "lora_request")
-        return self.engine.adapters.look_at(name, path)
+        return adapters.look_at(name, path)
 
     def _deliver(self, message: messages.TextMessage) -> list[messages.TextOutput]:
         """Let the text processor handle a message and pass on the messages that result; return the texts."""

@@ -13,7 +13,6 @@ from tests.seeding import seed_for
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import FinishReason, RequestStatus
-from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.lab.simulate.replay import replay
 
 SEED = seed_for(__name__)
@@ -234,9 +233,3 @@ def test_whatever_comes_each_gate_lets_go_of_each_request_once(tmp_path: Path, d
     reasons = {record.finish_reason for record in harness.records.values()}
     assert reasons >= {FinishReason.LENGTH, FinishReason.ERROR, FinishReason.ABORT}
     assert replay(tmp_path / "log").difference is None
-
-
-def test_an_engine_without_gates_keeps_no_account() -> None:
-    harness = Harness()
-    harness.engine.add(AddRequest(id="a", prompt_token_ids=[1], params=SamplingParams(max_tokens=1)))
-    assert not harness.engine._gates._admitted

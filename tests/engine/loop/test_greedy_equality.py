@@ -50,6 +50,7 @@ SHAPES: dict[str, dict[str, object]] = {
     "phi3": {},
     "gpt_oss": {"sliding_window": 24},
     "lfm2": {},
+    "olmo2": {"num_attention_heads": 4, "num_key_value_heads": 1},
     "qwen3_5": {"tie_word_embeddings": True},
     "qwen3_next": {},
 }

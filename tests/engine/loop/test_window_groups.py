@@ -20,6 +20,7 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.engine.runner.model_runner import ModelRunner
+from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.lab.simulate.replay import replay
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
@@ -116,13 +117,13 @@ def test_what_lies_behind_windows_and_on_page_0_is_never_read(
         engine = built(folder, **flags).engine
         runner = engine.executor.runner  # type: ignore[attr-defined]
         assert isinstance(runner, ModelRunner)
-        windows = engine.scheduler.kv.windows
+        windows = engine.scheduler.resource(Windows)
         assert windows is not None
         if poisons:
             start = runner.start
 
             def poisoned(
-                plan: Any, previous: Any, start: Any = start, runner: Any = runner, pool: Any = windows
+                plan: Any, previous: Any, start: Any = start, runner: Any = runner, pool: Any = windows.pages
             ) -> Any:
                 free = [0, *(page for page in range(1, pool.pool.num_pages) if pool.pool._is_free[page])]
                 groups = zip(runner._attention.backends, runner._attention._are_windowed, strict=True)
@@ -182,5 +183,5 @@ def test_stats_say_what_the_window_group_has(folder: Path, prompts: list[list[in
 def test_a_model_without_windows_has_one_group_and_says_nothing(tmp_path: Path) -> None:
     one = built(make_checkpoint(tmp_path, "qwen3"))
     assert one.ready.kv_windows == ""
-    assert one.engine.scheduler.kv.windows is None
+    assert one.engine.scheduler.resource(Windows) is None
     assert one.engine.stats().num_window_pages == 0

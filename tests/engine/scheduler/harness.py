@@ -15,6 +15,7 @@ from tests.engine.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRu
 from tokenmill.config.speculation import SpeculationSettings
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.extension import EngineExtension
 from tokenmill.core.media import MediaInput, with_surrogates
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.request import FinishReason, Request, RequestStatus, TokenArray
@@ -22,12 +23,15 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import TransferSettings
 from tokenmill.engine.kv.window_pages import WindowSettings
 from tokenmill.engine.loop.engine import Engine, ModelLimits
-from tokenmill.engine.loop.gates import Gate
+from tokenmill.engine.loop.gates import Gate, Gates
 from tokenmill.engine.loop.observer import Observer, Watchdog
 from tokenmill.engine.loop.step_log import LogHeader, StepLog
 from tokenmill.engine.scheduler.config import SchedulerConfig
+from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache
+from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.engine.scheduler.seniority import is_ready
 from tokenmill.engine.transfer.desk import TransferDesk, TransferExecutor
+from tokenmill.engine.transfer.extension import KVTransfer
 
 
 @dataclass
@@ -159,7 +163,10 @@ class Harness:
         executor = self.runner if self.desk is None else TransferExecutor(self.runner, self.desk)
         self.uses = PageUses(self.scheduler)
         self.runner.told.append(self.uses.launched)
-        self.engine = Engine(self.scheduler, executor, limits, s.depth, observer, s.gates, self.desk)
+        extensions: list[EngineExtension] = [Gates(s.gates)] if s.gates else []
+        if self.desk is not None:
+            extensions.append(KVTransfer(self.scheduler, self.desk))
+        self.engine = Engine(self.scheduler, executor, limits, s.depth, observer, extensions)
         self.records: dict[str, Record] = {}
         self.turns: dict[str, Turns] = {}
         self.page_tables: dict[tuple[str, int], list[int]] = {}
@@ -312,10 +319,11 @@ class Harness:
         self.abort(*[request.id for request in self.scheduler.requests.values() if request.is_paused])
         self.settle()
         assert self.kv.num_pinned == 0, "pages are still in use"
-        windows = self.kv.windows
-        assert windows is None or windows.num_pinned == windows.num_promised == 0, "window pages are still in use"
-        self.scheduler.encoder.begin()
-        assert self.scheduler.encoder._num_held() == 0, "outputs of images are still held"
+        windows = self.scheduler.resource(Windows)
+        assert windows is None or windows.pages.num_pinned == windows.pages.num_promised == 0, "window pages in use"
+        if (encoder := self.scheduler.resource(EncoderCache)) is not None:
+            encoder.begin_step(self.scheduler.step + 1, self.scheduler._state)
+            assert encoder._num_held() == 0, "outputs of images are still held"
         assert self.scheduler._state.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
         self.check_outputs()
 

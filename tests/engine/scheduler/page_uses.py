@@ -12,7 +12,9 @@ from typing import Any
 
 from tokenmill.core.plan import PageEntries, StepPlan
 from tokenmill.engine.kv.page_pool import PagePool
+from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.transfer.state import TransferState
 
 
 class PageUses:
@@ -25,8 +27,10 @@ class PageUses:
         self._window_table: dict[tuple[int, int], int] = {}
         self._by_step: dict[int, tuple[set[int], set[int]]] = {}
         self._watch(scheduler.kv.pool, self._full_pages)
-        if scheduler.kv.windows is not None:
-            self._watch(scheduler.kv.windows.pool, self._window_pages)
+        windows = scheduler.resource(Windows)
+        self._windows = None if windows is None else windows.pages
+        if self._windows is not None:
+            self._watch(self._windows.pool, self._window_pages)
 
     def launched(self, plan: StepPlan) -> None:
         """Note what a step may touch."""
@@ -34,7 +38,7 @@ class PageUses:
         _enter(self._table, entries)
         if plan.window_pages is not None:
             _enter(self._window_table, plan.window_pages)
-        page_size, windows = self._scheduler.kv.page_size, self._scheduler.kv.windows
+        page_size, windows = self._scheduler.kv.page_size, self._windows
         full, behind = set(), set()
         for row, start, count in zip(
             plan.rows.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True
@@ -69,7 +73,7 @@ class PageUses:
     def _full_pages(self) -> set[int]:
         in_flight = [step.plan.step for step in self._scheduler.in_flight]
         pages = set[int]().union(*(self._by_step[step][0] for step in in_flight if step in self._by_step))
-        transfers: Any = self._scheduler.transfers
+        transfers = self._scheduler.resource(TransferState)
         if transfers is not None:
             pages |= {page for load in transfers.loads.values() for page in load.order.page_ids}
             pages |= {page for pin in transfers.pins.values() for page in pin.pages.tolist()}

@@ -10,6 +10,7 @@ import pytest
 
 from tests.engine.scheduler.harness import Harness
 from tokenmill.engine.loop.step_log import read_log
+from tokenmill.engine.scheduler.resources.adapter_slots import AdapterSlots
 from tokenmill.lab.simulate.replay import replay
 
 
@@ -78,7 +79,8 @@ def test_the_heir_that_leaves_frees_its_claim() -> None:
     heir = harness.add([4, 5, 6], 2, adapter="b")
     for _ in range(4):
         harness.step()
-        if harness.scheduler.adapters._heir is not None:
+        slots = harness.scheduler.resource(AdapterSlots)
+        if slots is not None and slots._heir is not None:
             break
     harness.abort(heir)
     third = harness.add([4, 5, 6], 2, adapter="c")

@@ -65,7 +65,7 @@ class AlwaysRight(HalfRightDrafter):
 
 def test_right_drafts_save_steps() -> None:
     plain, drafted = Harness(), Harness()
-    drafted.scheduler._drafter = AlwaysRight(4)
+    drafted.scheduler.drafters = (AlwaysRight(4),)
     for harness in (plain, drafted):
         harness.add([1, 2, 3], 21)
         harness.drain()
@@ -76,7 +76,7 @@ def test_right_drafts_save_steps() -> None:
 
 def test_a_stop_inside_the_drafts_cuts_the_tail() -> None:
     harness = Harness(eos=frozenset(range(0, 50, 5)))
-    harness.scheduler._drafter = AlwaysRight(4)
+    harness.scheduler.drafters = (AlwaysRight(4),)
     for start in range(12):
         harness.add([start, 1, 2], 24)
     harness.drain()
@@ -103,7 +103,7 @@ def test_accepted_drafts_become_matchable_and_rejected_ones_do_not() -> None:
 
 def test_drafts_take_only_what_a_step_has_left() -> None:
     harness = Harness(budget=6, max_num_seqs=4, num_pages=40)
-    harness.scheduler._drafter = AlwaysRight(4)
+    harness.scheduler.drafters = (AlwaysRight(4),)
     for start in range(4):
         harness.add([start], 12)
     harness.drain()
@@ -117,7 +117,7 @@ def test_drafts_take_only_what_a_step_has_left() -> None:
 
 def test_nobody_is_preempted_for_a_draft() -> None:
     plain, drafted = (Harness(num_pages=8, page_size=2, max_num_seqs=2, max_model_len=8) for _ in range(2))
-    drafted.scheduler._drafter = AlwaysRight(4)
+    drafted.scheduler.drafters = (AlwaysRight(4),)
     for harness in (plain, drafted):
         harness.add([1], 7)
         harness.add([2], 7)

@@ -13,6 +13,8 @@ from tests.engine.scheduler.harness import Harness, Settings, plans
 from tests.engine.scheduler.paged_memory_runner import expected_output
 from tests.engine.scheduler.test_late_samples import LateRunner
 from tests.engine.scheduler.test_random_traces import SchedulerTrace
+from tests.tiers import scaled
+from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 
 
 def harness_of(**overrides: object) -> Harness:
@@ -80,7 +82,7 @@ def test_a_text_leaves_its_newest_state_alone() -> None:
     first = harness.add([1, 2, 3, 4, 5], 200)
     harness.drain()
     assert saves(harness) == [(first, 4), (first, 64), (first, 128), (first, 192)]
-    states = harness.scheduler._state.states
+    states = harness.scheduler.resource(StateSlots)
     assert states is not None
     assert states.num_kept == 2, "that of its prompt, and the newest"
     record = harness.records[first]
@@ -105,7 +107,7 @@ def test_the_last_state_left_becomes_the_request_s_own() -> None:
     prompt = list(range(9))
     harness.add(prompt, 2)
     harness.drain()
-    states = harness.scheduler._state.states
+    states = harness.scheduler.resource(StateSlots)
     assert states is not None and states.num_kept == 1
     longer = harness.add([*prompt, 20, 21, 22, 23, 24], 2)
     harness.drain()
@@ -171,5 +173,5 @@ class StateTrace(SchedulerTrace):
 
 TestStateTrace = StateTrace.TestCase
 TestStateTrace.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=scaled(60), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -123,11 +123,11 @@ def compare(engine: Engine, wanted: list[AddRequest], rng: random.Random, is_exa
     """
     plain = run(engine, wanted)
     answers = {name: told(outputs) for name, outputs in plain.items()}
-    engine.scheduler._drafter = drafter = MixedDrafter({name: one[0][0] for name, one in answers.items()}, rng)
-    engine.scheduler._state._forget = drafter.forget
+    drafter = MixedDrafter({name: one[0][0] for name, one in answers.items()}, rng)
+    engine.scheduler.drafters = (drafter,)
     before = engine.stats()
     drafted = run(engine, wanted)
-    engine.scheduler._drafter = engine.scheduler._state._forget = None
+    engine.scheduler.drafters = ()
     drafted_answers = [told(drafted[request.id]) for request in wanted]
     num_close = assert_same([answers[request.id] for request in wanted], drafted_answers, is_exact)
     after = engine.stats()

@@ -21,6 +21,7 @@ from tokenmill.core.transfers import KVQuery, TransferSettings
 from tokenmill.engine.transfer.desk import Patience, TransferDesk
 from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
 from tokenmill.engine.transfer.protocol import Answer, KeptPages
+from tokenmill.engine.transfer.state import TransferState
 
 # In turns of the engine: the clock of these tests.
 PATIENCE = Patience(lookup=4, load=8, save=8, keep=10, close=50)
@@ -202,7 +203,7 @@ class TransferHarness(Harness):
                 FakeSource("peer", mover, settings.page_size, generator, trouble, stores=False),
                 FakeSource("store", mover, settings.page_size, generator, trouble),
             ]
-            state = harness.scheduler.transfers
+            state = harness.scheduler.resource(TransferState)
             return ImpatientDesk(self.sources, state, mover, policy, PATIENCE, lambda: self.turn)  # type: ignore[arg-type]
 
         settings.connect = connect

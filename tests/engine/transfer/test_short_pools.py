@@ -8,6 +8,7 @@ import pytest
 
 from tests.engine.scheduler.harness import Settings
 from tests.engine.transfer.fake_source import TransferHarness
+from tokenmill.engine.transfer.state import TransferState
 
 
 def deaf_harness(rng: random.Random, **settings: object) -> TransferHarness:
@@ -34,7 +35,7 @@ def test_those_who_run_do_not_wait_for_saves_of_what_they_hold_themselves(policy
         # Without an end: those that run hold all pages, and each waits for the others' saves.
         for _ in range(8):
             harness.step()
-            transfers = harness.scheduler.transfers
+            transfers = harness.scheduler.resource(TransferState)
             assert transfers is not None
             num_saving = max(num_saving, len(list(transfers.saving)))
             for request in harness.scheduler.requests.values():

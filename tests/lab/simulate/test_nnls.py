@@ -10,6 +10,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from tests.seeding import seed_for
+from tests.tiers import scaled
 from tokenmill.lab.simulate.nnls import nnls
 
 SEED = seed_for(__name__)
@@ -41,7 +42,7 @@ def slow_nnls(matrix: np.ndarray, target: np.ndarray) -> float:
 
 
 @seed(SEED)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(systems())
 def test_no_set_of_columns_does_better(system: tuple[np.ndarray, np.ndarray]) -> None:
     matrix, target = system

@@ -197,7 +197,7 @@ def test_files_that_change_before_they_are_read_again_end_only_their_request(bas
     for name in ("a", "b"):
         make_adapter(base, tmp_path / name, ord(name))
     with engine(base, max_loras=1, max_cpu_loras=1) as llm:
-        a, b = (llm._local.engine.adapters.look_at(name, str(tmp_path / name)) for name in ("a", "b"))
+        a, b = (llm._local._look_at(name, str(tmp_path / name)) for name in ("a", "b"))
         llm._local._adapters.find = {"a": a, "b": b}.get  # type: ignore[method-assign, assignment]
         assert llm.generate([1, 2], PARAMS, use_tqdm=False, lora_request="a")[0].outputs[0].token_ids  # type: ignore[arg-type]
         change_tensors(tmp_path / "b", lambda tensors: [tensor.mul_(2) for tensor in tensors.values()])

@@ -23,6 +23,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.runner.cuda_graphs import DecodeGraphs
+from tokenmill.model.adapters.requests import AdapterRequests
 from tokenmill.model.kernels.adapters import AdapterModule
 from tokenmill.model.kernels.triton.adapters import SlotMatrix
 from tokenmill.startup.assembly.setup import build_engine
@@ -88,11 +89,12 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def tell(engine: Engine, wanted: list[AddRequest], folders: list[Path]) -> list[Any]:
     """What clients are told; every fourth request wants the base model."""
-    assert engine.adapters is not None
+    adapters = engine.extension(AdapterRequests)
+    assert adapters is not None
     for request in wanted:
         number = int(request.id) % (NUM_ADAPTERS + 1)
         if number < NUM_ADAPTERS:
-            request.adapter = engine.adapters.look_at(f"a{number}", str(folders[number]))
+            request.adapter = adapters.look_at(f"a{number}", str(folders[number]))
             assert isinstance(request.adapter, AdapterRef)
     outputs = run(engine, wanted)
     return [told(outputs[request.id]) for request in wanted]

@@ -16,6 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from tests.vision_checkpoints import MAX_PIXELS, MIN_PIXELS
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache
 from tokenmill.lab.simulate.replay import replay
 from tokenmill.llm.outputs import RequestOutput
 
@@ -94,19 +95,25 @@ def test_logprobs_are_those_of_transformers(
         assert found == pytest.approx(float(expected[step, token_id]), abs=1e-4)
 
 
+def encoder_of(llm: LLM) -> EncoderCache:
+    encoder = llm._local.engine.scheduler.resource(EncoderCache)
+    assert encoder is not None
+    return encoder
+
+
 def test_the_same_image_again_is_not_encoded_and_another_of_its_size_is_no_hit(
     llm: LLM, rng: np.random.Generator
 ) -> None:
     image, other = picture(rng, 96, 96), picture(rng, 96, 96)
-    counts = llm._local.engine.scheduler.encoder.counts
+    encoder = encoder_of(llm)
     (before,) = llm.chat(chat(image, "a question"), GREEDY)
-    encoded = counts.num_tokens
+    encoded = encoder.num_encoded
     (again,) = llm.chat(chat(image, "a question"), GREEDY)
-    assert counts.num_tokens == encoded
+    assert encoder.num_encoded == encoded
     assert again.num_cached_tokens > 8
     assert tokens(again) == tokens(before)
     (different,) = llm.chat(chat(other, "a question"), GREEDY)
-    assert counts.num_tokens == encoded + 9
+    assert encoder.num_encoded == encoded + 9
     assert different.num_cached_tokens < 16
 
 
@@ -166,11 +173,11 @@ def test_a_large_image_is_cached_but_for_the_end_of_its_prompt(
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
     asked = chat(picture(rng, 512, 512), "what is there to be seen?")
     with LLM(tmp_path, dtype="float32", num_pages=50) as llm:
-        counts = llm._local.engine.scheduler.encoder.counts
+        encoder = encoder_of(llm)
         (before,) = llm.chat(asked, GREEDY)
-        assert counts.num_tokens == 256
+        assert encoder.num_encoded == 256
         (again,) = llm.chat(asked, GREEDY)
-        assert counts.num_tokens == 256
+        assert encoder.num_encoded == 256
     assert tokens(again) == tokens(before)
     assert again.num_cached_tokens >= 0.95 * len(again.prompt_token_ids)
 
@@ -265,7 +272,7 @@ def test_kv_of_images_is_found_on_disk_again(checkpoint: Path, rng: np.random.Ge
         (expected,) = llm.chat(chat(image, "a question"), GREEDY)
     with LLM(checkpoint, **options) as llm:
         (found, different) = llm.chat([chat(image, "a question"), chat(other, "a question")], GREEDY)
-        assert llm._local.engine.scheduler.encoder.counts.num_tokens == 9  # the other one's
+        assert llm._local.engine.scheduler.counts()["encoder_tokens"] == 9  # the other one's
     assert tokens(found) == tokens(expected)
     assert found.num_cached_tokens > 12
     assert different.num_cached_tokens <= 8

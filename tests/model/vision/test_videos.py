@@ -111,14 +111,14 @@ def test_prompts_are_those_of_transformers(
 
 
 def test_frames_are_cached_like_images(llm: LLM, rng: np.random.Generator) -> None:
-    frames, counts = clip(rng, 6, 64, 64), llm._local.engine.scheduler.encoder.counts
+    frames, scheduler = clip(rng, 6, 64, 64), llm._local.engine.scheduler
     (before,) = llm.chat(chat(frames, "a question"), GREEDY)
-    encoded = counts.num_tokens
+    encoded = scheduler.counts()["encoder_tokens"]
     (again,) = llm.chat(chat(frames, "a question"), GREEDY)
-    assert counts.num_tokens == encoded
+    assert scheduler.counts()["encoder_tokens"] == encoded
     assert tokens(again) == tokens(before)
     (longer,) = llm.chat(chat([*frames, *clip(rng, 2, 64, 64)], "a question"), GREEDY)
-    assert 0 < counts.num_tokens - encoded < encoded  # the new pair alone
+    assert 0 < scheduler.counts()["encoder_tokens"] - encoded < encoded  # the new pair alone
     assert longer.num_cached_tokens >= 16
 
 

@@ -17,6 +17,7 @@ from tests.serving.server.running_proxy import start_proxy
 from tests.serving.server.running_server import start_server
 from tests.serving.server.split_servers import Split, engine_config, start_split, transfer_config
 from tests.serving.server.streams import answers
+from tests.tiers import scaled
 from tokenmill.serving.server.process.launch import ENGINE_MODULE
 
 PAGE_SIZE = 16
@@ -190,7 +191,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(params=st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=9), overrides=st.booleans())
 def test_no_parameters_end_an_engine(split, params, overrides):
     """Whatever a client says, it is answered 200 or 400, and the engine lives."""

@@ -3,11 +3,11 @@
 import ast
 import json
 import re
-import time
 
 import pytest
 
 from tests.engine.scheduler.harness import Harness
+from tests.eventually import eventually
 from tests.serving.web.conftest import KEY, PATIENCE_MS
 
 HOSTILE = (
@@ -38,10 +38,7 @@ def wait_for_end(page):
 
 def until(page, condition):
     """The page's policy lets nobody evaluate a condition in it again and again, so it is asked from here."""
-    deadline = time.monotonic() + PATIENCE_MS / 1000
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        page.wait_for_timeout(50)
+    eventually(condition, seconds=PATIENCE_MS / 1000, pause=lambda seconds: page.wait_for_timeout(1000 * seconds))
 
 
 def use_key(page):

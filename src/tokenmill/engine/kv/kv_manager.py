@@ -16,7 +16,6 @@ Does not know why a request wants or loses pages; that is the scheduler's busine
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
@@ -28,7 +27,6 @@ from tokenmill.engine.kv.page_pool import PagePool
 from tokenmill.engine.kv.prefix_cache import PrefixCache
 from tokenmill.engine.kv.radix_node import PageArray, RadixNode
 from tokenmill.engine.kv.radix_tree import PrefixMatch
-from tokenmill.engine.kv.window_pages import WindowPages
 
 # A page that does not exist yet: the node that it will stand below, and its tokens.
 PageKey = tuple[RadixNode, bytes]
@@ -55,28 +53,41 @@ class RequestPages:
     next_page: PageKey | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CachedPages:
+    """Pages of a request that the prefix cache has since the commit of a step.
+
+    Attributes:
+        first: number of the first page.
+        pages: the pages of the cache.
+        num_known: leading ones that it had already: the request keeps copies of its own.
+    """
+
+    request: Request
+    first: int
+    pages: PageArray
+    num_known: int
+    step: int
+
+
 class KVManager:
     """Bookkeeping of all KV pages. Invariant: free + evictable + pinned == usable; a failed call changes nothing.
 
     Attributes:
-        on_cached: called with the pages of a request that the prefix cache has taken over.
-        windows: the pages of layers with a window, where they are a group of their own; None: all are one group.
+        on_cached: called when the prefix cache has further pages of a request.
         on_evicted: called with pages that it has given up.
-        on_replaced: called with pages given up for copies, and the copies, in order; None: the cache keeps its own.
-        depth: returns how many of a path's pages a request can begin behind; None: all.
+        on_replaced: called with pages given up for copies, and the copies, in order; empty: the cache keeps its own.
     """
 
-    def __init__(self, pool: PagePool, cache: PrefixCache, page_size: int, windows: WindowPages | None = None) -> None:
+    def __init__(self, pool: PagePool, cache: PrefixCache, page_size: int) -> None:
         self.pool = pool
         self.cache = cache
-        self.windows = windows
         self.page_size = page_size
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self.on_cached: Callable[[Request, PageArray], None] | None = None
-        self.on_evicted: Callable[[list[int]], None] | None = None
-        self.on_replaced: Callable[[list[int], list[int]], None] | None = None
-        self.depth: Callable[[list[int]], int] | None = None
+        self.on_cached: list[Callable[[CachedPages], None]] = []
+        self.on_evicted: list[Callable[[list[int]], None]] = []
+        self.on_replaced: list[Callable[[list[int], list[int]], None]] = []
         self._held: dict[str, RequestPages] = {}
         self._writers: dict[Hashable, Request] = {}
 
@@ -99,29 +110,19 @@ class KVManager:
         needed, usable = self.num_pages_for(num_tokens), self.pool.num_usable
         if needed > usable:
             raise InvalidRequest(f"{num_tokens} tokens need {needed} pages of the KV cache; it has {usable}")
-        if self.windows is not None:
-            self.windows.check_size(needed)
 
     @property
     def shares_prefixes(self) -> bool:
         """True if equal prefixes can share pages at all."""
         return self.cache.keeps_pages
 
-    def match(self, request: Request, step: int) -> PrefixMatch:
+    def match(self, request: Request, step: int, most_tokens: int | None = None) -> PrefixMatch:
         """Find the cached prefix of a waiting request, without the last token, which is always run.
 
-        With a window group, the longest prefix that is a hit in both groups.
+        Args:
+            most_tokens: of the prefix, whole pages; None: as many as there are.
         """
-        tokens = self.matchable(request)
-        match = self.cache.match(request.cache_key, tokens, step)
-        if self.windows is not None and match.num_tokens:
-            num_tokens = self.windows.reach(match.pages) * self.page_size
-            if num_tokens < match.num_tokens:
-                match = self.cache.match(request.cache_key, tokens[:num_tokens], step)
-        if self.depth is None or (depth := self.depth(match.pages.tolist())) == len(match.pages):
-            return match
-        shorter = self.cache.match(request.cache_key, tokens[: depth * self.page_size], step)
-        return dataclasses.replace(shorter, longer=match)
+        return self.cache.match(request.cache_key, self.matchable(request)[:most_tokens], step)
 
     def matchable(self, request: Request) -> TokenArray:
         """Return the tokens of a waiting request that need not be run: whole pages, without its last token."""
@@ -180,19 +181,14 @@ class KVManager:
             False if there are not enough pages; nothing has changed then.
         """
         assert request.id not in self._held, f"request {request.id} holds pages already"
-        num_pages = self.num_pages_for(num_tokens)
-        if self.windows is not None and self.windows.num_wanted(num_pages) + spare > self.windows.num_left:
-            return False
         # Lock first: what was matched must not be evicted to make room for the rest.
         self.cache.lock(match.node)
-        fresh = self._take(num_pages - len(match.pages), spare)
+        fresh = self._take(self.num_pages_for(num_tokens) - len(match.pages), spare)
         if fresh is None:
             self.cache.unlock(match.node, step)
             return False
         matched = match.pages.tolist()
-        held = self._held[request.id] = RequestPages(matched + fresh, len(matched), match.node)
-        if self.windows is not None:
-            self.windows.open(request.id, match.pages, len(held.pages))
+        self._held[request.id] = RequestPages(matched + fresh, len(matched), match.node)
         return True
 
     def count_match(self, request: Request, match: PrefixMatch) -> None:
@@ -214,13 +210,9 @@ class KVManager:
         missing = self.num_pages_for(num_tokens) - len(held.pages)
         if missing <= 0:
             return []
-        if self.num_missing_windows(request, num_tokens, spare) > 0:
-            return None
         fresh = self._take(missing, spare)
         if fresh is not None:
             held.pages.extend(fresh)
-            if self.windows is not None:
-                self.windows.promise(request.id, len(held.pages))
         return fresh
 
     def trim(self, request: Request, num_tokens: int) -> int:
@@ -230,20 +222,15 @@ class KVManager:
         if spare:
             del held.pages[-len(spare) :]
             self.pool.free(spare[::-1])
-            if self.windows is not None:
-                self.windows.promise(request.id, len(held.pages))
         return len(spare)
+
+    def has_room(self, request: Request, num_tokens: int) -> bool:
+        """Return True if a request's pages hold `num_tokens` tokens."""
+        return num_tokens <= len(self._held[request.id].pages) * self.page_size
 
     def num_missing_pages(self, request: Request, num_tokens: int) -> int:
         """Return the number of pages that a request lacks to hold `num_tokens` tokens."""
         return max(0, self.num_pages_for(num_tokens) - len(self._held[request.id].pages))
-
-    def num_missing_windows(self, request: Request, num_tokens: int, spare: int) -> int:
-        """Return how many window pages a request would wait for, to hold `num_tokens` tokens."""
-        if self.windows is None:
-            return 0
-        missing = self.windows.num_missing(request.id, self.num_pages_for(num_tokens))
-        return missing + spare - self.windows.num_left if missing else 0
 
     def pages(self, request: Request) -> list[int]:
         """Return the page table of a request; the caller must not change it."""
@@ -284,15 +271,14 @@ class KVManager:
             held.node = node
         held.duplicates.extend(duplicates.tolist())
         held.num_tree_pages = num_full
-        if self.windows is not None and self.shares_prefixes:
-            # Of duplicates too: where the tree has a hole it takes the window page.
-            in_tree = held.node.path_pages()[first:num_full] if len(duplicates) else pages
-            self.windows.offer(request.id, first, in_tree.tolist())
         if len(duplicates):
             self._give_copies(held)
         self.announce(request)
-        if self.on_cached is not None:
-            self.on_cached(request, pages[len(duplicates) :])
+        if self.on_cached and self.shares_prefixes:
+            in_tree = held.node.path_pages()[first:num_full] if len(duplicates) else pages
+            cached = CachedPages(request, first, in_tree, len(duplicates), step)
+            for listener in self.on_cached:
+                listener(cached)
 
     def give_copies(self, requests: Iterable[Request]) -> bool:
         """Let the tree take requests' copies for pages that no other request holds. Return False if there are none.
@@ -302,13 +288,14 @@ class KVManager:
         return sum([self._give_copies(self._held[request.id]) for request in requests]) > 0
 
     def _give_copies(self, held: RequestPages) -> int:
-        if self.on_replaced is None:
+        if not self.on_replaced:
             return 0
         before, node, end = len(held.duplicates), held.node, held.num_tree_pages
         while held.duplicates and node.locks == 1 and node.parent is not None:
             begin = end - node.num_pages
             old, new = self.cache.replace(node, np.array(held.pages[begin:end], dtype=np.int32))
-            self.on_replaced(old, new)
+            for listener in self.on_replaced:
+                listener(old, new)
             self.pool.free(old[::-1])
             given = set(new)
             held.duplicates = [page for page in held.duplicates if page not in given]
@@ -322,8 +309,6 @@ class KVManager:
         self.pool.free(held.pages[held.num_tree_pages :][::-1])
         self.pool.free(held.duplicates[::-1])
         self.cache.unlock(held.node, step)
-        if self.windows is not None:
-            self.windows.close(request.id)
 
     def clear_cache(self) -> bool:
         """Forget every cached prefix. Return False and change nothing while requests hold pages or saves read some."""
@@ -342,10 +327,8 @@ class KVManager:
 
     def _evict(self, count: int) -> None:
         evicted = self.cache.evict(count)
-        if self.windows is not None:
-            self.windows.forget(evicted)
-        if self.on_evicted is not None:
-            self.on_evicted(evicted)
+        for listener in self.on_evicted:
+            listener(evicted)
         self.pool.free(evicted)
 
     def cached_pages(self) -> list[int]:

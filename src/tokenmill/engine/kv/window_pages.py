@@ -129,12 +129,9 @@ class WindowPages:
             )
 
     def promised_to(self, request_id: str) -> int:
-        """Return the number of pages promised to a request."""
-        return self._tables[request_id].num_promised
-
-    def num_missing(self, request_id: str, num_full_pages: int) -> int:
-        """Return how many more pages to promise a request for `num_full_pages` of the full group."""
-        return max(0, self.num_wanted(num_full_pages) - self._tables[request_id].num_promised)
+        """Return the number of pages promised to a request; 0 if it has no table."""
+        table = self._tables.get(request_id)
+        return 0 if table is None else table.num_promised
 
     def promise(self, request_id: str, num_full_pages: int) -> None:
         """Set the promise of a request that now has `num_full_pages` of the full group."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tokenmill.core.engine_messages import AdapterSeen, Done, EngineReply, RequestState, RequestStates
-from tokenmill.core.errors import InvalidCheckpoint, InvalidRequest
 from tokenmill.core.live import ShowTurns
 from tokenmill.core.messages import (
     EngineControl,
@@ -36,22 +35,14 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
             _drain(engine, publish)
             return Done(message.id, engine.reset_prefix_cache(message.preempt_running, message.reset_external))
         case LookAtAdapter():
-            return _look_at(engine, message)
+            refusal = AdapterSeen(message.id, None, "adapters need a server started with --enable-lora")
+            return engine.answer(message) or refusal
         case ExplainRequests():
             alive = engine.scheduler.requests
             requests = [alive[request_id] for request_id in message.request_ids if request_id in alive]
             return RequestStates(message.id, [_state(engine, request) for request in requests])
         case ShowTurns():
             return live_report(message, engine.turns(), engine.scheduler)
-
-
-def _look_at(engine: Engine, message: LookAtAdapter) -> AdapterSeen:
-    if engine.adapters is None:
-        return AdapterSeen(message.id, None, "adapters need a server started with --enable-lora")
-    try:
-        return AdapterSeen(message.id, engine.adapters.look_at(message.name, message.path))
-    except (InvalidCheckpoint, InvalidRequest) as error:
-        return AdapterSeen(message.id, None, str(error))
 
 
 def _drain(engine: Engine, publish: Callable[[list[TokenOutput]], None]) -> None:
@@ -77,5 +68,5 @@ def _state(engine: Engine, request: Request) -> RequestState:
         num_preemptions=request.num_preemptions,
         num_draft_tokens=request.num_draft_tokens,
         num_accepted_tokens=request.num_accepted_tokens,
-        adapter=None if engine.adapters is None else engine.adapters.name_of(request.id),
+        adapter=request.adapter_name or None,
     )

@@ -1,45 +1,45 @@
 """`Engine`: scheduler and executor in one loop. The same object runs in the engine process and inside `LLM`.
 
-    schedule -> launch -> commit, with up to `depth` steps launched: 1 is no overlap, 2 hides the scheduler behind
-    the step that runs.
+    receive -> schedule -> launch -> commit -> publish, with up to `depth` steps launched: 1 is no overlap, 2 hides the
+    scheduler behind the step that runs.
 
-Everything that a request waits for besides its turn is behind gates; everything that watches the steps is behind an
-observer. Knows no sockets and no text.
+Capabilities take part as extensions: gates, where requests wait for something besides their turn, KV from elsewhere.
+An observer watches the steps. Knows no sockets, no text and no code of a capability.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import msgspec
 
 from tokenmill.core.adapters import digest_of
-from tokenmill.core.engine_messages import EngineStats
-from tokenmill.core.errors import InvalidRequest, Refusal
+from tokenmill.core.engine_messages import EngineReply, EngineStats
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.extension import EngineExtension
+from tokenmill.core.hooks import hooks
 from tokenmill.core.media import without_pixels
-from tokenmill.core.messages import AddRequest, TokenOutput
+from tokenmill.core.messages import AddRequest, EngineControl, TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TurnInput
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import KVNews
 from tokenmill.engine.kv.events import KVEvent
-from tokenmill.engine.loop.gates import Gate, Gates
 from tokenmill.engine.loop.observer import Observer
+from tokenmill.engine.loop.stats import engine_stats
 from tokenmill.engine.loop.step_log import Aborted, Added, CacheReset, Extended, Paused, Turn, Woken
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.scheduler.scheduler import Scheduler
 
-if TYPE_CHECKING:
-    from tokenmill.engine.transfer.desk import TransferDesk
-    from tokenmill.model.adapters.cache import AdapterCache
-
 logger = logging.getLogger(__name__)
 
-# How long a turn of the loop waits at a gate when there is nothing else to do, in seconds.
-GATE_WAIT = 0.005
+# How long a turn of the loop waits for an event when there is nothing else to do, in seconds.
+EVENT_WAIT = 0.005
+
+Extension = TypeVar("Extension", bound=EngineExtension)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,6 @@ class Engine:
         is_idle: the last `step` found nothing to do, though `has_work` may be true: waiting requests need something
             from outside.
         is_paused: no step is launched; those that run are committed.
-        adapters: the store of adapters; None: it has none.
         num_arrived: requests so far; draws of those that bring no seed are keyed by it.
     """
 
@@ -76,14 +75,12 @@ class Engine:
         limits: ModelLimits,
         depth: int = 1,
         observer: Observer | None = None,
-        gates: Sequence[Gate] = (),
-        desk: TransferDesk | None = None,
+        extensions: Sequence[EngineExtension] = (),
     ) -> None:
         """
         Args:
             depth: steps that may be launched before the first of them is committed.
-            gates: conditions that requests may wait for besides their turn. A replay has none: its inputs are recorded.
-            desk: the sources of KV, where there are any; a replay has none either.
+            extensions: what else takes part in the loop. A replay has no gates and no sources: their news is recorded.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -92,15 +89,27 @@ class Engine:
         self.is_paused = False
         self._depth = depth
         self._observer = observer or Observer()
-        self._gates = Gates(gates)
-        self._desk = desk
-        self.adapters: AdapterCache | None = None
+        self._extensions = tuple(extensions)
+        self._arrived = hooks(extensions, EngineExtension.arrived)
+        self._poll = hooks(extensions, EngineExtension.poll)
+        self._before_schedule = hooks(extensions, EngineExtension.before_schedule)
+        self._committed = hooks(extensions, EngineExtension.committed)
+        self._released = hooks(extensions, EngineExtension.released)
+        self._before_abort = hooks(extensions, EngineExtension.before_abort)
+        self._before_reset = hooks(extensions, EngineExtension.before_reset)
+        self._answer = hooks(extensions, EngineExtension.answer)
+        self._waiting = [one for one in extensions if type(one).wait is not EngineExtension.wait]
         self.num_arrived = 0
 
     @property
     def has_work(self) -> bool:
         """True while `step` has something to do, if only to wait for events from outside."""
-        return self.scheduler.has_work or (self._desk is not None and self._desk.has_waiting)
+        return self.scheduler.has_work or any(extension.has_waiting for extension in self._waiting)
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """All live requests, by id."""
+        return self.scheduler.requests
 
     def add(self, message: AddRequest, status: RequestStatus = RequestStatus.WAITING) -> list[TokenOutput]:
         """Take in a request.
@@ -115,8 +124,9 @@ class Engine:
             # Whatever was answered under this id would be taken for the other's.
             logger.error("a second request came under the id %s and was dropped", message.id)
             return []
-        if message.adapter is not None and not self.scheduler.adapters.num_slots:
-            return [_refused(message.id, InvalidRequest("adapters need an engine started with --enable-lora", "model"))]
+        if message.adapter is not None and not self.scheduler.config.max_loras:
+            refusal = InvalidRequest("adapters need an engine started with --enable-lora", "model")
+            return [TokenOutput.refusal(message.id, refusal)]
         most = self.limits.max_model_len + message.needs_no_output
         room = most - len(message.prompt_token_ids)
         if not message.prompt_token_ids or room < 1:
@@ -124,15 +134,14 @@ class Engine:
             return [TokenOutput(message.id, [], FinishReason.ERROR, error=error)]
         params = message.params
         try:
-            status = self._gates.admit(message) or status
-            if self._desk is not None:
-                self._desk.arrived(message)
+            for arrived in self._arrived:
+                status = arrived(message) or status
             request = self._request(message, min(room, params.max_tokens or room), status)
             request.resume(message.output_token_ids)
             self.scheduler.add(request)
         except InvalidRequest as refusal:
             self._release([message.id])
-            return [_refused(message.id, refusal)]
+            return [TokenOutput.refusal(message.id, refusal)]
         if message.media:
             message = msgspec.structs.replace(message, media=without_pixels(message.media))
         self._observer.record(Added(message, status.value))
@@ -179,9 +188,8 @@ class Engine:
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
         """End requests at once; unknown ids are ignored."""
         ids = list(ids)
-        if self._desk is not None:
-            # No source may write to pages that are about to be somebody else's.
-            self.take_news(self._desk.cancel_loads(ids))
+        for before_abort in self._before_abort:
+            before_abort(self, ids)
         self._observer.record(Aborted(ids))
         outputs = self.scheduler.abort(ids)
         self._release(ids)
@@ -197,14 +205,15 @@ class Engine:
         """Forget cached prefixes; see `Scheduler.reset_prefix_cache`.
 
         Args:
-            reset_external: forget what sources of KV have stored, too; else prompts find it there as after a restart.
+            reset_external: forget prefixes stored outside, too; else prompts find them there as after a restart.
         """
-        if self._desk is not None:
-            self.take_news(self._desk.reset(everything=preempt_running))
+        for before_reset in self._before_reset:
+            before_reset(self, preempt_running)
         self._observer.record(CacheReset(preempt_running))
         is_reset = self.scheduler.reset_prefix_cache(preempt_running)
-        if is_reset and reset_external and self._desk is not None:
-            self._desk.forget_stored()
+        if is_reset and reset_external:
+            for extension in self._extensions:
+                extension.forget_stored()
         return is_reset
 
     def take_news(self, news: Iterable[KVNews]) -> None:
@@ -226,70 +235,27 @@ class Engine:
         Raises:
             EngineFailed: the step has broken the device.
         """
-        outputs = self._pass_gates() + self._hear_sources() + self.scheduler.begin_turns()
-        self._ask_sources()
+        outputs = self._receive()
+        plan = self._schedule()
+        outputs += self._commit(plan, *self._launch(plan))
+        return self._publish(outputs)
+
+    def _receive(self) -> list[TokenOutput]:
+        """Take in what has happened outside since the last turn, and let paused sessions go on that have new input."""
+        outputs = [output for poll in self._poll for output in poll(self)]
+        outputs += self.scheduler.begin_turns()
+        for before_schedule in self._before_schedule:
+            before_schedule(self)
+        return outputs
+
+    def _schedule(self) -> StepPlan | None:
+        """Plan the next step; None: nothing can run before a commit or an arrival."""
         self._observer.begin()
         plan = None if self.is_paused else self.scheduler.schedule()
         self._observer.scheduled(plan, self.scheduler.take_preempted())
-        result, error = self._launch_and_wait(plan)
-        self._observer.ran(result, error)
-        brought = self.scheduler.fail_in_flight(error) if error else self.scheduler.commit(result) if result else []
-        self.is_idle = plan is None and result is None and error is None
-        goes_on = self.has_work and not self.is_idle
-        self._observer.committed(brought, self.scheduler.first_wait_reason, self._is_stuck, goes_on)
-        outputs += brought
-        if self._desk is not None:
-            self._desk.ended(brought)
-        self._release([output.id for output in outputs if output.finish_reason is not None])
-        if self.is_idle and self._gates.has_waiting:
-            outputs += self._pass_gates(GATE_WAIT)
-            self.is_idle = False
-        if self.is_idle and self._desk is not None and self._desk.has_waiting and self.scheduler.has_work:
-            self._desk.wait(GATE_WAIT)
-            self.is_idle = False
-        return outputs
+        return plan
 
-    def _hear_sources(self) -> list[TokenOutput]:
-        """Take in what sources of KV have done; return the terminal outputs of requests whose KV failed to come."""
-        if self._desk is None:
-            return []
-        self.take_news(self._desk.collect())
-        outputs = []
-        for request_id, why in self._desk.take_failed():
-            if self.abort([request_id]):
-                outputs.append(TokenOutput(request_id, [], FinishReason.ERROR, error=why))
-        return outputs
-
-    def _ask_sources(self) -> None:
-        """Ask the sources of KV about the prompts whose turn may come; a replay has recorded their answers."""
-        queries = self.scheduler.take_queries()
-        if self._desk is not None:
-            self.take_news(self._desk.ask(queries))
-
-    def _pass_gates(self, timeout: float = 0.0) -> list[TokenOutput]:
-        """Let requests go on whose gates have opened; return the terminal outputs of refused ones."""
-        outputs = []
-        for request_id, news in self._gates.collect(timeout):
-            if isinstance(news, Refusal):
-                self.abort([request_id])
-                outputs.append(_refused(request_id, news))
-            elif news is RequestStatus.WAITING:
-                self.wake(request_id)
-            else:
-                self.scheduler.requests[request_id].move_to(news)
-        return outputs
-
-    def _release(self, ended: Iterable[str]) -> None:
-        ended = list(ended)
-        if self._desk is not None:
-            self._desk.forget(ended)
-        self._gates.release(ended, self.scheduler.requests)
-
-    @property
-    def _is_stuck(self) -> bool:
-        return self.is_idle and not self.is_paused and self.scheduler.is_stuck
-
-    def _launch_and_wait(self, plan: StepPlan | None) -> tuple[StepResult | None, str | None]:
+    def _launch(self, plan: StepPlan | None) -> tuple[StepResult | None, str | None]:
         """Launch the plan and return the outcome of the step that is due, if any, or why a step failed."""
         # The barrier between a request and the engine: whatever a step raises ends that step's requests only.
         in_flight = self.scheduler.in_flight
@@ -305,6 +271,35 @@ class Engine:
             self.executor.recover()
             return None, f"the step of this request failed: {type(error).__name__}"
 
+    def _commit(self, plan: StepPlan | None, result: StepResult | None, error: str | None) -> list[TokenOutput]:
+        """Take in the outcome of the step that was due, if any; return what it has brought its requests."""
+        self._observer.ran(result, error)
+        outputs = self.scheduler.fail_in_flight(error) if error else self.scheduler.commit(result) if result else []
+        self.is_idle = plan is None and result is None and error is None
+        goes_on = self.has_work and not self.is_idle
+        self._observer.committed(outputs, self.scheduler.first_wait_reason, self._is_stuck, goes_on)
+        for committed in self._committed:
+            committed(outputs)
+        return outputs
+
+    def _publish(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
+        """Let go of requests that have ended. If all that are left wait for events, give one a moment to happen."""
+        self._release([output.id for output in outputs if output.finish_reason is not None])
+        if self.is_idle and self.scheduler.has_work:
+            waiting = next((extension for extension in self._waiting if extension.has_waiting), None)
+            if waiting is not None:
+                waiting.wait(EVENT_WAIT)
+                self.is_idle = False
+        return outputs
+
+    def _release(self, ended: Sequence[str]) -> None:
+        for released in self._released:
+            released(ended, self.scheduler.requests)
+
+    @property
+    def _is_stuck(self) -> bool:
+        return self.is_idle and not self.is_paused and self.scheduler.is_stuck
+
     def take_kv_events(self) -> list[KVEvent]:
         """Return what the prefix cache stored and evicted since the last call; empty unless events are on."""
         events = self.scheduler.kv.cache.events
@@ -316,62 +311,19 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return counters since start, and the state now."""
-        kv, drafts, transfers = self.scheduler.kv, self.scheduler.draft_counts, self.scheduler.transfers
-        windows = kv.windows
-        return EngineStats(
-            step=self.scheduler.step,
-            num_running=self.scheduler.num_running,
-            num_waiting=self.scheduler.num_waiting,
-            num_queued=self.scheduler.num_queued,
-            is_stuck=self._is_stuck,
-            waiting_by_reason=self.scheduler.waiting_by_reason(),
-            step_tokens=self._observer.stats.step_tokens,
-            step_seconds=self._observer.stats.step_seconds,
-            num_rows_used=self.scheduler.num_rows_used,
-            num_pages=kv.pool.num_usable,
-            num_pages_pinned=kv.num_pinned,
-            num_pages_evictable=kv.cache.num_evictable,
-            num_preemptions=self.scheduler.num_preemptions,
-            num_corrupted=self.scheduler.num_corrupted,
-            prefix_queries=kv.num_queried_tokens,
-            prefix_hits=kv.num_hit_tokens,
-            prompt_tokens=self._observer.stats.prompt_tokens,
-            generation_tokens=self._observer.stats.generation_tokens,
-            num_drafts=drafts.num_drafts,
-            num_draft_tokens=drafts.num_draft_tokens,
-            num_accepted_tokens=sum(drafts.accepted_per_position),
-            num_accepted_per_position=list(drafts.accepted_per_position),
-            running_adapters=self._adapters_of(is_running=True),
-            waiting_adapters=self._adapters_of(is_running=False),
-            encoder_tokens=self.scheduler.encoder.counts.num_tokens,
-            encoder_queries=self.scheduler.encoder.counts.num_queries,
-            encoder_hits=self.scheduler.encoder.counts.num_hits,
-            num_states_kept=self.scheduler.state_counts.num_kept,
-            num_state_hits=self.scheduler.state_counts.num_hits,
-            num_states_given_up=self.scheduler.state_counts.num_given_up,
-            num_loaded_tokens=0 if transfers is None else transfers.num_loaded_tokens,
-            num_stored_tokens=0 if transfers is None else transfers.num_stored_tokens,
-            num_window_pages=0 if windows is None else windows.pool.num_usable,
-            num_window_pages_pinned=0 if windows is None else windows.num_pinned,
-            num_window_pages_evictable=0 if windows is None else windows.num_evictable,
-        )
+        return engine_stats(self.scheduler, self._observer.stats, self._is_stuck)
 
-    def _adapters_of(self, is_running: bool) -> list[str]:
-        """Return the names of the adapters of running requests, or of waiting ones."""
-        if self.adapters is None:
-            return []
-        requests = [request for request in self.scheduler.requests.values() if request.cache_key.adapter]
-        names = [self.adapters.name_of(request.id) for request in requests if request.is_running == is_running]
-        return sorted({name for name in names if name is not None})
+    def answer(self, message: EngineControl) -> EngineReply | None:
+        """Let an extension carry out an operator's message; return its reply. None: it is for none of them."""
+        return next((reply for answer in self._answer if (reply := answer(message)) is not None), None)
+
+    def extension(self, kind: type[Extension]) -> Extension | None:
+        """Return the extension of a class; None: the engine does without."""
+        return next((extension for extension in self._extensions if isinstance(extension, kind)), None)
 
     def close(self) -> None:
         """Wait for launched steps, close the executor and finish the log."""
         self.executor.close()
-        if self._desk is not None:
-            self._desk.close()
-        self._gates.close()
+        for extension in reversed(self._extensions):
+            extension.close()
         self._observer.close()
-
-
-def _refused(request_id: str, error: Refusal) -> TokenOutput:
-    return TokenOutput(request_id, [], FinishReason.ERROR, error=str(error), error_status=error.status)

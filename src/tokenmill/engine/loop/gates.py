@@ -4,16 +4,17 @@
     once a step       -> `collect` at every gate: requests that are ready or refused
     it has gone       -> `release` at every gate
 
-The engine's loop knows that there are gates, but not what is behind them.
+All gates of an engine are one extension of its loop, which does not know what is behind them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
 from tokenmill.core.errors import InvalidRequest, Refusal
-from tokenmill.core.messages import AddRequest
+from tokenmill.core.extension import EngineExtension, Host
+from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.request import RequestStatus
 
 
@@ -47,16 +48,17 @@ class Gate(Protocol):
         """Let go of what the gate holds: the engine ends."""
 
 
-class Gates:
+class Gates(EngineExtension):
     """All gates of an engine, and the requests that wait at each.
 
     A request that waits at several waits in the status of the first of them.
     """
 
-    def __init__(self, gates: Sequence[Gate] = ()) -> None:
+    def __init__(self, gates: Sequence[Gate]) -> None:
         self._gates = tuple(gates)
         self._admitted: set[str] = set()
         self._waiting: dict[str, list[Gate]] = {}
+        self._passed: list[tuple[str, RequestStatus | Refusal]] = []  # while the engine waited
         self._leaving: dict[str, None] = {}  # in order, unlike a set
 
     @property
@@ -64,7 +66,7 @@ class Gates:
         """True while a request waits at a gate."""
         return bool(self._waiting)
 
-    def admit(self, message: AddRequest) -> RequestStatus | None:
+    def arrived(self, message: AddRequest) -> RequestStatus | None:
         """Pass a new request to every gate; return the status in which it waits, or None.
 
         Raises:
@@ -79,14 +81,31 @@ class Gates:
                 for earlier in self._gates[:number]:
                     earlier.release(message.id)
                 raise
-        if self._gates:
-            self._admitted.add(message.id)
+        self._admitted.add(message.id)
         if not closed:
             return None
         self._waiting[message.id] = closed
         return closed[0].status
 
-    def collect(self, timeout: float = 0.0) -> list[tuple[str, RequestStatus | Refusal]]:
+    def poll(self, engine: Host) -> list[TokenOutput]:
+        """Let requests go on whose gates have opened; return the terminal outputs of refused ones."""
+        outputs = []
+        passed, self._passed = self._passed, []
+        for request_id, news in passed + self._collect(0.0):
+            if isinstance(news, Refusal):
+                engine.abort([request_id])
+                outputs.append(TokenOutput.refusal(request_id, news))
+            elif news is RequestStatus.WAITING:
+                engine.wake(request_id)
+            else:
+                engine.requests[request_id].move_to(news)
+        return outputs
+
+    def wait(self, timeout: float) -> None:
+        """Wait at the gate where the first request waits."""
+        self._passed += self._collect(timeout)
+
+    def _collect(self, timeout: float) -> list[tuple[str, RequestStatus | Refusal]]:
         """Return the requests that have passed a gate: the status in which each waits now, or why it is refused.
 
         Args:
@@ -107,11 +126,10 @@ class Gates:
                 news.append((request_id, refusal or (closed[0].status if closed else RequestStatus.WAITING)))
         return news
 
-    def release(self, ended: Iterable[str], alive: Container[str]) -> None:
-        """Let go of requests that have ended, once they are gone.
+    def released(self, ended: Sequence[str], alive: Container[str]) -> None:
+        """Let go of requests that have ended, once they are gone; ignore unknown ones.
 
         Args:
-            ended: unknown ones are ignored.
             alive: requests whose rows or pages are in use: a launched step may also use what a gate has given them.
         """
         for request_id in ended:
@@ -119,11 +137,15 @@ class Gates:
                 self._leaving[request_id] = None
         if self._leaving:
             for request_id in [request_id for request_id in self._leaving if request_id not in alive]:
-                del self._leaving[request_id]
-                self._admitted.remove(request_id)
-                self._waiting.pop(request_id, None)
-                for gate in self._gates:
-                    gate.release(request_id)
+                self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        del self._leaving[request_id]
+        self._admitted.remove(request_id)
+        self._waiting.pop(request_id, None)
+        self._passed = [one for one in self._passed if one[0] != request_id]
+        for gate in self._gates:
+            gate.release(request_id)
 
     def close(self) -> None:
         """Close every gate: the engine ends."""

@@ -13,7 +13,7 @@ import math
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -28,15 +28,16 @@ from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import KVNews, TransferSettings
-from tokenmill.engine.kv.events import KVEventLog
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.engine.kv.prefix_cache import NullCache
 from tokenmill.engine.kv.radix_tree import RadixTree
-from tokenmill.engine.kv.window_pages import WindowPages, WindowSettings
+from tokenmill.engine.kv.window_pages import WindowSettings
 from tokenmill.engine.scheduler.config import SchedulerConfig, scheduler_config_of
 from tokenmill.engine.scheduler.drafter import Drafter
+from tokenmill.engine.scheduler.resources.resource import Resource
 from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import standard_resources
 from tokenmill.engine.speculation.speculation import Speculation
 
 logger = logging.getLogger(__name__)
@@ -135,26 +136,23 @@ class LogHeader(msgspec.Struct, kw_only=True):
             depth=config.num_steps_ahead,
         )
 
-    def make_scheduler(self, events: KVEventLog | None = None, drafter: Drafter | None = None) -> Scheduler:
+    def make_scheduler(self, drafter: Drafter | None = None, resources: Iterable[Resource] = ()) -> Scheduler:
         """Make a scheduler over `num_pages` usable pages; the reserved page 0 comes on top.
 
         Args:
-            events: gets what the prefix cache takes in and gives up.
             drafter: see `Scheduler`; None: the one that `speculation` says, if it says any.
+            resources: those that this header says nothing of, which replays therefore lack.
         """
         if drafter is None and self.speculation is not None:
             drafter = Speculation(self.speculation)
-        cache = RadixTree(self.page_size, events) if self.enable_prefix_caching else NullCache(self.page_size)
-        pool, windows = PagePool(self.num_pages + RESERVED_PAGES), None
-        if self.window is not None:
-            most_ahead = self.depth * self.scheduler.max_num_batched_tokens
-            windows = WindowPages(self.window, self.page_size, pool.num_pages, most_ahead)
-        kv = KVManager(pool, cache, self.page_size, windows)
-        if self.transfers is None:
-            return Scheduler(self.scheduler, kv, drafter)
-        from tokenmill.engine.transfer.state import TransferState
+        cache = RadixTree(self.page_size) if self.enable_prefix_caching else NullCache(self.page_size)
+        kv = KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size)
+        standard = standard_resources(self.scheduler, kv, self.window, self.depth)
+        if self.transfers is not None:
+            from tokenmill.engine.transfer.state import TransferState
 
-        return Scheduler(self.scheduler, kv, drafter, TransferState(kv, self.transfers))
+            standard.append(TransferState(kv, self.transfers))
+        return Scheduler(self.scheduler, kv, (*standard, *resources), () if drafter is None else (drafter,))
 
 
 class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokenmill.core.hooks import hooks
 from tokenmill.engine.runner.cuda_graphs import LARGEST, DecodeGraphs, Report
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.step_sampler import DeviceSampler, Masks, Sampled, places
-from tokenmill.engine.runner.transport import Arrays, Sent
-from tokenmill.model.adapters.rows import DeviceRowAdapters
 from tokenmill.model.attention.batch import DeviceLens, ForwardBatch
 from tokenmill.model.attention.groups import GroupedPagedAttention
 from tokenmill.model.attention.paged import PagedAttention
+from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.triton.decode_inputs import decode_inputs
 from tokenmill.model.sampling.draws import RECORD, Draw, pack
 from tokenmill.model.sampling.state import SamplingMetadata
-from tokenmill.model.vision.encoder import Encoder
 from tokenmill.platform.protocol import Event, Platform, Stream, Tensors
+
+Extend = Callable[[ForwardBatch, torch.Tensor], ForwardBatch]
 
 
 class CapturedDecodes:
@@ -30,8 +32,8 @@ class CapturedDecodes:
     Args:
         stream: the stream of the steps.
         num_speculative_tokens: most drafts of a request; 0: none are expected.
-        adapters: adapters of the rows; None: there are none. Steps in which a row has one have graphs of their own.
-        encoder: shifts positions of rows behind images; None: the model takes text only.
+        extensions: add to the batches of decodes. For rows of which those that define it `has_any`, there are graphs
+            with all of them; graphs of other rows do without these.
     """
 
     def __init__(
@@ -42,11 +44,9 @@ class CapturedDecodes:
         attention: PagedAttention | GroupedPagedAttention,
         sampler: DeviceSampler,
         num_speculative_tokens: int = 0,
-        adapters: DeviceRowAdapters | None = None,
-        encoder: Encoder | None = None,
+        extensions: Sequence[RowExtension] = (),
     ) -> None:
         self._model = model
-        self._encoder = encoder
         self._attention = attention.in_graphs()
         self._stream = stream
         self._planned: Event | None = None
@@ -57,12 +57,13 @@ class CapturedDecodes:
         spare_row = len(self._tables.pages) - 1
         padding = pack(np.array([Draw(row=spare_row)], dtype=RECORD))
         num_drafts = num_speculative_tokens if attention.takes_drafts else 0
-        self._adapters = adapters
-        plain, adapted = partial(self._decode, None), partial(self._decode, adapters)
-        self._graphs = DecodeGraphs(platform, stream, plain, padding, spare_row, num_drafts)
-        self._adapted = self._graphs
-        if adapters is not None:
-            self._adapted = DecodeGraphs(platform, stream, adapted, padding, spare_row, num_drafts)
+        self._has_any = hooks(extensions, RowExtension.has_any)
+        always = [one for one in extensions if not hooks([one], RowExtension.has_any)]
+        plain, full = (hooks(parts, RowExtension.extend_decodes) for parts in (always, extensions))
+        self._graphs = DecodeGraphs(platform, stream, partial(self._decode, plain), padding, spare_row, num_drafts)
+        self._full = self._graphs
+        if self._has_any:
+            self._full = DecodeGraphs(platform, stream, partial(self._decode, full), padding, spare_row, num_drafts)
 
     @torch.inference_mode()
     def capture(self, report: Report = lambda done, total: None, count: int | None = None) -> int:
@@ -82,11 +83,10 @@ class CapturedDecodes:
 
     @property
     def _kinds(self) -> list[DecodeGraphs]:
-        return [self._graphs] if self._adapted is self._graphs else [self._adapted, self._graphs]
+        return [self._graphs] if self._full is self._graphs else [self._full, self._graphs]
 
     def _graphs_for(self, rows: npt.NDArray[np.integer]) -> DecodeGraphs:
-        has_adapters = self._adapters is not None and self._adapters.has_any(rows)
-        return self._adapted if has_adapters else self._graphs
+        return self._full if any(has_any(rows) for has_any in self._has_any) else self._graphs
 
     def fit(self, arrays: Arrays, rows: npt.NDArray[np.int32], num_samples: npt.NDArray[np.int32]) -> bool:
         """Add a step's first draws to `arrays`, padded to the size of a graph. Return False if none is that large.
@@ -129,10 +129,11 @@ class CapturedDecodes:
         lens[: len(context_lens)] = context_lens
         self._planned = self._stream.record() if self._attention.before_replay(lens) else None
 
-    def _decode(self, adapters: DeviceRowAdapters | None, draws: torch.Tensor, starts: torch.Tensor) -> Tensors:
+    def _decode(self, extend: Sequence[Extend], draws: torch.Tensor, starts: torch.Tensor) -> Tensors:
         """Run a whole decode step of n tokens by their packed draws, as a graph holds it. Lengths stay on the device.
 
         Args:
+            extend: what is added to its batch.
             starts: [rows + 1] int32, the first token of each row; each has at most n / rows.
         """
         tables, n, rows = self._tables, len(draws), len(starts) - 1
@@ -140,7 +141,6 @@ class CapturedDecodes:
         if n > rows:
             last = starts[1:].long() - 1
             lens, page_table = lens[last], page_table[last]
-        turned = None if self._encoder is None else positions + self._encoder.shifts[places(draws)[0]]
         batch = ForwardBatch(
             token_ids=token_ids,
             positions=positions,
@@ -151,8 +151,8 @@ class CapturedDecodes:
             query_starts=np.arange(0, n + 1, n // rows, dtype=np.int32),
             output_indices=self._indices[:n],
             lens=DeviceLens(lens, starts),
-            adapters=None if adapters is None else adapters.of_rows(places(draws)[0]),
-            turned=turned,
         )
+        for extend_decodes in extend:
+            batch = extend_decodes(batch, places(draws)[0])
         logits = self._model.logits(self._model.forward(batch, self._attention))
         return logits, self._sampler.draw(logits, draws)

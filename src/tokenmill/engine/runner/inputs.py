@@ -12,8 +12,8 @@ from tokenmill.core.plan import StepPlan
 from tokenmill.engine.runner.prompt_reports import OutputTokens
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
-from tokenmill.engine.runner.transport import Arrays, Sent
 from tokenmill.model.attention.batch import BatchPages, DeviceLens, ForwardBatch
+from tokenmill.model.attention.row_extension import Arrays, Sent
 
 
 def step_arrays(plan: StepPlan, samples: Samples, wanted: OutputTokens, first: int = 0) -> Arrays:

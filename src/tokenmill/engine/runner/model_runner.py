@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
@@ -30,9 +32,10 @@ from tokenmill.engine.runner.results import result_of
 from tokenmill.engine.runner.row_state import RowState
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.step_sampler import AdaptedHead, StepSampler
-from tokenmill.engine.runner.transport import Arrays, Sent, Transport
+from tokenmill.engine.runner.transport import Transport
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.attention.row_extension import Arrays, Sent
 from tokenmill.model.sampling.grammar_rows import GrammarStep
 from tokenmill.model.sampling.state import SamplingMetadata
 
@@ -96,6 +99,10 @@ class ModelRunner:
         self._sampler = sampler
         self._transport = transport
 
+    def watch_prompt_logits(self, watch: Callable[[npt.NDArray[np.float32]], None]) -> None:
+        """Let a function see the logits behind each prompt's log probabilities."""
+        self._rows.prompts.watch = watch
+
     @torch.inference_mode()
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         """Start a step behind the previous one; return a function that waits for its end and makes the result."""
@@ -115,19 +122,12 @@ class ModelRunner:
         num_captured = self._num_captured(plan, samples, wanted, arrays)
         if num_captured < len(plan.rows):
             arrays |= step_arrays(plan, samples, wanted, num_captured)
+        arrays |= rows.split(plan, samples.query_starts, num_captured)
         return EnteredStep(plan, samples, metadata, wanted, num_captured, arrays, self._transport.send(arrays))
 
     def _batch(self, step: EnteredStep) -> ForwardBatch:
         batch = build_batch(step.arrays, step.sent, self._rows.tables)
-        if self._rows.adapters is not None:
-            batch = replace(batch, adapters=self._rows.adapters.rows_of(step.plan, step.sent, step.num_captured))
-        if self._rows.encoder is not None:
-            positions, first = step.arrays["positions"], step.num_captured
-            batch = replace(batch, media=self._rows.encoder.add_to(batch, step.plan, positions, first))
-        if self._rows.recurrences is not None:
-            states = self._rows.recurrences.of_step(step.plan, step.samples.query_starts)
-            batch = replace(batch, states=states)
-        return batch
+        return self._rows.extend(batch, step.plan, step.num_captured, step.arrays, step.sent)
 
     def _sample(
         self, step: EnteredStep, outputs: torch.Tensor | None, previous: StepOutcome | None
@@ -144,6 +144,7 @@ class ModelRunner:
             outputs = outputs[sent["samples"]]
         if step.num_captured and self.graphs is not None:
             sampled = self.graphs.sample(samples, step.metadata, sent, masks, outputs)
+            rows.decoded(sent)
         elif outputs is not None and len(samples):
             sampled = self._sampler.sample(outputs, samples, step.metadata, sent, masks)
         on_host = None if sampled is None else sampled.on_host(self._transport)
@@ -160,10 +161,10 @@ class ModelRunner:
         return finish
 
     def _logits_of(self, row: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the head of a row: the model's, with the row's adapter if it has one."""
-        adapters = self._rows.adapters
-        adapter = None if adapters is None else adapters.head_of(row)
-        return self.model.logits if adapter is None else AdaptedHead(self.model, adapter).logits
+        """Return the head of a row: the model's, with what is added to it for the row."""
+        additions = (head_of(row) for head_of in self._rows.heads)
+        addition = next((one for one in additions if one is not None), None)
+        return self.model.logits if addition is None else AdaptedHead(self.model, addition).logits
 
     def _num_captured(self, plan: StepPlan, samples: Samples, wanted: OutputTokens, arrays: Arrays) -> int:
         """Return how many requests at the front of a step run in a graph, and add their draws to the arrays.
@@ -189,7 +190,7 @@ class ModelRunner:
         return grammars.step(samples.rows, samples.positions, samples.drafts)
 
     def close(self) -> None:
-        """End the threads of grammars, and release the graphs."""
+        """Close the stores of rows, and release the graphs."""
         if self.graphs is not None:
             self.graphs.close()
             self.graphs = None

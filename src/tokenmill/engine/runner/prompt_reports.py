@@ -17,6 +17,7 @@ from torch import Tensor
 from tokenmill.core.plan import AdmittedRequest, RowFailure, StepPlan, TokenLogprobs
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
+from tokenmill.model.attention.row_extension import Arrays, RowExtension
 from tokenmill.model.sampling.logprobs import LogprobGroup, take_logprobs, to_messages
 
 # Logits of so many values are held at a time: 64 MiB.
@@ -65,16 +66,28 @@ class Reports:
     failures: dict[int, RowFailure] = field(default_factory=dict)
 
 
-class PromptReports:
-    """The report settings of every row. Always written whole, so that a reused row keeps nothing of its last owner."""
+class PromptReports(RowExtension):
+    """The report settings of every row. Always written whole, so that a reused row keeps nothing of its last owner.
+
+    Attributes:
+        watch: sees the logits behind log probabilities, [n, vocab_size] float32, in the order of positions; None: they
+            are dropped.
+    """
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._rows: list[_Row | None] = [None] * max_rows
         # Where the prompt of a row with wishes ends; 0: it has none.
         self._ends = np.zeros(max_rows, dtype=np.int64)
+        self.watch: Callable[[npt.NDArray[np.float32]], None] | None = None
         self._rows_at_once = max(1, _LOGITS_AT_ONCE // vocab_size)
 
-    def set(self, new_row: AdmittedRequest) -> None:
+    def enter(self, plan: StepPlan) -> Arrays:
+        """Take in the report settings of new rows."""
+        for new_row in plan.new_rows:
+            self._set(new_row)
+        return {}
+
+    def _set(self, new_row: AdmittedRequest) -> None:
         """Set the report settings of `new_row.row` from its new request."""
         num_logprobs, pooling = new_row.params.prompt_logprobs, new_row.pooling
         has_wishes = num_logprobs is not None or bool(pooling)
@@ -143,7 +156,10 @@ class PromptReports:
         for part, ids in zip(outputs.split(size), targets.split(size), strict=True):
             if len(ids):
                 group = LogprobGroup(torch.arange(len(ids), device=ids.device), (count,) * len(ids))
-                messages = to_messages(take_logprobs(logits(part).float(), ids, group))
+                values = logits(part).float()
+                if self.watch is not None:
+                    self.watch(values.cpu().numpy())
+                messages = to_messages(take_logprobs(values, ids, group))
                 yield from (messages[i] for i in range(len(ids)))
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.core.hooks import hooks
 from tokenmill.core.plan import StepPlan
 from tokenmill.engine.runner.prompt_reports import PromptReports
-from tokenmill.engine.runner.row_recurrences import RowRecurrences
 from tokenmill.engine.runner.row_tables import RowTables, table_arrays
 from tokenmill.engine.runner.samples import Samples
-from tokenmill.engine.runner.transport import Arrays, Sent
-from tokenmill.model.adapters.rows import RowAdapters
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.sampling.grammar_rows import GrammarRows
 from tokenmill.model.sampling.state import SamplingState
-from tokenmill.model.vision.encoder import Encoder
 
 
 class RowState:
@@ -21,9 +25,8 @@ class RowState:
         tables: pages and tokens, on the device.
         sampling: sampling parameters of each row. grammars: its grammar.
         prompts: the reports wanted of its prompt.
-        adapters: its adapter; None: the engine has none.
-        encoder: its images; None: the model takes text only.
-        recurrences: the slot of its recurrent state; None: the model has none.
+        extensions: stores of capabilities; all that they hold of a row is theirs alone.
+        heads: find the addition to the model's head for a row; empty: the head is the same for all rows.
     """
 
     def __init__(
@@ -31,43 +34,54 @@ class RowState:
         tables: RowTables,
         sampling: SamplingState,
         grammars: GrammarRows,
-        adapters: RowAdapters | None = None,
-        encoder: Encoder | None = None,
-        recurrences: RowRecurrences | None = None,
+        extensions: Sequence[RowExtension] = (),
     ) -> None:
         self.tables = tables
         self.sampling = sampling
         self.grammars = grammars
-        self.adapters = adapters
-        self.encoder = encoder
-        self.recurrences = recurrences
         self.prompts = PromptReports(len(tables.tokens), sampling.vocab_size)
+        self.extensions = tuple(extensions)
+        self.heads = hooks(extensions, RowExtension.head_of)
+        stores = (sampling, self.prompts, grammars, *extensions)
+        self._enter = hooks(stores, RowExtension.enter)
+        self._apply = hooks(stores, RowExtension.apply)
+        self._split = hooks(stores, RowExtension.split)
+        self._decoded = hooks(stores, RowExtension.decoded)
+        self._extend = hooks(stores, RowExtension.extend)
+        self._close = hooks(stores, RowExtension.close)
 
     def enter(self, plan: StepPlan, samples: Samples) -> Arrays:
         """Take in the new rows of a plan; return the arrays that `apply` needs on the device."""
-        for new_row in plan.new_rows:
-            self.sampling.set(new_row)
-            self.prompts.set(new_row)
-        self.grammars.set(plan.new_rows)
-        if self.recurrences is not None:
-            self.recurrences.enter(plan)
         arrays = table_arrays(plan, samples)
-        if self.adapters is not None:
-            arrays |= self.adapters.set(plan)
-        if self.encoder is not None:
-            arrays |= self.encoder.set(plan)
+        for enter in self._enter:
+            arrays |= enter(plan)
+        return arrays
+
+    def split(self, plan: StepPlan, query_starts: npt.NDArray[np.int32], first: int) -> Arrays:
+        """Return what else the device needs for the requests from the `first` on; see `RowExtension.split`."""
+        arrays: Arrays = {}
+        for split in self._split:
+            arrays |= split(plan, query_starts, first)
         return arrays
 
     def apply(self, plan: StepPlan, sent: Sent) -> None:
         """Apply the changes of a plan on the device."""
         self.tables.apply(plan, sent)
-        if self.adapters is not None:
-            self.adapters.apply(sent)
-        if self.encoder is not None:
-            self.encoder.apply(plan, sent)
-        if self.recurrences is not None:
-            self.recurrences.apply(plan)
+        for apply in self._apply:
+            apply(plan, sent)
+
+    def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
+        """Return the batch of a step with the inputs that capabilities add; see `RowExtension.extend`."""
+        for extend in self._extend:
+            batch = extend(batch, plan, first, arrays, sent)
+        return batch
+
+    def decoded(self, sent: Sent) -> None:
+        """Update what capabilities keep of rows whose decodes a graph has run."""
+        for decoded in self._decoded:
+            decoded(sent)
 
     def close(self) -> None:
-        """End the threads of grammars."""
-        self.grammars.close()
+        """End the threads of grammars, and close the stores of capabilities."""
+        for close in self._close:
+            close()

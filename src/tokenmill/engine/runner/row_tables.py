@@ -11,7 +11,7 @@ import torch
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.engine.runner.samples import Samples
-from tokenmill.engine.runner.transport import Arrays, Sent
+from tokenmill.model.attention.row_extension import Arrays, Sent
 from tokenmill.platform.memory import zeros
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.engine.runner.transport import Arrays, Sent
+from tokenmill.model.attention.row_extension import Arrays, Sent
 from tokenmill.platform.protocol import Event, Platform, Stream
 
 NUM_SLOTS = 3

@@ -6,7 +6,7 @@ device that the host does not wait for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,8 +16,8 @@ import torch
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
-from tokenmill.engine.runner.transport import Sent, Transport
-from tokenmill.model.adapters.rows import RowAdapters
+from tokenmill.engine.runner.transport import Transport
+from tokenmill.model.attention.row_extension import Sent
 from tokenmill.model.kernels.adapters import LinearAdapter
 from tokenmill.model.kernels.torch_kernels import argmax
 from tokenmill.model.sampling.draws import column
@@ -75,7 +75,7 @@ class HostSampler:
 
     Args:
         native: kernels that draw; None: torch draws.
-        adapters: adapters of the rows; None: there are none.
+        heads: see `RowState`.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class HostSampler:
         model: Model,
         tables: RowTables,
         native: _native.Kernels | None = None,
-        adapters: RowAdapters | None = None,
+        heads: Sequence[Callable[[int], LinearAdapter | None]] = (),
     ) -> None:
-        self._adapters = adapters
+        self._heads = tuple(heads)
         self._model = model
         self._tables = tables
         self._sampler = Sampler(native=native)
@@ -101,27 +101,26 @@ class HostSampler:
         return Sampled(sampled.token_ids, sampled.logprobs, grammars)
 
     def _adapted(self, samples: Samples) -> list[tuple[torch.Tensor, AdaptedHead]]:
-        """Return the samples whose adapters add to the head, by adapter."""
-        if self._adapters is None:
-            return []
+        """Return the samples whose rows add to the head, by row."""
         found = []
-        for row in np.unique(samples.rows).tolist():
-            adapter = self._adapters.head_of(row)
-            if adapter is not None:
-                places = torch.from_numpy(np.flatnonzero(samples.rows == row))
-                found.append((places, AdaptedHead(self._model, adapter)))
+        for head_of in self._heads:
+            for row in np.unique(samples.rows).tolist():
+                addition = head_of(row)
+                if addition is not None:
+                    places = torch.from_numpy(np.flatnonzero(samples.rows == row))
+                    found.append((places, AdaptedHead(self._model, addition)))
         return found
 
 
 class AdaptedHead:
-    """The head of a model with an adapter's addition."""
+    """The head of a model with a row's addition."""
 
     def __init__(self, model: Model, adapter: LinearAdapter) -> None:
         self._model = model
         self._adapter = adapter
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the model's logits in float32 with the adapter's addition."""
+        """Return the model's logits in float32 with the addition."""
         return self._adapter.add(outputs, self._model.logits(outputs).float())
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:

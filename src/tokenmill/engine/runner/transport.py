@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Sequence
+from typing import Protocol, Self
 
-import numpy.typing as npt
 import torch
 
+from tokenmill.model.attention.row_extension import Arrays, Sent
 from tokenmill.platform.immediate import ImmediateStream
 from tokenmill.platform.protocol import Event
-
-Arrays = dict[str, npt.NDArray[Any]]
-"""The host's arrays for a step, by name."""
-Sent = Mapping[str, torch.Tensor]
-"""The same arrays on the device."""
 
 
 class Transport(Protocol):

@@ -17,12 +17,10 @@ it, and a tenant never loses its only request. A background request yields to an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenmill.core.request import Request
-from tokenmill.engine.kv.kv_manager import KVManager
-from tokenmill.engine.scheduler.queue import RequestQueue
 
 # Steps that a turn lasts for: whoever has just come waits for two at most.
 QUANTUM = 2
@@ -107,78 +105,8 @@ class Rounds:
         assert all(tenant.requests for tenant in tenants), "a tenant outlives its requests"
 
 
-@dataclass(slots=True)
-class Share:
-    """Rows and pages that a tenant's running requests hold."""
-
-    rows: int = 0
-    pages: int = 0
-
-
-@dataclass(slots=True)
-class Need:
-    """Pages that a waiting request takes, and the rows and pages that are missing for it."""
-
-    pages: int
-    missing_rows: int
-    missing_pages: int
-    missing_windows: int = 0
-
-    @property
-    def is_met(self) -> bool:
-        """True if nothing is missing."""
-        return self.missing_rows <= 0 and not self.lacks_pages
-
-    @property
-    def lacks_pages(self) -> bool:
-        """True if pages of a group are missing."""
-        return self.missing_pages > 0 or self.missing_windows > 0
-
-
-def find_yielding(
-    waiting: Request, need: Need, running: RequestQueue, kv: KVManager, takes_turns: bool = True
-) -> list[Request]:
-    """Choose running requests to preempt so that `waiting` can begin: the last in order, and no more than needed.
-
-    Args:
-        takes_turns: False: only background requests yield, to those that are not.
-
-    Returns:
-        The requests to preempt; empty if those that would yield do not hold enough.
-    """
-    shares = _shares(running, kv)
-    own = shares.get(waiting.tenant, Share())
-    yielding: list[Request] = []
-    for request in reversed(running):
-        is_lower = request.is_background and not waiting.is_background
-        if need.is_met or request.rank < waiting.rank or not (takes_turns or is_lower):
-            break
-        share = shares[request.tenant]
-        num_pages = len(kv.pages(request))
-        gives_row = need.missing_rows > 0 and (is_lower or share.rows - 1 >= own.rows + 1)
-        gives_pages = need.lacks_pages and (is_lower or share.pages - num_pages >= own.pages + need.pages)
-        is_other = is_lower or request.tenant != waiting.tenant
-        if is_other and (gives_row or (gives_pages and need.missing_rows <= 0)):
-            yielding.append(request)
-            share.rows -= 1
-            share.pages -= num_pages
-            need.missing_rows -= 1
-            need.missing_pages -= kv.num_returned_by([request])
-            need.missing_windows -= 0 if kv.windows is None else kv.windows.promised_to(request.id)
-    return yielding if need.is_met else []
-
-
-def _shares(running: RequestQueue, kv: KVManager) -> dict[str, Share]:
-    shares: dict[str, Share] = {}
-    for request in running:
-        share = shares.setdefault(request.tenant, Share())
-        share.rows += 1
-        share.pages += len(kv.pages(request))
-    return shares
-
-
 def serving_order(
-    queue: RequestQueue, elder: Request | None, takes_turns: bool, budget: int
+    queue: Sequence[Request], elder: Request | None, takes_turns: bool, budget: int
 ) -> tuple[list[Request], int]:
     """Return the running requests in the order in which a step serves them, and how many decodes precede all prompts.
 

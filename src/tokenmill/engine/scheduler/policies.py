@@ -21,7 +21,7 @@ from tokenmill.core.request import Request
 
 
 class View(Protocol):
-    """Read-only view of the scheduler for policies: rows, pages and both queues, as they are now."""
+    """Read-only view of the scheduler for policies and resources: rows, pages and both queues, as they are now."""
 
     @property
     def waiting(self) -> Sequence[Request]:
@@ -30,6 +30,10 @@ class View(Protocol):
     @property
     def running(self) -> Sequence[Request]:
         """Requests that own a row and make progress, in order."""
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no request runs and no step is launched."""
 
     @property
     def num_free_rows(self) -> int:

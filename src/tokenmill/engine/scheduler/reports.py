@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Self
 
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepResult, TokenLogprobs
 from tokenmill.core.request import Request, RequestStatus
-from tokenmill.engine.kv.kv_manager import KVManager
-from tokenmill.engine.scheduler.queue import RequestQueue
+from tokenmill.engine.scheduler.queues import RequestQueue
 
 # What a request's status does not say is the same prompt.
 WAIT_REASON_OF = {
@@ -56,40 +53,3 @@ def wait_reason(request: Request, waiting: RequestQueue) -> str:
     if request.wait_reason or not ahead:
         return request.wait_reason or "has just arrived"
     return f"{ahead} ahead of it; the first {waiting[0].wait_reason or 'has just arrived'}"
-
-
-def pages_text(count: int, more: str = "") -> str:
-    """Return a number of pages in words."""
-    return f"{count} {more}page{'' if count == 1 else 's'}"
-
-
-def short_of(kv: KVManager, num_missing: int, num_pages: int, spare: int, more: str = "") -> str:
-    """Return why a request waits that lacks `num_missing` pages.
-
-    Args:
-        num_pages: all pages that it would have. spare: pages that must stay available for others.
-    """
-    num_available, windows = kv.num_available, kv.windows
-    if windows is not None and num_missing + spare <= num_available:
-        needed, left = windows.num_wanted(num_pages), windows.num_left
-        return f"needs {needed} window pages, {left} of {windows.pool.num_usable} are promised to nobody"
-    needed_text = pages_text(num_missing, more)
-    return f"needs {needed_text}, {num_available} {'is' if num_available == 1 else 'are'} free or evictable"
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """Pages of each group that a running request lacks; a number not above 0 means no lack."""
-
-    pages: int
-    windows: int
-
-    @classmethod
-    def of(cls, kv: KVManager, request: Request, end: int, spare: int) -> Self:
-        """Return the pages that a request lacks to hold `end` tokens, with `spare` pages left to others."""
-        pages = kv.num_missing_pages(request, end) + spare - kv.num_available
-        return cls(pages, kv.num_missing_windows(request, end, spare))
-
-    def __str__(self) -> str:
-        """Return the shortage in words."""
-        return pages_text(self.pages) if self.pages > 0 else pages_text(self.windows, "window ")

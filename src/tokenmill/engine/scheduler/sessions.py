@@ -17,16 +17,16 @@ class Sessions:
     """Keeps sessions between two turns, and starts their next ones.
 
     Args:
-        check_size: raises InvalidRequest for a number of tokens that no request could run to.
+        check: raises InvalidRequest for a request that could never run to so many tokens.
 
     Attributes:
         due: sessions that may be paused and have further input.
     """
 
-    def __init__(self, state: SchedulerState, check_size: Callable[[int], None]) -> None:
+    def __init__(self, state: SchedulerState, check: Callable[[Request, int], None]) -> None:
         self.due: list[Request] = []
         self._state = state
-        self._check_size = check_size
+        self._check = check
 
     def extend(self, request_id: str, turn: TurnInput) -> None:
         """Continue a session with further input: at once if it is paused, else when its turn ends.
@@ -41,7 +41,7 @@ class Sessions:
             raise InvalidRequest("the session ends with an input that it has already")
         if len(request.inputs) == MAX_QUEUED_INPUTS:
             raise InvalidRequest(f"{MAX_QUEUED_INPUTS} inputs of this session wait for the end of its turn already")
-        self._check_size(request.max_tokens_with(turn))
+        self._check(request, request.max_tokens_with(turn))
         request.inputs.append(turn)
         if request.is_paused:
             self.due.append(request)
@@ -51,7 +51,7 @@ class Sessions:
         if request.inputs:
             self.due.append(request)
         if request.is_paused:
-            self._state.go_back(request)
+            self._state.rewind(request)
 
     def begin_turns(self) -> list[TokenOutput]:
         """Resume paused sessions that have further input.
@@ -65,7 +65,7 @@ class Sessions:
     def _begin_turn(self, request: Request) -> list[TokenOutput]:
         turn = request.inputs.popleft()
         try:
-            self._check_size(request.max_tokens_with(turn))
+            self._check(request, request.max_tokens_with(turn))
             request.extend(turn)
         except InvalidRequest as error:
             self._state.end(request, FinishReason.ERROR)

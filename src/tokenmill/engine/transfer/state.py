@@ -9,12 +9,14 @@ thread and no clock: the same calls and the same news give the same orders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TokenArray
 from tokenmill.core.transfers import (
     Found,
@@ -27,9 +29,10 @@ from tokenmill.core.transfers import (
     SaveOrder,
     TransferSettings,
 )
-from tokenmill.engine.kv.kv_manager import KVManager
+from tokenmill.engine.kv.kv_manager import CachedPages, KVManager
 from tokenmill.engine.kv.radix_node import PageArray, RadixNode
 from tokenmill.engine.kv.radix_tree import PrefixMatch
+from tokenmill.engine.scheduler.resources.transfers import Transfers
 
 # While this part of all pages is pinned for saving, no more is offered, but what sessions would lose else.
 SAVING_SHARE = 1 / 4
@@ -71,8 +74,8 @@ class _Orders:
     saves: list[SaveOrder] = field(default_factory=list)
 
 
-class TransferState:
-    """Implements `Transfers` (tokenmill.engine.scheduler.transfers) for the sources of an engine.
+class TransferState(Transfers):
+    """Implements `Transfers` for the sources of an engine.
 
     Attributes:
         loads: loads that are not over, by id.
@@ -97,7 +100,7 @@ class TransferState:
         self._num_new: dict[str, int] = {}
         self._is_saved = np.zeros(kv.pool.num_pages, dtype=bool)
         self._last_id = 0
-        kv.on_cached = self._cached
+        kv.on_cached.append(self._cached)
 
     @property
     def page_size(self) -> int:
@@ -119,11 +122,13 @@ class TransferState:
         """True if orders or queries wait to be taken."""
         return bool(self._orders.loads or self._orders.saves or self._queries)
 
-    def ask(self, requests: Iterable[Request]) -> None:
-        """Have the sources look up requests that are not known yet."""
+    def look_up(self, requests: Iterable[Request]) -> list[KVQuery]:
+        """Return queries about requests that are not known yet, and those that `fetch` has asked for, each once."""
         for request in list(requests):
             if request.id not in self._found and request.id not in self._asked:
                 self._ask(request)
+        queries, self._queries = self._queries, []
+        return queries
 
     def _ask(self, request: Request) -> None:
         tokens = self._kv.matchable(request)
@@ -132,11 +137,6 @@ class TransferState:
         self._asked[request.id] = request
         request.move_to(RequestStatus.WAITING_FOR_REMOTE_KV)
         request.wait_reason = "is looked up: what others have of its prompt"
-
-    def take_queries(self) -> list[KVQuery]:
-        """Return the new queries, each once."""
-        queries, self._queries = self._queries, []
-        return queries
 
     def fetch(self, request: Request, match: PrefixMatch, step: int, spare: int, num_free_rows: int) -> str:
         """Order a load for a request if a source has more of it; return why it must wait, or ""."""
@@ -166,24 +166,23 @@ class TransferState:
         request.wait_reason = f"loads {len(pages)} pages of KV from {found.source}"
         self._kv.announce(request)
 
-    def _cached(self, request: Request, pages: PageArray) -> None:
+    def _cached(self, cached: CachedPages) -> None:
         """Mark pages that the prefix cache has taken over as unsaved; save them once a running request has a chunk."""
         if not self._settings.stores:
             return
+        request, pages = cached.request, cached.pages[cached.num_known :]
         self._is_saved[pages] = False
         if request.is_running:
             self._num_new[request.id] = count = self._num_new.get(request.id, 0) + len(pages)
             if count >= self._settings.save_chunk:
                 self._save(request)
 
-    def leaving(self, request: Request) -> None:
-        """Forget the answer for a request and save its pages. Those of a preempted request are not saved: it comes back
-        soon, or computes them again.
+    def release(self, request: Request, step: int) -> None:
+        """Save the pages of a request that ends or pauses. One that was preempted comes back soon, or computes its
+        pages again; it is looked up again.
         """
         self._found.pop(request.id, None)
-        if self._asked.pop(request.id, None) is not None:
-            self._queries = [query for query in self._queries if query.request_id != request.id]
-        if self._settings.stores and request.row is not None and (request.is_finished or request.is_resumable):
+        if self._settings.stores and (request.is_finished or request.is_resumable):
             self._save(request)
         self._num_new.pop(request.id, None)
 
@@ -205,7 +204,9 @@ class TransferState:
         self._orders.saves.append(SaveOrder(pin_id, first, pages[first:].tolist()))
 
     def ended(self, request: Request) -> None:
-        """Pin the pages of an ended request if a source wants them kept."""
+        """Forget the answer for an ended request, and pin its pages if a source wants them kept."""
+        if self._asked.pop(request.id, None) is not None:
+            self._queries = [query for query in self._queries if query.request_id != request.id]
         found = self._found.pop(request.id, None)
         if found is not None and found.kept_for and request.finish_reason in _BY_ITSELF:
             node = self._kv.node(request)
@@ -219,8 +220,13 @@ class TransferState:
         self.pins[self._last_id] = Pin(node, request.cache_key, tokens, pages, num_saving, kept_of, kept_for)
         return self._last_id
 
+    def plan_fields(self) -> Mapping[str, Any]:
+        """Return the orders for the next plan."""
+        orders = self.take_orders()
+        return {} if orders is None else {"transfers": orders}
+
     def take_orders(self) -> PlanTransfers | None:
-        """Return the orders for the next plan, each once; None if there are none."""
+        """Return the orders that no plan has yet, each once; None if there are none."""
         orders, self._orders = self._orders, _Orders()
         return PlanTransfers(orders.loads, orders.saves) if orders.loads or orders.saves else None
 
@@ -291,7 +297,11 @@ class TransferState:
                 found.append((key, np.concatenate([part.tokens for part in path]), pages, missing[0]))
         return found
 
-    def check_invariants(self) -> None:
+    def counts(self) -> Mapping[str, Any]:
+        """Return how many tokens were loaded and stored."""
+        return {"num_loaded_tokens": self.num_loaded_tokens, "num_stored_tokens": self.num_stored_tokens}
+
+    def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if a load, a save or a pin is lost. For tests."""
         for load in self.loads.values():
             held = self._kv.pages(load.request)

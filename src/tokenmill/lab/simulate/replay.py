@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill.core.extension import EngineExtension, Host
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import IntArray, StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import Proposal, RequestStatus
@@ -27,6 +28,7 @@ from tokenmill.engine.loop.step_log import (
     read_log,
 )
 from tokenmill.engine.scheduler.drafter import Drafter
+from tokenmill.engine.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,17 @@ class RecordedExecutor:
         """Do nothing: no step is running."""
 
 
+class RecordedAnswers(EngineExtension):
+    """Stands in for sources of KV: drops the scheduler's lookups, whose answers are in the log."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def before_schedule(self, engine: Host) -> None:
+        """Take the lookups, each as it was taken then."""
+        self._scheduler.take_queries()
+
+
 def replay(path: Path, drafter: Drafter | None = None) -> Replay:
     """Drive a scheduler with the arrivals and outcomes of a log and compare each plan with the recorded one.
 
@@ -92,7 +105,9 @@ def replay(path: Path, drafter: Drafter | None = None) -> Replay:
 
 def _engine(header: LogHeader, executor: RecordedExecutor, drafter: Drafter | None) -> Engine:
     limits = ModelLimits(header.max_model_len, header.vocab_size, frozenset(header.eos_token_ids))
-    return Engine(header.make_scheduler(drafter=drafter), executor, limits, header.depth)
+    scheduler = header.make_scheduler(drafter=drafter)
+    extensions = () if header.transfers is None else (RecordedAnswers(scheduler),)
+    return Engine(scheduler, executor, limits, header.depth, extensions=extensions)
 
 
 def apply_input(engine: Engine, arrived: RecordedInput) -> list[TokenOutput]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,33 +12,15 @@ import torch
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.adapters.packing import PackedAdapter
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.adapters import AdapterRows, LinearAdapter
 
 if TYPE_CHECKING:
-    from tokenmill.model.adapters.slot_memory import SlotMemory, SlottedRows
+    from tokenmill.model.adapters.slot_memory import SlotMemory
 
 Find = Callable[[str], PackedAdapter]
 """An adapter by its digest. It is there as long as a request that has it is alive."""
-
-
-class RowAdapters(Protocol):
-    """Rows, slots, and the adapters in these slots; a plan brings the changes."""
-
-    def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.generic]]:
-        """Take in the new rows of a plan; return arrays that are to be sent to the device for `apply`."""
-
-    def apply(self, sent: Mapping[str, torch.Tensor]) -> None:
-        """Update the device before the step."""
-
-    def rows_of(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first: int) -> AdapterRows | None:
-        """Return which tokens of a step have which adapters; None: no token has any.
-
-        Args:
-            sent: `step_arrays` among it. first: the requests before this one run elsewhere.
-        """
-
-    def head_of(self, row: int) -> LinearAdapter | None:
-        """Return the part of a row's adapter that adds to the head; None: it has none."""
 
 
 class _Slots:
@@ -57,34 +40,32 @@ class _Slots:
         return found
 
 
-class HostRowAdapters:
+class HostRowAdapters(RowExtension):
     """Row adapters on the host: steps read adapters where they are kept."""
 
     def __init__(self, num_rows: int, find: Find) -> None:
         self._slots = _Slots(num_rows, find)
         self._adapters: dict[int, PackedAdapter] = {}
 
-    def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.generic]]:
+    def enter(self, plan: StepPlan) -> Arrays:
         """Take in the new rows of a plan; nothing is to be sent."""
         self._adapters |= self._slots.take(plan)
         return {}
 
-    def apply(self, sent: Mapping[str, torch.Tensor]) -> None:
-        """Do nothing: there is no device to update."""
-
-    def rows_of(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first: int) -> AdapterRows | None:
-        """Return which tokens of a step have which adapters, in the order of the slots."""
-        slots = self._slots.of_row[plan.rows]
+    def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
+        """Add which tokens of a step have which adapters, in the order of the slots, if any has one."""
+        slots = self._slots.of_row[plan.rows[first:]]
         if (slots < 0).all():
-            return None
+            return batch
         used = np.unique(slots[slots >= 0])
         numbers = np.where(slots < 0, -1, np.searchsorted(used, slots)).astype(np.int32)
         packed = [self._adapters[slot] for slot in used.tolist()]
-        return AdapterRows(
+        rows = AdapterRows(
             tuple(one.adapter for one in packed),
-            torch.from_numpy(np.repeat(numbers, plan.num_scheduled)),
+            torch.from_numpy(np.repeat(numbers, plan.num_scheduled[first:])),
             tuple((one.digest, one.path) for one in packed),
         )
+        return replace(batch, adapters=rows)
 
     def head_of(self, row: int) -> LinearAdapter | None:
         """Return the part of a row's adapter that adds to the head; None: it has none."""
@@ -92,8 +73,10 @@ class HostRowAdapters:
         return None if slot < 0 else self._adapters[slot].adapter.head
 
 
-class DeviceRowAdapters:
+class DeviceRowAdapters(RowExtension):
     """Row adapters on a device: steps read them from slots in its memory, which are filled behind the steps before.
+
+    Adapters with a part for the head are refused where they are read.
 
     Args:
         device: of the row tables, which have one row more than the engine, for padding, without an adapter.
@@ -106,7 +89,7 @@ class DeviceRowAdapters:
         self._digests: dict[int, str] = {}  # of what stands in each slot
         self._new: dict[int, PackedAdapter] = {}
 
-    def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.generic]]:
+    def enter(self, plan: StepPlan) -> Arrays:
         """Take in the new rows of a plan; return these rows and their slots for the device."""
         for slot, adapter in self._slots.take(plan).items():
             if self._digests.get(slot) != adapter.digest:
@@ -116,7 +99,7 @@ class DeviceRowAdapters:
         rows = np.array([new.row for new in plan.new_rows], np.int64)
         return {"adapter_rows": rows, "adapter_slots": self._slots.of_row[rows]}
 
-    def apply(self, sent: Mapping[str, torch.Tensor]) -> None:
+    def apply(self, plan: StepPlan, sent: Sent) -> None:
         """Fill slots with new adapters, and update the slots of rows."""
         for slot, packed in self._new.items():
             self._memory.fill(slot, packed.adapter)
@@ -124,20 +107,16 @@ class DeviceRowAdapters:
         if "adapter_rows" in sent:
             self._of_row[sent["adapter_rows"]] = sent["adapter_slots"]
 
-    def rows_of(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first: int) -> AdapterRows | None:
-        """Return the slots of a step's tokens; None: no row has an adapter."""
-        return self.of_rows(sent["row_of_token"]) if self.has_any(plan.rows[first:]) else None
-
-    def head_of(self, row: int) -> LinearAdapter | None:
-        """Return None: adapters with a part for the head are refused where they are read."""
-        return None
+    def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
+        """Add the slots of a step's tokens, if any has an adapter."""
+        return self.extend_decodes(batch, sent["row_of_token"]) if self.has_any(plan.rows[first:]) else batch
 
     def has_any(self, rows: npt.NDArray[np.integer]) -> bool:
         """Return True if one of these rows has an adapter."""
         return bool((self._slots.of_row[rows] >= 0).any())
 
-    def of_rows(self, rows: torch.Tensor) -> SlottedRows:
-        """Return the slots of tokens in these rows, [T] int64; read on the device."""
+    def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
+        """Add the slots of the tokens' rows."""
         from tokenmill.model.adapters.slot_memory import SlottedRows
 
-        return SlottedRows((), self._of_row[rows], (), self._memory.layers)
+        return replace(batch, adapters=SlottedRows((), self._of_row[rows], (), self._memory.layers))

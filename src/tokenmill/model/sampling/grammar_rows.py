@@ -35,13 +35,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.core.plan import AdmittedRequest
+from tokenmill.core.plan import AdmittedRequest, StepPlan
+from tokenmill.model.attention.row_extension import Arrays, RowExtension
 from tokenmill.model.sampling.bitmask import WORD_BITS, TokenBitmask
 from tokenmill.model.sampling.row_grammar import SLOW_SECONDS, IntArray, MaskThreads, RowGrammar
 
@@ -215,7 +216,7 @@ class GrammarStep:
         self._threads.begin(slow)
 
 
-class GrammarRows:
+class GrammarRows(RowExtension):
     """The grammars of all rows.
 
     Args:
@@ -237,6 +238,16 @@ class GrammarRows:
         self._proposes = proposes
         self._rows: dict[int, RowGrammar] = {}
         self._threads = MaskThreads()
+
+    @classmethod
+    def without_grammars(cls) -> Self:
+        """Return the rows of an engine none of whose requests has a grammar."""
+        return cls(lambda text: None, 0)
+
+    def enter(self, plan: StepPlan) -> Arrays:
+        """Take in the grammars of new rows."""
+        self.set(plan.new_rows)
+        return {}
 
     def set(self, new_rows: Iterable[AdmittedRequest]) -> None:
         """Give these requests their rows; nothing is left of the rows' former requests."""

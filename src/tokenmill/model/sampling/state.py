@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tokenmill.core.plan import AdmittedRequest
+from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.model.attention.row_extension import Arrays, RowExtension
 from tokenmill.model.sampling.bitmask import WORD_BITS, TokenBitmask
 from tokenmill.model.sampling.draws import RECORD, PackedDraws, describe, keys_of, pack, uniforms
 from tokenmill.model.sampling.logprobs import LogprobGroup
@@ -104,7 +105,7 @@ class _Selection:
     metadata: SamplingMetadata
 
 
-class SamplingState:
+class SamplingState(RowExtension):
     """Sampling parameters of up to `max_rows` rows for a vocabulary of `vocab_size` tokens."""
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
@@ -118,6 +119,12 @@ class SamplingState:
         self._bad_words: list[tuple[tuple[int, ...], ...]] = [()] * max_rows
         # The same rows sample in step after step.
         self._last: tuple[bytes, _Selection] | None = None
+
+    def enter(self, plan: StepPlan) -> Arrays:
+        """Take in the parameters of new rows."""
+        for new_row in plan.new_rows:
+            self.set(new_row)
+        return {}
 
     def set(self, new_row: AdmittedRequest) -> None:
         """Make `new_row.row` the row of this request; every field is overwritten."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,12 @@ from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import RequestStatus
 from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
+from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.heads import RotaryTables
-from tokenmill.model.vision.positions import Positions, frequency_axes, prompt_positions
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.tower import Tower
+
+Positions = npt.NDArray[np.int64]
 
 
 class PixelStore:
@@ -78,7 +80,7 @@ class _Row:
     shift: int
 
 
-class Encoder:
+class Encoder(RowExtension):
     """Encodes the images of plans, and gives steps the embeddings and positions of their tokens.
 
     Args:
@@ -102,8 +104,8 @@ class Encoder:
         self._outputs: dict[str, torch.Tensor] = {}
         self._rows: dict[int, _Row] = {}
 
-    def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.int64]]:
-        """Take in the new rows of a plan; return what is to be sent to the device for `apply`."""
+    def enter(self, plan: StepPlan) -> Arrays:
+        """Take in the new rows of a plan; return these rows and their shifts for the device."""
         for new in plan.new_rows:
             self._rows.pop(new.row, None)
             if new.media:
@@ -114,7 +116,7 @@ class Encoder:
         shifts = [self._rows[row].shift if row in self._rows else 0 for row in rows]
         return {"shifted_rows": np.array(rows, np.int64), "shifts": np.array(shifts, np.int64)}
 
-    def apply(self, plan: StepPlan, sent: Mapping[str, torch.Tensor]) -> None:
+    def apply(self, plan: StepPlan, sent: Sent) -> None:
         """Apply a plan on the device: set shifts, forget outputs and encode images."""
         if "shifted_rows" in sent:
             self.shifts[sent["shifted_rows"]] = sent["shifts"]
@@ -123,22 +125,29 @@ class Encoder:
         for digest in plan.encode:
             self._output(digest)
 
-    def add_to(
-        self, batch: ForwardBatch, plan: StepPlan, positions: npt.NDArray[np.int64], first_request: int = 0
-    ) -> MediaTokens | None:
-        """Return the media embeddings and positions of a step's batch; None: all its requests are text.
+    def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
+        """Add media embeddings and positions, if a request of the batch has images."""
+        rows = plan.rows[first:].tolist()
+        if not any(row in self._rows for row in rows):
+            return batch
+        return replace(batch, media=self._media(batch, rows, plan.num_computed[first:].tolist(), arrays["positions"]))
+
+    def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
+        """Rotate generated tokens by their positions behind images."""
+        return replace(batch, turned=batch.positions + self.shifts[rows])
+
+    def _media(
+        self, batch: ForwardBatch, rows: list[int], computed: list[int], positions: npt.NDArray[np.int64]
+    ) -> MediaTokens:
+        """Return the media embeddings and positions of a batch.
 
         Args:
-            positions: [T], of the batch's tokens in their sequences, on the host.
-            first_request: the requests of the plan before it are not in the batch.
+            rows, computed: of its requests; `computed`: where each begins.
+            positions: [T], of its tokens in their sequences, on the host.
         """
-        rows = plan.rows[first_request:].tolist()
-        if not any(row in self._rows for row in rows):
-            return None
         positions = np.tile(positions, (3, 1))
         indices: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
-        computed = plan.num_computed[first_request:].tolist()
         spans = zip(rows, computed, batch.query_starts.tolist(), batch.query_lens.tolist(), strict=False)
         for row, start, first, count in spans:
             own = self._rows.get(row)
@@ -168,3 +177,42 @@ class Encoder:
             shape = -1, one.span.rows * size, one.span.columns * size, 3
             self._outputs[digest] = self._tower.encode(np.frombuffer(one.pixels, np.uint8).reshape(shape).copy())
         return self._outputs[digest]
+
+
+def prompt_positions(num_tokens: int, media: Sequence[MediaSpan], merge: int) -> tuple[Positions, int]:
+    """Return positions [3, num_tokens] of a prompt, of time, row and column, and the shift of tokens behind it.
+
+    Text goes on along all three axes at once. An image stands at one time, its embeddings at their rows and columns
+    from there on, and the text behind it goes on behind its longer side (Qwen2-VL's rule, with time not in frames).
+
+    Args:
+        media: in the order of their places, none over another.
+        merge: patches of a grid in each direction that are one embedding.
+    """
+    positions = np.empty((3, num_tokens), dtype=np.int64)
+    done = shift = 0
+    for span in media:
+        positions[:, done : span.offset] = np.arange(done, span.offset) + shift
+        start, rows, columns = span.offset + shift, span.rows // merge, span.columns // merge
+        positions[0, span.offset : span.end] = start
+        positions[1, span.offset : span.end] = start + np.repeat(np.arange(rows), columns)
+        positions[2, span.offset : span.end] = start + np.tile(np.arange(columns), rows)
+        done, shift = span.end, shift + max(rows, columns) - span.length
+    positions[:, done:] = np.arange(done, num_tokens) + shift
+    return positions, shift
+
+
+def frequency_axes(
+    sections: tuple[int, int, int], num_frequencies: int, is_interleaved: bool = True
+) -> npt.NDArray[np.int64]:
+    """Return [num_frequencies], the axis that each frequency of the rotary embedding turns by: 0 time, 1 row, 2 column.
+
+    Interleaved, every axis has fast and slow ones, and what sections leave over is time's. Else they follow each other.
+    """
+    if not is_interleaved:
+        return np.repeat(np.arange(3), sections)
+    index = np.arange(num_frequencies)
+    axes = np.zeros(num_frequencies, dtype=np.int64)
+    for axis in (1, 2):
+        axes[(index % 3 == axis) & (index < 3 * sections[axis])] = axis
+    return axes

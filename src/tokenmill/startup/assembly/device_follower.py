@@ -12,10 +12,11 @@ from tokenmill.engine.parallel.messages import End, EndPhase, RunStep
 from tokenmill.engine.parallel.shared_memory import SharedMemory
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.platform.protocol import Platform
+from tokenmill.startup.assembly.capabilities import CHECKS
 from tokenmill.startup.assembly.follower import IDLE_SECONDS
 from tokenmill.startup.assembly.loading import Progress, StartupTimer, load, size_kv
-from tokenmill.startup.assembly.memory import allocate
-from tokenmill.startup.assembly.runners import capture, make_runner, room_for_kv
+from tokenmill.startup.assembly.memory import StepMemory, allocate
+from tokenmill.startup.assembly.runners import capture, least_size, make_runner, room_for_kv
 from tokenmill.startup.ranks.group import Group
 from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
 
@@ -78,17 +79,21 @@ def build_device_follower(
         EngineFailed: another rank has failed.
     """
     timer, grammars = StartupTimer(report), FollowedGrammars()
-    model = load(config, platform, timer, group)
+    model = load(config, platform, timer, CHECKS, group)
+
+    def make(size: KVSize) -> tuple[ModelRunner, StepMemory]:
+        memory = allocate(config, platform, model.decoder, model.attention, size)
+        return make_runner(config, platform, model, memory, grammars), memory
+
     available = None
     if config.num_pages is None and config.kv_cache_memory_bytes is None:
         longest = wanted_context(config, model.architecture.max_position)
 
-        def drive(runner: ModelRunner, size: KVSize) -> None:
-            DeviceFollower(runner, group.memory).run()
-
-        available = room_for_kv(config, platform, model, longest, grammars, drive)
-    size = size_kv(config, platform, model, available)
-    memory = allocate(config, platform, model.decoder, model.attention, size)
-    runner = make_runner(config, platform, model, memory, grammars)
+        available = room_for_kv(
+            platform,
+            lambda: make(least_size(config, longest)),
+            lambda runner: DeviceFollower(runner, group.memory).run(),
+        )
+    runner, _ = make(size_kv(config, platform, model, available))
     capture(platform, runner, timer)
     return DeviceFollower(runner, group.memory)

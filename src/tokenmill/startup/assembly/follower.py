@@ -21,6 +21,7 @@ from tokenmill.model.models.native_decoder import in_one_call
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.adapters import followed_adapters
+from tokenmill.startup.assembly.capabilities import CHECKS
 from tokenmill.startup.assembly.loading import Progress, StartupTimer, load, size_kv
 from tokenmill.startup.ranks.group import Group
 
@@ -146,7 +147,7 @@ def build_follower(
     """
     timer = StartupTimer(report)
     config = dataclasses.replace(config, speculative_config=None)  # rank 0 drafts
-    model = load(config, platform, timer, group)
+    model = load(config, platform, timer, CHECKS, group)
     size = size_kv(config, platform, model)
     attention = model.attention.make(size.num_allocated)
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None

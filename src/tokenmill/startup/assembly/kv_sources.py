@@ -14,7 +14,7 @@ from tokenmill.config.kv_transfer import FLAG, parse_kv_transfer_config
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.transfers import TransferSettings
 from tokenmill.engine.scheduler.scheduler import Scheduler
-from tokenmill.engine.transfer.desk import Launcher, Patience, TransferDesk, TransferExecutor
+from tokenmill.engine.transfer.desk import Patience, TransferDesk
 from tokenmill.engine.transfer.orders import PageMover
 from tokenmill.engine.transfer.plugins import find_source
 from tokenmill.engine.transfer.protocol import KVSource, SourceContext
@@ -52,12 +52,11 @@ class Connection:
         stores = tuple(source.name for source in self.sources if source.stores)
         return msgspec.structs.replace(header, transfers=TransferSettings(stores))
 
-    def join(self, scheduler: Scheduler, executor: Launcher) -> tuple[TransferExecutor, TransferDesk]:
-        """Return the executor of plans with transfers, and the desk. The scheduler's header is `with_settings`."""
-        state = scheduler.transfers
-        assert isinstance(state, TransferState), "a header with settings makes a scheduler with transfers"
-        desk = TransferDesk(self.sources, state, self.mover, self.policy, self.patience)
-        return TransferExecutor(executor, desk), desk
+    def open_desk(self, scheduler: Scheduler) -> TransferDesk:
+        """Return the desk between the sources and a scheduler, which is made from a header `with_settings`."""
+        state = scheduler.resource(TransferState)
+        assert state is not None, "a header with settings makes a scheduler with transfers"
+        return TransferDesk(self.sources, state, self.mover, self.policy, self.patience)
 
 
 def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str) -> Connection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,10 @@ from tokenmill.model.weights.loader import plan_model
 from tokenmill.model.weights.sharing import LoadedWeights, load_weights
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.drafting import find_draft, speculation_of
-from tokenmill.startup.assembly.vision import check_vision
 from tokenmill.startup.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
 from tokenmill.startup.sizing.fit import check_fit, check_parameters
 from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size, wanted_context
-from tokenmill.startup.sizing.state_size import check_recurrence_sizes, check_recurrences
+from tokenmill.startup.sizing.state_size import check_recurrence_sizes
 from tokenmill.startup.sizing.window_size import PageBytes, decide_grouped_size, least_page_bytes, window_group_obstacle
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from tokenmill.startup.ranks.group import Group
 
 Progress = Callable[[str, int, int], None]
+Check = Callable[[EngineConfig, Architecture, Platform], None]
 
 
 class StartupTimer:
@@ -96,12 +96,15 @@ class LoadedModel:
         return self.weights.decoder
 
 
-def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: Group | None = None) -> LoadedModel:
+def load(
+    config: EngineConfig, platform: Platform, timer: StartupTimer, checks: Sequence[Check], group: Group | None = None
+) -> LoadedModel:
     """Find a model, choose kernels and threads for it, and load its weights in the kernels' formats.
 
     Everything that can be refused is refused before weights are read.
 
     Args:
+        checks: of the engine's capabilities; see `Capability.check`.
         group: the ranks that share it; all have their weights when this returns. None: it is read whole.
     """
     if config.step_log:
@@ -109,8 +112,8 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
     with timer.phase("finding the model") as progress:
         folder = fetch(config.model, config.revision, config.download_dir, progress)
         architecture = read_architecture(folder)
-    check_vision(config, architecture, platform)
-    check_recurrences(config, architecture)
+    for check_capability in checks:
+        check_capability(config, architecture, platform)
     architecture = architecture.for_context(wanted_context(config, architecture.max_position))
     speculative = speculation_of(config, platform)
     has_draft_model = speculative is not None and speculative.model is not None

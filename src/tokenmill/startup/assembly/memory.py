@@ -21,7 +21,6 @@ from tokenmill.startup.sizing.kv_size import KVSize
 
 if TYPE_CHECKING:
     from tokenmill.startup.assembly.draft_loading import LoadedDraft
-    from tokenmill.startup.assembly.kv_sources import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +67,10 @@ def allocate(
     tables = RowTables(num_rows, size.max_model_len + 1, config.page_size, device, window)
     sampling = SamplingState(config.max_num_seqs, decoder.architecture.vocab_size)
     behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
-    states = decoder.state_memory(size.num_states) if size.num_states else None
+    # And its state.
+    states = decoder.state_memory(size.num_states + 1) if size.num_states else None
     made = attention.make(size.num_allocated, size.num_allocated_windows)
     return StepMemory(size, tables, sampling, made, behind, states)
-
-
-def connect_sources(
-    config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str
-) -> Connection | None:
-    """Connect the config's KV sources; None, without importing any of their code, if the config names no source.
-
-    Raises:
-        InvalidConfig: a source cannot be used; see `connect`.
-    """
-    if not (config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config):
-        return None
-    from tokenmill.startup.assembly.kv_sources import connect
-
-    return connect(config, platform, memory, layout, fingerprint)
 
 
 def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) -> Iterator[None]:

@@ -5,11 +5,9 @@ memory that its largest step takes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
-
-import torch
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.parallel.devices.collective import DeviceModel
@@ -17,25 +15,20 @@ from tokenmill.engine.parallel.devices.runner import FollowingSampler, LeadingRu
 from tokenmill.engine.parallel.model import RankedModel
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.model_runner import ModelRunner, PipelinedRunner
-from tokenmill.engine.runner.row_recurrences import RowRecurrences
 from tokenmill.engine.runner.row_state import RowState
 from tokenmill.engine.runner.staging import Staging
 from tokenmill.engine.runner.step_sampler import DeviceSampler, HostSampler
 from tokenmill.engine.runner.transport import HostTransport
-from tokenmill.model.adapters.cache import AdapterCache
-from tokenmill.model.adapters.rows import DeviceRowAdapters, HostRowAdapters, RowAdapters
 from tokenmill.model.architecture.architecture import MoeSpec
 from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.models.native_decoder import in_one_call
 from tokenmill.model.sampling.grammar_rows import GrammarRows
-from tokenmill.model.structured.cache import GrammarCache
 from tokenmill.platform.protocol import Platform, Stream
 from tokenmill.startup.assembly.drafting import speculation_of
 from tokenmill.startup.assembly.loading import LoadedModel, StartupTimer
-from tokenmill.startup.assembly.memory import StepMemory, allocate
-from tokenmill.startup.assembly.vision import Vision
+from tokenmill.startup.assembly.memory import StepMemory
 from tokenmill.startup.sizing.kv_size import MIB, KVSize
-from tokenmill.startup.sizing.state_size import num_states
 
 if TYPE_CHECKING:
     from tokenmill.engine.runner.captured_decodes import CapturedDecodes
@@ -47,48 +40,30 @@ logger = logging.getLogger(__name__)
 TWICE_READ_BYTES = 2 << 30
 
 
-def masks_of(config: EngineConfig, platform: Platform, model: LoadedModel, grammars: GrammarCache) -> GrammarRows:
-    """Return the grammars of rows, for an engine that samples."""
-    proposes = speculation_of(config, platform) is not None
-    return GrammarRows(grammars.template, model.architecture.vocab_size, not platform.is_accelerator, proposes)
-
-
 def make_runner(
     config: EngineConfig,
     platform: Platform,
     model: LoadedModel,
     memory: StepMemory,
     masks: GrammarRows,
-    adapters: AdapterCache | None = None,
-    vision: Vision | None = None,
+    extensions: Sequence[RowExtension] = (),
 ) -> ModelRunner:
-    """Make the runner of steps for the platform."""
-    of_rows = None if adapters is None else _row_adapters(config, platform, adapters)
-    encoder = None if vision is None else vision.encoder
-    recurrences = None
-    if memory.states is not None:
-        recurrences = RowRecurrences(memory.states, len(memory.tables.tokens), torch.device(platform.device))
-    rows = RowState(memory.tables, memory.sampling, masks, of_rows, encoder, recurrences)
+    """Make the runner of steps for the platform.
+
+    Args:
+        extensions: see `RowState`.
+    """
+    rows = RowState(memory.tables, memory.sampling, masks, extensions)
     attention = memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
     own = in_one_call(model.decoder, attention)
     in_calls = own if model.group is None else model.group.model(own)
-    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None), of_rows)
+    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None), rows.heads)
     if config.pipeline_parallel_size > 1:
         assert isinstance(in_calls, RankedModel), "several stages are a group"
         return PipelinedRunner(in_calls, attention, rows, sampler, HostTransport())
-    runner = ModelRunner(in_calls, attention, rows, sampler, HostTransport())
-    if model.draft is not None and memory.draft is not None:
-        runner.draft_model = model.draft.bind(memory.draft, memory.tables, memory.size.max_model_len)
-    return runner
-
-
-def _row_adapters(config: EngineConfig, platform: Platform, adapters: AdapterCache) -> RowAdapters:
-    if adapters.slots is None:
-        return HostRowAdapters(config.max_num_seqs, adapters.find)
-    device = torch.device(platform.device)
-    return DeviceRowAdapters(config.max_num_seqs, adapters.find, adapters.slots, device)
+    return ModelRunner(in_calls, attention, rows, sampler, HostTransport())
 
 
 def _device_runner(
@@ -132,16 +107,15 @@ def _graphs(
     from tokenmill.model.attention.paged import PagedAttention  # these need Triton
 
     assert isinstance(attention, PagedAttention | GroupedPagedAttention), "a GPU has its attention over pages"
-    # One expert after the other: how many tokens each has, the host has to know.
-    layers = loaded.architecture.layers
-    has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
-    if config.enforce_eager or has_loops or loaded.architecture.recurrences:
+    # One expert, or token, after the other: how many there are, the host has to know.
+    architecture = loaded.architecture
+    loops = bool(architecture.recurrences) or any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
+    if config.enforce_eager or (loops and loaded.kernels.name == "torch"):
         return None
     speculation = speculation_of(config, platform)
     num_drafts = 0 if speculation is None else speculation.most_tokens
-    adapters, encoder = rows.adapters, rows.encoder
-    assert adapters is None or isinstance(adapters, DeviceRowAdapters), "a GPU has its adapters in slots"
-    return captured_decodes.CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, adapters, encoder)
+    added = rows.extensions
+    return captured_decodes.CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, added)
 
 
 def capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str:
@@ -156,33 +130,29 @@ def capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str
         return f", {count} graphs, {taken:,.0f} MiB"
 
 
+def least_size(config: EngineConfig, max_model_len: int) -> KVSize:
+    """Return the size of a KV cache that just holds the largest step."""
+    return KVSize(-(-config.step_budget // config.page_size) + 2 * config.max_num_seqs, max_model_len)
+
+
 def room_for_kv(
-    config: EngineConfig,
-    platform: Platform,
-    model: LoadedModel,
-    max_model_len: int,
-    masks: GrammarRows,
-    drive: Callable[[ModelRunner, KVSize], None],
-    adapters: AdapterCache | None = None,
-    vision: Vision | None = None,
+    platform: Platform, make: Callable[[], tuple[ModelRunner, StepMemory]], drive: Callable[[ModelRunner], None]
 ) -> int:
-    """Measure the bytes that the largest step and graph leave for KV, with a KV cache that just holds them.
+    """Measure the bytes that the largest step and graph leave for KV.
 
     Args:
+        make: makes a runner with a KV cache that just holds them.
         drive: runs the largest steps.
 
     Raises:
         OutOfMemory: they do not fit.
     """
     platform.available_bytes()  # from here on it is seen what is taken
-    num_pages = -(-config.step_budget // config.page_size) + 2 * config.max_num_seqs
-    size = KVSize(num_pages, max_model_len, num_states(config, model.architecture))
-    memory = allocate(config, platform, model.decoder, model.attention, size)
-    runner = make_runner(config, platform, model, memory, masks, adapters, vision)
+    runner, memory = make()
     try:
         if runner.graphs is not None:
             runner.graphs.capture(count=1)
-        drive(runner, size)
+        drive(runner)
         return platform.untouched_bytes() + memory.attention.kv.num_bytes
     finally:
         runner.close()

@@ -1,11 +1,13 @@
-"""From a config to a running engine: find the model, load it, size the KV cache and put the parts together."""
+"""From a config to a running engine: find the model, load it, size the KV cache and put the parts together.
+
+Names no capability: what each brings, it brings itself (`capability.py`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,34 +15,27 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.config.model_files import eos_token_ids
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import OutOfMemory
-from tokenmill.engine.kv.events import KVEventLog
+from tokenmill.core.extension import EngineExtension
 from tokenmill.engine.loop.engine import Engine, ModelLimits
-from tokenmill.engine.loop.gates import Gate
+from tokenmill.engine.loop.gates import Gates
 from tokenmill.engine.loop.observer import Observer
 from tokenmill.engine.loop.step_log import LogHeader, StepLog
 from tokenmill.engine.parallel.messages import EndPhase
 from tokenmill.engine.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.scheduler.config import find_policies
-from tokenmill.ipc.sandbox import Limits
-from tokenmill.model.adapters.cache import AdapterCache
 from tokenmill.model.models.native_decoder import native_pass_obstacle
-from tokenmill.model.structured.cache import GrammarCache
-from tokenmill.model.structured.compiler import GrammarTokenizer
 from tokenmill.model.weights.fingerprint import fingerprint
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
-from tokenmill.startup.assembly.adapters import adapter_cache, first_adapters
-from tokenmill.startup.assembly.drafting import describe_speculation, with_speculation
+from tokenmill.startup.assembly.capabilities import CAPABILITIES
+from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.loading import LoadedModel, Progress, StartupTimer, load, size_kv
-from tokenmill.startup.assembly.memory import StepMemory, allocate, connect_sources, take_memory
-from tokenmill.startup.assembly.runners import capture, make_runner, masks_of, room_for_kv
-from tokenmill.startup.assembly.vision import Vision, load_vision
+from tokenmill.startup.assembly.memory import StepMemory, allocate, take_memory
+from tokenmill.startup.assembly.runners import capture, least_size, make_runner, room_for_kv
 from tokenmill.startup.assembly.warm_up import warm_up
-from tokenmill.startup.ranks.group import Group, config_of_rank, start_group
+from tokenmill.startup.ranks.group import config_of_rank, start_group
 from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
-from tokenmill.startup.sizing.state_size import num_states, with_states
-from tokenmill.startup.sizing.window_size import describe_windows
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +59,7 @@ def build_engine(
     report: Progress = lambda *_: None,
     platform: Platform | None = None,
     model: LoadedModel | None = None,
+    capabilities: Sequence[type[Capability]] = CAPABILITIES,
 ) -> BuiltEngine:
     """Load a model and make an engine for it.
 
@@ -72,6 +68,7 @@ def build_engine(
         report: called with (phase, done, total) during the start.
         platform: where it runs, instead of the config's device.
         model: loaded before from the same config; None: load it.
+        capabilities: those that it may have; the config and the model say which of them it has.
 
     Raises:
         InvalidCheckpoint, InvalidConfig, OutOfMemory: what is wrong and what to change, in one sentence.
@@ -83,7 +80,11 @@ def build_engine(
     group = start_group(config)
     config = config_of_rank(config)
     try:
-        return _build(config, platform, timer, model, group)
+        if model is None:
+            model = load(config, platform, timer, [capability.check for capability in capabilities], group)
+        assembly = Assembly(config, platform, timer, model, _limits(config, model))
+        assembly.install(capabilities)
+        return _build(assembly)
     except BaseException as error:
         if group is not None:
             group.abandon(error)
@@ -96,69 +97,34 @@ def build_engine(
         ) from error
 
 
-def _build(
-    config: EngineConfig, platform: Platform, timer: StartupTimer, model: LoadedModel | None, group: Group | None
-) -> BuiltEngine:
-    model = model or load(config, platform, timer, group)
-    limits = ModelLimits(
+def _build(assembly: Assembly) -> BuiltEngine:
+    """Put together an engine whose weights are in memory, as its capabilities are."""
+    platform, timer, model = assembly.platform, assembly.timer, assembly.model
+    memory = _allocate(assembly)
+    runner = _make_runner(assembly, memory)
+    graphs = capture(platform, runner, timer)
+    executor = _executor(assembly, runner)
+    header = log_header(assembly.config, memory.size, assembly.limits)
+    with timer.phase("warming up"):
+        warm_up(Engine(header.make_scheduler(), executor, assembly.limits), platform)
+        for capability in assembly.capabilities:
+            header = capability.settle(header, memory, executor)
+    engine = _engine(assembly, header, executor)
+    ready = describe(assembly.config, platform, model, memory, graphs, timer.seconds)
+    ready.fingerprint = assembly.limits.fingerprint
+    for capability in assembly.capabilities:
+        capability.describe(ready, memory)
+    return BuiltEngine(engine, ready, take_memory(assembly.config, platform, memory), model)
+
+
+def _limits(config: EngineConfig, model: LoadedModel) -> ModelLimits:
+    """Return the limits of a model, with the context that the config wants: the KV cache has no size yet."""
+    return ModelLimits(
         wanted_context(config, model.architecture.max_position),
         model.architecture.vocab_size,
         eos_token_ids(model.folder),
         fingerprint(model.folder, *_forms(config, model)),
     )
-    grammars = grammar_cache(config, model.folder, limits)
-    in_calls = native_pass_obstacle(model.decoder, model.attention.name) is None
-    adapters = adapter_cache(config, platform, model.decoder, model.kernels, in_calls)
-    named = first_adapters(config, adapters)
-    with timer.phase("loading the vision tower") if model.architecture.takes_images else nullcontext():
-        vision = load_vision(config, model)
-    config = with_states(config, model.architecture, platform.available_bytes())
-    available = None
-    if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
-        with timer.phase("measuring a step"):
-            available = _room_for_kv(config, platform, model, limits, grammars, adapters, vision)
-    with timer.phase("allocating KV"):
-        size = size_kv(config, platform, model, available, 0 if vision is None else vision.memory.reserved)
-        size = dataclasses.replace(size, num_states=num_states(config, model.architecture))
-        memory = allocate(config, platform, model.decoder, model.attention, size, model.draft)
-    limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
-    masks = masks_of(config, platform, model, grammars)
-    runner = make_runner(config, platform, model, memory, masks, adapters, vision)
-    graphs = capture(platform, runner, timer)
-    on_thread = config.async_scheduling and not platform.is_accelerator and config.pipeline_parallel_size == 1
-    executor: Executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
-    if model.group is not None:
-        executor = model.group.executor(executor)
-    header = log_header(config, size, limits)
-    with timer.phase("warming up"):
-        warm_up(Engine(header.make_scheduler(), executor, limits), platform)
-        header = with_speculation(config, platform, header, executor, limits)
-    # Kernels of another level round in another way.
-    whose = f"{limits.fingerprint}/{model.kernels.name}/{model.kernels_reason}"
-    connection = connect_sources(config, platform, memory, model.attention.name, whose)
-    header = header if connection is None else connection.with_settings(header)
-    events = KVEventLog() if config.kv_events() is not None else None
-    log = StepLog(Path(config.step_log) if config.step_log else None, header)
-    scheduler = header.make_scheduler(events)
-    executor, desk = (executor, None) if connection is None else connection.join(scheduler, executor)
-    gates = _gates(grammars, adapters, vision)
-    engine = Engine(scheduler, executor, limits, header.depth, Observer(log), gates, desk)
-    engine.adapters = adapters
-    ready = describe(config, platform, model, memory, graphs, timer.seconds)
-    ready.fingerprint = limits.fingerprint
-    ready.adapters, ready.max_loras = named, config.max_loras if config.enable_lora else 0
-    if vision is not None:
-        ready.takes_images = True
-        ready.weight_bytes += vision.memory.weights
-    ready.takes_transfer_params = connection is not None and connection.takes_params
-    ready.speculation = describe_speculation(header.speculation, model.draft)
-    return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
-
-
-def _gates(grammars: GrammarCache, adapters: AdapterCache | None, vision: Vision | None) -> list[Gate]:
-    """Return the gates at which this engine's requests may have to wait."""
-    gates = (grammars, adapters, None if vision is None else vision.pixels)
-    return [gate for gate in gates if gate is not None]
 
 
 def _forms(config: EngineConfig, model: LoadedModel) -> tuple[str, ...]:
@@ -167,25 +133,68 @@ def _forms(config: EngineConfig, model: LoadedModel) -> tuple[str, ...]:
     return (*forms, *filter(None, (model.merged, model.architecture.context_form)))
 
 
-def _room_for_kv(
-    config: EngineConfig,
-    platform: Platform,
-    model: LoadedModel,
-    limits: ModelLimits,
-    grammars: GrammarCache,
-    adapters: AdapterCache | None,
-    vision: Vision | None,
-) -> int:
-    """Return the bytes left for KV, measured by running the largest steps."""
+def _allocate(assembly: Assembly) -> StepMemory:
+    """Decide the size of the KV cache, after measuring a step where that tells more, and allocate it."""
+    config, platform, model = assembly.config, assembly.platform, assembly.model
+    available = None
+    if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
+        with assembly.timer.phase("measuring a step"):
+            available = _room_for_kv(assembly)
+    with assembly.timer.phase("allocating KV"):
+        reserved = sum(capability.reserved_bytes for capability in assembly.capabilities)
+        size = assembly.sized(size_kv(config, platform, model, available, reserved))
+        memory = allocate(config, platform, model.decoder, model.attention, size, model.draft)
+    assembly.limits = dataclasses.replace(assembly.limits, max_model_len=size.max_model_len)
+    return memory
 
-    def drive(runner: ModelRunner, size: KVSize) -> None:
+
+def _room_for_kv(assembly: Assembly) -> int:
+    """Return the bytes left for KV, measured by running the largest steps."""
+    config, platform, model, limits = assembly.config, assembly.platform, assembly.model, assembly.limits
+    size = assembly.sized(least_size(config, limits.max_model_len))
+
+    def make() -> tuple[ModelRunner, StepMemory]:
+        memory = allocate(config, platform, model.decoder, model.attention, size)
+        return _make_runner(assembly, memory), memory
+
+    def drive(runner: ModelRunner) -> None:
         scheduler = log_header(config, size, limits).make_scheduler()
         warm_up(Engine(scheduler, InlineExecutor(runner, platform.synchronize), limits), platform)
         if model.group is not None:
             model.group.memory.post(EndPhase())
 
-    masks = masks_of(config, platform, model, grammars)
-    return room_for_kv(config, platform, model, limits.max_model_len, masks, drive, adapters, vision)
+    return room_for_kv(platform, make, drive)
+
+
+def _make_runner(assembly: Assembly, memory: StepMemory) -> ModelRunner:
+    extensions, masks = assembly.row_extensions(memory), assembly.new_grammar_rows()
+    runner = make_runner(assembly.config, assembly.platform, assembly.model, memory, masks, extensions)
+    for capability in assembly.capabilities:
+        capability.complete(runner, memory)
+    return runner
+
+
+def _executor(assembly: Assembly, runner: ModelRunner) -> Executor:
+    """Return the executor that launches steps: inline, on a thread, or with the other ranks."""
+    config, platform, group = assembly.config, assembly.platform, assembly.model.group
+    on_thread = config.async_scheduling and not platform.is_accelerator and config.pipeline_parallel_size == 1
+    executor: Executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
+    return executor if group is None else group.executor(executor)
+
+
+def _engine(assembly: Assembly, header: LogHeader, executor: Executor) -> Engine:
+    """Make the loop around scheduler and executor, with the capabilities' parts of it."""
+    config = assembly.config
+    log = StepLog(Path(config.step_log) if config.step_log else None, header)
+    scheduler = header.make_scheduler(resources=assembly.resources())
+    extensions: list[EngineExtension] = []
+    for capability in assembly.capabilities:
+        extensions += capability.engine_extensions(scheduler)
+        executor = capability.executor(executor)
+    gates = list(assembly.gates())
+    if gates:
+        extensions.insert(0, Gates(gates))
+    return Engine(scheduler, executor, assembly.limits, header.depth, Observer(log), extensions)
 
 
 def describe(
@@ -213,16 +222,13 @@ def describe(
         page_size=config.page_size,
         num_pages=size.num_pages,
         kv_bytes=memory.kv_bytes,
-        weight_bytes=model.weight_bytes + (0 if model.draft is None else model.draft.weight_bytes),
+        weight_bytes=model.weight_bytes,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.step_budget,
         num_threads=model.num_threads,
         threads_reason=_ranks_reason(config) + model.threads_reason,
         seconds=seconds,
         weights_source=model.weights.source,
-        kv_windows=describe_windows(model.window_obstacle, model.page_bytes, size, config.page_size),
-        num_states=size.num_states,
-        state_bytes=0 if memory.states is None else memory.states.num_bytes,
     )
 
 
@@ -250,14 +256,3 @@ def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHe
     header = LogHeader.of(config, size.num_pages, size.max_model_len, limits.vocab_size, eos, size.num_states)
     header.window = size.window
     return header
-
-
-def grammar_cache(config: EngineConfig, folder: Path, limits: ModelLimits) -> GrammarCache:
-    """Return the cache that compiles grammars for this model's tokenizer; the compiler loads with the first grammar."""
-    options = config.structured_outputs()
-    tokenizer = GrammarTokenizer(
-        path=str(Path(config.tokenizer or folder) / "tokenizer.json"),
-        vocab_size=limits.vocab_size,
-        eos_token_ids=tuple(sorted(limits.eos_token_ids)),
-    )
-    return GrammarCache(tokenizer, Limits(options.compile_seconds, options.compile_bytes), options.cache_bytes)

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Self
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.vision.encoder import Encoder, PixelStore
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.vision.tower import load_tower
 from tokenmill.platform.protocol import Platform
+from tokenmill.startup.assembly.capability import Assembly, Capability
+from tokenmill.startup.assembly.loading import LoadedModel
+from tokenmill.startup.assembly.memory import StepMemory
 from tokenmill.startup.sizing.tower_size import TowerMemory, reserved_bytes
 
-if TYPE_CHECKING:
-    from tokenmill.startup.assembly.loading import LoadedModel
 
-
-@dataclass(frozen=True, slots=True)
-class Vision:
-    """The two ends of vision in an engine: the pixels that requests bring, and their encoder.
-
-    Attributes:
-        memory: the bytes that the tower has taken, and will take.
-    """
-
-    pixels: PixelStore
-    encoder: Encoder
-    memory: TowerMemory
-
-
-def check_vision(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
+def check_vision(config: EngineConfig, architecture: Architecture) -> None:
     """Refuse features that models with images do not support yet.
 
     Raises:
@@ -57,17 +44,52 @@ def check_vision(config: EngineConfig, architecture: Architecture, platform: Pla
         raise InvalidConfig("--encoder-budget and --encoder-cache-tokens must be at least 1")
 
 
-def load_vision(config: EngineConfig, model: LoadedModel) -> Vision | None:
-    """Load the vision tower of a model; None: the model takes text only.
+class Images(Capability):
+    """The two ends of vision in an engine: the pixels that requests bring, and their encoder."""
 
-    Raises:
-        InvalidCheckpoint: the tower is broken or not supported.
-    """
-    spec = read_vision(model.folder)
-    if spec is None:
-        return None
-    pixels, tower = PixelStore(), load_tower(model.folder, spec, model.kernels)
-    (rotary,) = model.decoder.rotary.values()
-    encoder = Encoder(spec, tower, pixels, rotary, config.max_num_seqs)
-    reserved = reserved_bytes(config, spec, model.kernels.dtype.itemsize)
-    return Vision(pixels, encoder, TowerMemory(tower.num_bytes, reserved))
+    def __init__(self, pixels: PixelStore, encoder: Encoder, memory: TowerMemory) -> None:
+        self.reserved_bytes = memory.reserved
+        self._pixels = pixels
+        self._encoder = encoder
+        self._memory = memory
+
+    @classmethod
+    def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
+        """Refuse features that models with images do not support yet."""
+        check_vision(config, architecture)
+
+    @classmethod
+    def install(cls, assembly: Assembly) -> Self | None:
+        """Load the vision tower of a model that takes images.
+
+        Raises:
+            InvalidCheckpoint: the tower is broken or not supported.
+        """
+        if not assembly.model.architecture.takes_images:
+            return None
+        with assembly.timer.phase("loading the vision tower"):
+            return cls._load(assembly.config, assembly.model)
+
+    @classmethod
+    def _load(cls, config: EngineConfig, model: LoadedModel) -> Self | None:
+        spec = read_vision(model.folder)
+        if spec is None:
+            return None
+        pixels, tower = PixelStore(), load_tower(model.folder, spec, model.kernels)
+        (rotary,) = model.decoder.rotary.values()
+        encoder = Encoder(spec, tower, pixels, rotary, config.max_num_seqs)
+        reserved = reserved_bytes(config, spec, model.kernels.dtype.itemsize)
+        return cls(pixels, encoder, TowerMemory(tower.num_bytes, reserved))
+
+    def gates(self) -> tuple[PixelStore]:
+        """Return the store of pixels, which lets every request through."""
+        return (self._pixels,)
+
+    def row_extensions(self, memory: StepMemory) -> tuple[Encoder]:
+        """Return the encoder."""
+        return (self._encoder,)
+
+    def describe(self, ready: EngineReady, memory: StepMemory) -> None:
+        """Tell that prompts may have images, and what the tower weighs."""
+        ready.takes_images = True
+        ready.weight_bytes += self._memory.weights

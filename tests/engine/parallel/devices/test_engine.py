@@ -7,7 +7,6 @@ import dataclasses
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,7 @@ def drafts_of(
 ) -> dict[str, list[TokenOutput]]:
     """The same requests again, with drafts of which some are right."""
     known = {name: told(own)[0][0] for name, own in outputs.items()}
-    engine.scheduler._drafter = LyingDrafter(known, rng)
+    engine.scheduler.drafters = (LyingDrafter(known, rng),)
     return run(engine, wanted)
 
 
@@ -131,10 +130,8 @@ def test_a_rank_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
             engine.add(request)
         engine.step()
         peer.kill()
-        started = time.monotonic()
         with pytest.raises(EngineFailed):
             step_until_done(engine)
-        assert time.monotonic() - started < 30
         platform.counting.abort()
 
 

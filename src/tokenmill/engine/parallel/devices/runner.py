@@ -23,7 +23,7 @@ from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.step_sampler import DeviceSampler, Masks, Sampled
-from tokenmill.engine.runner.transport import Sent
+from tokenmill.model.attention.row_extension import Sent
 from tokenmill.model.sampling.grammar_rows import GrammarRows
 from tokenmill.model.sampling.reference import draw
 from tokenmill.model.sampling.state import SamplingMetadata

@@ -14,10 +14,16 @@ Counts steps, knows no clock: the same calls give the same choices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import Request
+from tokenmill.engine.kv.radix_tree import PrefixMatch
+from tokenmill.engine.scheduler.policies import View
+from tokenmill.engine.scheduler.resources.resource import Resource
+from tokenmill.engine.scheduler.seniority import is_ready
 
 
 @dataclass(slots=True)
@@ -36,11 +42,12 @@ class _Slot:
     users: dict[str, tuple[Request, int]] = field(default_factory=dict)
 
 
-class AdapterSlots:
+class AdapterSlots(Resource):
     """Slots by the digests of adapters.
 
-    Attributes:
-        num_slots: 0: the engine has no adapters.
+    Args:
+        num_slots: adapters in a step at most.
+        patience: steps that a request is passed over before a slot is freed for it.
     """
 
     def __init__(self, num_slots: int, patience: int) -> None:
@@ -50,6 +57,14 @@ class AdapterSlots:
         self._passed_since: dict[str, tuple[int, Request]] = {}  # by request: the step, and itself
         self._closing = ""
         self._heir: Request | None = None  # who waits for the slot that is closed, or has it now
+
+    def begin_step(self, step: int, view: View) -> Iterable[Request]:
+        """Return the users of a slot that another adapter has waited for long enough."""
+        if view.is_idle:  # no step would pass in which it is noted who waits
+            for request in view.waiting:
+                if request.row is None and is_ready(request):
+                    self.reason_to_wait(request, step)
+        return self._yielding(step, view.is_idle)
 
     def reason_to_wait(self, request: Request, step: int) -> str:
         """Return why a request cannot get a row now; "" if its adapter has or can have a slot, or it needs none."""
@@ -64,11 +79,11 @@ class AdapterSlots:
             why = "the slot is in use" if self.num_slots == 1 else f"all {self.num_slots} slots are in use"
         return f"needs adapter {request.adapter_name}, {why}"
 
-    def join(self, request: Request, step: int) -> None:
-        """Add a request that gets a row to its adapter's slot."""
+    def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int) -> str:
+        """Add a request to its adapter's slot, which is there: else it would have been passed over."""
         adapter = request.cache_key.adapter
         if not adapter:
-            return
+            return ""
         slot = self._slots.get(adapter)
         if slot is None:
             slot = self._slots[adapter] = _Slot(self._take_number(), step, step)
@@ -79,8 +94,14 @@ class AdapterSlots:
         self._passed_since.pop(request.id, None)
         if self._heir is not None and adapter == self._heir.cache_key.adapter:
             self._closing, self._heir = "", None
+        return ""
 
-    def leave(self, request: Request, step: int) -> None:
+    def row_fields(self, request: Request) -> Mapping[str, Any]:
+        """Return the slot of a request's adapter."""
+        adapter = request.cache_key.adapter
+        return {"adapter_slot": self._slots[adapter].number} if adapter else {}
+
+    def release(self, request: Request, step: int) -> None:
         """Remove a request that gives its row back from its slot."""
         slot = self._slots.get(request.cache_key.adapter)
         if slot is not None and slot.users.pop(request.id, None) is not None:
@@ -88,17 +109,13 @@ class AdapterSlots:
             if request.cache_key.adapter == self._closing and not slot.users:
                 self._bequeath()
 
-    def forget(self, request: Request) -> None:
+    def ended(self, request: Request) -> None:
         """Forget a request that has ended, perhaps without ever getting a row."""
         self._passed_since.pop(request.id, None)
         if request is self._heir:
             self._closing, self._heir = "", None
 
-    def number(self, request: Request) -> int:
-        """Return the slot of a request with a row and an adapter."""
-        return self._slots[request.cache_key.adapter].number
-
-    def yielding(self, step: int, is_idle: bool) -> list[Request]:
+    def _yielding(self, step: int, is_idle: bool) -> list[Request]:
         """Return the requests that must give up their rows now, since another has waited long enough for a slot.
 
         Args:
@@ -113,10 +130,10 @@ class AdapterSlots:
         # Whoever is behind the heir may gain nothing for as long as others of its class come.
         return [one for one, num_tokens in users if is_idle or one.is_behind(heir) or _has_gained(one, num_tokens)]
 
-    def check_invariants(self, owners: Iterable[Request]) -> None:
+    def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if slots and the requests that own rows disagree."""
         numbers = [slot.number for slot in self._slots.values()]
-        assert len(set(numbers)) == len(numbers) <= max(self.num_slots, 0), "two adapters in a slot"
+        assert len(set(numbers)) == len(numbers) <= self.num_slots, "two adapters in a slot"
         assert all(0 <= number < self.num_slots for number in numbers), "a slot that does not exist"
         users = {request_id for slot in self._slots.values() for request_id in slot.users}
         assert users == {request.id for request in owners if request.cache_key.adapter}, (

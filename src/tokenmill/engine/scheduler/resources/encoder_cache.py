@@ -10,12 +10,18 @@ Counts tokens, that is embeddings, and steps; knows no clock, and the same calls
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.media import MediaSpan
+from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import Request
+from tokenmill.engine.kv.radix_tree import PrefixMatch
+from tokenmill.engine.scheduler.config import SchedulerConfig
+from tokenmill.engine.scheduler.policies import View
+from tokenmill.engine.scheduler.resources.resource import Resource
 
 _User = tuple[str, int]  # a request, and the place of its span
 
@@ -29,77 +35,74 @@ class _Entry:
     users: dict[_User, None] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class EncoderCounts:
-    """Counts since the start: encoded tokens, spans looked for, and spans whose output was there."""
+class NoEncoder(Resource):
+    """Refuses requests with images: nothing encodes them."""
 
-    num_tokens: int = 0
-    num_queries: int = 0
-    num_hits: int = 0
+    def check(self, request: Request, num_tokens: int) -> None:
+        """Refuse a request with images."""
+        if request.media:
+            raise InvalidRequest("images cannot be encoded: this engine has no encoder (--encoder-budget)", "messages")
 
 
-class EncoderCache:
+class EncoderCache(Resource):
     """Encoder outputs by the digest of their content.
 
-    Args:
-        budget: tokens that a step may encode. capacity: tokens of all outputs that are kept.
-        splits: a step may end within a span.
-
     Attributes:
+        budget: tokens that a step may encode. capacity: tokens of all outputs that are kept.
         num_used: tokens of all kept outputs, held by requests or not.
+        num_encoded: tokens that were encoded since the start. num_queries, num_hits: spans looked for, and those
+            whose output was there.
     """
 
-    def __init__(self, budget: int, capacity: int, splits: bool = True) -> None:
-        self.budget = budget
-        self.capacity = capacity
-        self.splits = splits
-        self.counts = EncoderCounts()
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.budget = config.encoder_budget
+        self.capacity = config.encoder_cache_tokens
         self.num_used = 0
+        self.num_encoded = self.num_queries = self.num_hits = 0
+        self._splits = not config.disable_chunked_mm_input
+        self._whole_prompts = not config.enable_chunked_prefill
+        self._largest_chunk = config.largest_chunk
         self._entries: dict[str, _Entry] = {}
-        self._left = budget
+        self._left = self.budget
         self._computed: list[tuple[str, _User]] = []
         self._encode: list[str] = []
         self._forget: list[str] = []
 
-    def check(self, media: Iterable[MediaSpan], step_tokens: int, whole_prompts: bool) -> None:
-        """Check that every span of a request can have its turn.
-
-        Args:
-            step_tokens: most tokens of one request in a step. whole_prompts: a prompt is never cut.
-
-        Raises:
-            InvalidRequest: a span cannot; says what it takes, and what there is.
-        """
-        lengths = [span.length for span in media]
-        needed = sum(lengths) if whole_prompts else max(lengths, default=0)
+    def check(self, request: Request, num_tokens: int) -> None:
+        """Check that every span of a request can have its turn."""
+        lengths = [span.length for span in request.media]
+        needed = sum(lengths) if self._whole_prompts else max(lengths, default=0)
         if needed > min(self.budget, self.capacity):
-            what = (
-                f"an image of {needed} tokens" if len(lengths) == 1 or not whole_prompts else f"{needed} image tokens"
-            )
+            is_one = len(lengths) == 1 or not self._whole_prompts
+            what = f"an image of {needed} tokens" if is_one else f"{needed} image tokens"
             raise InvalidRequest(
                 f"{what} cannot be encoded: a step encodes {self.budget} (--encoder-budget), "
                 f"{self.capacity} are kept (--encoder-cache-tokens)",
                 "messages",
             )
-        if not self.splits and needed > step_tokens:
+        if not self._splits and needed > self._largest_chunk:
             raise InvalidRequest(
-                f"an image of {needed} tokens is not cut (--disable-chunked-mm-input), and a step runs {step_tokens}",
+                f"an image of {needed} tokens is not cut (--disable-chunked-mm-input), "
+                f"and a step runs {self._largest_chunk}",
                 "messages",
             )
 
-    def begin(self) -> None:
-        """Begin a step: restore the budget, and release the outputs that the last step has used up."""
+    def begin_step(self, step: int, view: View) -> Iterable[Request]:
+        """Restore the budget, and release the outputs that the last step has used up."""
         self._left = self.budget
         for digest, user in self._computed:
             self._entries[digest].users.pop(user, None)
         self._computed.clear()
+        return ()
 
-    def limit(self, request: Request, start: int, num_tokens: int) -> tuple[int, str]:
-        """Return how many of `num_tokens` tokens from `start` on can run in this step, and why not the rest."""
+    def limit(self, request: Request, start: int, num_tokens: int, match: PrefixMatch | None = None) -> tuple[int, str]:
+        """Return how many tokens can run until an output is needed that this step can neither encode nor keep."""
+        if not request.media:
+            return num_tokens, ""
         left, room, seen = self._left, self.capacity - self._num_held(), set[str]()
         for span in _touched(request.media, start, start + num_tokens):
             before = max(0, span.offset - start)
-            if not self.splits and span.end > start + num_tokens and start <= span.offset:
+            if not self._splits and span.end > start + num_tokens and start <= span.offset:
                 return before, f"needs a step with room for its image of {span.length} tokens, which is not cut"
             entry = self._entries.get(span.digest)
             if span.digest in seen or (entry is not None and entry.users):
@@ -118,42 +121,53 @@ class EncoderCache:
             seen.add(span.digest)
         return num_tokens, ""
 
-    def take(self, request: Request, start: int, num_tokens: int, step: int) -> None:
+    def schedule(self, request: Request, start: int, num_tokens: int, step: int) -> None:
         """Hold the outputs that the tokens to be run need, and order the missing ones, as `limit` has allowed."""
+        if not request.media:
+            return
         end = start + num_tokens
         spans = _touched(request.media, start, end)
         for span in spans:
             entry, user = self._entries.get(span.digest), (request.id, span.offset)
             if entry is not None:  # before anything is evicted
-                self.counts.num_queries += user not in entry.users
-                self.counts.num_hits += user not in entry.users
+                self.num_queries += user not in entry.users
+                self.num_hits += user not in entry.users
                 entry.users[user], entry.used_at = None, step
         for span in spans:
             user = request.id, span.offset
             if span.digest not in self._entries:
                 self._encode_span(span, step)
-                self.counts.num_queries += 1
+                self.num_queries += 1
             self._entries[span.digest].users[user] = None
             if span.end <= end:
                 self._computed.append((span.digest, user))
 
-    def leave(self, request: Request) -> None:
+    def release(self, request: Request, step: int) -> None:
         """Release the outputs of a request that gives up its row; they stay until their room is needed."""
         for span in request.media:
             if span.digest in self._entries:
                 self._entries[span.digest].users.pop((request.id, span.offset), None)
 
-    def take_orders(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return what the step must encode and what to forget before it does, each once."""
-        orders = tuple(self._encode), tuple(self._forget)
-        self._encode.clear()
-        self._forget.clear()
-        return orders
+    def plan_fields(self) -> Mapping[str, Any]:
+        """Return the digests to encode in the step, and those to forget before it."""
+        if not self._encode:  # outputs go only where another needs their room
+            return {}
+        encode, self._encode = self._encode, []
+        forget, self._forget = self._forget, []
+        return {"encode": tuple(encode), "forget": tuple(forget)}
 
-    def check_invariants(self, owners: Iterable[Request]) -> None:
+    def counts(self) -> Mapping[str, Any]:
+        """Return how many tokens were encoded, and how many spans looked for and found."""
+        return {
+            "encoder_tokens": self.num_encoded,
+            "encoder_queries": self.num_queries,
+            "encoder_hits": self.num_hits,
+        }
+
+    def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if entries, users and the requests that own rows disagree."""
         assert self.num_used == sum(entry.length for entry in self._entries.values()), "tokens are off"
-        assert self.num_used <= max(self.capacity, 0), "more outputs than there is room for"
+        assert self.num_used <= self.capacity, "more outputs than there is room for"
         known = {(request.id, span.offset) for request in owners for span in request.media}
         users = {user for entry in self._entries.values() for user in entry.users}
         assert users <= known, "an output is held for a request without a row"
@@ -172,7 +186,7 @@ class EncoderCache:
         self._entries[span.digest] = _Entry(span.length, step)
         self.num_used += span.length
         self._left -= span.length
-        self.counts.num_tokens += span.length
+        self.num_encoded += span.length
         self._encode.append(span.digest)
 
 

@@ -20,16 +20,19 @@ Knows no clock; the same calls give the same choices.
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from tokenmill.core.plan import PlanStates
+from tokenmill.core.plan import PlanStates, StepPlan
 from tokenmill.core.request import Request
-from tokenmill.engine.kv.kv_manager import KVManager
+from tokenmill.engine.kv.kv_manager import CachedPages, KVManager
 from tokenmill.engine.kv.radix_tree import PrefixMatch
+from tokenmill.engine.scheduler.resources.resource import Resource
 
 # Tokens from one state of a text that goes on to the next: copying one must cost little beside running so many.
 TAIL_SPACING = 64
@@ -71,23 +74,23 @@ class _Orders:
     saves: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-class StateSlots:
+class StateSlots(Resource):
     """Slots of recurrent states, for requests with rows and for kept prefixes.
 
     Args:
+        kv: the pages that kept states belong to; without a prefix cache none are kept.
         num_slots: at least as many as there are rows.
-        keeps: whether states of prefixes are kept at all.
-
-    Attributes:
-        counts: how many states were kept, used and given up.
+        splits: a step may end within a prompt, where a state is to be kept.
     """
 
-    def __init__(self, num_slots: int, page_size: int, keeps: bool = True) -> None:
+    def __init__(self, kv: KVManager, num_slots: int, splits: bool = True) -> None:
         self.num_slots = num_slots
-        self.counts = StateCounts()
-        self._page_size = page_size
-        self._spacing = max(page_size, TAIL_SPACING // page_size * page_size)
-        self._keeps = keeps
+        self._kv = kv
+        self._splits = splits
+        self._counts = StateCounts()
+        self._page_size = kv.page_size
+        self._spacing = max(kv.page_size, TAIL_SPACING // kv.page_size * kv.page_size)
+        self._keeps = kv.shares_prefixes
         self._free = list(range(num_slots))
         self._owned: dict[str, int] = {}  # by request
         self._kept: dict[int, _Kept] = {}  # by page, the least recently used first
@@ -95,69 +98,67 @@ class StateSlots:
         self._points: dict[str, list[int]] = {}  # by request: tokens behind which its state is wanted, increasing
         self._saving: dict[int, dict[str, _Save]] = {}  # by step and request
         self._orders = _Orders()
-
-    @classmethod
-    def over(cls, kv: KVManager, num_slots: int) -> StateSlots:
-        """Make slots for a scheduler over these pages, and tell their manager where requests can begin."""
-        slots = cls(num_slots, kv.page_size, kv.shares_prefixes)
-        kv.depth, kv.on_evicted, kv.on_replaced = slots.depth, slots.forget, slots.move
-        return slots
+        kv.on_cached.append(self._cached)
+        kv.on_evicted.append(self._forget)
+        kv.on_replaced.append(self._move)
 
     @property
     def num_kept(self) -> int:
         """Number of kept prefix states that a request could begin with."""
         return len(self._kept)
 
-    def depth(self, pages: Sequence[int]) -> int:
-        """Return the number of a path's pages up to the last one with a kept state."""
-        for number in range(len(pages), 0, -1):
-            if pages[number - 1] in self._kept:
-                return number
-        return 0
+    def shorten(self, request: Request, match: PrefixMatch, step: int) -> PrefixMatch:
+        """Return the prefix up to the last page with a kept state; `longer` is then the match."""
+        pages = match.pages.tolist()
+        depth = next((number for number in range(len(pages), 0, -1) if pages[number - 1] in self._kept), 0)
+        if depth == len(pages):
+            return match
+        return dataclasses.replace(self._kv.match(request, step, depth * self._page_size), longer=match)
 
-    def slot_of(self, request: Request) -> int:
-        """Return the slot of a request that owns a row."""
-        return self._owned[request.id]
+    def can_follow(self, request: Request, writer: Request, match: PrefixMatch) -> bool:
+        """Return True if `writer` will keep its state where it and the request part."""
+        return self._wish(writer, self._kv.num_common_tokens(request, writer), match.num_tokens)
 
-    def points(self, request: Request, match: PrefixMatch | None = None) -> Sequence[int]:
-        """Return the token counts of a request, increasing, after which its state is to be kept.
+    def limit(self, request: Request, start: int, num_tokens: int, match: PrefixMatch | None = None) -> tuple[int, str]:
+        """End a step where a state is to be kept, if a later one is in it too: it keeps one of a request."""
+        if self._splits and num_tokens > 1:
+            points = self._points[request.id] if match is None else self._points_behind(request, match)
+            inside = [point for point in points if start < point <= start + num_tokens]
+            num_tokens = inside[0] - start if len(inside) > 1 else num_tokens
+        return num_tokens, ""
 
-        Args:
-            match: of a request without a row; the points are then where it leaves the cache and where its prompt ends.
-                None: it has a row.
-        """
-        if match is None:
-            return self._points[request.id]
+    def _points_behind(self, request: Request, match: PrefixMatch) -> list[int]:
+        """Return where a request that begins behind a match leaves the cache, and where its prompt ends, in order."""
         last = (request.num_prompt_tokens - 1) // self._page_size * self._page_size
         shared = (match.longer or match).num_tokens
         return sorted({point for point in (shared, last) if point > match.num_tokens})
 
-    def begin(self, request: Request, match: PrefixMatch, points: Sequence[int]) -> bool:
-        """Give a slot to a request that begins behind a match and is about to get a row.
-
-        Returns:
-            False if launched steps use all that are left; nothing has changed then.
-        """
+    def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int) -> str:
+        """Give a slot to a request that begins behind a match."""
         kept = None
         if len(match.pages):
             page = int(match.pages[-1])
             kept = self._kept[page] = self._kept.pop(page)  # the last to be given up
         slot = self._take()
         if slot is None:
-            return False
-        self._owned[request.id], self._points[request.id] = slot, list(points)
+            return "needs a recurrent state, launched steps have all that are left"
+        self._owned[request.id], self._points[request.id] = slot, self._points_behind(request, match)
         if kept is None:
             self._orders.loads.append((slot, -1))
-            return True
-        self.counts.num_hits += 1
+            return ""
+        self._counts.num_hits += 1
         if kept.tail_of:  # others share it
             del self._tails[kept.tail_of]
             kept.tail_of = ""
         if kept.slot != slot:  # else it was the last one left: its own now
             self._orders.loads.append((slot, kept.slot))
-        return True
+        return ""
 
-    def wish(self, writer: Request, end: int, start: int) -> bool:
+    def row_fields(self, request: Request) -> Mapping[str, Any]:
+        """Return the slot of a request."""
+        return {"state_slot": self._owned[request.id]}
+
+    def _wish(self, writer: Request, end: int, start: int) -> bool:
         """Ask that `writer` keep its state after `end` tokens for one that would begin at `start`; True if it will."""
         if end <= start:
             return False
@@ -172,7 +173,7 @@ class StateSlots:
             bisect.insort(points, end)
         return True
 
-    def take(self, request: Request, start: int, num_tokens: int, step: int) -> None:
+    def schedule(self, request: Request, start: int, num_tokens: int, step: int) -> None:
         """Order that a state wanted of the tokens that run in a step be kept, if there is a slot for it."""
         points, end = self._points[request.id], start + num_tokens
         passed = bisect.bisect_right(points, end)
@@ -186,18 +187,23 @@ class StateSlots:
             self._saving.setdefault(step, {})[request.id] = _Save(point, slot, is_tail)
             self._orders.saves.append((request.row, point, slot))
 
-    def saved_at(self, request: Request, step: int) -> int:
-        """Return after how many tokens of a request a step has kept its state; 0: it has kept none."""
-        save = self._saving.get(step, {}).get(request.id)
-        return 0 if save is None else save.end
+    def can_rewind(self, request: Request) -> bool:
+        """Return False: a state cannot go back; the request begins anew from the last one that was kept."""
+        return False
 
-    def keep(self, request: Request, step: int, page: int) -> None:
-        """Assign the state that a step has kept of a request to the end of a page of the prefix cache."""
-        save = self._saving[step].pop(request.id)
-        if page in self._kept:  # somebody else's, of the same tokens
+    def _cached(self, cached: CachedPages) -> None:
+        """Assign the state that a step has kept of a request to the last of its pages in the prefix cache."""
+        request, saves = cached.request, self._saving.get(cached.step, {})
+        if request.id in saves:
+            page = self._kv.cached_page(request, saves[request.id].end)
+            if page is not None:
+                self._keep(request, saves.pop(request.id), page)
+
+    def _keep(self, request: Request, save: _Save, page: int) -> None:
+        if page in self._kept:  # another request's, of the same tokens
             self._give_back(save.slot)
             return
-        self.counts.num_kept += 1
+        self._counts.num_kept += 1
         self._kept[page] = _Kept(save.slot)
         if save.is_tail and request.id in self._owned:
             before = self._tails.pop(request.id, None)
@@ -210,7 +216,7 @@ class StateSlots:
         for save in self._saving.pop(step, {}).values():
             self._give_back(save.slot)
 
-    def leave(self, request: Request) -> None:
+    def release(self, request: Request, step: int) -> None:
         """Release the slot of a request that gives up its row; its newest state stays like other kept ones."""
         self._give_back(self._owned.pop(request.id))
         self._points.pop(request.id)
@@ -218,7 +224,7 @@ class StateSlots:
         if page is not None:
             self._kept[page].tail_of = ""
 
-    def forget(self, pages: Iterable[int]) -> None:
+    def _forget(self, pages: Iterable[int]) -> None:
         """Release the states of pages that the prefix cache has given up."""
         for page in pages:
             kept = self._kept.pop(page, None)
@@ -226,7 +232,7 @@ class StateSlots:
                 self._let_go(kept)
                 self._give_back(kept.slot)
 
-    def move(self, old: Iterable[int], new: Iterable[int]) -> None:
+    def _move(self, old: Iterable[int], new: Iterable[int]) -> None:
         """Move states from old pages to the new pages that the prefix cache has taken for them."""
         for before, after in zip(old, new, strict=True):
             kept = self._kept.pop(before, None)
@@ -235,13 +241,22 @@ class StateSlots:
                 if kept.tail_of:
                     self._tails[kept.tail_of] = after
 
-    def take_orders(self) -> PlanStates | None:
-        """Return the state loads and saves for the next plan, each once."""
+    def plan_fields(self) -> Mapping[str, Any]:
+        """Return the states to load and keep."""
+        if not self._orders.loads and not self._orders.saves:
+            return {}
         orders, self._orders = self._orders, _Orders()
-        if not orders.loads and not orders.saves:
-            return None
         loads, saves = (np.array(rows, dtype=np.int32) for rows in (orders.loads, orders.saves))
-        return PlanStates(*loads.reshape(-1, 2).T, *saves.reshape(-1, 3).T)
+        return {"states": PlanStates(*loads.reshape(-1, 2).T, *saves.reshape(-1, 3).T)}
+
+    def counts(self) -> Mapping[str, Any]:
+        """Return how many states were kept, used and given up."""
+        counts = self._counts
+        return {
+            "num_states_kept": counts.num_kept,
+            "num_state_hits": counts.num_hits,
+            "num_states_given_up": counts.num_given_up,
+        }
 
     def _take(self) -> int | None:
         """Take a free slot, or that of the least recently used state; None if there is none."""
@@ -250,7 +265,7 @@ class StateSlots:
         page = next(iter(self._kept), None)
         if page is None:
             return None
-        self.counts.num_given_up += 1
+        self._counts.num_given_up += 1
         kept = self._kept.pop(page)
         self._let_go(kept)
         return kept.slot
@@ -262,13 +277,13 @@ class StateSlots:
     def _give_back(self, slot: int) -> None:
         heapq.heappush(self._free, slot)
 
-    def check_invariants(self, owners: Iterable[Request], tree_pages: Iterable[int]) -> None:
+    def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if a slot is lost, has two owners, or an owner that is gone."""
         saving = [save.slot for saves in self._saving.values() for save in saves.values()]
         slots = [*self._free, *self._owned.values(), *(kept.slot for kept in self._kept.values()), *saving]
         assert sorted(slots) == list(range(self.num_slots)), "a slot is lost, or is that of two"
         assert self._owned.keys() == {request.id for request in owners}, "a slot for a request without a row"
         assert self._owned.keys() == self._points.keys(), "points of a request without a row"
-        assert self._kept.keys() <= set(tree_pages), "a state at the end of a page that the cache has not"
+        assert self._kept.keys() <= set(self._kv.cached_pages()), "a state at the end of a page that the cache has not"
         tails = {kept.tail_of: page for page, kept in self._kept.items() if kept.tail_of}
         assert tails == self._tails, "a newest state that is another's"

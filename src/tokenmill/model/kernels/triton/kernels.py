@@ -10,7 +10,7 @@ from tokenmill.model.kernels.recurrence import StateRows
 from tokenmill.model.kernels.torch_kernels import TorchKernels, TorchWeight, product
 from tokenmill.model.kernels.triton import matmul, norm, recurrence
 from tokenmill.model.kernels.triton.experts import StackedExperts
-from tokenmill.model.kernels.triton.few_rows import are_few, few_rows
+from tokenmill.model.kernels.triton.few_rows import few_rows, suits
 from tokenmill.model.kernels.triton.fp8 import RoundedRows
 from tokenmill.model.kernels.triton.gate import gated
 
@@ -32,11 +32,15 @@ class PlainWeight(TritonWeight):
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return x W^T + bias."""
-        return few_rows(x, self.weight, bias) if are_few(x) else product(x, self.weight, bias)
+        if suits(x, self.weight, False):
+            return few_rows(x, self.weight, bias)
+        return product(x, self.weight, bias)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
         """Multiply and apply the gate: in one kernel for few rows."""
-        return few_rows(x, self.weight, bias, gate) if are_few(x) else super().gated(x, bias, gate)
+        if suits(x, self.weight, True):
+            return few_rows(x, self.weight, bias, gate)
+        return super().gated(x, bias, gate)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T in x's dtype, by the library: a head has rows enough to keep its kernels busy."""

@@ -1,0 +1,76 @@
+"""`RowExtension`: a capability's part in the rows of running requests and in the batches that are made of them.
+
+    plan ─> enter, split ─> arrays are sent ─> apply ─> extend the batch ─> forward, sample with `head_of` each row
+    decodes in graphs: extend_decodes, once for all replays; `has_any` chooses the graphs; decoded behind each replay
+
+Hooks do nothing unless a subclass overrides them. Plans name rows by number; whatever a row means is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenmill.core.plan import StepPlan
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.kernels.adapters import LinearAdapter
+
+Arrays = dict[str, npt.NDArray[Any]]
+"""The host's arrays for a step, by name."""
+Sent = Mapping[str, torch.Tensor]
+"""The same arrays on the device."""
+
+
+class RowExtension:
+    """State of rows beside their tokens and pages."""
+
+    def enter(self, plan: StepPlan) -> Arrays:
+        """Take in the new rows of a plan; return arrays to be sent to the device for `apply` and `extend`."""
+        return {}
+
+    def split(self, plan: StepPlan, query_starts: npt.NDArray[np.int32], first: int) -> Arrays:
+        """Return further arrays to be sent, once it is known which requests of the plan run in a graph.
+
+        Args:
+            query_starts: [B + 1], where the tokens of each request begin.
+            first: the requests before this one run in a graph.
+        """
+        return {}
+
+    def apply(self, plan: StepPlan, sent: Sent) -> None:
+        """Update the device before the step."""
+
+    def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
+        """Return the batch of a step with the inputs that this capability adds.
+
+        Args:
+            first: the requests of the plan before this one are not in the batch.
+            arrays, sent: of the whole step, the arrays of `enter` among them.
+        """
+        return batch
+
+    def head_of(self, row: int) -> LinearAdapter | None:
+        """Return the addition to the model's head for a row; None: nothing is added."""
+        return None
+
+    def has_any(self, rows: npt.NDArray[np.integer]) -> bool:
+        """Return True if decodes of these rows need graphs with `extend_decodes`; others then run in graphs without."""
+        return False
+
+    def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
+        """Return a batch of decodes with the inputs that this capability adds.
+
+        Args:
+            rows: [T] int64, of its tokens; read on the device only.
+        """
+        return batch
+
+    def decoded(self, sent: Sent) -> None:
+        """Update the device behind the decodes of a graph."""
+
+    def close(self) -> None:
+        """Release everything: no further step comes."""

@@ -1,0 +1,28 @@
+"""The capabilities of an engine, in the order in which they are installed: the only list of them.
+
+One more is a class with the hooks that it needs (`capability.py`) and a line here.
+"""
+
+from __future__ import annotations
+
+from tokenmill.startup.assembly.adapters import Adapters
+from tokenmill.startup.assembly.capability import Capability
+from tokenmill.startup.assembly.grammars import Grammars
+from tokenmill.startup.assembly.kv_events import KVEvents
+from tokenmill.startup.assembly.kv_transfer import KVTransfers
+from tokenmill.startup.assembly.recurrent_states import RecurrentStates
+from tokenmill.startup.assembly.speculation import Speculation
+from tokenmill.startup.assembly.vision import Images
+from tokenmill.startup.assembly.windows import Windows
+
+CAPABILITIES: tuple[type[Capability], ...] = (
+    Grammars,  # outputs that follow a schema, a regex or a grammar
+    Adapters,  # LoRA
+    Images,  # prompts with images
+    RecurrentStates,  # layers with a state instead of KV
+    Windows,  # layers that attend to the last tokens only
+    Speculation,  # drafts: by n-grams, by a suffix tree, by a draft model
+    KVTransfers,  # KV on disk, in the host's memory, from plug-ins and other engines
+    KVEvents,  # what the prefix cache takes in and gives up, for routers outside
+)
+CHECKS = tuple(capability.check for capability in CAPABILITIES)

@@ -1,0 +1,62 @@
+"""KV transfer: keep prefixes on disk or in the host's memory, and take them from plug-ins and other engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.extension import EngineExtension
+from tokenmill.engine.loop.step_log import LogHeader
+from tokenmill.engine.runner.executor import Executor
+from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.startup.assembly.capability import Assembly, Capability
+from tokenmill.startup.assembly.memory import StepMemory
+
+if TYPE_CHECKING:
+    from tokenmill.engine.transfer.desk import TransferDesk
+    from tokenmill.startup.assembly.kv_sources import Connection
+
+
+class KVTransfers(Capability):
+    """Connects the sources once steps run, and hands their orders to them with each plan."""
+
+    _connection: Connection
+    _desk: TransferDesk
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+
+    @classmethod
+    def install(cls, assembly: Assembly) -> Self | None:
+        """Connect sources if the config names any; import none of their code else."""
+        config = assembly.config
+        is_on = config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config
+        return cls(assembly) if is_on else None
+
+    def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
+        """Connect the sources, and add which of them store."""
+        from tokenmill.startup.assembly.kv_sources import connect
+
+        config, platform, model = self._assembly.config, self._assembly.platform, self._assembly.model
+        # Kernels of another level round in another way.
+        whose = f"{self._assembly.limits.fingerprint}/{model.kernels.name}/{model.kernels_reason}"
+        self._connection = connect(config, platform, memory, model.attention.name, whose)
+        return self._connection.with_settings(header)
+
+    def engine_extensions(self, scheduler: Scheduler) -> Sequence[EngineExtension]:
+        """Open the desk between the sources and this scheduler."""
+        from tokenmill.engine.transfer.extension import KVTransfer
+
+        self._desk = self._connection.open_desk(scheduler)
+        return (KVTransfer(scheduler, self._desk),)
+
+    def executor(self, executor: Executor) -> Executor:
+        """Return an executor that hands the orders of each plan to the desk."""
+        from tokenmill.engine.transfer.desk import TransferExecutor
+
+        return TransferExecutor(executor, self._desk)
+
+    def describe(self, ready: EngineReady, memory: StepMemory) -> None:
+        """Tell whether clients may send parameters to the sources."""
+        ready.takes_transfer_params = self._connection.takes_params

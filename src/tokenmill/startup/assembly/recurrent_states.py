@@ -1,0 +1,55 @@
+"""Recurrent states: layers that keep a state of fixed size instead of KV."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+import torch
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.engine_messages import EngineReady
+from tokenmill.engine.runner.row_recurrences import RowRecurrences
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention.row_extension import RowExtension
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.assembly.capability import Assembly, Capability
+from tokenmill.startup.assembly.memory import StepMemory
+from tokenmill.startup.sizing.kv_size import KVSize
+from tokenmill.startup.sizing.state_size import check_recurrences, num_states, with_states
+
+
+class RecurrentStates(Capability):
+    """Each running request has a slot for its state; prefixes keep states too."""
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        self._num_slots = num_slots
+        self._device = device
+
+    @classmethod
+    def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
+        """Refuse features that models with recurrent states do not support yet."""
+        check_recurrences(config, architecture)
+
+    @classmethod
+    def install(cls, assembly: Assembly) -> Self | None:
+        """Decide how much memory states have, which bounds the rows; see `with_states`."""
+        architecture, platform = assembly.model.architecture, assembly.platform
+        if not architecture.recurrences:
+            return None
+        assembly.config = with_states(assembly.config, architecture, platform.available_bytes())
+        return cls(num_states(assembly.config, architecture), torch.device(platform.device))
+
+    def sized(self, size: KVSize) -> KVSize:
+        """Add the slots of states."""
+        return dataclasses.replace(size, num_states=self._num_slots)
+
+    def row_extensions(self, memory: StepMemory) -> tuple[RowExtension]:
+        """Return the slots of rows."""
+        assert memory.states is not None, "states have a size, and no memory"
+        return (RowRecurrences(memory.states, len(memory.tables.tokens), self._device),)
+
+    def describe(self, ready: EngineReady, memory: StepMemory) -> None:
+        """Tell how many states there is room for."""
+        assert memory.states is not None, "states have a size, and no memory"
+        ready.num_states, ready.state_bytes = self._num_slots, memory.states.num_bytes
