@@ -304,25 +304,6 @@ def _parent_is_gone(alive_fd: int, events: dict[object, int]) -> bool:
     return alive_fd in events and os.read(alive_fd, 1) == b""
 
 
-def main() -> int:
-    """Entry point of the process."""
-    accept_signals()
-    # Ctrl-C in a terminal reaches the whole group; the parent decides when its children end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    folder, index, life = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    with logged(level=logging.INFO):
-        offer_stacks(stack_file(folder, worker_name(index, life)))
-        exit_code = run_worker(folder, index, sys.stdin.fileno(), life)
-    if exit_code == 0:
-        # The parent is gone without having ended us, so it has not removed its folder either.
-        shutil.rmtree(folder, ignore_errors=True)
-    return exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 class Desk:
     """Prepares messages, using one line of the `WorkPage` and, outside the loop's thread, one job of the heartbeat."""
 
@@ -363,3 +344,22 @@ class Desk:
                 heartbeat.rest(thread=job)
 
         return work
+
+
+def main() -> int:
+    """Entry point of the process."""
+    accept_signals()
+    # Ctrl-C in a terminal reaches the whole group; the parent decides when its children end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder, index, life = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    with logged(level=logging.INFO):
+        offer_stacks(stack_file(folder, worker_name(index, life)))
+        exit_code = run_worker(folder, index, sys.stdin.fileno(), life)
+    if exit_code == 0:
+        # The parent is gone without having ended us, so it has not removed its folder either.
+        shutil.rmtree(folder, ignore_errors=True)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
