@@ -17,21 +17,8 @@ from tokenmill.model.weights.gguf.folder import tokenizer_files
 from tokenmill.model.weights.gguf.pre_tokenizers import PRE_TOKENIZERS
 
 GOLDEN = [
-    "bert-bge",
-    "command-r",
-    "deepseek-coder",
-    "deepseek-llm",
-    "falcon",
-    "gemma-4",
-    "gpt-2",
-    "llama-bpe",
-    "llama-spm",
-    "mpt",
-    "phi-3",
-    "qwen2",
-    "qwen35",
-    "refact",
-    "starcoder",
+    *("bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe"),
+    *("llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"),
 ]
 PUBLISHED = {
     "llama3_1": "llama-bpe",

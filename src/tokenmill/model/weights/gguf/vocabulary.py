@@ -224,8 +224,8 @@ def _ends(
     calls, flushes = texts & {"<|call|>", "<|calls|>"}, "<|flush|>" in texts
     if calls and ("<|return|>" in texts or flushes):
         texts.discard("<|end|>")  # of gpt-oss and its kin: it ends a message, and others follow
-    # Of Gemma's markup, where it closes a tag.
-    if "</s>" in texts and texts & {"<eos>", "<|tool_response>"} and kinds[places["</s>"]] != Kind.CONTROL:
+    # Where another text ends it, this is markup that closes a tag, as in Gemma's and Qwen's vocabularies.
+    if len(texts) > 1 and "</s>" in texts and kinds[places["</s>"]] != Kind.CONTROL:
         texts.discard("</s>")
     named = {ids[name] for name in ("eos", "eot", "eom") if name in ids}
     fillers = {infilling[name] for name in ("pad", "repository", "separator") if name in infilling}
