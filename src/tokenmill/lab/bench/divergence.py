@@ -29,7 +29,7 @@ def scored_positions(context: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one format makes of a text.
+    """The figures of one format on a text, position by position.
 
     Attributes:
         losses: [n], minus the log probability of each token that comes.

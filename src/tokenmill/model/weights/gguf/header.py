@@ -81,7 +81,7 @@ class Metadata(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says before its tensors' data."""
+    """The metadata of a file and the places of its tensors."""
 
     metadata: Metadata
     tensors: list[TensorPlace]

@@ -119,7 +119,7 @@ _INFILLING: Mapping[str, tuple[Sequence[str], Sequence[str]]] = MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What the metadata say about text and tokens.
+    """The metadata that concern text and tokens.
 
     Attributes:
         model: one of `MODELS`.
