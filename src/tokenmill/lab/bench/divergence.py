@@ -29,11 +29,7 @@ def scored_positions(context: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-<<<<<<< HEAD
-    """The score of one format on a text.
-=======
     """The figures of one format on a text, position by position.
->>>>>>> real
 
     Attributes:
         losses: [n], minus the log probability of each token that comes.

@@ -81,11 +81,7 @@ class Metadata(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-<<<<<<< HEAD
-    """The metadata and tensor table of a file, before its tensors' data."""
-=======
     """The metadata of a file and the places of its tensors."""
->>>>>>> real
 
     metadata: Metadata
     tensors: list[TensorPlace]

@@ -119,11 +119,7 @@ _INFILLING: Mapping[str, tuple[Sequence[str], Sequence[str]]] = MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-<<<<<<< HEAD
-    """The metadata on text and tokens.
-=======
     """The metadata that concern text and tokens.
->>>>>>> real
 
     Attributes:
         model: one of `MODELS`.
