@@ -197,7 +197,7 @@ class FeatureChecks:
         from tests.engine.runner.told import assert_same
 
         common = [self._rng.randrange(250) for _ in range(300 if self._is_dry else COMMON)]
-        model, wanted = self._checkpoint(num_hidden_layers=1), []
+        model, wanted = self._checkpoint(num_hidden_layers=1, max_position_embeddings=1024), []
         for number in range(2 if self._is_dry else 8):
             params = SamplingParams(max_tokens=self._length, ignore_eos=True, temperature=0.0, logprobs=1)
             wanted.append(AddRequest(id=str(number), prompt_token_ids=[*common, number], params=params))
