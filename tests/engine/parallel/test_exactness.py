@@ -23,7 +23,7 @@ from tokenmill.model.kernels.native import load_kernels
 
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
 
-NUM_REQUESTS = 16
+NUM_REQUESTS = 24
 # Family, its shape, and the form of its weights; few pages and rows, so that requests are preempted.
 SCENARIOS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "one KV head, bfloat16": ("qwen3", {"num_key_value_heads": 1}, "bfloat16", {}),
@@ -76,7 +76,7 @@ def drive(engine: Engine, wanted: list[AddRequest], seed: int) -> tuple[dict[str
     for name in ("session 0", "session 1"):
         engine.add(AddRequest(id=name, prompt_token_ids=[7, 8, 9], params=params, is_resumable=True))
     waves = {0: wanted[::2], 5: wanted[1::2]}
-    ends = {rng.randrange(2, 40): request.id for request in rng.sample(wanted, 5)}
+    ends = {rng.randrange(2, 40): request.id for request in rng.sample(wanted, len(wanted) // 6)}
     turns = {10: ("session 0", False), 14: ("session 1", False), 30: ("session 1", True), 34: ("session 0", True)}
     step = 0
     while step < 60 or engine.has_work:
@@ -101,7 +101,7 @@ def engines(scenario: str, tmp_path: Path) -> Iterator[tuple[Engine, Engine, boo
     family, shape, form, options = {**SCENARIOS, **STAGES}[scenario]
     folder = make_checkpoint(tmp_path / "model", family, seed=random.randrange(2**31), **shape)
     # A page of native kernels has 16 tokens, one of torch's 4.
-    pages = {"num_pages": 40 if form == "float32" else 24}
+    pages = {"num_pages": 40 if form == "float32" else 20}
     sizes = {"max_model_len": 160, "max_num_batched_tokens": 60, "max_num_seqs": 8, **pages}
     sizes |= {"weight_cache": False, **FORMATS[form], **options}
     alone = {name: value for name, value in sizes.items() if not name.endswith(("_parallel", "_parallel_size"))}
@@ -132,7 +132,7 @@ def test_stages_bring_what_one_process_brings(engines: tuple[Engine, Engine, boo
         differing = [(i, a, b) for i, (a, b) in enumerate(zip(want[1], got[1], strict=False)) if a != b]
         assert is_cut or want == got, (name, want[0], got[0], differing[:9], len(want[1]), len(got[1]))
         num_whole += not is_cut
-    assert num_whole >= NUM_REQUESTS // 2
+    assert num_whole >= len(plain) // 2
     stats = engines[1].stats()
     assert stats.num_preemptions > 0 and stats.num_accepted_tokens > 0
     both(engines, wanted)
