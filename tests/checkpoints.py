@@ -29,6 +29,7 @@ FAMILIES = (
     "lfm2",
     "qwen3_5",
     "qwen3_next",
+    "olmo2",
 )
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 331
@@ -40,21 +41,23 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+# By name: transformers takes seconds to load the code of all of them.
 _CLASSES = {
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
-    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
-    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
-    "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
-    "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
-    "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
-    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
-    "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
-    "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
-    "qwen3_next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
+    "llama": ("LlamaConfig", "LlamaForCausalLM"),
+    "mistral": ("MistralConfig", "MistralForCausalLM"),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
+    "granite": ("GraniteConfig", "GraniteForCausalLM"),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM"),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
+    "lfm2": ("Lfm2Config", "Lfm2ForCausalLM"),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
 }
 
 _SHAPE: dict[str, Any] = {
@@ -175,7 +178,7 @@ def make_checkpoint(
         overrides: fields of the family's transformers config. EOS is `<|im_end|>` unless `eos_token_id` is given.
     """
     transformers.utils.logging.disable_progress_bar()
-    config_class, model_class = _CLASSES[family]
+    config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
     fields = {**_SHAPE, **_FAMILY_SHAPE.get(family, {}), **overrides}
     folder.mkdir(parents=True, exist_ok=True)
     special_ids = make_tokenizer(folder, fields["vocab_size"]) if tokenizer else {}

@@ -14,12 +14,18 @@ from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec
 from tokenmill.model.attention.registry import AttentionConfig, choose_attention
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
-from tokenmill.model.kernels.states import StateMemory, step_states
+from tokenmill.model.kernels.states import StateMemory, StepStates, state_arrays, step_states
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.platform.cpu import CpuPlatform
 
 Chunks = Sequence[tuple[int, int]]
 """(request, tokens of it to run), in batch order."""
+
+
+def states_of_step(memory: StateMemory, slots: np.ndarray, query_starts: np.ndarray, saves: Any = None) -> StepStates:
+    """The states of a step on the host; see `state_arrays`."""
+    arrays = state_arrays(slots, query_starts, saves)
+    return step_states(memory, arrays, {name: torch.from_numpy(values) for name, values in arrays.items()})
 
 
 def unrotated(length: int, head_dim: int, dtype: torch.dtype = torch.float32) -> RotaryTables:
@@ -116,8 +122,7 @@ class PagedRequests:
                 batch = self.batch(chunks)
                 if self.states is not None:
                     slots = self.slots[[request for request, _ in chunks]]
-                    states = step_states(self.states, slots, batch.query_starts, None, "cpu")
-                    batch = dataclasses.replace(batch, states=states)
+                    batch = dataclasses.replace(batch, states=states_of_step(self.states, slots, batch.query_starts))
                 step = decoder.logits(decoder.forward(batch, attention))
             for (request, _), rows in zip(chunks, step.split([count for _, count in chunks]), strict=True):
                 logits[request].append(rows)

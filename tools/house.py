@@ -27,6 +27,7 @@ CAPABILITIES = {
     "adapters", "encoder", "states", "transfers", "windows", "drafter", "_drafter", "vision", "draft",
     "_adapters", "_encoder", "_states", "_transfers", "_windows", "drafters", "_drafters", "groups", "depth",
 }  # fmt: skip
+FAMILIES = "model.models.families"
 LONGEST_FUNCTION, LONGEST_CLASS, CRUMB = 50, 300, 60
 # A docstring that names a thing by a clause instead of saying what the code does.
 NOUN_CLAUSE = re.compile(r"(What|Whoever|Whose|That which|Those (that|who)|How|Nobody|There (is|are)) ")
@@ -178,6 +179,9 @@ def facts_of_the_core() -> Iterator[Fact]:
     yield Fact("capabilities that runner/ knows", len(runner), 0)
     with_torch = [m for m in trees() if m.startswith("engine.loop") and ":torch" in imports().get(m, ())]
     yield Fact("modules of the loop with torch", len(with_torch), 0)
+    outside = {name for module, own in imports().items() if not module.startswith(FAMILIES) for name in own}
+    families = [name for name in outside if name.startswith(f"{FAMILIES}.")]
+    yield Fact("families that are known outside of their room", len(families), 0)
     listed = {name for name in imports()["startup.assembly.capabilities"] if name.startswith("startup.")}
     listed -= {"startup.assembly.capability"}
     yield Fact("capabilities that the assembly names", len(imports()["startup.assembly.setup"] & listed), 0)

@@ -2,7 +2,6 @@ import importlib.util
 import json
 import re
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ from benchmarks.peers.peers import FORMATS, PEERS, TOKENMILL, Peer
 from benchmarks.peers.probe import probe
 from tokenizers import Tokenizer
 
+from tests.eventually import eventually
 from tokenmill.demo import demo_model_path
 
 MIB = 1 << 20
@@ -66,10 +66,8 @@ def test_an_engine_that_fails_is_noted_with_its_last_words(tmp_path, monkeypatch
 def test_a_child_is_watched_and_ended_with_its_own_children(tmp_path):
     grandchild = f"x = b'1' * {64 * MIB}; import time; time.sleep(60)"
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
-    start = time.monotonic()
     child = Child([sys.executable, "-c", program], 1, tmp_path / "log", {})
-    while child.peak["anonymous"] < 64 * MIB and time.monotonic() < start + 20:
-        time.sleep(0.05)
+    eventually(lambda: child.peak["anonymous"] >= 64 * MIB)
     child.end()
     assert 64 * MIB <= child.peak["anonymous"] <= child.peak["resident"] < 512 * MIB
     assert child.process.returncode == -9

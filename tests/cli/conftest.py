@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.seeding import rng  # noqa: F401
 
 
 @pytest.fixture(scope="session")

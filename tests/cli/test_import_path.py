@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.cli.import_path import without_current_folder
+from tokenmill.cli.main import without_current_folder
 
 LIBRARY = os.path.dirname(os.__file__)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.eventually import eventually
 from tests.house.documents import Snippet, snippets
 from tests.house.newcomer import MARK, Terminal, clone, pip_calls
 from tests.serving.server.running_server import free_port
@@ -24,16 +24,14 @@ def blocks(terminal: str) -> list[Snippet]:
 
 
 def wait_until_healthy(terminal: Terminal, url: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    def is_healthy() -> bool:
         assert not terminal.has_ended(), terminal.text()
         try:
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
+            return httpx.get(f"{url}/health").status_code == 200
         except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError(terminal.text())
+            return False
+
+    eventually(is_healthy, terminal.text, seconds=START_SECONDS)
 
 
 @pytest.fixture

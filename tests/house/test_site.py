@@ -56,5 +56,6 @@ def test_every_family_is_on_the_page_of_models():
 
     text = (DOCS / "models.md").read_text()
     for name, family in FAMILIES.items():
-        files = family.gguf or ("llama" if family.weight_names is LLAMA_NAMES and not family.text_config else "")
+        files = "" if family.gguf is None else family.gguf.name
+        files = files or ("llama" if family.weight_names is LLAMA_NAMES and not family.has_text_config else "")
         assert f"`{name}` | {files} |".replace("  ", " ") in text

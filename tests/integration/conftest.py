@@ -7,7 +7,6 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.integration.serving import MAX_MODEL_LEN, MODEL_NAME, TIGHT, serve
-from tests.seeding import rng  # noqa: F401
 from tests.serving.server.running_server import RunningServer
 from tokenmill import LLM
 

@@ -147,7 +147,7 @@ RAW_BODIES: dict[str, bytes] = {
     "a number": b"1",
     "no prompt": b'{"model": "tiny"}',
     "another model": b'{"model": "../../etc/passwd", "prompt": "x"}',
-    "an unknown field": b'{"model": "tiny", "prompt": "x", "__class__": {}}',
+    "a misspelt field": b'{"model": "tiny", "prompt": "x", "promt": {}}',
     "nested too deep": b'{"model": "tiny", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "too many prompts": json.dumps({"model": "tiny", "prompt": ["x"] * 5000}).encode(),
     "too many choices": json.dumps({"model": "tiny", "prompt": ["x"] * 200, "n": 128}).encode(),

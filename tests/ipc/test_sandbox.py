@@ -9,16 +9,15 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.eventually import eventually
 from tests.ipc.sandbox_job import LIMITS, MODULE
-from tests.seeding import rng  # noqa: F401
 from tests.serving.server.running_server import REPOSITORY, children_of, is_alive
 from tokenmill.core.errors import Unavailable
 from tokenmill.ipc import sandbox as module
@@ -41,13 +40,6 @@ def sandbox() -> Iterator[Sandbox]:
     assert not zombies()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited 60 s in vain"
-        time.sleep(0.01)
-
-
 def zombies() -> list[int]:
     return [pid for pid, command in children_of(os.getpid()).items() if not is_alive(pid) and command == [""]]
 
@@ -58,7 +50,7 @@ def state_of(pid: int) -> str:
 
 def has_begun(path: Path) -> tuple[int, int]:
     """Wait for a job that tells of itself: its process and its fork."""
-    wait_until(path.exists)
+    eventually(path.exists)
     process, fork = path.read_text().split()
     return int(process), int(fork)
 
@@ -116,7 +108,7 @@ def test_however_many_idle_processes_are_lost_the_next_job_is_done(
     before = sandbox.pids
     for pid in before:
         os.kill(pid, number)
-        wait_until(lambda pid=pid: state_of(pid) in ("Z", "T"))
+        eventually(lambda pid=pid: state_of(pid) in ("Z", "T"))
     assert sandbox.ask(b"echo on").data == b"on"
     assert len(sandbox.pids) == 1
     assert not any(map(is_alive, before))
@@ -133,7 +125,7 @@ def test_a_job_whose_process_or_fork_is_killed_or_stopped_is_tried_again(
         os.kill(process if who == "process" else fork, number)
         assert asked.result(60) == (Outcome.DONE, b"done")
     assert process not in sandbox.pids
-    wait_until(lambda: not is_alive(process) and not is_alive(fork))
+    eventually(lambda: not is_alive(process) and not is_alive(fork))
 
 
 def test_a_job_that_loses_two_processes_is_unavailable_and_the_next_is_not(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -185,7 +177,7 @@ def test_closing_ends_what_runs(sandbox: Sandbox, tmp_path: Path) -> None:
         sandbox.close()
         with pytest.raises(Unavailable):
             asked.result(60)
-    wait_until(lambda: not is_alive(process) and not is_alive(fork))
+    eventually(lambda: not is_alive(process) and not is_alive(fork))
     with pytest.raises(Unavailable):
         sandbox.ask(b"echo")
 
@@ -215,10 +207,10 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path, job: str) ->
             pids = list(has_begun(tmp_path / "begun"))
         assert all(map(is_alive, pids))
         parent.kill()
-    wait_until(lambda: not any(map(is_alive, pids)))
+    eventually(lambda: not any(map(is_alive, pids)))
 
 
-def test_signals_at_random_moments_fail_no_job(sandbox: Sandbox, rng: np.random.Generator) -> None:  # noqa: F811
+def test_signals_at_random_moments_fail_no_job(sandbox: Sandbox, rng: np.random.Generator) -> None:
     ended = threading.Event()
     seeds = rng.integers(0, 2**32, 3).tolist()
     asked: list[int] = []

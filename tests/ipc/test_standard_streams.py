@@ -14,9 +14,10 @@ import tty
 import pytest
 
 from tests.full_disk import room_for
+from tests.seeding import seed_for
 from tokenmill.ipc.standard_streams import LossyStream, lossy, num_lost_lines
 
-SEED = random.randrange(1 << 32)
+SEED = seed_for(__name__)
 END = "#"
 
 

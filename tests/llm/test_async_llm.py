@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.seeding import seed_for
 from tokenmill import LLM, AsyncLLM, SamplingParams
 from tokenmill.core.errors import InvalidRequest, TokenMillError
 from tokenmill.core.request import FinishReason
 from tokenmill.llm.outputs import RequestOutput
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 LONG = SamplingParams(max_tokens=300, ignore_eos=True)
 DEADLINE = 60
 

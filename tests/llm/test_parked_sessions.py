@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.seeding import seed_for
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.engine_messages import EngineStats
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 PARAMS = SamplingParams(temperature=1.0, seed=7, max_tokens=10, ignore_eos=True)
 NUM_SESSIONS, NUM_TURNS, TURN_TOKENS = 4, 3, 40
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import greedy_continuation, load_oracle, make_checkpoint
+from tests.seeding import seed_for
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidRequest
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 

@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.seeding import seed_for
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.messages import TextOutput
 from tokenmill.llm.turns import Turns
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 
 
 @pytest.fixture(scope="module")

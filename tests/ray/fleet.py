@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import httpx
 import msgspec
 import yaml
 
+from tests.eventually import eventually, eventually_async
 from tests.serving.server.running_server import REPOSITORY
 
 APP, DEPLOYMENT = "tokenmill", "TokenMill"
@@ -108,13 +108,8 @@ class Stream:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition while streams go on."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.02)
+    await eventually_async(condition, seconds=WAIT_SECONDS)
 
 
 def wait_for(condition: Callable[[], bool], say: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_SECONDS} s in vain: {say()}"
-        time.sleep(0.1)
+    eventually(condition, say, seconds=WAIT_SECONDS)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import httpx
 import msgspec
 import pytest
 
+from tests.eventually import eventually
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_server import JSON, RunningServer, free_port, start_server
 from tokenmill.config.configs import EngineConfig
@@ -49,11 +49,17 @@ def routed(servers: list[RunningServer], policy: str) -> Iterator[str]:
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 60
-            while not _answers(f"{url}/v1/models"):
+            url = f"http://127.0.0.1:{port}"
+
+            def text() -> str:
                 log.seek(0)
-                assert process.poll() is None and time.monotonic() < deadline, log.read()
-                time.sleep(0.05)
+                return log.read()
+
+            def answers() -> bool:
+                assert process.poll() is None, text()
+                return _answers(f"{url}/v1/models")
+
+            eventually(answers, text)
             yield url
         finally:
             process.kill()

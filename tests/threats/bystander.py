@@ -13,6 +13,8 @@ BODY = {
     "seed": 1,
     "request_id": "bystander",
 }
+# Seconds between an answer and the next question: somebody who never rests takes a processor of every attack.
+PAUSE = 0.03
 
 
 class Bystander:
@@ -47,5 +49,6 @@ class Bystander:
         try:
             while not (self._stop.is_set() and len(self.answers) > 1):
                 self.answers.append(self._ask())
+                self._stop.wait(PAUSE)
         except (AssertionError, httpx.HTTPError) as error:
             self.trouble.append(repr(error))

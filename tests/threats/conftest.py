@@ -1,6 +1,5 @@
 import pytest
 
-from tests.seeding import rng  # noqa: F401 - a fixture
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_proxy import start_proxy
 from tests.serving.server.running_server import start_server

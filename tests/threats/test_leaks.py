@@ -78,13 +78,13 @@ def value(rng: random.Random, depth: int):
 
 
 def test_no_error_body_shows_what_is_inside(guarded_server):
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     paths = guarded_server.http.get(f"{guarded_server.url}/openapi.json").json()["paths"]
     posts = [path for path, methods in paths.items() if "post" in methods and path != "/pause"]
     num_errors = 0
-    for _ in range(600):
+    for _ in range(300):
         path = rng.choice(posts).replace("{response_id}", "x")
         reply = guarded_server.http.post(guarded_server.url + path, content=garbage(rng))
         assert reply.status_code < 500, (path, reply.text)
@@ -93,7 +93,7 @@ def test_no_error_body_shows_what_is_inside(guarded_server):
             error = reply.json()["error"]
             assert {"message", "type"} <= set(error), reply.text
             check(without_paths_sent(reply.text))
-    assert num_errors > 300
+    assert num_errors > 150
     assert guarded_server.http.get(f"{guarded_server.url}/health_generate").status_code == 200
     assert "Traceback" not in guarded_server.output(), guarded_server.output()[-3000:]
 
@@ -126,7 +126,7 @@ def test_what_the_router_refuses_shows_nothing_either(guarded_server):
 )
 def test_no_sentence_of_any_room_shows_where_a_file_lies(form):
     """Those of the engines and of the start name whole paths: the operator reads them on the screen."""
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for kind in (InvalidCheckpoint, InvalidRequest, EngineDead, Conflict):

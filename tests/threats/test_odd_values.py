@@ -47,7 +47,7 @@ def description(server):
 
 
 def seeded() -> random.Random:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     return random.Random(seed)
 

@@ -1,14 +1,10 @@
-"""The facts of the house are measured right, and what was reached is kept."""
+"""The facts of the house are measured right; `make lint` sees that what was reached is kept."""
 
 import importlib.util
 
 import pytest
 
 from tools import house
-
-
-def test_no_fact_that_was_reached_is_lost(capsys):
-    assert house.main() == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

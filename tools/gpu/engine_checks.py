@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from tools.gpu.engines import generate, running
+from tools.gpu.feature_checks import FEATURES, FeatureChecks, feature_names
 from tools.gpu.folders import SMALL, TINY, write_checkpoint
 
 from tokenmill.core.sampling_params import SamplingParams
@@ -18,6 +21,12 @@ LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256,
 
 # Greedy tokens of a family equal those of the CPU reference.
 ORACLE = "oracle-"
+# The host waits for the results of steps and for nothing else.
+NO_WAITS = "no-waits-but-for-results"
+RECURRENT = ("lfm2", "qwen3_5")
+# Whose random checkpoints transformers writes, where it is installed: windows and two ropes, sinks and experts stored
+# as mxfp4, fused projections, states that recur.
+WRITTEN_BY_TRANSFORMERS = ("gemma3", "gpt_oss", "phi3", "lfm2", "qwen3_5", "qwen3_next")
 
 
 def check_names(is_dry: bool) -> list[str]:
@@ -26,9 +35,17 @@ def check_names(is_dry: bool) -> list[str]:
     if is_dry:
         return small
     ranks = ["two-gpus"] if torch.cuda.device_count() > 1 else []
-    theirs = ["equals-transformers"] if importlib.util.find_spec("transformers") is not None else []
-    families = [f"{ORACLE}{family}" for family in SMALL if family != "qwen3"]
-    return [*small, *ranks, "overlap-or-not", "no-waits-but-for-results", *families, *theirs, "batch-invariant"]
+    theirs, written = [], []
+    if importlib.util.find_spec("transformers") is not None:
+        theirs, written = ["equals-transformers"], [*WRITTEN_BY_TRANSFORMERS]
+    families = [f"{ORACLE}{family}" for family in [*SMALL, *written] if family != "qwen3"]
+    modes = ["overlap-or-not", NO_WAITS, *(f"{NO_WAITS}-{family}" for family in RECURRENT if family in written)]
+    return [*small, *ranks, *modes, *feature_names(), *families, *theirs, "batch-invariant"]
+
+
+def checks_with(name: str) -> type[EngineChecks | FeatureChecks]:
+    """Return the class that has a check."""
+    return FeatureChecks if name in FEATURES else EngineChecks
 
 
 class EngineChecks:
@@ -49,19 +66,24 @@ class EngineChecks:
         lengths = (1, 9) if self._is_dry else (1, 20, 90, 150, 33, 7, 64, 128)
         self._prompts = [[generator.randrange(1, 250) for _ in range(length)] for length in lengths]
 
-    def run(self, name: str) -> None:
-        """One of `check_names`."""
-        if name.startswith(ORACLE):
-            self._oracle(name.removeprefix(ORACLE))
-        else:
-            getattr(self, self.method_of(name))()
+    def work_of(self, name: str) -> Callable[[], None]:
+        """Return the work of one of `check_names`.
 
-    @staticmethod
-    def method_of(name: str) -> str:
-        """What carries out a check that is no oracle's."""
-        return f"_{name.replace('-', '_')}"
+        Raises:
+            AttributeError: there is no such check.
+        """
+        if name.startswith(ORACLE):
+            return partial(self._oracle, name.removeprefix(ORACLE))
+        if name.startswith(NO_WAITS):
+            return partial(self._no_waits, name.removeprefix(NO_WAITS).removeprefix("-") or "qwen3")
+        work: Callable[[], None] = getattr(self, f"_{name.replace('-', '_')}")
+        return work
 
     def _checkpoint(self, family: str) -> Path:
+        if family in WRITTEN_BY_TRANSFORMERS:
+            from tests.checkpoints import make_checkpoint
+
+            return make_checkpoint(self._folder / family, family, seed=self._seed)
         shape = TINY if self._is_dry else SMALL[family]
         return write_checkpoint(self._folder / family, shape, self._seed)
 
@@ -115,8 +137,8 @@ class EngineChecks:
             assert self._is_dry or engine.stats().num_preemptions > 0, "nothing was preempted"
         _assert_same(got, self._tokens(model, None))
 
-    def _no_waits_but_for_results(self) -> None:
-        model = self._checkpoint("qwen3")
+    def _no_waits(self, family: str) -> None:
+        model = self._checkpoint(family)
         with running(model, self._platform, **self._limits, async_scheduling=True) as engine:
             generate(engine, self._prompts, self._params(temperature=0.7, top_p=0.9))
             torch.cuda.set_sync_debug_mode("error")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.config.flags import Given, build
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.loop.engine import Engine
@@ -27,7 +29,9 @@ def built(folder: Path, platform: Any, **options: Any) -> Iterator[BuiltEngine]:
     own = {"device": "cpu", "attention_backend": "reference", "kernels": "torch"} if platform is None else {}
     if platform is not None:
         own = {"device": platform.device if platform.name == "cuda" else "cpu"}
-    config = EngineConfig(model=str(folder), **{**own, **options}).resolve()
+    # What is set by TOKENMILL_ variables (`TOKENMILL_PDL=0`) holds for every check.
+    given = Given({"model": str(folder), **own, **options}, os.environ)
+    config = build(EngineConfig, given).resolve()
     parts = build_engine(config, platform=platform)
     try:
         yield parts

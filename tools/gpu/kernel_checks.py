@@ -14,8 +14,18 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "model" / "kernels"
-# `--confcutdir` keeps away what the whole suite needs besides pytest.
-OPTIONS = ("-v", "--tb=short", "-p", "no:cacheprovider", "-o", "addopts=", "--confcutdir=tests/model/kernels")
+# `--confcutdir` keeps away what the whole suite needs besides pytest; the plugin that draws inputs needs nothing more.
+OPTIONS = (
+    "-v",
+    "--tb=short",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "tests.seeding",
+    "-o",
+    "addopts=",
+    "--confcutdir=tests/model/kernels",
+)
 TEST_SECONDS = 120
 # A line of `pytest -v`, alone or of one of xdist's workers.
 _WORD = "PASSED|FAILED|ERROR|SKIPPED"

@@ -69,12 +69,12 @@ def rows_of(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any
 
 def check(platform: Any, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One check of the engine: what it says, and how long it took."""
-    from tools.gpu.engine_checks import EngineChecks
+    from tools.gpu.engine_checks import checks_with
 
     start = time.monotonic()
     row = {"check": options.name}
     try:
-        EngineChecks(platform, folder, options.seed).run(options.name)
+        checks_with(options.name)(platform, folder, options.seed).work_of(options.name)()
     except Exception:
         return {**row, "passed": False, "detail": traceback.format_exc()[-4000:]}
     return {**row, "passed": True, "detail": f"{time.monotonic() - start:.1f} s"}

@@ -1,4 +1,4 @@
-"""`tokenmill list`: list the models of the hub that are in the cache."""
+"""`tokenmill list`: list the models of the hub that are in the cache, or those of the catalogue."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from tokenmill.config.parser import Parser
 def run(arguments: Sequence[str]) -> int:
     """Print a line for each model; returns 0."""
     namespace = make_parser().parse(arguments)
+    if namespace.catalogue:
+        from tokenmill.model.weights.catalogue import table
+
+        print(table())
+        return 0
     from tokenmill.model.weights.hub_cache import cache_folder, listing
 
     print(listing(cache_folder(namespace.download_dir)))
@@ -20,5 +25,6 @@ def run(arguments: Sequence[str]) -> int:
 def make_parser() -> Parser:
     """Return the parser of `list`."""
     parser = Parser("list", "The models of the hub that are in the cache.")
+    parser.add_argument("--catalogue", action="store_true", help="models that can be served by a short name")
     add_cache_flag(parser)
     return parser

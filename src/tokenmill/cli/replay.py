@@ -23,8 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     namespace = make_parser().parse(arguments)
     if others := list(_others(namespace)):
-        from tokenmill.lab.simulate.policies import compare
-        from tokenmill.lab.simulate.report import table
+        from tokenmill.lab.simulate.policies import compare, table
 
         print(table(compare(namespace.file, others)))
         return 0

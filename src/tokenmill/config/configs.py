@@ -132,6 +132,10 @@ class EngineConfig(VisionConfig):
         "auto", "type of the KV cache; auto: the model's; int8: CPUs, native attention", choices=("auto", "int8")
     )
     enforce_eager: bool = flag(False, "capture no CUDA graphs")
+    pdl: bool = flag(
+        True, "on a GPU, let a kernel begin while the one in front ends; off: to find what a fault comes from"
+    )
+    shared_splits: bool = flag(True, "on a GPU, read the keys that decodes share once for all of them; off: likewise")
     batch_invariant: bool = flag(False, "on a GPU, a request's tokens do not depend on its batch (slower)")
     num_threads: int | None = flag(None, "CPU threads of a step, of each rank (auto: the cores this process may use)")
     tensor_parallel_size: int = flag(
@@ -344,6 +348,9 @@ class ServerConfig:
         2, "how often in a minute an engine or a text worker that dies or hangs is started again; 0: the server ends"
     )
     shutdown_timeout: float = flag(3.0, "seconds that open streams get to end after Ctrl-C")
+    strict_fields: bool = flag(
+        False, "refuse fields that are not known, instead of leaving them out and naming them in x-tokenmill-ignored"
+    )
     enable_log_requests: bool = flag(False, "log every request")
     disable_log_stats: bool = flag(False, "do not log throughput every ten seconds")
     log_format: str = flag("text", "lines as text, or as JSON objects", choices=("text", "json"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.config.gguf_names import SUFFIX, choose_file, split_tag
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import read_regular
 from tokenmill.core.sampling_params import RECOMMENDED
@@ -38,8 +39,17 @@ _WEIGHTS = frozenset({".safetensors", ".gguf"})
 
 
 def is_hub_id(model: str) -> bool:
-    """Return True if a name can be an id of the hub."""
+    """Return True if a name can be an id of the hub, with a tag or without."""
+    model, _ = split_tag(model)
     return not model.startswith(("/", "./", "../", "~")) and _HUB_ID.fullmatch(model) is not None
+
+
+def has_only_gguf(folder: Path) -> bool:
+    """Return True for a folder with weights in GGUF files alone, which is not yet one that parts of ours can read."""
+    files = list(folder.iterdir())
+    is_read = any(file.name == "model.gguf" for file in files) and (folder / "config.json").is_file()
+    kinds = {file.suffix for file in files}
+    return SUFFIX in kinds and ".safetensors" not in kinds and not is_read
 
 
 def check_model(model: str) -> None:
@@ -50,14 +60,16 @@ def check_model(model: str) -> None:
     """
     place = Path(model).expanduser()
     if place.is_dir():
-        if not (place / "config.json").is_file():
+        if has_only_gguf(place):
+            choose_file([file.name for file in place.iterdir()], None, "this folder")
+        elif not (place / "config.json").is_file():
             raise InvalidCheckpoint("this folder has no config.json: it is not a checkpoint")
-        if not any(file.suffix in _WEIGHTS for file in place.iterdir()):
+        elif not any(file.suffix in _WEIGHTS for file in place.iterdir()):
             raise InvalidCheckpoint("this folder has no weights: no file in it is .safetensors or .gguf")
     elif place.exists():
         if place.suffix != ".gguf" or not place.is_file():
             raise InvalidCheckpoint("this is neither a folder nor a .gguf file")
-    elif not is_hub_id(model):
+    elif not is_hub_id(model) and not Path(split_tag(model)[0]).expanduser().is_dir():
         raise InvalidCheckpoint("there is nothing at this path, and it is not a hub id such as owner/name")
 
 
@@ -70,7 +82,7 @@ def check_tokenizer(model: str, tokenizer: str | None) -> None:
         InvalidCheckpoint: the folder has no tokenizer.
     """
     folder = Path(tokenizer or model)
-    if folder.is_dir() and not (folder / "tokenizer.json").is_file():
+    if folder.is_dir() and not (folder / "tokenizer.json").is_file() and not has_only_gguf(folder):
         raise InvalidCheckpoint(f"{folder} has no tokenizer.json")
 
 

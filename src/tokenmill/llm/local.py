@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.llm.model_protocol import Delta, Deltas, Messages
 
@@ -25,6 +26,21 @@ def load_llm(config: EngineConfig) -> LLM:
     from tokenmill.llm.llm import LLM
 
     return LLM(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.metadata})
+
+
+def watch_prompt_logits(llm: LLM, watch: Callable[[Any], None]) -> None:
+    """Let a function see the logits of all positions of prompts whose requests ask for `prompt_logprobs`.
+
+    Args:
+        watch: gets [n, vocabulary] float32 arrays, in the order of the positions; the last position is left out.
+
+    Raises:
+        InvalidConfig: the engine runs its steps on another thread or in several processes.
+    """
+    runner: Any = getattr(llm._local.engine.executor, "runner", None)
+    if not hasattr(runner, "watch_prompt_logits"):
+        raise InvalidConfig("logits can be watched with async_scheduling=False and a single rank")
+    runner.watch_prompt_logits(watch)
 
 
 class LocalModel:

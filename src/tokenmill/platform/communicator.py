@@ -39,29 +39,46 @@ class TorchCommunicator:
 
     def sum(self, own: torch.Tensor) -> torch.Tensor:
         """Return the sum of `own` over all ranks."""
+        from torch.distributed import AllreduceOptions
+
         own = own.contiguous()
-        self._group.allreduce([own]).wait()
+        _end(self._group.allreduce([own], _in_order(AllreduceOptions())))
         return own
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks: [ranks, *shape]."""
+        from torch.distributed.distributed_c10d import AllgatherOptions
+
         own = own.contiguous()
         every = own.new_empty(self._group.size(), *own.shape)
-        self._group._allgather_base(every.view(-1), own.view(-1)).wait()
+        _end(self._group._allgather_base(every.view(-1), own.view(-1), _in_order(AllgatherOptions())))
         return every
 
     def share(self, numbers: torch.Tensor) -> torch.Tensor:
         """Copy rank 0's numbers to all ranks, in place, and return them."""
         from torch.distributed import BroadcastOptions
 
-        options = BroadcastOptions()
+        options = _in_order(BroadcastOptions())
         options.rootRank = options.rootTensor = 0
-        self._group.broadcast([numbers], options).wait()
+        _end(self._group.broadcast([numbers], options))
         return numbers
 
     def abort(self) -> None:
         """Abort the process group."""
         self._group.abort()
+
+
+def _in_order(options: Any) -> Any:
+    """Return the options of a call that runs on the current stream, not on one of NCCL's own that is joined by events:
+    half the nodes in a graph, and nothing between it and the kernel behind it."""
+    options.asyncOp = False
+    return options
+
+
+def _end(work: Any) -> None:
+    """Put later work behind a call. A call on the current stream may have nothing to wait for."""
+    if work is not None:
+        work.wait()
 
 
 def over_gloo(meeting: Path, rank: int, size: int, seconds: float) -> TorchCommunicator:

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import scaled
 from tokenmill.core.request import CacheKey
 from tokenmill.engine.kv.radix_node import RadixNode
 from tokenmill.engine.kv.radix_tree import RadixTree
@@ -118,7 +119,7 @@ operations = st.lists(
 
 
 @given(page_size=st.sampled_from([1, 2, 4]), operations=operations)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 def test_matches_inserts_and_evicts_like_a_dictionary_of_prefixes(page_size: int, operations: list[tuple]) -> None:
     oracle = Oracle(page_size)
     for name, *arguments in operations:

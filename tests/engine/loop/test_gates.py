@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.engine.scheduler.harness import Harness, plans
+from tests.seeding import seed_for
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import FinishReason, RequestStatus
 from tokenmill.lab.simulate.replay import replay
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 GRAMMAR, REMOTE_KV = RequestStatus.WAITING_FOR_GRAMMAR, RequestStatus.WAITING_FOR_REMOTE_KV
 
 

@@ -12,6 +12,7 @@ import zmq
 
 from tests.engine.scheduler.harness import Harness
 from tests.engine.scheduler.paged_memory_runner import expected_output
+from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.fields import KVEventsConfig
 from tokenmill.core.errors import InvalidConfig
@@ -19,7 +20,7 @@ from tokenmill.core.request import CacheKey
 from tokenmill.engine.kv.events import CacheCleared, KVEventLog, PagesRemoved, PagesStored
 from tokenmill.engine.loop.kv_publisher import KVPublisher
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 
 
 class Mirror:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
-from tests.seeding import rng  # noqa: F401
 from tokenmill import LLM, SamplingParams
 from tokenmill.model.attention.backends.native import NativeAttention, NativePlan
 from tokenmill.model.attention.batch import ForwardBatch
@@ -36,7 +35,7 @@ def test_tokens_and_probabilities_are_those_of_each_request_alone(
     shape: dict[str, Any],
     options: dict[str, Any],
     tmp_path: Path,
-    rng: np.random.Generator,  # noqa: F811
+    rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared = []

@@ -14,12 +14,13 @@ import pytest
 from tests.engine.scheduler.drafters import HalfRightDrafter
 from tests.engine.scheduler.harness import Harness
 from tests.full_disk import room_for
+from tests.seeding import seed_for
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.request import RequestStatus
 from tokenmill.engine.loop.step_log import LogHeader, News, StepLog, StepRecord, _payloads, read_log
 from tokenmill.lab.simulate.replay import replay
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 
 
 def record_traffic(path: Path, depth: int, drafts: int = 0) -> Harness:

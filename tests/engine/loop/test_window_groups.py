@@ -6,7 +6,6 @@ run, steps overlapped.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,9 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
+from tests.near_ties import BFLOAT16, FLOAT32, assert_same_but_for_near_ties
+from tests.seeding import seed_for
+from tests.tiers import some
 from tokenmill import LLM, SamplingParams
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
@@ -24,7 +26,7 @@ from tokenmill.lab.simulate.replay import replay
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 FAMILIES = ("gemma3", "gemma4", "gpt_oss")
 HAS_NATIVE = load_kernels(1) is not None
 # Small pools: the window group has room for two windows of 9 (24 for gpt-oss) and a step.
@@ -47,7 +49,7 @@ def prompts() -> list[list[int]]:
 
 def generate(folder: Path, prompts: list[list[int]], whole: bool, **flags: Any) -> list[Any]:
     """Tokens and logprobs of every prompt, cold and warm, then of a session of three turns."""
-    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, logprobs=3)
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, logprobs=8)
     found = []
     with LLM(folder, disable_hybrid_kv_cache_manager=whole, **{**SMALL, **flags}) as llm:
         for _ in range(2):
@@ -73,13 +75,12 @@ FLAGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="the native kernels are not built here")
-@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS.keys())
-def test_tokens_and_logprobs_are_those_of_whole_pages(
-    folder: Path, prompts: list[list[int]], flags: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("name", some(list(FLAGS), 4))
+def test_tokens_and_logprobs_are_those_of_whole_pages(folder: Path, prompts: list[list[int]], name: str) -> None:
+    flags = FLAGS[name]
     whole, grouped = (generate(folder, prompts, is_whole, dtype="bfloat16", **flags) for is_whole in (True, False))
     if flags.get("attention_backend") == "cpu":  # its sums depend on what else is in a step
-        assert [one[0] for one in whole[: 2 * len(prompts)]] == [one[0] for one in grouped[: 2 * len(prompts)]]
+        assert_same_answers(whole, grouped, prompts, BFLOAT16)
     else:
         assert whole == grouped, f"seed {SEED}"
 
@@ -87,8 +88,14 @@ def test_tokens_and_logprobs_are_those_of_whole_pages(
 def test_tokens_are_those_of_whole_pages_in_float32(folder: Path, prompts: list[list[int]]) -> None:
     flags = {"dtype": "float32", "page_size": 4, "num_pages": 240, "attention_backend": "reference", "kernels": "torch"}
     whole, grouped = (generate(folder, prompts, is_whole, **flags) for is_whole in (True, False))
-    for one, other in zip(whole[: 2 * len(prompts)], grouped, strict=False):
-        assert one[0] == other[0], f"seed {SEED}"
+    assert_same_answers(whole, grouped, prompts, FLOAT32)
+
+
+def assert_same_answers(whole: list[Any], grouped: list[Any], prompts: list[list[int]], within: float) -> None:
+    """All but sessions: once turns differ by a near tie, so do their prompts."""
+    answers = list(zip(whole, grouped, strict=True))[: 2 * len(prompts)]
+    for number, (one, other) in enumerate(answers):
+        assert_same_but_for_near_ties(one, other, within, f"answer {number}")
 
 
 def built(folder: Path, **flags: Any) -> BuiltEngine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import socket
 import threading
@@ -128,7 +127,7 @@ def test_nobody_who_does_not_know_the_secret_is_let_in_nor_spoken_to() -> None:
     with pytest.raises(EngineFailed, match="is the secret the same"):
         connect(door.address, secret("another, of 16 b"), "stage 0", TIMEOUT, 0.0)
     with socket.create_connection((door.address.host, door.address.port)) as stranger:
-        stranger.sendall(os.urandom(4096))
+        stranger.sendall(random.randbytes(4096))
         stranger.settimeout(TIMEOUT)
         said = b""
         while part := _received(stranger):

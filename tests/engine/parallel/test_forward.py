@@ -41,7 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def checkpoint(folder: Path, family: str, dtype: torch.dtype = torch.bfloat16, **more: int) -> Path:
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, **FAMILIES[family], **more}
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, **FAMILIES.get(family, {}), **more}
     return make_checkpoint(folder, family, tokenizer=False, dtype=dtype, **shape)
 
 
@@ -93,7 +93,7 @@ def test_native_stages_have_the_bits_of_one(family: str, tmp_path: Path, rng: np
         compare(folder, form, size, rng, num_stages=num_stages)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "granite"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "granite", "olmo2"])
 def test_stages_in_float32_have_the_bits_of_one_too(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
     folder = checkpoint(tmp_path, family, torch.float32, num_hidden_layers=3)
     compare(folder, Form(lambda: TorchKernels(torch.float32, "cpu"), "cpu"), 1, rng, num_stages=3)

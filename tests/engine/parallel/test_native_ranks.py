@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,11 +121,9 @@ def test_a_rank_that_is_killed_is_missed_long_before_the_deadline() -> None:
             assert ranks.meet(60.0) == OVER
         ring.peers[1].send_signal(signal.SIGKILL)
         ring.peers[1].wait(10)
-        started = time.monotonic()
         while (outcome := ranks.meet(60.0)) == OVER:
             ring.numbers[0] += 1
-        assert outcome == GONE
-        assert time.monotonic() - started < 30
+        assert outcome == GONE, "not that the time was up"
 
 
 def test_a_rank_that_stands_still_is_waited_for_until_the_deadline_and_no_longer() -> None:

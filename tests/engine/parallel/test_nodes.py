@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.eventually import eventually
 from tests.serving.server.running_server import children_of, is_alive
-from tests.startup.ranks.test_group import wait_for
 from tokenmill.core.errors import EngineFailed
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.llm.llm import LLM
@@ -103,7 +103,7 @@ def test_a_machine_takes_part_in_one_engine_after_the_other(machines: Machines, 
     assert machines.rank() != first and not is_alive(first)
     assert answers(again) == want
     again.close()
-    wait_for(lambda: not children_of(machines.agent.pid))
+    eventually(lambda: not children_of(machines.agent.pid))
     machines.agent.send_signal(signal.SIGTERM)
     assert machines.agent.wait(20) == 0
     assert machines.said()[:2] == [
@@ -115,7 +115,7 @@ def test_a_machine_takes_part_in_one_engine_after_the_other(machines: Machines, 
 def test_a_machine_with_other_flags_is_refused(machines: Machines, model: Path) -> None:
     with pytest.raises(EngineFailed, match="stage 1 runs another model than stage 0, or has been given other flags"):
         LLM(model, **{**machines.options, "max_num_batched_tokens": 48})
-    wait_for(lambda: not children_of(machines.agent.pid))
+    eventually(lambda: not children_of(machines.agent.pid))
 
 
 def test_a_machine_without_the_secret_says_so(tmp_path: Path, model: Path) -> None:

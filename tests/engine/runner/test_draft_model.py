@@ -23,6 +23,7 @@ from tests.engine.runner.test_drafts import KINDS, NATIVE, requests
 from tests.engine.runner.test_not_numbers import POISON, poisoned, run
 from tests.engine.runner.told import assert_same, told
 from tests.engine.scheduler.drafters import KnowingDrafter
+from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.core.messages import AddRequest
@@ -34,7 +35,7 @@ from tokenmill.engine.runner.draft_model import MOST_REST, MOST_ROWS, DraftModel
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 

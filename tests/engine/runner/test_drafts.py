@@ -24,6 +24,7 @@ from tests.engine.runner.test_not_numbers import POISON, poisoned, run, running
 from tests.engine.runner.told import assert_same, told
 from tests.engine.scheduler.drafters import KnowingDrafter
 from tests.model.kernels.gpu import DEVICE
+from tests.seeding import seed_for
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import Request, TokenArray
@@ -36,7 +37,7 @@ from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.attention.backends import triton
 from tokenmill.model.kernels.triton import attention, splits
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 # What may come changes with every token, so that a mask of another position is a wrong one.
 LETTERS = Grammar(json.dumps({"grammars": [{"lark_grammar": "start: /([a-h][i-p]){5}/"}]}), "structured_outputs")
 KINDS: list[dict[str, Any]] = [
@@ -105,13 +106,16 @@ def check(
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    shapes: dict[str, dict[str, Any]] = {
+        "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 1},
+        # For interpreted kernels.
+        "qwen3 of a layer": {"num_attention_heads": 4, "num_key_value_heads": 1, "num_hidden_layers": 1},
+        "mistral": {"sliding_window": 12},
+        "qwen3_moe": {},
+    }
     return {
-        family: make_checkpoint(tmp_path_factory.mktemp(family), family, seed=SEED, **shape)
-        for family, shape in {
-            "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 1},
-            "mistral": {"sliding_window": 12},
-            "qwen3_moe": {},
-        }.items()
+        name: make_checkpoint(tmp_path_factory.mktemp("model"), name.split()[0], seed=SEED, **shape)
+        for name, shape in shapes.items()
     }
 
 
@@ -164,7 +168,7 @@ def test_nor_on_a_device(models: dict[str, Path], options: dict[str, Any], monke
         return original(graphs, inputs, starts)
 
     monkeypatch.setattr(DecodeGraphs, "run", replay)
-    with nan_in_new_memory(), running(models["qwen3"], platform, **{**small, **options}) as engine:
+    with nan_in_new_memory(), running(models["qwen3 of a layer"], platform, **{**small, **options}) as engine:
         # Short and in every step, so that there are always steps of drafts without a prompt, and right ones.
         _, drafted = check(engine, requests(rng, [KINDS[1], KINDS[4]], 12), rng, is_exact=False, lengths=(1, 3))
         assert max(drafted) > 1

@@ -20,6 +20,7 @@ from tests.engine.runner.test_not_numbers import run, running
 from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE
 from tests.model.structured.test_masks import grammar_text
+from tests.seeding import seed_for
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.core.sampling_params import Grammar, SamplingParams
@@ -30,7 +31,7 @@ from tokenmill.model.sampling import reference
 from tokenmill.model.sampling.grammar_rows import GrammarRows
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}, "is_old": {"const": True}},

@@ -16,6 +16,7 @@ import torch
 from tests.checkpoints import make_checkpoint
 from tests.engine.runner.fake_platform import FakePlatform
 from tests.model.kernels.gpu import DEVICE
+from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.request import FinishReason
@@ -23,7 +24,7 @@ from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.startup.assembly.setup import build_engine
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 # A prompt with this token makes NaN of all that follows.
 POISON = 7
 LETTERS = Grammar(json.dumps({"grammars": [{"lark_grammar": "start: /[a-p]{6}/"}]}), "structured_outputs")

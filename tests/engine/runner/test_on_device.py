@@ -23,6 +23,7 @@ from tests.checkpoints import greedy_continuation, load_oracle, make_checkpoint,
 from tests.engine.runner.fake_platform import FakePlatform
 from tests.model.kernels.gpu import DEVICE
 from tests.model.weights.test_stacked_experts import packed
+from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.messages import AddRequest, TokenOutput
@@ -31,7 +32,7 @@ from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.startup.assembly.setup import build_engine
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 NUM_TOKENS = 4
 LAYER_TYPES = ["sliding_attention", "full_attention"]
 SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 277, "num_hidden_layers": 1}
@@ -157,6 +158,24 @@ def test_families_with_parts_of_their_own(family: str, tmp_path: Path) -> None:
     prompts, expected = make_cases(model)
     with running(model, FakePlatform(), async_scheduling=True) as engine:
         assert tokens(run(engine, prompts, [GREEDY] * 3)) == expected, f"seed {SEED}"
+
+
+@pytest.mark.parametrize(("family", "kind"), [("lfm2", "conv"), ("qwen3_next", "linear_attention")])
+def test_recurrent_states_run_on_in_graphs(family: str, kind: str, tmp_path: Path) -> None:
+    """From kept states too, and kept in passing: by decodes in a graph, and by chunks beside them."""
+    model = make_checkpoint(tmp_path, family, seed=SEED, num_hidden_layers=2, layer_types=[kind, "full_attention"])
+    generator, device, found = random.Random(SEED), FakePlatform(), []
+    prompts = [[generator.randrange(250) for _ in range(length)] for length in (6, 17)]
+    params = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in (4, 3)]
+    for platform in (None, device):
+        with running(model, platform, async_scheduling=platform is not None, max_num_seqs=2) as engine:
+            first = tokens(run(engine, prompts, params))
+            turns = [prompt + output for prompt, output in zip(prompts, first, strict=True)]
+            found.append([first, tokens(run(engine, turns, params))])
+            assert engine.stats().num_state_hits > 0, "a second turn begins behind the first"
+    assert found[1] == found[0], f"seed {SEED}"
+    assert device.captured == [2, 1]
+    assert device.replays > 4
 
 
 def test_experts_in_four_bits_stay_so_on_a_device(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_preempted_request_waits_for_the_pages_of_its_output_so_far_too() -> N
 
 
 def test_whole_prompts_lose_no_throughput_against_prompts_that_begin_in_part() -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     steps, tokens = ({"whole-prompt": 0, "optimistic": 0} for _ in range(2))
     for number in range(30):

@@ -7,9 +7,10 @@ import random
 import pytest
 
 from tests.engine.scheduler.harness import Harness, plans
+from tests.seeding import seed_for
 
 POLICIES = ["fair", "fcfs", "priority"]
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 
 
 def prompt_of(rng: random.Random, length: int) -> list[int]:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.engine.scheduler.harness import Harness, plans
+from tests.seeding import seed_for
 from tokenmill.engine.scheduler.fairness import QUANTUM
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 
 
 def make_harness(**overrides: Any) -> Harness:

@@ -58,7 +58,7 @@ class LateRunner(PagedMemoryRunner):
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_late_samples_change_no_output(depth: int) -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     num_late = num_preemptions = 0
@@ -90,7 +90,7 @@ def test_late_samples_change_no_output(depth: int) -> None:
 @pytest.mark.parametrize("has_sources", [False, True])
 def test_pages_of_void_steps_are_nobody_elses_until_these_are_committed(depth: int, has_sources: bool) -> None:
     """Draft pages are taken back while pages are short; not those that a launched step may still write."""
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     num_late = num_checked = 0

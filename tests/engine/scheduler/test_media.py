@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.engine.scheduler.harness import Harness, Settings, plans
+from tests.tiers import scaled
 from tokenmill.core.media import MediaInput, MediaSpan
 from tokenmill.core.request import FinishReason
 
@@ -164,5 +165,5 @@ class MediaTrace(RuleBasedStateMachine):
 
 TestMediaTrace = MediaTrace.TestCase
 TestMediaTrace.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=scaled(30), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

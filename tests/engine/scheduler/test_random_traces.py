@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.engine.scheduler.harness import Harness, Settings
+from tests.tiers import scaled
 from tokenmill.core.request import RequestStatus
 
 # A small alphabet makes shared prefixes common.
@@ -129,8 +130,8 @@ class SchedulerTrace(RuleBasedStateMachine):
 
 TestSchedulerTrace = SchedulerTrace.TestCase
 TestSchedulerTrace.settings = settings(
-    # counted once: 39,754 steps; at least 20,000 are wanted
-    max_examples=350,
+    # counted once: 39,754 steps in 350 examples; at least 20,000 are wanted
+    max_examples=scaled(200),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

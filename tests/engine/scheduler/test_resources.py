@@ -96,7 +96,7 @@ def test_an_abort_gives_back_at_the_commit_of_the_last_launched_step(lamps: Lamp
 
 def test_random_requests_with_preemptions_lose_no_lamp(lamps: Lamps) -> None:
     """The harness checks the invariants of all resources after every step, and every answer."""
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(10):

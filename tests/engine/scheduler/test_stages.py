@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.engine.scheduler.harness import Harness
+from tests.seeding import seed_for
 
 
 @pytest.mark.parametrize(("num_requests", "num_stages", "share"), [(60, 2, 30), (60, 3, 20), (8, 2, 8)])
@@ -14,7 +15,7 @@ def test_decodes_are_shared_out_over_the_steps_that_run_at_a_time(
     num_requests: int, num_stages: int, share: int
 ) -> None:
     """But only if there are many: each step reads all weights."""
-    rng = random.Random()
+    rng = random.Random(seed_for(__name__))
     harness = Harness(
         num_stages=num_stages, depth=num_stages, num_pages=900, max_num_seqs=num_requests, budget=1000, max_model_len=64
     )

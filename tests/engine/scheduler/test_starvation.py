@@ -15,7 +15,7 @@ ADMISSIONS = ["whole-prompt", "optimistic", "reserve"]
 
 
 def fresh() -> random.Random:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     return random.Random(seed)
 

@@ -106,7 +106,7 @@ def test_what_a_copy_is_followed_by_can_be_found() -> None:
 @pytest.mark.parametrize("admission", ["whole-prompt", "optimistic", "reserve"])
 def test_one_row_runs_no_token_twice(admission: str) -> None:
     """At most 1.3 times what is needed is asked for; with one row nobody is there to yield to, so it is none at all."""
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(80):
@@ -127,7 +127,7 @@ class NeverToItself(SchedulerState):
 
 @pytest.mark.parametrize("admission", ["whole-prompt", "optimistic", "reserve"])
 def test_several_rows_come_to_an_end_and_nobody_yields_to_itself(admission: str) -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(80):

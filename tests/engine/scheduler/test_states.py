@@ -13,6 +13,7 @@ from tests.engine.scheduler.harness import Harness, Settings, plans
 from tests.engine.scheduler.paged_memory_runner import expected_output
 from tests.engine.scheduler.test_late_samples import LateRunner
 from tests.engine.scheduler.test_random_traces import SchedulerTrace
+from tests.tiers import scaled
 from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 
 
@@ -134,7 +135,7 @@ def test_a_session_goes_on_from_where_its_turn_ended(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_late_samples_change_no_output(depth: int) -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(10):
@@ -172,5 +173,5 @@ class StateTrace(SchedulerTrace):
 
 TestStateTrace = StateTrace.TestCase
 TestStateTrace.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=scaled(60), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

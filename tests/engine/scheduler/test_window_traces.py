@@ -8,6 +8,7 @@ from hypothesis.stateful import initialize
 
 from tests.engine.scheduler.harness import Settings
 from tests.engine.scheduler.test_random_traces import SchedulerTrace
+from tests.tiers import scaled
 from tokenmill.engine.kv.window_pages import WindowSettings, most_window_pages, num_pages_ahead
 
 
@@ -47,7 +48,7 @@ class WindowTrace(SchedulerTrace):
 
 TestWindowTrace = WindowTrace.TestCase
 TestWindowTrace.settings = settings(
-    max_examples=350,
+    max_examples=scaled(120),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

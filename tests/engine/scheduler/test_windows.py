@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import scaled
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import Request
 from tokenmill.core.sampling_params import SamplingParams
@@ -127,7 +128,7 @@ operations = st.lists(
     is_ample=st.booleans(),
     operations=operations,
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(120), deadline=None)
 def test_hits_windows_and_counts_are_those_of_a_plain_search(
     page_size: int, window: int, num_pages: int, num_windows: int, is_ample: bool, operations: list[tuple]
 ) -> None:

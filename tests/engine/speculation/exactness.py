@@ -29,6 +29,7 @@ from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.engine.runner.test_drafts import KINDS, LyingDrafter
 from tests.engine.runner.test_not_numbers import run, running
 from tests.engine.runner.told import assert_same, told
+from tests.seeding import root_seed
 from tokenmill.config.speculation import SpeculativeConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import Request, TokenArray
@@ -183,7 +184,7 @@ def main() -> None:
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--seed", type=int, default=root_seed())
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr)
     started = time.monotonic()

@@ -15,7 +15,7 @@ from tests.engine.speculation.requests import make_request, say
 from tests.engine.speculation.slow_model import places_behind
 from tokenmill.engine.speculation.drafts import TextDrafter
 from tokenmill.engine.speculation.finished_outputs import FinishedOutputs
-from tokenmill.engine.speculation.ngram import NgramDrafter
+from tokenmill.engine.speculation.speculation import NgramDrafter
 from tokenmill.engine.speculation.suffix import SuffixDrafter
 
 DRAFTERS: dict[str, Callable[[], TextDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
@@ -144,6 +144,6 @@ def test_outputs_stay_while_there_is_room() -> None:
 
 
 def test_drafters_import_no_torch() -> None:
-    modules = ", ".join(f"tokenmill.engine.speculation.{name}" for name in ("ngram", "suffix"))
+    modules = ", ".join(f"tokenmill.engine.speculation.{name}" for name in ("speculation", "suffix"))
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ from tests.engine.speculation.exactness import check
 
 
 def test_no_token_differs() -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     seen = check(seed, num_tokens=3000, num_requests=24)
     assert seen["scenarios"] >= 4

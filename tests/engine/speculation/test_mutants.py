@@ -13,13 +13,14 @@ from tests.engine.runner.test_drafts import LETTERS
 from tests.engine.scheduler.harness import Harness
 from tests.engine.scheduler.test_drafts import AlwaysRight
 from tests.engine.speculation.exactness import check
+from tests.seeding import seed_for
 from tokenmill.core.request import Request
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.sampling.grammar_rows import RowSamples
 from tokenmill.model.sampling.row_grammar import RowGrammar
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 
 
 def traffic(**settings: object) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.speculation.requests import make_request, next_turn, say
 from tests.engine.speculation.slow_model import ngram_draft, text_of
-from tokenmill.engine.speculation.ngram import NgramDrafter
+from tokenmill.engine.speculation.speculation import NgramDrafter
 
 
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 8])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.engine.scheduler.harness import Harness
+from tests.seeding import seed_for
 from tokenmill.config.speculation import SpeculationSettings, SpeculativeConfig
 from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import Proposal, Request
@@ -16,7 +17,7 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.speculation.speculation import Speculation
 from tokenmill.lab.simulate.replay import replay
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 FREE = [(1, 1.0), (64, 1.0)]
 DEAR = [(1, 1.0), (64, 64.0)]
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import initialize, rule
 from tests.engine.scheduler.harness import Harness, Settings
 from tests.engine.scheduler.test_random_traces import SchedulerTrace, prompts
 from tests.engine.transfer.fake_source import TransferHarness
+from tests.tiers import scaled
 from tokenmill.core.request import CacheKey
 
 
@@ -54,7 +55,7 @@ class TransferTrace(SchedulerTrace):
 
 TestTransferTrace = TransferTrace.TestCase
 TestTransferTrace.settings = settings(
-    max_examples=150,
+    max_examples=scaled(60),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -23,7 +23,7 @@ def deaf_harness(rng: random.Random, **settings: object) -> TransferHarness:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])
 def test_those_who_run_do_not_wait_for_saves_of_what_they_hold_themselves(policy: str, depth: int) -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     num_saving = 0

@@ -11,6 +11,7 @@ import pytest
 
 from tests.engine.scheduler.harness import Settings
 from tests.engine.transfer.fake_source import PATIENCE, FakeSource, TransferHarness
+from tests.seeding import seed_for
 from tokenmill.core.request import CacheKey, FinishReason, RequestStatus
 from tokenmill.engine.loop.step_log import read_log
 from tokenmill.engine.transfer.orders import PageLoad
@@ -18,7 +19,7 @@ from tokenmill.engine.transfer.protocol import Answer
 from tokenmill.lab.simulate.policies import compare
 from tokenmill.lab.simulate.replay import replay
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 PROMPT = [7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
 KEY = CacheKey()
 

@@ -24,7 +24,7 @@ SMALL = ("--dtype", "float32", "--num-pages", "96", "--max-num-seqs", "8")
 
 @pytest.fixture
 def seed() -> int:
-    value = random.SystemRandom().randrange(2**31)
+    value = random.randrange(2**31)
     print(f"seed {value}")
     return value
 

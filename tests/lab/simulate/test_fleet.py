@@ -13,6 +13,7 @@ import pytest
 
 from tests.engine.loop.test_step_log import record_traffic
 from tests.engine.scheduler.harness import Harness
+from tests.seeding import seed_for
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.core.plan import StepOutcome, StepPlan
 from tokenmill.engine.loop.step_log import LogHeader, StepLog, StepRecord, plain_plan, read_log
@@ -26,7 +27,7 @@ from tokenmill.lab.simulate.times import recorded_run
 from tokenmill.lab.simulate.traces import Arrival, TraceOptions, at_speed, read_trace
 from tokenmill.serving.replicas.routing.policies import policy_of
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 MODEL = StepModel(
     fixed=0.01,
     rates=[0.0005] * len(KNOTS),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import numpy as np
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
+from tests.seeding import seed_for
+from tests.tiers import scaled
 from tokenmill.lab.simulate.nnls import nnls
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 NUMBERS = st.integers(-20, 20).map(float)
 
 
@@ -41,7 +42,7 @@ def slow_nnls(matrix: np.ndarray, target: np.ndarray) -> float:
 
 
 @seed(SEED)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(systems())
 def test_no_set_of_columns_does_better(system: tuple[np.ndarray, np.ndarray]) -> None:
     matrix, target = system

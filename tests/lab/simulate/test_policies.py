@@ -10,11 +10,12 @@ import pytest
 
 from tests.engine.loop.test_step_log import record_traffic
 from tests.engine.scheduler.harness import Harness
+from tests.seeding import seed_for
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.engine.loop.step_log import StepLog, StepRecord, read_log
 from tokenmill.lab.simulate.policies import Schedule, StepCost, compare
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 
 
 def record_rush(path: Path, depth: int = 1, policy: str = "fcfs", admission: str = "optimistic") -> Harness:

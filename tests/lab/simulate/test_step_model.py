@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.engine.loop.test_step_log import record_traffic
+from tests.seeding import seed_for
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.engine.loop.step_log import StepRecord, read_log
 from tokenmill.lab.simulate.step_model import (
@@ -22,7 +23,7 @@ from tokenmill.lab.simulate.step_model import (
     recorded_steps,
 )
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 
 
 def roofline(size: StepSize) -> float:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from tests.engine.scheduler.harness import Harness
+from tests.seeding import seed_for
 from tokenmill.core.errors import TokenMillError
 from tokenmill.lab.simulate.traces import TraceOptions, block_tokens, read_trace
 from tokenmill.serving.observe.event_log import EventLog
 
-SEED = random.randrange(10**6)
+SEED = seed_for(__name__)
 OPTIONS = TraceOptions(vocab_size=1000)
 HEAD = "46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57"
 MOONCAKE = f"""\

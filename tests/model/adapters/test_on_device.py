@@ -105,7 +105,7 @@ def tell(engine: Engine, wanted: list[AddRequest], folders: list[Path]) -> list[
 def test_an_engine_tells_what_one_on_a_cpu_tells(
     options: dict[str, Any], base: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng, used = random.Random(seed), []
 

@@ -20,6 +20,7 @@ from tests.engine.runner.fake_platform import FakeGraph, FakePlatform, FakeStrea
 from tests.engine.runner.test_not_numbers import running
 from tests.model.attention.test_paged import StandInWrapper, attention_over_pages
 from tests.model.kernels.gpu import DEVICE
+from tests.seeding import seed_for
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.model.attention.backends.flashinfer import FlashInferAttention, FlashInferGraphs
@@ -28,7 +29,7 @@ from tokenmill.model.attention.paged import Requests
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.platform.protocol import Tensors
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 
 
 class OneDevice(TorchDispatchMode):

@@ -23,6 +23,7 @@ from tokenmill.model.kernels.triton import (
     adapters,
     attention,
     decode_inputs,
+    few_rows,
     fp8,
     gate,
     heads,
@@ -68,12 +69,14 @@ NUMBERS = {
             "third",
             *RECURRENT_STRIDES,
             "COUNT",
+            "SIZE",
+            "DEPTH",
         ),
         "i32",
     ),
 }
 # Of numbers that are multiples of 16 in most models.
-EVEN = ("q_stride", "stride", "size", *RECURRENT_STRIDES)
+EVEN = ("q_stride", "stride", "size", "SIZE", "DEPTH", *RECURRENT_STRIDES)
 PART = 128 + attention.PART_EXTRA
 ATTENTION = {
     "PAGE_SIZE": 16,
@@ -115,6 +118,13 @@ ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
 # Decodes with four and with eight drafts, and those that share pages.
 DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32}, {"SHARES": True})
+# Products of few rows, plain and with a gate.
+FEW = [
+    (tiling, {"ROWS": tiling.rows, "COLUMNS": tiling.columns, "TILE": tiling.depth, "GATE": gate_kind})
+    for num_rows in (1, few_rows.MOST_ROWS)
+    for gate_kind in (-1, 0)
+    for tiling in [few_rows.tiling_for(1024, num_rows, gate_kind >= 0)]
+]
 NORMS = (
     {"ROUNDS": False, "IS_OFFSET": False},
     {"ROUNDS": True, "IS_OFFSET": False},
@@ -137,6 +147,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
     *((attention._join, {**JOIN, "HAS_SINKS": has}, 4) for has in (False, True)),
     *((matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False, "IS_FP4": has}, 4) for has in (False, True)),
+    *((few_rows._few_rows, {**sizes, "HAS_BIAS": True, "PREFETCHES": True}, one.warps) for one, sizes in FEW),
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
     (adapters._expand, {"PARTS": 3, "RANK": 16, "OUTPUTS": 64}, 4),
@@ -163,12 +174,15 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if (name in pointers and not kernel.params[place].do_not_specialize_on_alignment) or name in EVEN
+        if (name in pointers and not kernel.params[place].do_not_specialize_on_alignment)
+        or (name in EVEN and name not in constants)
     }
     source = ASTSource(kernel, {name: types[name] for name in names}, constants, aligned)
     options = {"num_warps": warps}
     if kernel is attention._attend:
         options["num_stages"] = ATTENTION_STAGES[dtype]
+    if kernel is few_rows._few_rows:
+        options["num_stages"] = few_rows.tiling_for(1024, constants["ROWS"], constants["GATE"] >= 0).stages
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

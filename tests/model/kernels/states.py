@@ -20,7 +20,8 @@ def step_of(
     """Gaps are tokens before each span that run through no state; none if not given."""
     stops = np.cumsum(np.asarray(lengths) + (0 if gaps is None else np.asarray(gaps)))
     spans = np.stack((stops - lengths, stops), 1).astype(np.int32)
-    return StateRows.of(np.asarray(slots, np.int64), spans, device)
+    starts, stops = torch.from_numpy(np.ascontiguousarray(spans.T)).to(device)
+    return StateRows(torch.from_numpy(np.asarray(slots, np.int64)).to(device), starts, stops, spans)
 
 
 def draw_step(rng: np.random.Generator, most_tokens: int, device: str = "cpu") -> StateRows:

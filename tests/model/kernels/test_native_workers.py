@@ -60,6 +60,7 @@ print(time.perf_counter() - start)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_threads_that_are_not_run_are_not_waited_for():
     """Eight threads on one core: 2,000 small products in a fraction of a second, not in a turn of each thread each."""

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.model.architecture.architecture import Architecture, MlpSpec, MoeSpec, NormSpec, SelfAttentionSpec
+from tokenmill.model.architecture.architecture import Architecture, NormSpec, SelfAttentionSpec
+from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec
 from tokenmill.model.architecture.rope_spec import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 from tokenmill.model.models.architecture_config import read_architecture
 from tokenmill.model.models.families import FAMILIES
 
-# As published with Qwen3-0.6B, Qwen2.5-0.5B, Llama 3.2 1B, Mistral 7B v0.1, Qwen3-30B-A3B, SmolLM3-3B and
-# Granite 3.1 2B, without unread fields.
+# As published with Qwen3-0.6B, Qwen2.5-0.5B, Llama 3.2 1B, Mistral 7B v0.1, Qwen3-30B-A3B, OLMo-2 1B,
+# SmolLM3-3B and Granite 3.1 2B, without unread fields.
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
     "attention_bias": False,
@@ -112,6 +113,23 @@ QWEN3_MOE = {
     "tie_word_embeddings": False,
 }
 
+OLMO2 = {
+    "architectures": ["Olmo2ForCausalLM"],
+    "attention_bias": False,
+    "eos_token_id": 100257,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 100352,
+}
 SMOLLM3 = {
     "architectures": ["SmolLM3ForCausalLM"],
     "attention_bias": False,
@@ -185,6 +203,7 @@ def sparse_layers(architecture: Architecture) -> list[int]:
         (QWEN3_MOE, 30_532_122_624, 98_304),
         (SMOLLM3, 3_075_098_624, 73_728),
         (GRANITE, 2_533_531_648, 81_920),
+        (OLMO2, 1_484_916_736, 131_072),
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else None,
 )

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from tokenmill.model.architecture.architecture import MoeSpec
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.kernels.heads import rotate
 from tokenmill.model.kernels.torch_kernels import TorchKernels, rms_norm
 from tokenmill.model.models.architecture_config import read_architecture

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from tests.checkpoints import load_oracle, make_checkpoint
-from tests.paging import Chunks, PagedRequests, make_attention, random_schedule
+from tests.paging import Chunks, PagedRequests, make_attention, random_schedule, states_of_step
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.select import select_kernels
-from tokenmill.model.kernels.states import StateMemory, step_states
+from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.native_decoder import NativeDecoder, in_one_call, native_pass_obstacle
@@ -42,11 +42,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4": {"head_dim": 32, "global_head_dim": 64},
     "phi3": {},
     "gpt_oss": {"head_dim": 32, "intermediate_size": 64, "num_local_experts": 3, "num_experts_per_tok": 3},
+    "olmo2": {"num_key_value_heads": 1},
     "lfm2": {},
     "qwen3_5": {"head_dim": 32},
     "qwen3_next": {"head_dim": 32, "num_experts": 3, "num_experts_per_tok": 3},
 }
 WITH_EXPERTS = ("qwen3_moe", "gpt_oss", "qwen3_next")
+KERNEL_BY_KERNEL = (*WITH_EXPERTS, "olmo2")
 WITH_STATES = ("lfm2", "qwen3_5", "qwen3_next")
 FORMATS = {
     "bf16": UNQUANTIZED,
@@ -110,7 +112,7 @@ def relative_errors(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("stored", FORMATS)
 @pytest.mark.parametrize(
-    "family", ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3", "gemma4", "phi3", "gpt_oss", *WITH_STATES]
+    "family", ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3", "gemma4", "phi3", "gpt_oss", "olmo2", *WITH_STATES]
 )
 def test_bits_depend_on_nothing_but_the_request(
     family: str, stored: str, tmp_path: Path, rng: np.random.Generator
@@ -146,7 +148,7 @@ def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rn
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITH_EXPERTS])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in KERNEL_BY_KERNEL])
 def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
     overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
     folder = make_checkpoint(tmp_path, family, tokenizer=False, dtype=torch.bfloat16, **overrides)
@@ -177,7 +179,7 @@ Saves = tuple[np.ndarray, np.ndarray, np.ndarray] | None
 
 
 def draw_saves(chunks: Chunks, rng: np.random.Generator) -> Saves:
-    """Of some of the requests of a step, the state behind some of their tokens; see `step_states`."""
+    """Of some of the requests of a step, the state behind some of their tokens; see `state_arrays`."""
     places = np.flatnonzero(rng.random(len(chunks)) < 0.4)
     counts = np.array([rng.integers(1, chunks[place][1] + 1) for place in places])
     return (places, counts, np.array([6 + chunks[place][0] for place in places])) if len(places) else None
@@ -185,7 +187,7 @@ def draw_saves(chunks: Chunks, rng: np.random.Generator) -> Saves:
 
 def with_states(batch: ForwardBatch, chunks: Chunks, memory: StateMemory, saves: Saves) -> ForwardBatch:
     slots = np.array([request for request, _ in chunks])
-    return dataclasses.replace(batch, states=step_states(memory, slots, batch.query_starts, saves, "cpu"))
+    return dataclasses.replace(batch, states=states_of_step(memory, slots, batch.query_starts, saves))
 
 
 def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -196,6 +198,8 @@ def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Gen
     attention = native_attention(mixture, requests)
     assert native_pass_obstacle(mixture[0], "native") == "experts are chosen in Python"
     assert in_one_call(mixture[0], attention) is mixture[0]
+    joint = make_checkpoint(tmp_path / "joint", "olmo2", tokenizer=False, dtype=torch.bfloat16)
+    assert "norms over all heads" in str(native_pass_obstacle(load(joint, UNQUANTIZED, 1)[0], "native"))
     reference = make_attention("reference", plain[0].attention_spec, 4, 16, torch.bfloat16, native=plain[1])
     assert native_pass_obstacle(plain[0], "cpu") == "the attention is not native"
     assert in_one_call(plain[0], reference) is plain[0]

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.seeding import rng  # noqa: F401
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.model.structured.test_masks import VOCAB_SIZE, asked, grammar_text
+from tests.seeding import seed_for
 from tokenmill.config.model_files import eos_token_ids
 from tokenmill.core.plan import AdmittedRequest
 from tokenmill.core.sampling_params import Grammar, SamplingParams
@@ -24,7 +25,7 @@ from tokenmill.model.sampling.grammar_rows import GrammarRows, GrammarStep
 from tokenmill.model.structured.compiler import GrammarCompiler, GrammarTokenizer
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 EOS = tuple(sorted(eos_token_ids(demo_model_path())))
 PROMPT = [5, 6, 7]
 NUM_STEPS = 12

@@ -287,8 +287,6 @@ def test_a_row_that_drew_first_and_whose_grammar_fails_says_so(host_rows: Gramma
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 331, 4096])
 def test_masks_are_applied_as_bits(vocab_size: int) -> None:
-    seed = torch.seed()
-    print(f"seed {seed}")
     words = -(-vocab_size // 32)
     bits = torch.randint(-(2**31), 2**31, (3, words), dtype=torch.int64).to(torch.int32)
     expected = torch.tensor([[int(bits[i, t // 32]) >> t % 32 & 1 for t in range(vocab_size)] for i in range(3)]) == 0

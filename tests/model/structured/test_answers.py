@@ -13,13 +13,14 @@ import jsonschema
 import pytest
 
 from tests.model.structured.schemas import random_schema
+from tests.seeding import seed_for
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import FinishReason
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.llm.outputs import CompletionOutput
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 FORMATS = jsonschema.FormatChecker(["ipv4"])
 # Pages for a few requests only, chunks of prompts, and a prefix cache: masks must survive all of that.
 TIGHT: dict[str, Any] = {

@@ -8,13 +8,13 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from tests.eventually import eventually
 from tokenmill.core.errors import InvalidRequest, Refusal, Unavailable
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import Grammar, SamplingParams
@@ -61,11 +61,8 @@ def trial(tokenizer: GrammarTokenizer) -> Iterator[GrammarTrial]:
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_goes_off_where_it_does_no_harm(trial: GrammarTrial, name: str) -> None:
-    started = time.monotonic()
     with pytest.raises(InvalidRequest, match="grammar"):
         trial.check(grammar(BOMBS[name]))
-    # The limit is of processor time; a busy machine may take several times as long.
-    assert time.monotonic() - started < 60
     assert trial.check(choice(1)) < MIB
 
 
@@ -220,8 +217,7 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(
     monkeypatch.setattr(grammars, "_compile", watched)
     for number in range(8):
         admit(grammars, str(number), choice(number))
-    while len(begun) < 2:
-        time.sleep(0.01)
+    eventually(lambda: len(begun) == 2)
     for number in range(6):  # two of them have begun
         grammars.release(str(number))
     admit(grammars, "again", choice(5))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.model.structured.schemas import random_schema
+from tests.seeding import seed_for
 from tokenmill.config.model_files import eos_token_ids
 from tokenmill.core.messages import CallRules
 from tokenmill.core.structured_outputs import StructuredOutputs
@@ -19,7 +20,7 @@ from tokenmill.serving.frontend.prompt_processor import answer_grammar
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 MAX_TOKENS = 40
 # The demo model's, and a few ids that no token has, as models have that are padded.
 VOCAB_SIZE = 2560 + 7

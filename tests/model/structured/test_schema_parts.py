@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import VOCAB_SIZE
+from tests.seeding import seed_for
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.model.structured.compiler import GrammarCompiler, GrammarTokenizer, explain
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 _NAMES = ["a", "ab", "score", "x", "", "b c"]
 _PATTERNS = ["^a", "^a$", "^score$", "b$", "^(a|ab)$", ".*", "^x", "^[a-z]$", "^.{0,2}$", "^(a|b)c?$"]
 SCORE: dict[str, Any] = {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.model.structured.schemas import random_schema
+from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import TokenLogprobs
@@ -23,7 +24,7 @@ from tokenmill.model.sampling.row_grammar import RowGrammar
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
 from tokenmill.startup.assembly.setup import build_engine
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 NUM_SCHEMAS = 200
 NUM_ALONE = 30
 # "a" and "e", at which some requests stop: what a grammar allows may be the end of an answer.

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import transformers
 
-from tests.seeding import rng  # noqa: F401
 from tests.vision_checkpoints import load_vision_oracle, make_vision_checkpoint
 
 

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.serving.server.running_server import RunningServer, children_of, start_server
+from tests.tiers import tier
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
@@ -162,6 +163,6 @@ def test_they_take_no_time_and_leave_nothing_behind(
             fastest[kind] = min(fastest[kind], send(server, bomb))
     grown = memory(server) - before
     print(f"{grown >> 10} KiB more; { ({kind: round(seconds, 3) for kind, seconds in fastest.items()}) }")
-    # The least of several, since an engine computes besides when it is asked to.
-    assert {kind: seconds for kind, seconds in fastest.items() if seconds >= 1.0} == {}
+    if tier() == "nightly":  # The least of several, since an engine computes besides when it is asked to.
+        assert {kind: seconds for kind, seconds in fastest.items() if seconds >= 1.0} == {}
     assert grown < 64 << 20

@@ -6,11 +6,10 @@ import torch
 
 from tests.checkpoints import make_checkpoint
 from tests.model.weights.starts import Start
-from tests.seeding import rng  # noqa: F401
 
 
 @pytest.fixture
-def start(tmp_path: Path, rng: np.random.Generator) -> Start:  # noqa: F811
+def start(tmp_path: Path, rng: np.random.Generator) -> Start:
     """A small random model, and no cache yet."""
     make_checkpoint(tmp_path / "model", "qwen3", seed=int(rng.integers(2**31)), tokenizer=False, dtype=torch.bfloat16)
     return Start(tmp_path)

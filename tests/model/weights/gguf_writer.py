@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "lfm2": MODEL_ARCH.LFM2,
     "qwen3_5": MODEL_ARCH.QWEN35,
+    "olmo2": MODEL_ARCH.OLMO2,
 }
 
 
@@ -116,6 +117,8 @@ def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if (config.get("rope_parameters") or {}).get("rope_type") == "llama3":
+        add_llama3_factors(writer, config)
     if family in ("gemma3", "gpt_oss"):
         writer.add_sliding_window(config["sliding_window"])
     if family == "lfm2":
@@ -162,6 +165,17 @@ def of_qwen35(name: str, values: np.ndarray, config: dict[str, Any]) -> tuple[st
         case "":
             values = values + 1 if name.endswith("norm.weight") else values
     return name, values
+
+
+def add_llama3_factors(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    """Llama 3's: a frequency is divided by the tensor's number."""
+    rope = config["rope_parameters"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    original = rope["original_max_position_embeddings"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    wavelengths = 2 * math.pi * 10000.0 ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = np.clip((original / wavelengths - low) / (high - low), 0, 1)
+    writer.add_tensor("rope_freqs.weight", (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32))
 
 
 def add_phi3_rope(writer: GGUFWriter, config: dict[str, Any]) -> None:

@@ -21,9 +21,10 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows, dense
 from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.model.weights.gguf.blocks import LAYOUTS
 from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.gguf.folder import LINK_NAME
-from tokenmill.model.weights.gguf.values import LAYOUTS, packed_formats, read_rows
+from tokenmill.model.weights.gguf.values import packed_formats, read_rows
 from tokenmill.model.weights.hub import fetch
 from tokenmill.model.weights.loader import load_model
 
@@ -48,7 +49,7 @@ def cache(tmp_path: Path) -> str:
     return str(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("kind", [*LAYOUTS, "Q5_K", "Q4_1", "Q2_K"])
+@pytest.mark.parametrize("kind", [*LAYOUTS])
 def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: np.random.Generator) -> None:
     block = GGMLQuantizationType[kind]
     shape = quants.quant_shape_to_byte_shape((int(rng.integers(1, 6)), 512), block)
@@ -62,14 +63,14 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
     writer.write_tensors_to_file()
     writer.close()
     rows = read_rows(open_gguf(tmp_path / "x.gguf").tensors["some"])
-    assert isinstance(rows, QuantizedRows) == (kind in LAYOUTS)
+    assert isinstance(rows, QuantizedRows)
     want = torch.from_numpy(quants.dequantize(stored, block))
     torch.testing.assert_close(dense(rows), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0", "BF16", "F16"])
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "gpt_oss", "lfm2", "qwen3_5"]
+    "family", ["llama", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "gpt_oss", "lfm2", "qwen3_5", "olmo2"]
 )
 def test_a_file_gives_the_logits_of_its_rounded_weights(
     family: str, kind: str | None, tmp_path: Path, cache: str, rng: np.random.Generator
@@ -180,6 +181,32 @@ def test_the_long_rope_of_phi3_comes_from_its_tensors(tmp_path: Path, cache: str
     sequence = rng.integers(0, 331, 40).tolist()
     assert read_architecture(unpacked).context_form == "long"
     torch.testing.assert_close(logits(unpacked, sequence, rng), logits(folder, sequence, rng), rtol=1e-4, atol=1e-4)
+
+
+def test_the_rope_of_llama3_comes_from_its_tensor(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    folder = make_checkpoint(tmp_path / "model", "llama", rope_parameters=rope)
+    unpacked = fetch(str(write_gguf(folder, "llama")), None, cache)
+    sequence = rng.integers(0, 331, 60).tolist()
+    torch.testing.assert_close(logits(unpacked, sequence, rng), logits(folder, sequence, rng), rtol=1e-4, atol=1e-4)
+
+
+def test_a_sibling_that_comes_later_is_seen(tmp_path: Path, cache: str) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    path = write_gguf(folder, "qwen3")
+    (folder / "tokenizer_config.json").unlink()
+    stored = (folder / "tokenizer.json").read_bytes()
+    (folder / "tokenizer.json").unlink()
+    assert (fetch(str(path), None, cache) / "tokenizer.json").read_bytes() != stored
+    (folder / "tokenizer.json").write_bytes(stored)
+    assert (fetch(str(path), None, cache) / "tokenizer.json").read_bytes() == stored
 
 
 def test_experts_of_four_bits_keep_their_codes(tmp_path: Path, rng: np.random.Generator) -> None:

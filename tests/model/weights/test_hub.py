@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.model.weights.gguf_writer import write_gguf
 from tests.model.weights.stand_in_hub import Hub, running_hub
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.weights.hub import fetch
@@ -145,3 +146,25 @@ def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     with pytest.raises(InvalidCheckpoint, match="is a file; a checkpoint is a folder"):
         fetch(str(tmp_path / "model.bin"), None, None)
+
+
+def test_a_tag_fetches_its_file_with_all_parts_and_nothing_else(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "made", "qwen3")
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    write_gguf(folder, "qwen3").rename(repository / "model-Q8_0.gguf")
+    for name in ("model-Q4_K_M.gguf", "mmproj-F16.gguf", "README.md"):
+        (repository / name).write_bytes(b"another")
+    with running_hub({"owner/model": repository}) as hub:
+        found = fetch_in_a_process(hub.url, tmp_path / "cache", "owner/model:q8_0")
+        assert found.error is None
+        missing = fetch_in_a_process(hub.url, tmp_path / "cache", "owner/model:Q2_K")
+    assert found.folder is not None
+    assert (found.folder / "config.json").exists()
+    assert {Path(name).name for name in hub.downloads} == {"model-Q8_0.gguf"}
+    assert missing.error == (
+        "the hub's owner/model has no GGUF file for 'Q2_K'; it has: model-Q4_K_M.gguf, model-Q8_0.gguf"
+    )
+    # Without a connection the copy in the cache will do.
+    again = fetch_in_a_process("http://127.0.0.1:9", tmp_path / "cache", "owner/model:Q8_0")
+    assert again.folder == found.folder

@@ -30,7 +30,7 @@ from tokenmill.model.weights.loader import ModelPlan, choose_formats, plan_model
 from tokenmill.model.weights.packed_file import HEADER_BYTES
 from tokenmill.model.weights.reads import Read
 from tokenmill.model.weights.sharing import LoadedWeights, content_of, load_weights
-from tokenmill.serving.replicas.weight_memory import weight_memory
+from tokenmill.serving.server.process.launch import weight_memory
 from tokenmill.startup.sizing.forms import held_bytes
 
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 
+from tests.eventually import eventually_async
 from tokenmill.serving.batches.runner import BatchRunner, Reply
 from tokenmill.serving.batches.service import BatchLimits, BatchService
 from tokenmill.serving.batches.storage import Storage
@@ -72,9 +73,7 @@ class Desk:
         return (await self.service.create(owner, CHAT, file_id, None, None)).id
 
     async def wait(self, condition) -> None:
-        async with asyncio.timeout(30):
-            while not (await result if asyncio.iscoroutine(result := condition()) else result):
-                await asyncio.sleep(0.005)
+        await eventually_async(condition)
 
     async def end_of(self, batch_id, owner=""):
         async def is_over():

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from tests.tiers import scaled
 from tokenmill.core.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
 from tokenmill.serving.batches.batch import FILE_SECONDS, INPUT, Batch, BatchStatus, File, LineFault, new_id
 from tokenmill.serving.batches.lines import InputLines, LineEnd, LinePlace, Outcome
@@ -209,7 +210,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestStore.settings = settings(max_examples=scaled(30), stateful_step_count=25, deadline=None)
 
 
 def test_only_inputs_are_inputs(tmp_path):

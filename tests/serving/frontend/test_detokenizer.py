@@ -11,6 +11,7 @@ from tests.serving.frontend.tokenizers_for_tests import (
     metaspace_tokenizer,
     word_tokenizer,
 )
+from tests.tiers import scaled
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.serving.frontend.decoders import build_stages, byte_of_character
 from tokenmill.serving.frontend.detokenizer import IncrementalDetokenizer
@@ -43,7 +44,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip: bool = T
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(data=st.data(), skip=st.booleans(), cuts=st.lists(st.integers(0, 4), max_size=30))
 def test_deltas_of_any_ids_concatenate_to_the_full_decode(name, data, skip, cuts):
     tokenizer = TOKENIZERS[name]
@@ -52,7 +53,7 @@ def test_deltas_of_any_ids_concatenate_to_the_full_decode(name, data, skip, cuts
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 @given(text=st.text(max_size=40), cuts=st.lists(st.integers(0, 3), max_size=60))
 def test_deltas_of_any_text_concatenate_to_the_full_decode(name, text, cuts):
     tokenizer = TOKENIZERS[name]
@@ -60,7 +61,7 @@ def test_deltas_of_any_text_concatenate_to_the_full_decode(name, text, cuts):
     assert stream(tokenizer, ids, cuts) == tokenizer.decode(ids)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(raw=st.binary(max_size=24), cuts=st.lists(st.integers(0, 3), max_size=24))
 def test_invalid_bytes_become_the_replacement_characters_of_the_full_decode(raw, cuts):
     byte_level = {byte: character for character, byte in byte_of_character().items()}

@@ -32,7 +32,7 @@ NEXT = "<|end|><|start|>assistant"
 
 
 def seeded() -> random.Random:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     return random.Random(seed)
 

@@ -39,7 +39,7 @@ def test_tokens_up_to_the_closing_mark_are_thinking(deltas, has_begun, expected)
 
 
 def test_the_marks_are_found_wherever_the_text_is_cut():
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     text = "<think>so " + "<thin </thin " * 20 + "</think> and the answer </think>"

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tiers import scaled
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.serving.frontend.stop_strings import MAX_STOP_LENGTH, StopStrings
 
@@ -28,7 +29,7 @@ def first_to_complete(stops, text):
     return None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=scaled(200), deadline=None)
 @given(
     stops=st.lists(few_letters, max_size=4),
     chunks=st.lists(st.text(alphabet="ab\n", max_size=5), max_size=12),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.seeding import seed_for
 from tests.serving.frontend.test_text_processor import ready
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer
 from tokenmill.core.answer import PieceKind
@@ -18,7 +19,7 @@ from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.text_processor import TextProcessor
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 HELLO = [{"role": "user", "content": "hi"}]
 BEGIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 # How families tell a template not to think, and what comes of it at the prompt's end.

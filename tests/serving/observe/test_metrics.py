@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.eventually import eventually_async
 from tests.serving.frontend.test_text_processor import ready
 from tokenmill.core.api_messages import FinishedRequest
 from tokenmill.core.engine_messages import EngineStats
@@ -16,12 +17,12 @@ from tokenmill.core.histogram import SECONDS, Histogram
 from tokenmill.core.request import FinishReason
 from tokenmill.serving.observe.event_log import EventLog
 from tokenmill.serving.observe.metrics import Metrics
-from tokenmill.serving.observe.throughput import ThroughputLog
 from tokenmill.serving.observe.traces import TraceExporter
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.replicas.engines import Engines
 from tokenmill.serving.replicas.health import PartHealth
 from tokenmill.serving.replicas.restarts import PartCounts
+from tokenmill.serving.server.process.first_process import ThroughputLog
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana-dashboard.json"
 
@@ -332,11 +333,10 @@ def test_a_collector_gets_a_span_for_each_request(collector):
         metrics.finished(finished())
         metrics.finished(finished(FinishReason.ERROR, scheduled=0.0, first_output=0.0))
         task = asyncio.ensure_future(exporter.run())
-        while not received:
-            await asyncio.sleep(0.02)
+        await eventually_async(lambda: received)
         task.cancel()
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(run())
     ((path, kind, body),) = received
     assert (path, kind) == ("/v1/traces", "application/json")
     first, second = body["resourceSpans"][0]["scopeSpans"][0]["spans"]
@@ -359,11 +359,10 @@ def spans_of(collector, requests):
         for request in requests:
             exporter.add(request)
         task = asyncio.ensure_future(exporter.run())
-        while not received:
-            await asyncio.sleep(0.02)
+        await eventually_async(lambda: received)
         task.cancel()
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(run())
     return received[0][2]["resourceSpans"][0]["scopeSpans"][0]["spans"]
 
 

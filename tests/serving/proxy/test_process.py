@@ -18,12 +18,19 @@ BODY = {"prompt": "hello there", "max_tokens": 40}
 MESSAGES = {"model": "slow", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 400}
 
 
-@pytest.fixture
-def slow(tmp_path):
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
     """Starts servers of 20 tokens a second, which end when an engine does."""
     stub = {"step_seconds": 0.05}
-    folder = write_folder(tmp_path / "slow", byte_level_tokenizer(), config={"stub": stub})
+    folder = write_folder(tmp_path_factory.mktemp("models") / "slow", byte_level_tokenizer(), config={"stub": stub})
     return lambda: start_server(EngineConfig(model=str(folder)), max_restarts=0)
+
+
+@pytest.fixture(scope="module")
+def server(slow):
+    """One that stays while proxies in front of it are stopped."""
+    with slow() as running:
+        yield running
 
 
 class Stream:
@@ -59,8 +66,8 @@ def kill(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_lets_short_streams_end_and_tells_long_ones(slow, number):
-    with slow() as server, start_proxy([server.url], [server.url], shutdown_timeout=10.0) as proxy:
+def test_a_stop_lets_short_streams_end_and_tells_long_ones(server, number):
+    with start_proxy([server.url], [server.url], shutdown_timeout=10.0) as proxy:
         short, long = Stream(proxy.url, max_tokens=20), Stream(proxy.url, max_tokens=400)
         assert short.begun.wait(30) and long.begun.wait(30)
         proxy.process.send_signal(number)
@@ -72,8 +79,8 @@ def test_a_stop_lets_short_streams_end_and_tells_long_ones(slow, number):
         server.wait_until_unused()
 
 
-def test_whoever_waits_for_a_first_byte_is_told_too(slow):
-    with slow() as server, start_proxy([server.url], [server.url], shutdown_timeout=0.5) as proxy:
+def test_whoever_waits_for_a_first_byte_is_told_too(server):
+    with start_proxy([server.url], [server.url], shutdown_timeout=0.5) as proxy:
         replies: list[httpx.Response] = []
         body = BODY | {"max_tokens": 400}
         waiting = threading.Thread(
@@ -88,8 +95,8 @@ def test_whoever_waits_for_a_first_byte_is_told_too(slow):
         server.wait_until_unused()
 
 
-def test_the_second_ctrl_c_waits_for_nobody(slow):
-    with slow() as server, start_proxy([server.url], [server.url], shutdown_timeout=3600.0) as proxy:
+def test_the_second_ctrl_c_waits_for_nobody(server):
+    with start_proxy([server.url], [server.url], shutdown_timeout=3600.0) as proxy:
         stream = Stream(proxy.url, max_tokens=400)
         assert stream.begun.wait(30)
         proxy.process.send_signal(signal.SIGINT)
@@ -97,6 +104,7 @@ def test_the_second_ctrl_c_waits_for_nobody(slow):
         proxy.process.send_signal(signal.SIGINT)
         assert proxy.process.wait(60) == 0
         assert "server_stopping" in stream.wait()[-2]
+        server.wait_until_unused()
 
 
 def is_open(url: str) -> bool:

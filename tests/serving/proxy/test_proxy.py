@@ -7,8 +7,7 @@ import httpx
 import pytest
 
 from tokenmill.config.configs import ServerConfig
-from tokenmill.serving.proxy.app import Proxy
-from tokenmill.serving.proxy.bodies import HOLD, decode_body, may_split, prefill_body
+from tokenmill.serving.proxy.app import HOLD, Proxy, decode_body, may_split, prefill_body
 from tokenmill.serving.proxy.servers import REST_SECONDS, Servers
 
 PARAMS = {"do_remote_prefill": True, "remote_request_id": "r"}

@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from tests.tiers import scaled
 from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, TokenOutput
 from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost, LeaveWorker
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.serving.replicas.dispatcher import HARMLESS_OUTPUTS, Dispatcher
-from tokenmill.serving.replicas.journal import Journal
+from tokenmill.serving.replicas.dispatcher import HARMLESS_OUTPUTS, Dispatcher, Journal
 from tokenmill.serving.replicas.routing.policies import FewestInFlight
 from tokenmill.serving.replicas.routing.router import Router
 
@@ -262,5 +262,5 @@ class Lives(RuleBasedStateMachine):
             assert engine not in self.living or not self.boxes[self.living[engine]].requests
 
 
-Lives.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Lives.TestCase.settings = settings(max_examples=scaled(60), stateful_step_count=40, deadline=None)
 TestLives = Lives.TestCase

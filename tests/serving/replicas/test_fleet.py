@@ -59,7 +59,7 @@ def test_no_engine_starts_for_what_is_no_checkpoint(tmp_path: Path, name: str) -
 
 
 def test_paths_of_any_form_are_refused_or_tried() -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(300):

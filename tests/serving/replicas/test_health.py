@@ -2,6 +2,7 @@ import asyncio
 import errno
 import time
 
+from tests.eventually import eventually_async
 from tokenmill.core.part_messages import Beat, Pong
 from tokenmill.serving.replicas.hang_watch import TICK_SECONDS, HangWatch
 from tokenmill.serving.replicas.health import SILENT_START_SECONDS, PartHealth
@@ -136,8 +137,7 @@ def test_what_this_process_was_held_up_for_is_nobodys_silence(rng):
         watched = Watched(clock)
         watched.watch.started()
         running = asyncio.ensure_future(watched.watch.run())
-        while clock.num_asked < 2 * len(clock.stalls):
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: clock.num_asked >= 2 * len(clock.stalls))
         running.cancel()
         assert len(watched.told) >= 8, "it goes on looking"
         assert clock.now > 60, "by the clock all of them have been silent for long"

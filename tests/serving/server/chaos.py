@@ -28,6 +28,7 @@ from pathlib import Path
 import httpx
 
 from tests.checkpoints import make_checkpoint
+from tests.seeding import root_seed
 from tests.serving.server.faulty_engine import CRASH
 from tests.serving.server.hanging_text_worker import KILLED
 from tests.serving.server.running_server import RunningServer, start_server
@@ -199,7 +200,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--api-servers", type=int, default=1)
     parser.add_argument("--logs", default=",".join(LOGS), help="one or several of them, with commas between")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--seed", type=int, default=root_seed())
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr)
     rng = random.Random(options.seed)

@@ -1,7 +1,6 @@
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.seeding import rng  # noqa: F401 - a fixture
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_server import start_server
 from tokenmill.config.configs import EngineConfig

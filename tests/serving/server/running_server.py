@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import httpx
 import msgspec
 import openai
 
+from tests.eventually import eventually
 from tests.serving.server.run_server import Spec
 from tokenmill.config.configs import EngineConfig, ServerConfig
 
@@ -64,10 +64,7 @@ class RunningServer:
         return sum(values)
 
     def wait_for(self, condition, seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {seconds} s in vain; log:\n{self.output()}"
-            time.sleep(0.02)
+        eventually(condition, lambda: f"log:\n{self.output()}", seconds=seconds)
 
     def wait_until_unused(self) -> None:
         """Until no request, row or pinned page is left: what an aborted request must lead to."""

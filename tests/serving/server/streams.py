@@ -17,7 +17,7 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "grind", "parameters": SCHEMA}}
 LONG_WORDS = 60
-MAX_TOKENS = 150
+MAX_TOKENS = 80
 # Draws, penalties, several answers, probabilities, text held back, grammars, calls, a long prompt, a conversation.
 KINDS = [
     {"temperature": 0.0},

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.eventually import eventually_async
 from tests.serving.server.running_server import start_server
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
@@ -45,12 +46,11 @@ def start(client, **fields):
 
 
 async def state_of(client, label, condition):
-    for _ in range(6000):
+    async def told():
         reply = await client.get(f"/v1/requests/cmpl-{label}")
-        if reply.status_code == 200 and condition(reply.json()["requests"]):
-            return reply.json()
-        await asyncio.sleep(0.01)
-    raise AssertionError(reply.text)
+        return reply.json() if reply.status_code == 200 and condition(reply.json()["requests"]) else None
+
+    return await eventually_async(told)
 
 
 def test_a_request_shows_its_state_and_why_it_waits(server):
@@ -66,8 +66,7 @@ def test_a_request_shows_its_state_and_why_it_waits(server):
         reason = "needs a row, all 2 are in use"  # once the scheduler has looked at it
         report = await state_of(client, "w", lambda states: states[0]["wait_reason"] == reason)
         assert [state["status"] for state in report["requests"]] == ["waiting", "waiting"]
-        while server.metric("num_requests_waiting_by_reason", reason="capacity") < 2:
-            await asyncio.sleep(0.05)
+        await eventually_async(lambda: server.metric("num_requests_waiting_by_reason", reason="capacity") == 2)
         by_reason = {one: server.metric("num_requests_waiting_by_reason", reason=one) for one in
                      ("capacity", "same_prompt", "grammar")}  # fmt: skip
         assert by_reason == {"capacity": 2, "same_prompt": 0, "grammar": 0}
@@ -104,8 +103,7 @@ def test_one_id_for_two_calls_neither_mixes_nor_aborts_them(server):
         assert [reply.json()["choices"] for reply in await asyncio.gather(mine, other)] == expected
 
         tasks = [start(client, request_id="same"), start(client, request_id="same")]
-        while server.metric("num_requests_running") < 2:
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: server.metric("num_requests_running") == 2)
         for reply in (
             await client.post("/abort_requests", json={"request_ids": ["cmpl-same"]}),
             await client.get("/v1/requests/cmpl-same"),

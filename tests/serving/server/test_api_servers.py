@@ -208,7 +208,7 @@ def test_streams_of_all_outlive_whatever_happens_to_a_part(tiny_checkpoint):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     with start(tiny_checkpoint, 1, api_servers=2) as server:
-        check(server, 20, ["an engine is killed", "a text worker is killed"], random.Random(seed))
+        check(server, 12, ["an engine is killed", "a text worker is killed"], random.Random(seed))
 
 
 def test_text_workers_must_be_processes():

@@ -7,8 +7,7 @@ import tomllib
 import pytest
 
 from tests.serving.server.test_app import make_app, request
-from tokenmill.serving.server.assets import FOLDER, PAGE, read_assets
-from tokenmill.serving.server.http.page import page_routes
+from tokenmill.serving.server.http.page import FOLDER, PAGE, page_routes, read_assets
 
 MOST_COMPRESSED_BYTES = 150_000
 MAX_FILE_LINES = 400

@@ -57,12 +57,11 @@ UNSUPPORTED = {
     "suffix": "end",
     "response_format": {"type": "grammar"},
     "structured_outputs": {"xgrammar": {}},
-    "guided_json": {},
     "chat_template": "{{ messages }}",
     "detokenize": False,
     "length_penalty": 2.0,
     "kv_transfer_params": {"do_remote_decode": True},
-    "no_such_field": 1,
+    "max_token": 3,
     "priority": 1,
     "use_beam_search": True,
     "return_hidden_states": True,
@@ -155,7 +154,7 @@ def test_harmless_fields_of_other_apis_are_accepted(echo_server):
         "output_config": {"effort": "high"}, "metadata": {"user_id": "u"},
     }  # fmt: skip
     assert echo_server.post("/v1/messages", claude | harmless).status_code == 200
-    for field, value in {"container": "c", "mcp_servers": [{"url": "https://x"}], "output_config": {"x": 1}}.items():
+    for field, value in {"container": "c", "mcp_servers": [{"url": "https://x"}]}.items():
         assert field in echo_server.post("/v1/messages", claude | {field: value}).json()["error"]["message"]
     response = {"input": "hello", "max_output_tokens": 3, "context_management": [], "text": {"verbosity": "low"}}
     assert echo_server.post("/v1/responses", response).status_code == 200

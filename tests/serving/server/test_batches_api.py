@@ -3,12 +3,12 @@
 import io
 import json
 import random
-import time
 
 import httpx
 import openai
 import pytest
 
+from tests.eventually import eventually
 from tests.serving.server.running_server import start_server
 from tests.threats.raw_http import connect, status
 from tokenmill.config.configs import EngineConfig
@@ -51,11 +51,11 @@ def start(client, *bodies, url=CHAT, **fields):
 
 
 def wait_for_end(client, batch, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while (batch := client.batches.retrieve(batch.id)).status not in ("completed", "failed", "expired", "cancelled"):
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.05)
-    return batch
+    def ended():
+        found = client.batches.retrieve(batch.id)
+        return found if found.status in ("completed", "failed", "expired", "cancelled") else None
+
+    return eventually(ended, lambda: client.batches.retrieve(batch.id), seconds=seconds)
 
 
 def answers(client, file_id) -> dict:

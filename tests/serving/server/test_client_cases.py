@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.seeding import seed_for
 from tests.serving.server.running_server import start_server
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
@@ -30,7 +31,7 @@ from tokenmill.serving.server.operators.admin import AbortBody
 from tokenmill.serving.server.operators.engines import WeightsBody
 from tokenmill.serving.server.sglang.generate import NativeBody
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed_for(__name__)
 CONTEXT = 64
 # As some templates of the wild: they add contents, and go through the arguments of a call by name.
 TEMPLATE = (

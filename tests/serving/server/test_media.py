@@ -246,7 +246,7 @@ def is_public_slowly(address: str) -> bool:
 
 
 def test_no_special_address_is_public_and_none_that_hides_another() -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
 

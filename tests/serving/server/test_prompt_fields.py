@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.checkpoints import load_oracle
+from tests.seeding import seed_for
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidRequest
 
@@ -82,7 +83,7 @@ def test_a_chat_has_them_beside_its_choices(server, oracle):
 
 def test_preempted_in_the_middle_they_are_told_once(server, oracle):
     """More prompts at once than the pages hold: all are right all the same."""
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(seed_for(__name__))
     prompts = [rng.integers(10, 300, size=200).tolist() for _ in range(6)]
 
     async def run():

@@ -30,9 +30,9 @@ HOW = {"engine_timeout": 4.0, "max_restarts": 10, "tool_call_parser": "hermes", 
 
 def test_streams_outlive_a_rank_that_is_killed(tiny_checkpoint):
     with start_server(config(tiny_checkpoint), ENGINE_MODULE, **HOW) as server:
-        want = asyncio.run(answers(server.url, 32))
+        want = asyncio.run(answers(server.url, 16))
         victim = child(server, "engine_process 0 1")
-        assert disturbed(server, 32, victim, signal.SIGKILL) == want
+        assert disturbed(server, 16, victim, signal.SIGKILL) == want
         wait_until_well(server)
         assert child(server, "engine_process 0 1") != victim
         server.wait_until_unused()

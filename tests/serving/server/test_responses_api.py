@@ -1,10 +1,9 @@
 """/v1/responses with OpenAI's own client, against the stub engine, which repeats the prompt."""
 
-import time
-
 import openai
 import pytest
 
+from tests.eventually import eventually
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.running_server import start_server
 from tokenmill.config.configs import EngineConfig
@@ -153,12 +152,14 @@ def test_a_response_continues_another(server, responses):
 
 
 def wait_until(responses, response_id, condition):
-    for _ in range(6000):
-        response = responses.retrieve(response_id)
-        if condition(response):
-            return response
-        time.sleep(0.01)
-    raise AssertionError(response)
+    found = []
+
+    def is_so():
+        found[:] = [responses.retrieve(response_id)]
+        return condition(found[0])
+
+    eventually(is_so, lambda: found)
+    return found[0]
 
 
 def test_in_the_background_and_looked_at_later(responses):

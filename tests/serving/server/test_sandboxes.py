@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.seeding import rng  # noqa: F401
 from tests.serving.server.running_server import RunningServer, children_of, start_server
 from tests.vision_checkpoints import make_vision_checkpoint
 from tokenmill.config.configs import EngineConfig
@@ -79,7 +78,7 @@ def post(server: RunningServer, body: dict[str, Any]) -> httpx.Response:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_next_schema_and_the_next_image_are_answered(
     server: RunningServer,
-    rng: np.random.Generator,  # noqa: F811
+    rng: np.random.Generator,
     number: int,
 ) -> None:
     for module, body in (
@@ -107,7 +106,7 @@ def test_a_fault_of_a_grammars_own_is_told_each_time(server: RunningServer) -> N
 @pytest.mark.parametrize("module", [GRAMMARS, IMAGES])
 def test_what_cannot_be_tried_is_503_and_can_be_asked_again(
     server: RunningServer,
-    rng: np.random.Generator,  # noqa: F811
+    rng: np.random.Generator,
     module: str,
 ) -> None:
     ended = threading.Event()
@@ -138,7 +137,7 @@ def test_what_cannot_be_tried_is_503_and_can_be_asked_again(
 
 def test_signals_at_random_moments_end_no_stream(
     server: RunningServer,
-    rng: np.random.Generator,  # noqa: F811
+    rng: np.random.Generator,
 ) -> None:
     ended = threading.Event()
     chance = random.Random(int(rng.integers(2**32)))
@@ -188,7 +187,7 @@ def test_signals_at_random_moments_end_no_stream(
 
 def test_sandboxes_end_with_an_engine_and_a_worker_that_are_killed(
     server: RunningServer,
-    rng: np.random.Generator,  # noqa: F811
+    rng: np.random.Generator,
 ) -> None:
     for module, name in ((GRAMMARS, "engine_process"), (IMAGES, "frontend.worker")):
         assert post(server, chat(image_of(rng), structured_outputs={"json": new_schema(rng)})).status_code == 200

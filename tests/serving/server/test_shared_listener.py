@@ -23,7 +23,7 @@ def test_whoever_has_more_steps_back_while_the_others_are_awake() -> None:
 
 
 def test_in_whatever_order_they_accept_none_has_many_more() -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(50):

@@ -17,6 +17,7 @@ from tests.serving.server.running_proxy import start_proxy
 from tests.serving.server.running_server import start_server
 from tests.serving.server.split_servers import Split, engine_config, start_split, transfer_config
 from tests.serving.server.streams import answers
+from tests.tiers import scaled
 from tokenmill.serving.server.process.launch import ENGINE_MODULE
 
 PAGE_SIZE = 16
@@ -45,7 +46,7 @@ def prompt_of(seed: int, length: int = 100) -> list[int]:
 
 def fresh_prompt(length: int = 100) -> list[int]:
     """One that nobody has cached."""
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = random.randrange(1 << 32)
     print(f"prompt {seed}")
     return prompt_of(seed, length)
 
@@ -71,8 +72,8 @@ def computed_prompt(split: Split, prompt: list[int]) -> dict:
 
 
 def test_streams_of_every_kind_are_those_of_one_engine(split):
-    heard = asyncio.run(answers(split.proxy, 32))
-    alone = asyncio.run(answers(split.prefill.url, 32))
+    heard = asyncio.run(answers(split.proxy, 16))
+    alone = asyncio.run(answers(split.prefill.url, 16))
     for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
         assert got == want, f"stream {number}"
     for server in (split.prefill, split.decode):
@@ -190,7 +191,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(params=st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=9), overrides=st.booleans())
 def test_no_parameters_end_an_engine(split, params, overrides):
     """Whatever a client says, it is answered 200 or 400, and the engine lives."""
@@ -210,7 +211,7 @@ def test_after_all_that_nothing_is_left(split):
 
 def test_a_producer_that_is_killed_costs_nothing_but_time(tiny_checkpoint, tmp_path):
     with start_split(tiny_checkpoint, tmp_path, "unix", fetch_seconds=10.0, server=PARSERS) as split:
-        alone = asyncio.run(answers(split.decode.url, 32))
+        alone = asyncio.run(answers(split.decode.url, 16))
         assert split.decode.post("/reset_prefix_cache").status_code == 200
         engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
 
@@ -223,7 +224,7 @@ def test_a_producer_that_is_killed_costs_nothing_but_time(tiny_checkpoint, tmp_p
 
         killer = threading.Thread(target=kill)
         killer.start()
-        heard = asyncio.run(answers(split.proxy, 32))
+        heard = asyncio.run(answers(split.proxy, 16))
         killer.join()
         for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
             assert got == want, f"stream {number}"

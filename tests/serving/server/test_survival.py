@@ -27,7 +27,7 @@ def test_streams_outlive_whatever_happens_to_a_part(tiny_checkpoint, engines, fa
     print(f"seed {seed}")
     rng = random.Random(seed)
     with start(tiny_checkpoint, engines) as server:
-        lasted = check(server, 20, rng.sample(list(faults), len(faults)), rng)
+        lasted = check(server, 12, rng.sample(list(faults), len(faults)), rng)
         assert sorted(fault for fault, _ in lasted) == sorted(faults)
         assert "was killed by SIGSEGV" in server.output()
 

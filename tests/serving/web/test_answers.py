@@ -114,7 +114,7 @@ def nested(rng: random.Random) -> str:
 
 
 def test_a_text_nested_without_end_is_shown_and_the_page_goes_on(echo, open_page):
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     page = open_page(echo.url)

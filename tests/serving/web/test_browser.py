@@ -3,11 +3,11 @@
 import ast
 import json
 import re
-import time
 
 import pytest
 
 from tests.engine.scheduler.harness import Harness
+from tests.eventually import eventually
 from tests.serving.web.conftest import KEY, PATIENCE_MS
 
 HOSTILE = (
@@ -38,10 +38,7 @@ def wait_for_end(page):
 
 def until(page, condition):
     """The page's policy lets nobody evaluate a condition in it again and again, so it is asked from here."""
-    deadline = time.monotonic() + PATIENCE_MS / 1000
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        page.wait_for_timeout(50)
+    eventually(condition, seconds=PATIENCE_MS / 1000, pause=lambda seconds: page.wait_for_timeout(1000 * seconds))
 
 
 def use_key(page):
@@ -194,6 +191,28 @@ def test_the_reference_tries_routes_out(echo, open_page):
     route.get_by_text("400 Bad Request").wait_for()
 
 
+@pytest.mark.parametrize("tab", ["chat", "live", "api"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 380)])
+def test_everybody_can_use_it(echo, open_page, tab, scheme, width):
+    base = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    page = open_page(f"{echo.url}/#{tab}", width=width, color_scheme=scheme)
+    if tab == "chat":
+        ask(page, "A [link](http://198.51.100.7/), `code`\n\n```python\nprint(1)\n```")
+        wait_for_end(page)
+        page.get_by_role("button", name="Settings").click()
+    elif tab == "live":
+        page.get_by_role("article", name="Engine 0").wait_for()
+    else:
+        page.locator("details.route summary").first.click()
+    found = base.Axe().run(page).response["violations"]
+    serious = [(one["id"], [node["html"] for node in one["nodes"]]) for one in found if one["impact"] in SERIOUS]
+    assert serious == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is wider than the screen"
+
+
+SERIOUS = ("serious", "critical")
+
+
 def test_the_engine_is_seen_at_work(busy, open_page, tmp_path):
     page = open_page(f"{busy.url}/#live")
     engine = page.get_by_role("article", name="Engine 0")
@@ -272,25 +291,3 @@ def is_painted(canvas, variable) -> bool:
         }""",
         variable,
     )
-
-
-@pytest.mark.parametrize("tab", ["chat", "live", "api"])
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 380)])
-def test_everybody_can_use_it(echo, open_page, tab, scheme, width):
-    base = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    page = open_page(f"{echo.url}/#{tab}", width=width, color_scheme=scheme)
-    if tab == "chat":
-        ask(page, "A [link](http://198.51.100.7/), `code`\n\n```python\nprint(1)\n```")
-        wait_for_end(page)
-        page.get_by_role("button", name="Settings").click()
-    elif tab == "live":
-        page.get_by_role("article", name="Engine 0").wait_for()
-    else:
-        page.locator("details.route summary").first.click()
-    found = base.Axe().run(page).response["violations"]
-    serious = [(one["id"], [node["html"] for node in one["nodes"]]) for one in found if one["impact"] in SERIOUS]
-    assert serious == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is wider than the screen"
-
-
-SERIOUS = ("serious", "critical")

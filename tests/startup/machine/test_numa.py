@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tokenmill.startup.machine.numa import nodes_of, numa_nodes
+from tokenmill.startup.machine.device import nodes_of, numa_nodes
 
 
 def write(root, **lists: str) -> None:

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.eventually import eventually
 from tests.serving.server.running_server import children_of, is_alive
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.sampling_params import SamplingParams
@@ -34,13 +33,6 @@ def rank_pids() -> list[int]:
     ]
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     ("family", "shape", "size", "sentence"),
     [
@@ -49,6 +41,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         ("llama", {"num_attention_heads": 8, "num_key_value_heads": 8}, 16, "what works: 1, 2, 4, 8$"),
         ("llama", {"intermediate_size": 50}, 4, "the 50 numbers between its projections .* what works: 1, 2$"),
         ("qwen3_moe", {"num_experts": 3}, 4, "it has 3 experts, and each is whole on a rank; what works: 1, 2$"),
+        ("olmo2", {}, 2, "its norms of q and k are over the heads of all ranks; what works: 1$"),
         ("qwen3", {}, 65, "at most 64 ranks share a model; what works: 1, 2, 4$"),
     ],
 )
@@ -88,7 +81,7 @@ def test_what_an_engine_refuses(options: dict[str, Any], sentence: str, tmp_path
     folder = make_checkpoint(tmp_path, "qwen3")
     with pytest.raises(InvalidConfig, match=sentence):
         LLM(folder, **SMALL, **options)
-    wait_for(lambda: not rank_pids())
+    eventually(lambda: not rank_pids())
 
 
 def test_an_engine_sleeps_and_ends_with_its_ranks(tmp_path: Path) -> None:
@@ -152,4 +145,4 @@ def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
         parent.kill()
         parent.wait(10)
         parent.stdout.close()  # type: ignore[union-attr]
-    wait_for(lambda: not is_alive(rank))
+    eventually(lambda: not is_alive(rank))

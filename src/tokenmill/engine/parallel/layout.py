@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 
-from tokenmill.model.architecture.architecture import Architecture, LayerSpec, MoeSpec
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.sharding.shard import MOST_RANKS
 
 SLOTS = 4

@@ -52,7 +52,8 @@ class CapturedDecodes:
         self._planned: Event | None = None
         self._sampler = sampler
         self._tables = sampler.tables
-        self._indices = torch.arange(LARGEST, device=platform.device)
+        with stream:
+            self._indices = torch.arange(LARGEST, device=platform.device)
         spare_row = len(self._tables.pages) - 1
         padding = pack(np.array([Draw(row=spare_row)], dtype=RECORD))
         num_drafts = num_speculative_tokens if attention.takes_drafts else 0

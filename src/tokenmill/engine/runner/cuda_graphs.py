@@ -75,10 +75,11 @@ class DecodeGraphs:
         self._padding = padding
         self._shapes = shapes(max_rows, num_drafts)
         most = math.prod(self._shapes[-1])
-        self._inputs = torch.from_numpy(padding).to(platform.device).repeat(most, 1)
-        # Of requests with a token each, and of the others.
-        self._every = torch.arange(most + 1, dtype=torch.int32, device=platform.device)
-        self._starts = self._every.clone()
+        with stream:  # which reads and overwrites them
+            self._inputs = torch.from_numpy(padding).to(platform.device).repeat(most, 1)
+            # Of requests with a token each, and of the others.
+            self._every = torch.arange(most + 1, dtype=torch.int32, device=platform.device)
+            self._starts = self._every.clone()
         self._outputs: Tensors | None = None
         self._graphs: dict[Shape, Graph] = {}
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
@@ -97,6 +99,10 @@ class ModelRunner:
         self._sampler = sampler
         self._transport = transport
 
+    def watch_prompt_logits(self, watch: Callable[[npt.NDArray[np.float32]], None]) -> None:
+        """Let a function see the logits behind each prompt's log probabilities."""
+        self._rows.prompts.watch = watch
+
     @torch.inference_mode()
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         """Start a step behind the previous one; return a function that waits for its end and makes the result."""
@@ -116,6 +122,7 @@ class ModelRunner:
         num_captured = self._num_captured(plan, samples, wanted, arrays)
         if num_captured < len(plan.rows):
             arrays |= step_arrays(plan, samples, wanted, num_captured)
+        arrays |= rows.split(plan, samples.query_starts, num_captured)
         return EnteredStep(plan, samples, metadata, wanted, num_captured, arrays, self._transport.send(arrays))
 
     def _batch(self, step: EnteredStep) -> ForwardBatch:
@@ -137,6 +144,7 @@ class ModelRunner:
             outputs = outputs[sent["samples"]]
         if step.num_captured and self.graphs is not None:
             sampled = self.graphs.sample(samples, step.metadata, sent, masks, outputs)
+            rows.decoded(sent)
         elif outputs is not None and len(samples):
             sampled = self._sampler.sample(outputs, samples, step.metadata, sent, masks)
         on_host = None if sampled is None else sampled.on_host(self._transport)

@@ -67,12 +67,18 @@ class Reports:
 
 
 class PromptReports(RowExtension):
-    """The report settings of every row. Always written whole, so that a reused row keeps nothing of its last owner."""
+    """The report settings of every row. Always written whole, so that a reused row keeps nothing of its last owner.
+
+    Attributes:
+        watch: sees the logits behind log probabilities, [n, vocab_size] float32, in the order of positions; None: they
+            are dropped.
+    """
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._rows: list[_Row | None] = [None] * max_rows
         # Where the prompt of a row with wishes ends; 0: it has none.
         self._ends = np.zeros(max_rows, dtype=np.int64)
+        self.watch: Callable[[npt.NDArray[np.float32]], None] | None = None
         self._rows_at_once = max(1, _LOGITS_AT_ONCE // vocab_size)
 
     def enter(self, plan: StepPlan) -> Arrays:
@@ -150,7 +156,10 @@ class PromptReports(RowExtension):
         for part, ids in zip(outputs.split(size), targets.split(size), strict=True):
             if len(ids):
                 group = LogprobGroup(torch.arange(len(ids), device=ids.device), (count,) * len(ids))
-                messages = to_messages(take_logprobs(logits(part).float(), ids, group))
+                values = logits(part).float()
+                if self.watch is not None:
+                    self.watch(values.cpu().numpy())
+                messages = to_messages(take_logprobs(values, ids, group))
                 yield from (messages[i] for i in range(len(ids)))
 
 

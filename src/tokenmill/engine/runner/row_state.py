@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from tokenmill.core.hooks import hooks
 from tokenmill.core.plan import StepPlan
 from tokenmill.engine.runner.prompt_reports import PromptReports
@@ -42,6 +45,8 @@ class RowState:
         stores = (sampling, self.prompts, grammars, *extensions)
         self._enter = hooks(stores, RowExtension.enter)
         self._apply = hooks(stores, RowExtension.apply)
+        self._split = hooks(stores, RowExtension.split)
+        self._decoded = hooks(stores, RowExtension.decoded)
         self._extend = hooks(stores, RowExtension.extend)
         self._close = hooks(stores, RowExtension.close)
 
@@ -50,6 +55,13 @@ class RowState:
         arrays = table_arrays(plan, samples)
         for enter in self._enter:
             arrays |= enter(plan)
+        return arrays
+
+    def split(self, plan: StepPlan, query_starts: npt.NDArray[np.int32], first: int) -> Arrays:
+        """Return what else the device needs for the requests from the `first` on; see `RowExtension.split`."""
+        arrays: Arrays = {}
+        for split in self._split:
+            arrays |= split(plan, query_starts, first)
         return arrays
 
     def apply(self, plan: StepPlan, sent: Sent) -> None:
@@ -63,6 +75,11 @@ class RowState:
         for extend in self._extend:
             batch = extend(batch, plan, first, arrays, sent)
         return batch
+
+    def decoded(self, sent: Sent) -> None:
+        """Update what capabilities keep of rows whose decodes a graph has run."""
+        for decoded in self._decoded:
+            decoded(sent)
 
     def close(self) -> None:
         """End the threads of grammars, and close the stores of capabilities."""

@@ -1,4 +1,4 @@
-"""`tokenmill bench throughput | latency | serve`: measurements with progress on stderr and one JSON line on stdout;
+"""`tokenmill bench throughput | latency | serve | quality`: measurements, progress on stderr, JSON last on stdout;
 `bench compare` sets such lines side by side, `bench steps` writes a step model."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ KINDS = {
     "throughput": "tokens per second of an offline batch",
     "latency": "seconds of a prefill and of a decode step, by batch size and context",
     "serve": "what clients of a running server see under load",
+    "quality": "what formats of weights and KV lose against float32, on a text",
     "steps": "the time of a step by its size, for simulate and plan",
     "compare": "documents that the others printed, side by side",
 }

@@ -6,8 +6,11 @@ part answers like no model that was ever trained.
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import resource
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +20,7 @@ import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import open_regular
-from tokenmill.model.adapters.patterns import matches
+from tokenmill.ipc.python_child import run_python
 
 CONFIG_NAME = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
@@ -40,6 +43,15 @@ _TOLD_ONLY = frozenset(
 )
 # These begin with a change of the base weights: the files alone are of no use.
 _CHANGED_BASES = ("pissa", "olora", "loftq", "corda", "lora_ga")
+
+SECONDS = 2
+_PLAIN = re.compile(r"[\w.\\-]*")
+_TRY = """
+import json, re, sys
+asked = json.load(sys.stdin)
+json.dump({name: [bool(re.fullmatch(form, key)) for key in asked["keys"]] for name, form in asked["forms"].items()},
+          sys.stdout)
+"""
 
 
 class _Fields(msgspec.Struct, kw_only=True):
@@ -182,3 +194,40 @@ class AdapterConfig:
 
 def _first(patterns: Mapping[str, Any], found: Mapping[str, list[bool]], place: int, default: Any) -> Any:
     return next((value for key, value in patterns.items() if found[key][place]), default)
+
+
+def matches(forms: Mapping[str, str], keys: Sequence[str], source: str) -> dict[str, list[bool]]:
+    """Return for each expression, by its name, the keys that it matches as a whole.
+
+    The files are anybody's: some expressions take longer than the universe is old, and Python tries them without
+    letting go of the interpreter. So all but plain names are tried in a process of their own, which has seconds.
+
+    Raises:
+        InvalidCheckpoint: one is no regular expression, or they take too long; names `source`.
+    """
+    try:
+        for form in forms.values():
+            re.compile(form)
+        if all(_PLAIN.fullmatch(name) for name in forms):
+            # A name between dots, whatever is put around it, is compared in a time like its length.
+            return {name: [bool(re.fullmatch(form, key)) for key in keys] for name, form in forms.items()}
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InvalidCheckpoint(f"{source}: a pattern is no regular expression: {error}") from error
+    question = json.dumps({"forms": dict(forms), "keys": list(keys)})
+    try:
+        done = run_python(
+            ["-I", "-S", "-c", _TRY],
+            input=question.encode(),
+            capture_output=True,
+            timeout=5 * SECONDS,
+            preexec_fn=_limit,
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        raise InvalidCheckpoint(f"{source}: its regular expressions could not be tried in {SECONDS} seconds") from error
+    found: dict[str, list[bool]] = json.loads(done.stdout)
+    return found
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))

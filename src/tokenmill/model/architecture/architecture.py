@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec
 from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec
 
 
@@ -31,6 +32,7 @@ class SelfAttentionSpec:
         rope: the rotary embedding of q and k; None: the layer does not know the positions of its tokens.
         window: how many tokens a token attends to, itself among them; None: all before it.
         head_norm: over each head of q and k, before the rotary embedding; None: there is none.
+        joint_norm: over all heads of q together, and over those of k, before the rotary embedding; None: there is none.
         output_bias: bias on the projection that ends the block.
         has_sinks: each head has a sink; see `AttentionLayer.sinks`.
         norms_values: each head of v is normed, too, by a norm without a weight.
@@ -47,6 +49,7 @@ class SelfAttentionSpec:
     rope: RopeSpec | None
     window: int | None = None
     head_norm: NormSpec | None = None
+    joint_norm: NormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     has_sinks: bool = False
@@ -70,11 +73,20 @@ class SelfAttentionSpec:
         """Numbers of a token between its projections."""
         return 2 * (self.q_size + self.kv_size) + self.q_size * self.has_gate
 
+    def obstacle(self, size: int) -> str | None:
+        """Return why `size` ranks cannot share it, each with some of its heads; None: they can."""
+        if self.joint_norm is not None and size > 1:
+            return "its norms of q and k are over the heads of all ranks"
+        if self.num_heads % size or (self.num_kv_heads % size and size % self.num_kv_heads):
+            return f"its {self.num_heads} query heads and {self.num_kv_heads} KV heads cannot be shared evenly"
+        return None
+
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block."""
         qkv = self.q_size + 2 * self.kv_size
         num_norms = 0 if self.head_norm is None else 2 if self.kv_from is None else 1
         rest = num_norms * self.head_dim + self.num_heads * self.has_sinks
+        rest += 0 if self.joint_norm is None else self.q_size + self.kv_size
         qkv += self.q_size * self.has_gate
         return hidden_size * (qkv + self.q_size) + qkv * self.qkv_bias + hidden_size * self.output_bias + rest
 
@@ -169,62 +181,6 @@ RecurrenceSpec = ShortConvSpec | DeltaNetSpec
 
 
 @dataclass(frozen=True, slots=True)
-class MlpSpec:
-    """A dense feed-forward block: a gated pair of projections to `size` and one back.
-
-    Attributes:
-        activation: of the gate, `silu`, or `gelu` with tanh.
-    """
-
-    size: int
-    bias: bool = False
-    activation: str = "silu"
-
-    @property
-    def active_size(self) -> int:
-        """Width that one token is projected to."""
-        return self.size
-
-    def num_parameters(self, hidden_size: int) -> int:
-        """Return the number of parameters of the block."""
-        return 3 * hidden_size * self.size + (2 * self.size + hidden_size) * self.bias
-
-
-@dataclass(frozen=True, slots=True)
-class MoeSpec:
-    """Mixture of experts instead of a dense feed-forward block.
-
-    Attributes:
-        experts_per_token: experts that each token is sent to.
-        size: as `MlpSpec.size`, of each expert.
-        norm_topk_prob: the weights of a token's experts are made to sum to 1.
-        activation: as `MlpSpec.activation`, or `clamped`: see `kernels.protocol.Gate`.
-        has_biases: router and experts have them.
-        shared_size: as `size`, of an expert that every token is sent to, as far as a gate of its own lets it; 0: there
-            is none.
-    """
-
-    num_experts: int
-    experts_per_token: int
-    size: int
-    norm_topk_prob: bool
-    activation: str = "silu"
-    has_biases: bool = False
-    shared_size: int = 0
-
-    @property
-    def active_size(self) -> int:
-        """Width that one token is projected to, by all its experts."""
-        return self.size * self.experts_per_token + self.shared_size
-
-    def num_parameters(self, hidden_size: int) -> int:
-        """Return the number of parameters of the block, router and all experts."""
-        biases = self.num_experts * (1 + 2 * self.size + hidden_size) * self.has_biases
-        shared = hidden_size * (3 * self.shared_size + 1) if self.shared_size else 0
-        return self.num_experts * hidden_size * (3 * self.size + 1) + biases + shared
-
-
-@dataclass(frozen=True, slots=True)
 class PerLayerSpec:
     """Embeddings that each layer has of its own; see `models.per_layer`.
 
@@ -239,12 +195,13 @@ class PerLayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer: attention, then a feed-forward block, each after a norm and added to its input.
+    """One layer: attention, then a feed-forward block, each between norms and added to its input.
 
     Attributes:
         attention: None: `recurrence` stands in its place.
-        norm: before each block.
-        has_out_norms: the output of a block goes through such a norm, too.
+        norm: the form of its norms.
+        has_in_norms: the input of each block goes through one.
+        has_out_norms: the output of each block goes through one.
         residual_multiplier: factor on the output of a block.
         per_layer_size: of the embedding that a third block takes; 0: there is none.
         has_scalar: the layer's output is multiplied by a number that is a weight.
@@ -254,6 +211,7 @@ class LayerSpec:
     mlp: MlpSpec | MoeSpec
     norm: NormSpec
     residual_multiplier: float = 1.0
+    has_in_norms: bool = True
     has_out_norms: bool = False
     per_layer_size: int = 0
     has_scalar: bool = False
@@ -268,7 +226,7 @@ class LayerSpec:
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the layer, without its scalar, which is not trained."""
-        norms = (4 if self.has_out_norms else 2) * hidden_size
+        norms = 2 * (self.has_in_norms + self.has_out_norms) * hidden_size
         third = (2 * self.per_layer_size + 1) * hidden_size if self.per_layer_size else 0
         return self.mixer.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms + third
 

@@ -33,6 +33,7 @@ class AttentionConfig:
         kv_dtype: dtype of the KV cache, if it differs.
         native: the native kernels (`_native.Kernels`), if the model runs on them.
         is_invariant: require a token's result to depend neither on its batch nor on the chunk that it came in.
+        shares_splits: read keys that decodes have in common once for all of them, where the backend can.
     """
 
     spec: AttentionSpec
@@ -42,6 +43,7 @@ class AttentionConfig:
     kv_dtype: torch.dtype | None = None
     native: Any = None
     is_invariant: bool = False
+    shares_splits: bool = True
 
     @property
     def groups(self) -> list[AttentionConfig]:
@@ -283,8 +285,8 @@ def _triton(config: AttentionConfig) -> Parts:
 
     if config.is_invariant:
         return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
-    platform = config.platform
-    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, config.page_size), None
+    platform, page_size = config.platform, config.page_size if config.shares_splits else None
+    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, page_size), None
 
 
 BACKENDS = (

@@ -1,7 +1,7 @@
 """`RowExtension`: a capability's part in the rows of running requests and in the batches that are made of them.
 
-    plan ─> enter ─> arrays are sent ─> apply ─> extend the batch ─> forward, sample with `head_of` each row
-    decodes in graphs: extend_decodes, once for all replays; `has_any` chooses the graphs
+    plan ─> enter, split ─> arrays are sent ─> apply ─> extend the batch ─> forward, sample with `head_of` each row
+    decodes in graphs: extend_decodes, once for all replays; `has_any` chooses the graphs; decoded behind each replay
 
 Hooks do nothing unless a subclass overrides them. Plans name rows by number; whatever a row means is kept here.
 """
@@ -32,6 +32,15 @@ class RowExtension:
         """Take in the new rows of a plan; return arrays to be sent to the device for `apply` and `extend`."""
         return {}
 
+    def split(self, plan: StepPlan, query_starts: npt.NDArray[np.int32], first: int) -> Arrays:
+        """Return further arrays to be sent, once it is known which requests of the plan run in a graph.
+
+        Args:
+            query_starts: [B + 1], where the tokens of each request begin.
+            first: the requests before this one run in a graph.
+        """
+        return {}
+
     def apply(self, plan: StepPlan, sent: Sent) -> None:
         """Update the device before the step."""
 
@@ -59,6 +68,9 @@ class RowExtension:
             rows: [T] int64, of its tokens; read on the device only.
         """
         return batch
+
+    def decoded(self, sent: Sent) -> None:
+        """Update the device behind the decodes of a graph."""
 
     def close(self) -> None:
         """Release everything: no further step comes."""

@@ -34,12 +34,6 @@ class StateRows:
     stops: torch.Tensor
     spans: npt.NDArray[np.int32]
 
-    @classmethod
-    def of(cls, slots: npt.NDArray[np.int64], spans: npt.NDArray[np.int32], device: torch.device | str) -> StateRows:
-        """Make the rows from slots [B] and spans [B, 2] on the host."""
-        starts, stops = torch.from_numpy(np.ascontiguousarray(spans.T)).to(device)
-        return cls(torch.from_numpy(slots).to(device), starts, stops, spans)
-
 
 def short_conv(
     x: torch.Tensor,

@@ -6,10 +6,12 @@ running requests, the others hold states kept for prefixes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.model.kernels.recurrence import StateRows
@@ -74,32 +76,40 @@ class StepStates:
             call(self.rest)
 
 
-def step_states(
-    memory: StateMemory,
-    slots: np.ndarray,
-    query_starts: np.ndarray,
-    saves: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
-    device: torch.device | str,
-) -> StepStates:
-    """Make the states of a step from data on the host.
+def state_arrays(
+    slots: npt.NDArray[np.int64],
+    query_starts: npt.NDArray[np.int32],
+    saves: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]] | None,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays from which `step_states` makes the states of a step.
 
     Args:
         slots: [B] int64. query_starts: [B + 1] int32.
         saves: for N requests, each at most once: their places in the batch, the number of their tokens before the state
             to be kept (at least 1), and the slot that it is copied to; None to keep no state.
     """
-    spans = np.stack((query_starts[:-1], query_starts[1:]), 1).astype(np.int32)
+    spans = np.stack((query_starts[:-1], query_starts[1:])).astype(np.int32)
     if saves is None:
-        return StepStates(memory, StateRows.of(slots, spans, device))
+        return {"states": slots, "state_spans": spans}
     places, counts, targets = saves
     first = spans.copy()
-    first[places, 1] = spans[places, 0] + counts
-    behind = first[:, 1] < spans[:, 1]
-    rest = np.stack((first[:, 1], spans[:, 1]), 1)[behind]
-    return StepStates(
-        memory,
-        StateRows.of(slots, first, device),
-        StateRows.of(slots[behind], rest, device) if len(rest) else None,
-        torch.from_numpy(slots[places]).to(device),
-        torch.from_numpy(targets.astype(np.int64)).to(device),
-    )
+    first[1, places] = spans[0, places] + counts
+    arrays: dict[str, npt.NDArray[Any]] = {"states": slots, "state_spans": first}
+    behind = first[1] < spans[1]
+    if behind.any():
+        arrays |= {"later_states": slots[behind], "later_spans": np.stack((first[1][behind], spans[1][behind]))}
+    return arrays | {"save_sources": slots[places], "save_targets": targets.astype(np.int64)}
+
+
+def step_states(
+    memory: StateMemory, arrays: Mapping[str, npt.NDArray[Any]], sent: Mapping[str, torch.Tensor]
+) -> StepStates:
+    """Make the states of a step. `arrays`, `sent`: `state_arrays`, and maybe more, on the host and on the device."""
+
+    def rows(slots: str, spans: str) -> StateRows:
+        starts, stops = sent[spans]
+        return StateRows(sent[slots], starts, stops, arrays[spans].T)
+
+    later = rows("later_states", "later_spans") if "later_states" in arrays else None
+    sources, targets = sent.get("save_sources"), sent.get("save_targets")
+    return StepStates(memory, rows("states", "state_spans"), later, sources, targets)

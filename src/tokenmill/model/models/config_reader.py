@@ -27,6 +27,10 @@ class ConfigReader:
         self.source = source
         self._defaults = defaults or {}
 
+    def stated(self) -> ConfigReader:
+        """Return a reader of the object alone, without the defaults."""
+        return ConfigReader(self._fields, self.source)
+
     def raw(self, name: str, default: Any = None) -> Any:
         """Return the field as it stands, unchecked."""
         value = self._fields.get(name)

@@ -1,6 +1,6 @@
 """One layer of a decoder: attention or a recurrence, then a feed-forward block, each behind a norm, added to its input.
 
-What a block adds may go through a norm of its own (Gemma's "sandwich").
+Its output may go through a norm of its own, besides that before it (Gemma's "sandwich") or in its place (OLMo-2's).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, MoeSpec, ShortConvSpec
+from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, ShortConvSpec
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.architecture.rope_spec import RopeSpec
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.adapters import AdaptedLayer
@@ -46,8 +47,13 @@ class ResidualStream:
         self.delta: torch.Tensor | None = None
         self.scale = 1.0
 
-    def normed(self, norm: RMSNorm) -> torch.Tensor:
-        """Add what is still to be added, and return the norm of the sum: one pass over memory for both."""
+    def normed(self, norm: RMSNorm | None) -> torch.Tensor:
+        """Add what is still to be added, and return the norm of the sum: one pass over memory for both.
+
+        Without a norm return the sum itself, which must not be written to.
+        """
+        if norm is None:
+            return self.hidden if self.delta is None else self.hidden.add_(self.delta, alpha=self.scale)
         return norm.forward(self.hidden, self.delta, self.scale)
 
     def keep(self, only: torch.Tensor) -> None:
@@ -90,7 +96,7 @@ class Layer:
         collective: Collective,
     ) -> None:
         self.spec = spec
-        self.attention_norm = RMSNorm(hidden_size, spec.norm, kernels)
+        self.attention_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
         self.attention: SelfAttention | None = None
         self.recurrence: ShortConv | DeltaNet | None = None
         if isinstance(place, KVPlace):
@@ -101,7 +107,7 @@ class Layer:
         elif isinstance(spec.recurrence, DeltaNetSpec):
             self.recurrence = DeltaNet(spec.recurrence, place, hidden_size, kernels)
         self.attention_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
-        self.mlp_norm = RMSNorm(hidden_size, spec.norm, kernels)
+        self.mlp_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
         if isinstance(spec.mlp, MoeSpec):
             self.mlp: MLP | MoE = MoE(spec.mlp, hidden_size, kernels, collective)
         else:
@@ -174,6 +180,15 @@ class Layer:
             yield from self.per_layer.targets(scope)
         if self.scalar is not None:
             yield scope.vector("layer", self.scalar, "layer_scalar")
+
+
+def native_obstacle(spec: LayerSpec) -> str | None:
+    """Return why native/decoder.cpp cannot run a layer in its one call; None: it can."""
+    if isinstance(spec.mlp, MoeSpec):
+        return "experts are chosen in Python"
+    if not spec.has_in_norms or (spec.attention is not None and spec.attention.joint_norm is not None):
+        return "norms over all heads, and blocks without a norm before them, are run in Python"
+    return None
 
 
 def _through(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:

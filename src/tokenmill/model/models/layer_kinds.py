@@ -1,15 +1,10 @@
-"""Read which layers have a window and which a rope, by family, from config fields. Knows no torch."""
+"""Read which layers have a window, or another kind of block, from config fields. Knows no torch."""
 
 from __future__ import annotations
 
 from tokenmill.model.models.config_reader import ConfigReader
 
 Windows = tuple[int | None, ...]
-
-
-def no_windows(config: ConfigReader, num_layers: int) -> Windows:
-    """Return no window for every layer: each attends to all tokens."""
-    return (None,) * num_layers
 
 
 def refuse_window(config: ConfigReader, num_layers: int, max_position: int) -> None:
@@ -33,40 +28,26 @@ def refuse_window(config: ConfigReader, num_layers: int, max_position: int) -> N
         )
 
 
-def every_layer(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """Return True for every layer."""
-    return (True,) * num_layers
-
-
 def one_window(config: ConfigReader, num_layers: int) -> Windows:
     """Return the same window for every layer."""
-    return (_window(config),) * num_layers
+    return (read_window(config),) * num_layers
 
 
-def given_window(config: ConfigReader, num_layers: int) -> Windows:
-    """Read Phi 3's window: absent means "no window"."""
-    return one_window(config, num_layers) if config.has("sliding_window") else (None,) * num_layers
-
-
-def _window(config: ConfigReader, default: int = 4096) -> int | None:
+def read_window(config: ConfigReader, default: int = 4096) -> int | None:
+    """Read the length of the window; None: the config has none."""
     # null means "no window"; absent means what transformers takes then.
     if not config.has("sliding_window"):
         return default
     return None if config.raw("sliding_window") is None else config.integer("sliding_window")
 
 
-def switched_window(config: ConfigReader, num_layers: int) -> Windows:
-    """Return a window for every layer if `use_sliding_window` is true, else for none."""
-    return one_window(config, num_layers) if config.boolean("use_sliding_window", False) else (None,) * num_layers
-
-
 def layered_windows(config: ConfigReader, num_layers: int) -> Windows:
     """Read Qwen's windows: `layer_types` says which layers slide; older configs slide from `max_window_layers` on."""
-    window = _window(config) if config.boolean("use_sliding_window", False) else None
+    window = read_window(config) if config.boolean("use_sliding_window", False) else None
     if config.raw("layer_types") is None:
         first = config.integer("max_window_layers", 28, low=0)
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    return _by_layer_types(config, num_layers, window)
+    return windows_by_type(config, num_layers, window)
 
 
 def read_kinds(config: ConfigReader, num_layers: int, known: tuple[str, ...]) -> list[str]:
@@ -84,49 +65,22 @@ def read_kinds(config: ConfigReader, num_layers: int, known: tuple[str, ...]) ->
     return layer_types
 
 
-def _by_layer_types(config: ConfigReader, num_layers: int, window: int | None) -> Windows:
+def windows_by_type(config: ConfigReader, num_layers: int, window: int | None) -> Windows:
+    """Read from `layer_types` which layers have the window.
+
+    Raises:
+        InvalidCheckpoint: layers have one whose length is unknown; see also `read_kinds`.
+    """
     kinds = read_kinds(config, num_layers, ("full_attention", "sliding_attention"))
     if window is None and "sliding_attention" in kinds and config.raw("use_sliding_window") is not False:
         raise config.error("layer_types has sliding_attention, and nothing says how long its sliding_window is")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def rope_flags(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """Read SmolLM3's ropes: `no_rope_layers` has a 1 for each layer with one (sic); without it every fourth has
-    none."""
-    if config.raw("no_rope_layers") is None:
-        interval = config.integer("no_rope_layer_interval", 4)
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    flags = config.integers("no_rope_layers")
-    if len(flags) < num_layers:
-        raise config.error(f"no_rope_layers must have a flag for each of {num_layers} layers, got {len(flags)}")
-    return tuple(flag != 0 for flag in flags[:num_layers])
-
-
-def windows_without_rope(config: ConfigReader, num_layers: int) -> Windows:
-    """Read SmolLM3's windows: from `layer_types`, whatever `use_sliding_window` says; else layers without a rope
-    slide."""
-    has_window = config.raw("sliding_window") is not None
-    window = config.integer("sliding_window") if has_window else None
-    if config.raw("layer_types") is not None:
-        return _by_layer_types(config, num_layers, window)
-    if not config.boolean("use_sliding_window", False):
-        return (None,) * num_layers
-    return tuple(None if has_rope else window for has_rope in rope_flags(config, num_layers))
-
-
 def windows_but_every_sixth(config: ConfigReader, num_layers: int) -> Windows:
     """Read Gemma 3's windows: from `layer_types`; older configs give the distance between full layers."""
-    window = _window(config)
+    window = read_window(config)
     if config.raw("layer_types") is None:
         interval = config.integer("sliding_window_pattern", 6)
         return tuple(window if (layer + 1) % interval else None for layer in range(num_layers))
-    return _by_layer_types(config, num_layers, window)
-
-
-def every_second_window(config: ConfigReader, num_layers: int) -> Windows:
-    """Read gpt-oss's windows: `layer_types` says which layers slide; without it the first, the third and so on do."""
-    window = _window(config, default=128)
-    if config.raw("layer_types") is None:
-        return tuple(None if layer % 2 else window for layer in range(num_layers))
-    return _by_layer_types(config, num_layers, window)
+    return windows_by_type(config, num_layers, window)

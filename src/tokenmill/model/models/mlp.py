@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tokenmill.model.architecture.architecture import MlpSpec
+from tokenmill.model.architecture.mlp_spec import MlpSpec
 from tokenmill.model.kernels.adapters import AdaptedLayer
 from tokenmill.model.kernels.protocol import Gate, Kernels, WeightRole
 from tokenmill.model.models.linear import Linear, second_linear

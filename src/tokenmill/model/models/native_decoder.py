@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tokenmill.model.architecture.architecture import LayerSpec, MlpSpec
 from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.groups import GroupedAttention
@@ -22,7 +21,7 @@ from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.models.decoder import Decoder
-from tokenmill.model.models.layer import Layer
+from tokenmill.model.models.layer import Layer, native_obstacle
 from tokenmill.model.models.mlp import MLP
 from tokenmill.model.models.native_recurrence import NativeStates, bind_projection, bind_recurrence
 from tokenmill.model.models.self_attention import SelfAttention
@@ -127,7 +126,7 @@ def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
         return "the weights are not packed for native kernels"
     if attention != NATIVE_ATTENTION:
         return "the attention is not native"
-    return next(filter(None, map(_unsupported, decoder.architecture.layers)), None)
+    return next(filter(None, map(native_obstacle, decoder.architecture.layers)), None)
 
 
 def in_one_call(decoder: Decoder, attention: AttentionBackend) -> Decoder | NativeDecoder:
@@ -142,11 +141,6 @@ def native_groups(attention: AttentionBackend) -> list[NativeAttention] | None:
     backends = attention.backends if isinstance(attention, GroupedAttention) else (attention,)
     groups = [backend for backend in backends if isinstance(backend, NativeAttention)]
     return groups if len(groups) == len(backends) else None
-
-
-def _unsupported(layer: LayerSpec) -> str | None:
-    """Return what native/decoder.cpp does not support in a layer; None: it supports all."""
-    return None if isinstance(layer.mlp, MlpSpec) else "experts are chosen in Python"
 
 
 def _bind(decoder: Decoder, groups: list[NativeAttention]) -> _native.Decoder:

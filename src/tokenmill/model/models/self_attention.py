@@ -15,6 +15,7 @@ from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.kv_places import KVPlace
 from tokenmill.model.models.linear import Linear, second_linear
+from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.rotary import rotated_order
 from tokenmill.model.models.targets import Order, Target, TargetScope
 from tokenmill.model.sharding.collective import Collective
@@ -32,9 +33,10 @@ class SelfAttention:
         spec: specification of this rank's heads. heads: this rank's part of all query heads.
         layer: description of this layer for the backend.
         gate: the projection whose sigmoid multiplies the output of attention; None: there is none.
+        joint_norms: of all heads of q together, and of those of k; empty: there are none.
     """
 
-    __slots__ = ("_collective", "_kernels", "gate", "heads", "layer", "output", "qkv", "spec")
+    __slots__ = ("_collective", "_kernels", "gate", "heads", "joint_norms", "layer", "output", "qkv", "spec")
 
     def __init__(
         self,
@@ -53,6 +55,10 @@ class SelfAttention:
         self.qkv = Linear(hidden_size, parts, spec.qkv_bias, kernels)
         self.gate = Linear(hidden_size, {"attention_gate": q}, spec.qkv_bias, kernels) if spec.has_gate else None
         self.output = second_linear("output", q, hidden_size, spec.output_bias, kernels, collective)
+        self.joint_norms: dict[str, RMSNorm] = {}
+        if spec.joint_norm is not None:
+            sizes = {"q_norm": self.spec.q_size, "k_norm": self.spec.kv_size}
+            self.joint_norms = {role: RMSNorm(size, spec.joint_norm, kernels) for role, size in sizes.items()}
         norms = None
         if spec.head_norm is not None:
             of_q = kernels.vector(spec.head_dim)
@@ -68,7 +74,12 @@ class SelfAttention:
         self, x: torch.Tensor, attention: AttentionBackend, plan: Any, adapted: AdaptedLayer | None = None
     ) -> torch.Tensor:
         """Map x [T, hidden] to [T, q_size], the output projection's input; write the tokens' k and v into the cache."""
-        own = attention.forward(self.qkv.forward(x, adapted), self.layer, plan)
+        qkv, start = self.qkv.forward(x, adapted), 0
+        for norm in self.joint_norms.values():
+            columns = qkv[:, start : start + len(norm.weight)]
+            columns.copy_(norm.forward(columns))
+            start += len(norm.weight)
+        own = attention.forward(qkv, self.layer, plan)
         if self.gate is not None:
             own = self._kernels.sigmoid_gate(own, self.gate.forward(x))
         return self._collective.between(own, self.heads.times(self.spec.head_dim))
@@ -83,6 +94,8 @@ class SelfAttention:
         yield from self.output.targets(scope)
         if self.layer.sinks is not None:
             yield scope.vector("attention", self.layer.sinks, "sinks", self.heads)
+        for role, norm in self.joint_norms.items():
+            yield scope.vector(role, norm.weight, order=order)
         if self.layer.norms is not None:
             yield scope.vector("q_norm", self.layer.norms.q, order=order)
             if not self.layer.reads_only:

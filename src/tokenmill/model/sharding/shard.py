@@ -174,14 +174,7 @@ def _obstacle(architecture: Architecture, size: int, sums: bool) -> str | None:
     if architecture.hidden_size % size and not sums:
         return f"the model's {architecture.hidden_size} hidden numbers cannot be shared evenly"
     for layer in architecture.layers:
-        if layer.attention is None:
-            continue
-        heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
-        if heads % size or (kv_heads % size and size % kv_heads):
-            return f"its {heads} query heads and {kv_heads} KV heads cannot be shared evenly"
-        num_experts = None if sums else getattr(layer.mlp, "num_experts", None)
-        if num_experts is None and layer.mlp.size % size:
-            return f"the {layer.mlp.size} numbers between its projections cannot be shared evenly"
-        if num_experts is not None and num_experts < size:
-            return f"it has {num_experts} experts, and each is whole on a rank"
+        own = None if layer.attention is None else layer.attention.obstacle(size) or layer.mlp.obstacle(size, sums)
+        if own is not None:
+            return own
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,9 +17,10 @@ from tokenmill.core.request import RequestStatus
 from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.heads import RotaryTables
-from tokenmill.model.vision.positions import Positions, frequency_axes, prompt_positions
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.tower import Tower
+
+Positions = npt.NDArray[np.int64]
 
 
 class PixelStore:
@@ -175,3 +177,42 @@ class Encoder(RowExtension):
             shape = -1, one.span.rows * size, one.span.columns * size, 3
             self._outputs[digest] = self._tower.encode(np.frombuffer(one.pixels, np.uint8).reshape(shape).copy())
         return self._outputs[digest]
+
+
+def prompt_positions(num_tokens: int, media: Sequence[MediaSpan], merge: int) -> tuple[Positions, int]:
+    """Return positions [3, num_tokens] of a prompt, of time, row and column, and the shift of tokens behind it.
+
+    Text goes on along all three axes at once. An image stands at one time, its embeddings at their rows and columns
+    from there on, and the text behind it goes on behind its longer side (Qwen2-VL's rule, with time not in frames).
+
+    Args:
+        media: in the order of their places, none over another.
+        merge: patches of a grid in each direction that are one embedding.
+    """
+    positions = np.empty((3, num_tokens), dtype=np.int64)
+    done = shift = 0
+    for span in media:
+        positions[:, done : span.offset] = np.arange(done, span.offset) + shift
+        start, rows, columns = span.offset + shift, span.rows // merge, span.columns // merge
+        positions[0, span.offset : span.end] = start
+        positions[1, span.offset : span.end] = start + np.repeat(np.arange(rows), columns)
+        positions[2, span.offset : span.end] = start + np.tile(np.arange(columns), rows)
+        done, shift = span.end, shift + max(rows, columns) - span.length
+    positions[:, done:] = np.arange(done, num_tokens) + shift
+    return positions, shift
+
+
+def frequency_axes(
+    sections: tuple[int, int, int], num_frequencies: int, is_interleaved: bool = True
+) -> npt.NDArray[np.int64]:
+    """Return [num_frequencies], the axis that each frequency of the rotary embedding turns by: 0 time, 1 row, 2 column.
+
+    Interleaved, every axis has fast and slow ones, and what sections leave over is time's. Else they follow each other.
+    """
+    if not is_interleaved:
+        return np.repeat(np.arange(3), sections)
+    index = np.arange(num_frequencies)
+    axes = np.zeros(num_frequencies, dtype=np.int64)
+    for axis in (1, 2):
+        axes[(index % 3 == axis) & (index < 3 * sections[axis])] = axis
+    return axes

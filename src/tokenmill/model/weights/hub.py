@@ -6,16 +6,19 @@ huggingface-hub does the transfer and keeps its cache; it reads HF_ENDPOINT, HF_
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tokenmill.config.model_files import is_hub_id
+from tokenmill.config.gguf_names import SUFFIX, choose_file, split_tag, with_parts
+from tokenmill.config.model_files import has_only_gguf, is_hub_id
 from tokenmill.core.errors import InvalidCheckpoint, TokenMillError
-from tokenmill.model.weights.gguf.folder import unpack
+from tokenmill.model.weights.catalogue import CATALOGUE, locate
+from tokenmill.model.weights.gguf.folder import SIBLINGS, unpack
+from tokenmill.model.weights.hub_cache import cached_snapshot
 
 Progress = Callable[[int, int], None]
 
@@ -25,10 +28,11 @@ UNWANTED = ["consolidated*", "*/*"]
 
 
 def fetch(model: str, revision: str | None, download_dir: str | None, progress: Progress | None = None) -> Path:
-    """Return the folder of a model, downloaded first if it is a hub id.
+    """Return the folder of a model, downloaded first if it is on the hub.
 
     Args:
-        model: an existing folder, which is returned as it is, a .gguf file, or `owner/name` on the hub.
+        model: an existing folder, a .gguf file or a folder with some, a name of the catalogue, or `owner/name` on the
+            hub; `:TAG` after a folder or hub id says which GGUF file is meant, as `:Q4_K_M`.
         revision: branch, tag or commit on the hub; None: its main branch.
         download_dir: the cache to download into; None: huggingface-hub's own.
         progress: called in this thread with (bytes done, bytes in all so far known).
@@ -36,18 +40,77 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
     Raises:
         InvalidCheckpoint: no such folder or repository, no access, no connection; one sentence.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        if folder.suffix == ".gguf":
-            return unpack(folder, Path(download_dir or "~/.cache/tokenmill").expanduser() / "gguf")
+    cache = Path(download_dir or "~/.cache/tokenmill").expanduser() / "gguf"
+    if model in CATALOGUE and not Path(model).exists():
+        model = locate(CATALOGUE[model], cache)
+    name, tag = split_tag(model)
+    place = Path(model).expanduser()
+    if tag is not None and not place.exists() and Path(name).expanduser().is_dir():
+        return unpack(_file_in(Path(name).expanduser(), tag), cache)
+    if place.is_dir():
+        return unpack(_file_in(place, None), cache) if has_only_gguf(place) else place
+    if place.exists():
+        if place.suffix == SUFFIX:
+            return unpack(place, cache)
         raise InvalidCheckpoint(
             f"{model} is a file; a checkpoint is a folder with config.json and safetensors, or a .gguf file"
         )
     if not is_hub_id(model):
         raise InvalidCheckpoint(f"there is no folder {model}, and it is not a hub id such as owner/name")
-    return _download(model, revision, download_dir, progress or (lambda done, total: None))
+    report = progress or (lambda done, total: None)
+    if tag is None:
+        snapshot = _download(name, revision, download_dir, report)
+        if any(snapshot.glob("*.safetensors")):
+            return snapshot
+    file = _download_gguf(name, tag, revision, download_dir, report)
+    return snapshot if file is None else unpack(file, cache)
+
+
+def _file_in(folder: Path, tag: str | None) -> Path:
+    names = [path.name for path in folder.glob(f"*{SUFFIX}")]
+    return folder / choose_file(names, tag, str(folder))
+
+
+def _download_gguf(
+    model: str, tag: str | None, revision: str | None, download_dir: str | None, progress: Progress
+) -> Path | None:
+    """Return the path of a repository's GGUF file that a tag means; without a connection, of one in the cache.
+
+    None: it has none, and no tag asks for one.
+
+    Raises:
+        InvalidCheckpoint: see `hub_errors` and `choose_file`.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        with hub_errors(model, revision):
+            names = HfApi().list_repo_files(model, revision=revision)
+    except InvalidCheckpoint:
+        snapshot = cached_snapshot(model, revision, download_dir)
+        names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*.gguf")] if snapshot else []
+        if not snapshot or not names:
+            raise
+        return snapshot / choose_file(names, tag, f"the cache's copy of {model}")
+    files = gguf_files(names, tag, f"the hub's {model}")
+    return _download(model, revision, download_dir, progress, files, []) / files[0] if files else None
+
+
+def gguf_files(names: Sequence[str], tag: str | None, where: str) -> list[str]:
+    """Return of a repository's files the GGUF file that a tag means, all its parts, and the small files beside it.
+
+    Returns:
+        The file, or its first part, first; empty if there is none and no tag asks for one.
+
+    Raises:
+        InvalidCheckpoint: see `choose_file`.
+    """
+    if tag is None and not any(name.endswith(SUFFIX) for name in names):
+        return []
+    chosen = choose_file(names, tag, where)
+    folder = chosen.rpartition("/")[0]
+    beside = [name for name in names if name.rpartition("/")[0] == folder and name.rpartition("/")[2] in SIBLINGS]
+    return [*with_parts(chosen, names), *beside]
 
 
 @contextmanager
@@ -87,7 +150,14 @@ def hub_errors(model: str, revision: str | None) -> Iterator[None]:
         raise InvalidCheckpoint(f"cannot download {model}{at} from the hub: {reason}") from error
 
 
-def _download(model: str, revision: str | None, download_dir: str | None, progress: Progress) -> Path:
+def _download(
+    model: str,
+    revision: str | None,
+    download_dir: str | None,
+    progress: Progress,
+    wanted: Sequence[str] = WANTED,
+    unwanted: Sequence[str] = UNWANTED,
+) -> Path:
     from huggingface_hub import snapshot_download
 
     # huggingface-hub counts in threads of its own; what `progress` uses, a socket perhaps, may belong to this one.
@@ -98,8 +168,8 @@ def _download(model: str, revision: str | None, download_dir: str | None, progre
             model,
             revision=revision,
             cache_dir=download_dir,
-            allow_patterns=WANTED,
-            ignore_patterns=UNWANTED,
+            allow_patterns=list(wanted),
+            ignore_patterns=list(unwanted),
             tqdm_class=_byte_counter(lambda done, total: counts.put((done, total))),
         )
         snapshot.add_done_callback(lambda _: counts.put(None))

@@ -45,6 +45,15 @@ def cache_folder(download_dir: str | None = None) -> Path:
     return Path(download_dir or HF_HUB_CACHE).expanduser()
 
 
+def cached_snapshot(model: str, revision: str | None, download_dir: str | None) -> Path | None:
+    """Return the folder of a revision as far as it is in the cache; None: nothing of it is."""
+    folder = cache_folder(download_dir) / (_PREFIX + model.replace("/", "--"))
+    ref = folder / "refs" / (revision or "main")
+    commit = ref.read_text().strip() if ref.is_file() else revision
+    found = folder / "snapshots" / (commit or "")
+    return found if commit and found.is_dir() else None
+
+
 def cached_models(cache: Path) -> list[CachedModel]:
     """Return all models of a cache by name; empty if there is no such folder."""
     found = [_describe(folder) for folder in cache.glob(f"{_PREFIX}*") if folder.is_dir() and not folder.is_symlink()]

@@ -16,8 +16,9 @@ from typing import IO, TYPE_CHECKING
 
 import httpx
 
+from tokenmill.config.gguf_names import split_tag
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
-from tokenmill.model.weights.hub import UNWANTED, WANTED, fetch, hub_errors
+from tokenmill.model.weights.hub import UNWANTED, WANTED, fetch, gguf_files, hub_errors
 
 if TYPE_CHECKING:
     import hashlib as hashes
@@ -55,11 +56,12 @@ def pull(model: str, revision: str | None, cache: Path, progress: Progress) -> P
     """
     from huggingface_hub import file_download, utils
 
+    whole_name, (model, tag) = model, split_tag(model)
     try:
-        files = _large_files(model, revision)
+        files = _large_files(model, tag, revision)
     except InvalidCheckpoint:
         # Without a connection a complete copy will do; else this says what is wrong.
-        return fetch(model, revision, str(cache))
+        return fetch(whole_name, revision, str(cache))
     blobs = cache / file_download.repo_folder_name(repo_id=model, repo_type="model") / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     done, total = 0, sum(file.num_bytes for file in files)
@@ -70,18 +72,24 @@ def pull(model: str, revision: str | None, cache: Path, progress: Progress) -> P
                 _complete(client, file, blobs, _counted(progress, done, total))
             done += file.num_bytes
             progress(done, total)
-    return fetch(model, revision, str(cache))
+    return fetch(whole_name, revision, str(cache))
 
 
-def _large_files(model: str, revision: str | None) -> list[LargeFile]:
+def _large_files(model: str, tag: str | None, revision: str | None) -> list[LargeFile]:
     from huggingface_hub import HfApi, hf_hub_url
 
     with hub_errors(model, revision):
         info = HfApi().model_info(model, revision=revision, files_metadata=True)
+        names = [one.rfilename for one in info.siblings or ()]
+        has_weights = any(_matches(name, ["*.safetensors"]) and "/" not in name for name in names)
+        is_gguf = tag is not None or not has_weights
+        wanted = gguf_files(names, tag, f"the hub's {model}") if is_gguf else WANTED
         return [
             LargeFile(one.rfilename, hf_hub_url(model, one.rfilename, revision=info.sha), one.lfs.size, one.lfs.sha256)
             for one in info.siblings or ()
-            if one.lfs is not None and _matches(one.rfilename, WANTED) and not _matches(one.rfilename, UNWANTED)
+            if one.lfs is not None
+            and _matches(one.rfilename, wanted)
+            and (is_gguf or not _matches(one.rfilename, UNWANTED))
         ]
 
 

@@ -13,6 +13,7 @@ import codecs
 import functools
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from tokenmill.core.errors import InvalidCheckpoint
@@ -144,7 +145,7 @@ def build_stages(decoder: dict[str, Any] | None, source: str) -> list[Stage]:
 
 
 def _build_stage(entry: dict[str, Any], fused: bool, source: str) -> Stage:
-    kind = entry.get("type")
+    kind = str(entry.get("type"))
     if kind == "ByteLevel" and not fused:
         return ByteLevel()
     if kind == "ByteFallback" and not fused:
@@ -161,11 +162,30 @@ def _build_stage(entry: dict[str, Any], fused: bool, source: str) -> Stage:
         if fused:
             return StripStart(content, count)
         return PerPiece(lambda piece, _first: _strip_start(piece, content, count))
-    if kind == "Metaspace" and not fused:
-        replacement = entry.get("replacement", "▁")
-        keeps_first = entry.get("prepend_scheme", "always") == "never" or entry.get("add_prefix_space") is False
-        return PerPiece(lambda piece, first: piece.replace(replacement, "" if first and not keeps_first else " "))
+    if kind in _WORDS and not fused and not entry.get("cleanup"):
+        return PerPiece(_WORDS[kind](entry))
     raise InvalidCheckpoint(f"{source}: the decoder {kind!r} is not supported in this form: {entry}")
+
+
+def _word_pieces(entry: dict[str, Any]) -> Callable[[str, bool], str]:
+    prefix = entry["prefix"]
+
+    def decode(piece: str, first: bool) -> str:
+        return piece if first else piece[len(prefix) :] if piece.startswith(prefix) else f" {piece}"
+
+    return decode
+
+
+def _spaced_pieces(entry: dict[str, Any]) -> Callable[[str, bool], str]:
+    replacement = entry.get("replacement", "▁")
+    keeps_first = entry.get("prepend_scheme", "always") == "never" or entry.get("add_prefix_space") is False
+    return lambda piece, first: piece.replace(replacement, "" if first and not keeps_first else " ")
+
+
+# Decoders that see one token at a time, and whether it is the first.
+_WORDS: Mapping[str, Callable[[dict[str, Any]], Callable[[str, bool], str]]] = MappingProxyType(
+    {"WordPiece": _word_pieces, "Metaspace": _spaced_pieces}
+)
 
 
 def _strip_start(piece: str, content: str, count: int) -> str:

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,9 +53,9 @@ from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.ipc.suspects import page_path
 from tokenmill.ipc.topology import request_mark
 from tokenmill.model.vision.prompts import has_media
-from tokenmill.serving.frontend.desk import Desk
+from tokenmill.serving.frontend.attempt import Attempt
 from tokenmill.serving.frontend.prepare_thread import PrepareThread
-from tokenmill.serving.frontend.prompt_processor import Question, ids_of
+from tokenmill.serving.frontend.prompt_processor import Prepared, Question, ids_of
 from tokenmill.serving.frontend.retrials import Retrials
 from tokenmill.serving.frontend.template_budget import TakesLong
 from tokenmill.serving.frontend.text_processor import Routed, TextProcessor, load_text_processor
@@ -75,6 +75,8 @@ KILLS_ENGINES = "the engine died twice while it ran this request; it is not trie
 
 Sockets = tuple[Inbox[ToWorker], Outbox, Outbox, Dispatcher]
 """The inbox, and the ways to the supervisor, to the API process whose requests it has, and to the engines."""
+
+Prepare = Callable[[Question, Attempt], Prepared]
 
 
 def run_worker(folder: Path, index: int, alive_fd: int, life: int = 0) -> int:
@@ -300,6 +302,48 @@ def _load(launch: LaunchFile, folder: str, name: str) -> Future[TextProcessor]:
 
 def _parent_is_gone(alive_fd: int, events: dict[object, int]) -> bool:
     return alive_fd in events and os.read(alive_fd, 1) == b""
+
+
+class Desk:
+    """Prepares messages, using one line of the `WorkPage` and, outside the loop's thread, one job of the heartbeat."""
+
+    def __init__(self, prepare: Prepare, page: WorkPage, line: int, seconds: float) -> None:
+        """
+        Args:
+            prepare: see `PromptProcessor.prepare`.
+            line: the line of the page; each desk has its own.
+            seconds: see `Attempt`.
+        """
+        self._prepare = prepare
+        self._page = page
+        self._line = line
+        self._seconds = seconds
+
+    def prepare(self, message: Question, is_hurried: bool = False) -> Prepared:
+        """Prepare a message and return the result.
+
+        Raises:
+            TakesLong: a hurried attempt is not enough for it.
+        """
+        first = ids_of(message)[0]
+        attempt = Attempt(self._seconds, is_hurried, lambda did: self._page.write(self._line, did, first))
+        attempt.note("prepared")
+        try:
+            return self._prepare(message, attempt)
+        finally:
+            self._page.clear(self._line)
+
+    def watched(self, heartbeat: Heartbeat, job: str, patience: float) -> Callable[[Question], Prepared]:
+        """Return `prepare` for a thread of its own, reported to the heartbeat as `job`."""
+
+        def work(message: Question) -> Prepared:
+            heartbeat.begin(job, patience, thread=job)
+            try:
+                return self.prepare(message)
+            finally:
+                heartbeat.rest(thread=job)
+
+        return work
 
 
 def main() -> int:

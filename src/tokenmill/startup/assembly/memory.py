@@ -67,7 +67,8 @@ def allocate(
     tables = RowTables(num_rows, size.max_model_len + 1, config.page_size, device, window)
     sampling = SamplingState(config.max_num_seqs, decoder.architecture.vocab_size)
     behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
-    states = decoder.state_memory(size.num_states) if size.num_states else None
+    # And its state.
+    states = decoder.state_memory(size.num_states + 1) if size.num_states else None
     made = attention.make(size.num_allocated, size.num_allocated_windows)
     return StepMemory(size, tables, sampling, made, behind, states)
 

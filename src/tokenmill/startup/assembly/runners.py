@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.parallel.devices.collective import DeviceModel
 from tokenmill.engine.parallel.devices.runner import FollowingSampler, LeadingRunner, WatchedStream
@@ -19,7 +21,7 @@ from tokenmill.engine.runner.row_state import RowState
 from tokenmill.engine.runner.staging import Staging
 from tokenmill.engine.runner.step_sampler import DeviceSampler, HostSampler
 from tokenmill.engine.runner.transport import HostTransport
-from tokenmill.model.architecture.architecture import MoeSpec
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.models.native_decoder import in_one_call
@@ -80,6 +82,9 @@ def _device_runner(
         return ModelRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)
     devices = group.devices
     model, communicator = DeviceModel(loaded.decoder, devices), devices.communicator
+    # Weights of ranks may differ by a row of the vocabulary, but all have to run the same parts: rank 0 decides.
+    decision = torch.tensor([takes_parts], dtype=torch.int64, device=platform.device)
+    takes_parts = bool(communicator.share(decision).item())
     transport = Staging(platform, WatchedStream(stream, group.memory, communicator))
     make: Callable[..., ModelRunner] = ModelRunner
     if group.shard.rank == 0:
@@ -107,10 +112,10 @@ def _graphs(
     from tokenmill.model.attention.paged import PagedAttention  # these need Triton
 
     assert isinstance(attention, PagedAttention | GroupedPagedAttention), "a GPU has its attention over pages"
-    # One expert after the other: how many tokens each has, the host has to know.
-    layers = loaded.architecture.layers
-    has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
-    if config.enforce_eager or has_loops or loaded.architecture.recurrences:
+    # One expert, or token, after the other: how many there are, the host has to know.
+    architecture = loaded.architecture
+    loops = bool(architecture.recurrences) or any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
+    if config.enforce_eager or (loops and loaded.kernels.name == "torch"):
         return None
     speculation = speculation_of(config, platform)
     num_drafts = 0 if speculation is None else speculation.most_tokens

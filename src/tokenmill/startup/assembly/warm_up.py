@@ -8,25 +8,29 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.platform.protocol import Platform
 
+GREEDY = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
+
 
 def warm_up(engine: Engine, platform: Platform) -> None:
-    """Run one small request; on an accelerator also decodes together with prompts that fill the budget of a step.
+    """Run one small request; on an accelerator decodes together with prompts that fill the budget of a step, and then a
+    request that asks for all that sampling offers.
 
-    Every row samples in that step. Errors of a step are raised.
+    Every row samples in the full step. Errors of a step are raised.
 
     Raises:
         OutOfMemory: the device has too little left for its largest step.
     """
     config, longest = engine.scheduler.config, max(1, engine.limits.max_model_len - 2)
     if not platform.is_accelerator:
-        return _run(engine, [min(8, longest)])
+        return _run(engine, GREEDY, [min(8, longest)])
     num_decodes, left = config.max_num_seqs // 2, config.max_num_batched_tokens - config.max_num_seqs
     prompts = []
     for _ in range(config.max_num_seqs - num_decodes):
         prompts.append(1 + min(left, longest - 1))
         left -= prompts[-1] - 1
     try:
-        _run(engine, [1] * num_decodes, prompts)
+        _run(engine, GREEDY, [1] * num_decodes, prompts)
+        _run(engine, _demanding(engine), [1])
     except Exception as error:
         if not platform.is_out_of_memory(error):
             raise
@@ -36,12 +40,35 @@ def warm_up(engine: Engine, platform: Platform) -> None:
         ) from error
 
 
-def _run(engine: Engine, *groups: list[int]) -> None:
+def _demanding(engine: Engine) -> SamplingParams:
+    """Return parameters that ask for everything that changes logits or reports on them.
+
+    Such rows draw from float32, by kernels of their own: compiled while requests run, these would hold up all streams
+    for seconds.
+    """
+    limits = engine.limits
+    free = [token_id for token_id in range(min(128, limits.vocab_size)) if token_id not in limits.eos_token_ids]
+    if len(free) < 3:
+        return GREEDY
+    return SamplingParams(
+        max_tokens=1,
+        min_tokens=1,
+        top_p=0.9,
+        frequency_penalty=0.1,
+        logit_bias={free[0]: 1.0},
+        logprobs=1,
+        allowed_token_ids=(free[0], free[1]),
+        bad_word_ids=((free[0], free[1]),),
+        stop_token_ids=(free[2],),
+    )
+
+
+def _run(engine: Engine, params: SamplingParams, *groups: list[int]) -> None:
     """Run prompts of these lengths that share no prefix, each group a step after the one before.
 
     Like `Engine.step`, but without its barrier against errors: they reach the caller.
     """
-    arriving, params = list(groups), SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
+    arriving = list(groups)
     while arriving or engine.has_work:
         for length in arriving.pop(0) if arriving else ():
             name = f"warm-up {engine.num_arrived}"

@@ -21,7 +21,6 @@ from tokenmill.model.quantization.packed import PackedFormat
 from tokenmill.model.weights.loader import check_stored, choose_formats
 from tokenmill.platform.memory import huge_pages
 from tokenmill.platform.protocol import Platform
-from tokenmill.startup.machine.numa import keep_to_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +118,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
         kv_dtype,
         native=getattr(kernels, "native", None),
         is_invariant=config.batch_invariant,
+        shares_splits=config.shared_splits,
     )
     return choose_attention(config.attention_backend, wanted)
 
@@ -130,7 +130,9 @@ def gpu_kernels(
     if config.kernels == "torch":
         return TorchKernels(dtype, platform.device), "asked for"
     from tokenmill.model.kernels.triton.kernels import TritonKernels
+    from tokenmill.model.kernels.triton.launch import allow_dependent
 
+    allow_dependent(config.pdl)
     is_fp8 = config.quantization == "fp8"
     forms = {"is_invariant": config.batch_invariant, "fp8": is_fp8, "mxfp4": experts is PackedFormat.MXFP4}
     kernels = TritonKernels(dtype, platform.device, **forms)
@@ -168,3 +170,43 @@ def choose_threads(config: EngineConfig, platform: Platform, weight_bytes: int) 
 
 def _dotted(generation: tuple[int, int]) -> str:
     return ".".join(map(str, generation))
+
+
+def numa_nodes(root: Path = Path("/")) -> list[set[int]]:
+    """Return the cores of each NUMA node that this process may use, without empty nodes; at least one node."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
+    lists = [folder / "cpulist" for folder in sorted(folders, key=lambda folder: int(folder.name[4:]))]
+    nodes = [_cores(path.read_text()) & allowed for path in lists if path.exists()]
+    return [node for node in nodes if node] or [allowed]
+
+
+def nodes_of(index: int, count: int, nodes: list[set[int]]) -> set[int]:
+    """Return the cores of the nodes that one of `count` engines keeps to: whole nodes, shared by as many engines each.
+
+    If that does not divide evenly, and on a machine of one node, return all cores: they are shared in number only.
+    """
+    if len(nodes) % count and count % len(nodes):
+        return set().union(*nodes)
+    first = index * len(nodes) // count
+    return set().union(*nodes[first : first + max(1, len(nodes) // count)])
+
+
+def keep_to_nodes(index: int, count: int) -> bool:
+    """Let the threads that this process starts from now on run on its own nodes only; False if these are all nodes."""
+    nodes = numa_nodes()
+    own = nodes_of(index, count, nodes)
+    if len(own) == sum(map(len, nodes)):
+        return False
+    os.sched_setaffinity(0, own)
+    return True
+
+
+def _cores(text: str) -> set[int]:
+    """Parse a list of cores as the kernel writes it, `0-3,8-11`."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found.update(range(int(first), int(last or first) + 1))
+    return found

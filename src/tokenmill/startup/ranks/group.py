@@ -32,7 +32,8 @@ from tokenmill.engine.parallel.shared_memory import Note, SharedMemory
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
-from tokenmill.model.architecture.architecture import Architecture, MoeSpec
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.sharding.collective import Collective
 from tokenmill.model.sharding.shard import Shard, check_size, stage_layers

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.config.gguf_names import split_tag
 from tokenmill.config.model_files import is_hub_id
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.sizes import size_text
 from tokenmill.demo import demo_model_path
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.weights.catalogue import CATALOGUE
 from tokenmill.model.weights.checkpoint import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, open_checkpoint, read_architecture
-from tokenmill.model.weights.hub import fetch
-from tokenmill.model.weights.hub_headers import read_headers
+from tokenmill.model.weights.gguf.file import open_gguf
+from tokenmill.model.weights.gguf.folder import LINK_NAME
+from tokenmill.model.weights.hub import fetch, hub_errors
 from tokenmill.platform.select import select_platform
 from tokenmill.startup.machine.bandwidth import read_bandwidth
 from tokenmill.startup.machine.device import DTYPES, choose_threads
@@ -112,12 +116,20 @@ def _opened(config: EngineConfig) -> Iterator[tuple[Path, str]]:
         with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
             (Path(folder) / CONFIG_NAME).write_bytes(path.read_bytes())
             yield Path(folder), "; weights unknown: this is a config alone"
-    elif not path.exists() and is_hub_id(config.model):
+    elif not path.exists() and is_hub_id(config.model) and config.model not in CATALOGUE:
+        if split_tag(config.model)[1] is not None:
+            raise InvalidCheckpoint(
+                f"{config.model} is on the hub: pull it first, estimate reads GGUF files that are here"
+            )
         with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
             stored = read_headers(config.model, config.revision, Path(folder))
             yield Path(folder), f"; on the hub: {_stored_text(stored)}"
     else:
         folder_path = fetch(config.model, config.revision, config.download_dir)
+        if (folder_path / LINK_NAME).exists():
+            kinds = [(tensor.kind, tensor.num_bytes) for tensor in open_gguf(folder_path / LINK_NAME).tensors.values()]
+            yield folder_path, f"; stored: {_stored_text(kinds)}"
+            return
         has_weights = any((folder_path / name).exists() for name in (SINGLE_NAME, INDEX_NAME))
         tensors = open_checkpoint(folder_path).tensors.values() if has_weights else ()
         stored = [(tensor.dtype, tensor.num_bytes) for tensor in tensors]
@@ -130,3 +142,25 @@ def _stored_text(tensors: Iterable[tuple[str, int]]) -> str:
     for dtype, num_bytes in tensors:
         sizes[dtype] += num_bytes
     return " and ".join(f"{size_text(size)} of {dtype}" for dtype, size in sizes.most_common())
+
+
+def read_headers(model: str, revision: str | None, folder: Path) -> list[tuple[str, int]]:
+    """Return type and bytes of each tensor; ask for the first bytes of each file of weights, and no more.
+
+    Args:
+        folder: gets the model's config.json.
+
+    Raises:
+        InvalidCheckpoint: no such repository, no access, no connection, no safetensors; one sentence.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
+    with hub_errors(model, revision):
+        hf_hub_download(model, CONFIG_NAME, revision=revision, local_dir=folder)
+        try:
+            files = HfApi().get_safetensors_metadata(model, revision=revision).files_metadata
+        except (NotASafetensorsRepoError, SafetensorsParsingError) as error:
+            raise InvalidCheckpoint(f"the hub's {model} has no weights in safetensors that can be read") from error
+    tensors = [tensor for file in files.values() for tensor in file.tensors.values()]
+    return [(tensor.dtype, tensor.data_offsets[1] - tensor.data_offsets[0]) for tensor in tensors]

@@ -11,7 +11,8 @@ from pathlib import Path
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sizes import size_text
-from tokenmill.model.architecture.architecture import Architecture, MoeSpec
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.quantization.packed import UNQUANTIZED
 from tokenmill.model.weights.loader import choose_formats, measure
 from tokenmill.platform.protocol import Platform

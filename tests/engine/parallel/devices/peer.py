@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tests.engine.parallel.devices.counting import RankPlatform
+from tests.model.kernels.interpreter import replace_language_once
 from tokenmill.config.configs import EngineConfig
 from tokenmill.startup.assembly.device_follower import build_device_follower
 from tokenmill.startup.ranks.group import Group, config_of_rank
@@ -18,6 +19,7 @@ from tokenmill.startup.ranks.group import Group, config_of_rank
 
 def main() -> None:
     """Follow to the end."""
+    replace_language_once()
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=EngineConfig)
     platform, group = RankPlatform(), Group(config)
     try:

@@ -18,6 +18,7 @@ from tests.engine.transfer.remote.pair import (
     storing,
     zero_pages,
 )
+from tests.eventually import eventually
 from tokenmill.engine.transfer.remote import links
 from tokenmill.engine.transfer.remote.channel import TransferError
 from tokenmill.engine.transfer.remote.client import PageClient
@@ -73,13 +74,6 @@ def held(pair: Pair, rng: np.random.Generator, count: int) -> tuple[list[int], n
     return pages, tokens
 
 
-def wait_until(condition) -> None:
-    stop = soon()
-    while not condition():
-        assert time.monotonic() < stop
-        time.sleep(0.01)
-
-
 def test_pages_are_fetched_a_few_at_a_time(pair, link, rng, monkeypatch):
     link._ask_pages = 4
     pages, tokens = held(pair, rng, 11)
@@ -99,7 +93,7 @@ def test_leases_are_renewed_while_requests_wait(pair, link, rng):
         assert pair.leases.take_ended() == []
         time.sleep(0.05)
     link.drop(HANDLE)
-    wait_until(lambda: pair.leases.take_ended() == [0])
+    eventually(lambda: pair.leases.take_ended() == [0])
 
 
 def test_a_lease_is_renewed_over_a_connection_that_was_idle(pair, link, rng):
@@ -117,7 +111,7 @@ def test_a_lease_is_renewed_over_a_connection_that_was_idle(pair, link, rng):
 def test_what_nobody_renews_ends(pair, link, rng):
     """The consumer's thread lives, but nothing here wants these pages."""
     held(pair, rng, 2)
-    wait_until(lambda: pair.leases.take_ended() == [0])
+    eventually(lambda: pair.leases.take_ended() == [0])
 
 
 def test_each_fetch_is_told_of_once_and_an_error_ends_only_its_own(pair, link, rng):
@@ -157,7 +151,7 @@ def test_a_dead_producer_is_left_alone_for_a_while(monkeypatch):
         assert told.wait(20) == ["nobody there"] * 20
         assert len(tried) <= 3
         link.hold(HANDLE)  # it is tried again, for the leases' sake, and not in every moment
-        wait_until(lambda: len(tried) >= 5)
+        eventually(lambda: len(tried) >= 5)
         assert all(later - sooner >= 0.15 for sooner, later in itertools.pairwise(tried))
     finally:
         link.close()
@@ -196,6 +190,6 @@ def test_a_link_closes_what_it_has_no_use_for(pair, rng, monkeypatch):
         told = Told()
         link.fetch(fetch_of(tokens, 1, storing(HostPages(zero_pages(pair.parts, 1)), [0]), told))
         assert told.wait(1) == [""]
-        wait_until(lambda: not pair.server._channels)
+        eventually(lambda: not pair.server._channels)
     finally:
         link.close()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.engine.transfer.remote.pair import KEY, PAGE_SIZE, random_pages, same_pages, zero_pages
+from tests.eventually import eventually
 from tokenmill.config.kv_transfer import parse_kv_transfer_config
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import FinishReason
@@ -65,13 +66,6 @@ def make_load(pages: list[int], first_page: int = 0, told=lambda: None) -> PageL
     return PageLoad(order, KEY, TOKENS[: (first_page + len(pages)) * PAGE_SIZE], None, told)
 
 
-def wait_until(condition) -> None:
-    stop = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < stop
-        time.sleep(0.01)
-
-
 def test_what_one_has_the_other_loads(producer, consumer, parts):
     params = offered(producer)
     consumer.arrived("c", params)
@@ -88,7 +82,7 @@ def test_what_one_has_the_other_loads(producer, consumer, parts):
         [bytes(piece) for piece in page] for page in theirs
     ]
     consumer.forget("c")
-    wait_until(lambda: list(producer.poll()) == [1])
+    eventually(lambda: list(producer.poll()) == [1])
 
 
 def test_the_last_of_those_that_share_a_prompt_lets_it_go(producer, consumer):
@@ -100,7 +94,7 @@ def test_the_last_of_those_that_share_a_prompt_lets_it_go(producer, consumer):
     assert list(producer.poll()) == []
     consumer.forget("c2")
     consumer.forget("c2")
-    wait_until(lambda: list(producer.poll()) == [1])
+    eventually(lambda: list(producer.poll()) == [1])
 
 
 def test_no_handle_that_a_client_makes_up_is_held_for_ever(producer, consumer):

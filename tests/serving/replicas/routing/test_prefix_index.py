@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.tiers import scaled
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.page_names import first_name, page_names
 from tokenmill.core.request import CacheKey
@@ -141,4 +142,4 @@ class IndexBesideSets(RuleBasedStateMachine):
 
 
 TestIndex = IndexBesideSets.TestCase
-TestIndex.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestIndex.settings = settings(max_examples=scaled(30), stateful_step_count=30, deadline=None)

@@ -28,6 +28,9 @@ TILE_KEYS = 64
 # Of a tile of one token whose sums must be those of a tile of many. On capability 9.0 both run the same instructions
 # on 64 rows, one group of four warps here and two there, so no row can tell; elsewhere warps would part the columns.
 SINGLE_ROWS = 64
+# Programs that join parts wait for memory: with one warp each, all of a step of 256 requests are there at once. On an
+# H100 that step of Qwen3-0.6B takes 0.2 ms less of 12.6 than with four.
+JOIN_WARPS = 1
 # A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
 THREE_STAGES_BYTES = 256
 
@@ -356,6 +359,7 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
             *(splits.parts, splits.stops, output, kv.query_starts, scores.sinks if has_sinks else output),
             *(num_heads, head_dim, triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS, tokens),
             HAS_SINKS=has_sinks,
+            num_warps=JOIN_WARPS,
         )
 
 

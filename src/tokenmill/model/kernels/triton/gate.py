@@ -17,13 +17,8 @@ _WIDTH = 1024
 
 
 @triton.jit
-def _gated(gate_up, output, SIZE: tl.constexpr, WIDTH: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr):
-    follow(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    inside = columns < SIZE
-    gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=inside, other=0.0)
-    up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=inside, other=0.0)
+def apply_gate(gate, up, GATE: tl.constexpr):
+    """Return gate(gate) * up in their dtype, rounded where the reference rounds; `GATE` is a number of `Gate`."""
     wide = gate.to(tl.float32)
     factor = up.to(tl.float32)
     exponent = wide
@@ -38,7 +33,18 @@ def _gated(gate_up, output, SIZE: tl.constexpr, WIDTH: tl.constexpr, GATE: tl.co
         )
     # Rounded between the two, as torch rounds the result of its silu.
     opened = (wide / (1.0 + tl.exp(-exponent))).to(gate.dtype).to(tl.float32)
-    tl.store(output + row * SIZE + columns, (opened * factor).to(gate.dtype), mask=inside)
+    return (opened * factor).to(gate.dtype)
+
+
+@triton.jit
+def _gated(gate_up, output, SIZE: tl.constexpr, WIDTH: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr):
+    follow(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = columns < SIZE
+    gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=inside, other=0.0)
+    tl.store(output + row * SIZE + columns, apply_gate(gate, up, GATE), mask=inside)
 
 
 def gated(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:

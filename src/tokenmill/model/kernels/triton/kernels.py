@@ -7,9 +7,10 @@ import torch
 from tokenmill.model.kernels.fp8 import ALIGNMENT, Fp8Weight
 from tokenmill.model.kernels.protocol import Experts, Gate, WeightRole
 from tokenmill.model.kernels.recurrence import StateRows
-from tokenmill.model.kernels.torch_kernels import TorchKernels, TorchWeight
+from tokenmill.model.kernels.torch_kernels import TorchKernels, TorchWeight, product
 from tokenmill.model.kernels.triton import matmul, norm, recurrence
 from tokenmill.model.kernels.triton.experts import StackedExperts
+from tokenmill.model.kernels.triton.few_rows import few_rows, suits
 from tokenmill.model.kernels.triton.fp8 import RoundedRows
 from tokenmill.model.kernels.triton.gate import gated
 
@@ -24,6 +25,26 @@ class TritonWeight(TorchWeight):
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return x W^T in x's dtype, which the sampler's kernels read."""
         return self.multiply(x)
+
+
+class PlainWeight(TritonWeight):
+    """A weight whose products with few rows, those of decodes, are Triton's, and the library's otherwise."""
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x W^T + bias."""
+        if suits(x, self.weight, False):
+            return few_rows(x, self.weight, bias)
+        return product(x, self.weight, bias)
+
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
+        """Multiply and apply the gate: in one kernel for few rows."""
+        if suits(x, self.weight, True):
+            return few_rows(x, self.weight, bias, gate)
+        return super().gated(x, bias, gate)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T in x's dtype, by the library: a head has rows enough to keep its kernels busy."""
+        return product(x, self.weight)
 
 
 class InvariantWeight(TritonWeight):
@@ -83,7 +104,7 @@ class TritonKernels(TorchKernels):
         is_aligned = out_size % ALIGNMENT == 0 and in_size % ALIGNMENT == 0
         if self._rounded is not None and is_aligned and role in (WeightRole.LINEAR, WeightRole.GATE_UP):
             return TritonFp8Weight(out_size, in_size, self._device, self._rounded)
-        kind = InvariantWeight if self._is_invariant else TritonWeight
+        kind = InvariantWeight if self._is_invariant else PlainWeight
         return kind(out_size, in_size, self.dtype, self._device)
 
     def experts(

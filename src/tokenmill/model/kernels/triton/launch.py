@@ -10,9 +10,20 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
+class _Switch:
+    """Whether kernels are launched so where a GPU can; `--no-pdl` turns it off for the whole process."""
+
+    is_on = True
+
+
 def dependent(x: torch.Tensor) -> dict[str, bool]:
     """Return launch options on x's device for a kernel with the constant `PDL` in which each program calls `follow`."""
-    return {"PDL": True, "launch_pdl": True} if x.is_cuda and _is_possible() else {"PDL": False}
+    return {"PDL": True, "launch_pdl": True} if x.is_cuda and _Switch.is_on and _is_possible() else {"PDL": False}
+
+
+def allow_dependent(is_allowed: bool) -> None:
+    """Allow or forbid such launches in this process, before its first one."""
+    _Switch.is_on = is_allowed
 
 
 @triton.jit

@@ -36,7 +36,7 @@ def _tap(x, before, at, first, channel, inside, x_stride, TAPS: tl.constexpr):
     return tl.where(is_new, new, old)
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "starts", "stops"])
+@triton.jit(do_not_specialize=["num_requests"], do_not_specialize_on_alignment=["slots", "starts", "stops"])
 def _short_conv(
     x,
     weight,

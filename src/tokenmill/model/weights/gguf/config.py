@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.models.families import FAMILIES
-from tokenmill.model.weights.gguf.file import GgufFile, GgufTensor
+from tokenmill.model.weights.gguf.file import GgufFile
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {family.gguf: name for name, family in FAMILIES.items() if family.gguf is not None}
+    {family.gguf.name: name for name, family in FAMILIES.items() if family.gguf is not None}
 )
 # Field of config.json -> key of the metadata, after the architecture's name.
 FIELDS: Mapping[str, str] = MappingProxyType(
@@ -38,16 +36,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "logits_scaling": "logit_scale",
     }
 )
-# The same, of the delta rule.
-_DELTA_NET_FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        "linear_num_key_heads": "ssm.group_count",
-        "linear_num_value_heads": "ssm.time_step_rank",
-        "linear_key_head_dim": "ssm.state_size",
-        "linear_conv_kernel_dim": "ssm.conv_kernel",
-        "full_attention_interval": "full_attention_interval",
-    }
-)
+ROPE_FACTORS = "rope_freqs.weight"
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -61,14 +50,11 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         raise InvalidCheckpoint(
             f"{file.path}: architecture {kind} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
         )
-    if "rope_freqs.weight" in file.tensors:
-        raise InvalidCheckpoint(f"{file.path}: rotary factors (rope_freqs, Llama 3) in GGUF are not supported")
     fields = {name: file.metadata[f"{kind}.{key}"] for name, key in FIELDS.items() if f"{kind}.{key}" in file.metadata}
     tensors = file.tensors
     if "token_embd.weight" not in tensors:
         raise InvalidCheckpoint(f"{file.path} has no tensor token_embd.weight: it is not a language model")
-    return {
-        **fields,
+    fields |= {
         "architectures": [ARCHITECTURES[kind]],
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -76,88 +62,27 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "norm_topk_prob": True,
         "hidden_act": "silu",
         "dtype": "bfloat16",
-        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        **{f"{name}_token_id": _token_id(file, name) for name in ("eos", "bos")},
         **_rope_scaling(file, kind),
-        **_OWN_FIELDS.get(kind, lambda file, fields: {})(file, fields),
+        **_rope_factors(file),
     }
+    table = FAMILIES[ARCHITECTURES[kind]].gguf
+    return fields if table is None else {**fields, **table.fields(file, fields)}
 
 
-def _gemma3_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scale of scores, which no key gives: from the heads, but for the 27B model, told by its depth."""
-    is_27b = fields.get("num_hidden_layers") == 62
-    size = fields["hidden_size"] // fields["num_attention_heads"] if is_27b else fields.get("head_dim")
-    return {} if size is None else {"query_pre_attn_scalar": size}
+def _token_id(file: GgufFile, name: str) -> int | None:
+    """Return the id of a special token; None: the file has none, or one outside its vocabulary."""
+    number = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return number if number is not None and 0 <= number < file.tensors["token_embd.weight"].shape[0] else None
 
 
-def _gpt_oss_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of gpt-oss: an expert's middle by its own name; unrounded ends of YaRN's ramp, which no key
-    says."""
-    scaling = _rope_scaling(file, "gpt-oss").get("rope_scaling")
-    found = {"intermediate_size": fields["moe_intermediate_size"]} if "moe_intermediate_size" in fields else {}
-    return {**found, **({"rope_scaling": {**scaling, "truncate": False}} if scaling else {})}
-
-
-def _lfm2_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of LFM2: layers with attention are those with KV heads; the width is the one that was adjusted."""
-    heads = list(fields.get("num_key_value_heads", []))
-    return {
-        "layer_types": ["full_attention" if count else "conv" for count in heads],
-        "num_key_value_heads": int(max(heads, default=0)),
-        "conv_L_cache": file.metadata.get("lfm2.shortconv.l_cache"),
-        "block_auto_adjust_ff_dim": False,
-        "norm_eps": fields.get("rms_norm_eps"),
-    }
-
-
-def _qwen35_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of Qwen3.5: the delta rule's by names of state spaces, and how much of a head turns."""
-    sizes = {field: file.metadata.get(f"qwen35.{key}") for field, key in _DELTA_NET_FIELDS.items()}
-    inner, heads = file.metadata.get("qwen35.ssm.inner_size"), sizes["linear_num_value_heads"]
-    if inner and heads:
-        sizes["linear_value_head_dim"] = inner // heads
-    rotated, head_dim = file.metadata.get("qwen35.rope.dimension_count"), fields.get("head_dim")
-    if rotated and head_dim:
-        sizes["partial_rotary_factor"] = rotated / head_dim
-    return {
-        "num_hidden_layers": fields["num_hidden_layers"] - num_drafting_layers(file),
-        **{field: size for field, size in sizes.items() if size is not None},
-    }
-
-
-def num_drafting_layers(file: GgufFile) -> int:
-    """Return how many layers behind the model's own draft further tokens; they count among its blocks."""
-    return int(file.metadata.get(f"{file.metadata.get('general.architecture')}.nextn_predict_layers", 0))
-
-
-def _phi3_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of Phi 3: LongRoPE's factors are tensors, and how much of a head turns is a number of its own."""
-    found: dict[str, Any] = {}
-    rotated, head_dim = file.metadata.get("phi3.rope.dimension_count"), fields.get("head_dim")
-    if rotated and (head_dim or fields.get("num_attention_heads")):
-        found["partial_rotary_factor"] = rotated / (head_dim or fields["hidden_size"] // fields["num_attention_heads"])
-    factors = {kind: file.tensors.get(f"rope_factors_{kind}.weight") for kind in ("short", "long")}
-    if any(factors.values()):
-        scaling: dict[str, Any] = {"rope_type": "longrope"}
-        scaling |= {f"{kind}_factor": _floats(tensor) for kind, tensor in factors.items() if tensor is not None}
-        original = file.metadata.get("phi3.rope.scaling.original_context_length")
-        attention = file.metadata.get("phi3.rope.scaling.attn_factor")
-        found |= {"rope_scaling": scaling, "original_max_position_embeddings": original}
-        scaling |= {} if attention is None else {"attention_factor": attention}
-    return found
-
-
-def _floats(tensor: GgufTensor) -> list[float]:
-    return [float(one) for one in np.frombuffer(tensor.data().tobytes(), np.float32)]
-
-
-_OWN_FIELDS = {
-    "gemma3": _gemma3_fields,
-    "gpt-oss": _gpt_oss_fields,
-    "lfm2": _lfm2_fields,
-    "qwen35": _qwen35_fields,
-    "phi3": _phi3_fields,
-}
+def _rope_factors(file: GgufFile) -> dict[str, Any]:
+    """Return a scaling whose factors stand in a tensor, for Llama 3's: each frequency is divided by its own."""
+    factors = file.floats(ROPE_FACTORS)
+    if factors is None:
+        return {}
+    scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+    return {"rope_scaling": scaling}
 
 
 def _rope_scaling(file: GgufFile, kind: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A GGUF file, opened through the gguf package: metadata by key and tensors by name."""
+"""A GGUF file, perhaps in parts: metadata by key and tensors by name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.config.gguf_names import split_place
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.core.regular_file import open_regular
+from tokenmill.model.weights.gguf.header import Metadata, read_header
 from tokenmill.model.weights.stored_part import read_bytes
+
+MOST_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +65,74 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The metadata and tensors of a file; the tensors' data stay where they are."""
+    """The metadata and tensors of a file, or of all parts of a split one; the tensors' data stay where they are."""
 
     path: Path
-    metadata: dict[str, Any]
+    metadata: Metadata
     tensors: dict[str, GgufTensor]
+
+    def floats(self, name: str) -> list[float] | None:
+        """Return the numbers of a float32 tensor; None: the file has no such tensor."""
+        tensor = self.tensors.get(name)
+        return None if tensor is None else [float(one) for one in tensor.data().view(np.float32)]
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Read the header.
+    """Read the header; of the first part of a split file, the headers of all parts.
 
     Raises:
-        InvalidCheckpoint: the gguf package is missing, or the file is truncated or no GGUF.
+        InvalidCheckpoint: a file is truncated or no GGUF; a part is missing or belongs to another file.
     """
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise InvalidCheckpoint(f"{path} needs the gguf package: pip install 'tokenmill[gguf]'") from error
-    try:
-        open_regular(path).close()
-        reader = GGUFReader(path)
-        tensors = {
-            tensor.name: GgufTensor(
-                name=tensor.name,
-                file=path,
-                kind=tensor.tensor_type.name,
-                shape=tuple(int(size) for size in reversed(tensor.shape)),
-                begin=int(tensor.data_offset),
-                num_bytes=int(tensor.n_bytes),
+    path = _named(path)
+    files = part_paths(path)
+    headers = [read_header(one) for one in files]
+    tensors: dict[str, GgufTensor] = {}
+    for one, header in zip(files, headers, strict=True):
+        for place in header.tensors:
+            if place.name in tensors:
+                raise InvalidCheckpoint(f"{one} has tensor {place.name} twice, or another part has it, too")
+            tensors[place.name] = GgufTensor(
+                place.name, one, place.kind.name, place.shape, place.begin, place.num_bytes
             )
-            for tensor in reader.tensors
-        }
-        return GgufFile(path, {key: field.contents() for key, field in reader.fields.items()}, tensors)
-    except (OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
-        raise InvalidCheckpoint(f"cannot read {path} as GGUF: {error}") from error
+    if len(files) > 1:
+        _check_parts(files, [header.metadata for header in headers], len(tensors))
+    return GgufFile(path, headers[0].metadata, tensors)
+
+
+def _named(path: Path) -> Path:
+    """Follow links until a name says that it is a part: in the hub's cache the file behind has a digest for a name."""
+    for _ in range(MOST_LINKS):
+        if split_place(path.name) or not path.is_symlink():
+            break
+        path = path.parent / path.readlink()
+    return path
+
+
+def part_paths(path: Path) -> list[Path]:
+    """Return the files that a GGUF file consists of, in order: itself, or all parts of a split file.
+
+    Raises:
+        InvalidCheckpoint: it is a later part of a split file, or a part is missing.
+    """
+    place = split_place(path.name)
+    if place is None:
+        return [path]
+    if place.number != 1:
+        raise InvalidCheckpoint(f"{path} is part {place.number} of a split file; give part 1: {place.part(1)}")
+    files = [path.with_name(place.part(number)) for number in range(1, place.count + 1)]
+    for one in files:
+        if not one.is_file():
+            raise InvalidCheckpoint(f"{path} is split in {place.count} parts, of which {one.name} is missing beside it")
+    return files
+
+
+def _check_parts(files: list[Path], parts: list[Metadata], num_tensors: int) -> None:
+    for number, (file, metadata) in enumerate(zip(files, parts, strict=True)):
+        said = metadata.get("split.no", number), metadata.get("split.count", len(files))
+        if said != (number, len(files)):
+            raise InvalidCheckpoint(
+                f"{file} says that it is part {said[0] + 1} of {said[1]}, its name part {number + 1} of {len(files)}"
+            )
+    wanted = parts[0].get("split.tensors.count", num_tensors)
+    if wanted != num_tensors:
+        raise InvalidCheckpoint(f"{files[0]}: all parts have {num_tensors} tensors together, and should have {wanted}")

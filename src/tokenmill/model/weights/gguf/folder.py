@@ -3,66 +3,117 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.whole_file import write_whole
 from tokenmill.model.weights.gguf.config import config_of
-from tokenmill.model.weights.gguf.file import GgufFile, open_gguf
-from tokenmill.model.weights.gguf.tokenizer import tokenizer_of
+from tokenmill.model.weights.gguf.file import GgufFile, open_gguf, part_paths
+from tokenmill.model.weights.gguf.tokenizer import build_tokenizer
+from tokenmill.model.weights.gguf.vocabulary import Vocabulary, read_vocabulary
 
 LINK_NAME = "model.gguf"
+# Changes what is written of the same file: folders of other versions are not found any more.
+VERSION = 2
+# Files beside a GGUF file that are taken before its metadata.
+SIBLINGS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+TEMPLATE = "tokenizer.chat_template"
 
 
 def unpack(path: Path, cache: Path) -> Path:
-    """Return the folder for a file, made in `cache` if it is not there: config.json, tokenizer and a link to the file.
+    """Return the folder for a file, made in `cache` if it is not there: small files, and links to all its parts.
 
-    A tokenizer.json beside the file is taken before the one in its metadata.
+    `SIBLINGS` beside the file are taken before what its metadata say, and belong to the folder's name.
 
     Raises:
         InvalidCheckpoint: the file cannot be read or is not supported.
     """
-    path = path.resolve()
-    status = path.stat()
-    identity = f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
-    folder = cache / f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    # Not resolved: in the hub's cache the file behind a link has a digest for a name.
+    path = path.absolute()
+    parts = part_paths(path)
+    siblings = {name: path.with_name(name) for name in SIBLINGS if path.with_name(name).is_file()}
+    folder = cache / f"{path.stem}-{_identity([*parts, *siblings.values()])}"
     if (folder / "config.json").exists():
         return folder
     file = open_gguf(path)
     config = config_of(file)
+    files = {} if "tokenizer.json" in siblings else tokenizer_files(file)
+    files |= {name: sibling.read_bytes() for name, sibling in siblings.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / LINK_NAME).unlink(missing_ok=True)
-    (folder / LINK_NAME).symlink_to(path)
-    _write_tokenizer(folder, file)
+    for name, content in files.items():
+        write_whole(folder / name, content)
+    for part in parts if len(parts) > 1 else ():
+        _link(folder / part.name, part)
+    _link(folder / LINK_NAME, parts[0] if len(parts) == 1 else Path(parts[0].name))
     # Last: a folder that has it is complete.
-    _write_json(folder / "config.json", config)
+    write_whole(folder / "config.json", _json(config))
     return folder
 
 
-def _write_tokenizer(folder: Path, file: GgufFile) -> None:
-    beside = file.path.parent
-    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
-    if (beside / "tokenizer.json").exists():
-        for name in names:
-            if (beside / name).exists():
-                write_whole(folder / name, (beside / name).read_bytes())
-        return
-    tokenizer = tokenizer_of(file.metadata)
-    if tokenizer is None:
-        return
-    write_whole(folder / "tokenizer.json", tokenizer.to_str().encode())
-    tokens = file.metadata["tokenizer.ggml.tokens"]
-    config: dict[str, Any] = {"add_bos_token": bool(file.metadata.get("tokenizer.ggml.add_bos_token", False))}
-    for name in ("eos", "bos"):
-        number = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if number is not None:
-            config[f"{name}_token"] = tokens[number]
-    if "tokenizer.chat_template" in file.metadata:
-        config["chat_template"] = file.metadata["tokenizer.chat_template"]
-    _write_json(folder / "tokenizer_config.json", config)
+def _identity(files: list[Path]) -> str:
+    """Return a digest of files by place, size and time."""
+    digest = hashlib.sha256(f"{VERSION}".encode())
+    for file in files:
+        status = file.stat()
+        digest.update(f"\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+    return digest.hexdigest()[:16]
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_whole(path, msgspec.json.format(msgspec.json.encode(content)))
+def _link(place: Path, target: Path) -> None:
+    place.unlink(missing_ok=True)
+    place.symlink_to(target)
+
+
+def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
+    """Return the files of a tokenizer by name, made of the metadata.
+
+    Raises:
+        InvalidCheckpoint: the vocabulary is not supported, or its lists do not fit each other.
+    """
+    metadata = file.metadata
+    try:
+        vocabulary = read_vocabulary(metadata)
+        stored = metadata.get("tokenizer.huggingface.json")
+        text = stored if isinstance(stored, str) else build_tokenizer(vocabulary, metadata).to_str()
+    except InvalidCheckpoint as error:
+        raise InvalidCheckpoint(f"{file.path}: {error}") from error
+    generation: dict[str, Any] = {"eos_token_id": sorted(vocabulary.ends)} if vocabulary.ends else {}
+    suppressed = metadata.get("tokenizer.ggml.suppress_tokens")
+    if suppressed:
+        generation["suppress_tokens"] = suppressed
+    return {
+        "tokenizer.json": text.encode(),
+        "tokenizer_config.json": _json(_tokenizer_config(vocabulary) | _chat_template(metadata)),
+        "generation_config.json": _json(generation),
+    }
+
+
+def _tokenizer_config(vocabulary: Vocabulary) -> dict[str, Any]:
+    names = {"unknown": "unk", "seperator": "sep", "padding": "pad"}
+    tokens = {f"{names.get(name, name)}_token": number for name, number in vocabulary.ids.items()}
+    tokens |= {f"fim_{name}_token": number for name, number in vocabulary.infilling.items()}
+    return {
+        "add_bos_token": vocabulary.adds_bos,
+        **{name: vocabulary.tokens[number] for name, number in tokens.items()},
+    }
+
+
+def _chat_template(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template, or the list of them that Hugging Face's files have where there are several."""
+    default = metadata.get(TEMPLATE)
+    names = metadata.get("tokenizer.chat_templates") or ()
+    named = {name: metadata[f"{TEMPLATE}.{name}"] for name in names if f"{TEMPLATE}.{name}" in metadata}
+    if default is None and not named:
+        return {}
+    if not named:
+        return {"chat_template": default}
+    named = {"default": default, **named} if default is not None else named
+    return {"chat_template": [{"name": name, "template": template} for name, template in named.items()]}
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(content))

@@ -3,80 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.families import FAMILIES
+from tokenmill.model.models.gguf_table import UNCHANGED, Change, num_drafting_layers
 from tokenmill.model.models.targets import Target
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import Rows
 from tokenmill.model.sharding.shard import Part
-from tokenmill.model.weights.gguf.changes import UNCHANGED, Change, change_of
-from tokenmill.model.weights.gguf.config import num_drafting_layers
+from tokenmill.model.weights.gguf.changes import change_of, undo
+from tokenmill.model.weights.gguf.config import ROPE_FACTORS
 from tokenmill.model.weights.gguf.file import GgufFile, GgufTensor
 from tokenmill.model.weights.gguf.values import read_rows
 
-NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "embedding": "token_embd",
-        "attention_norm": "blk.{layer}.attn_norm",
-        "q": "blk.{layer}.attn_q",
-        "k": "blk.{layer}.attn_k",
-        "v": "blk.{layer}.attn_v",
-        "output": "blk.{layer}.attn_output",
-        "q_norm": "blk.{layer}.attn_q_norm",
-        "k_norm": "blk.{layer}.attn_k_norm",
-        "attention_out_norm": "blk.{layer}.post_attention_norm",
-        "mlp_norm": "blk.{layer}.ffn_norm",
-        "mlp_out_norm": "blk.{layer}.post_ffw_norm",
-        "gate": "blk.{layer}.ffn_gate",
-        "up": "blk.{layer}.ffn_up",
-        "down": "blk.{layer}.ffn_down",
-        "router": "blk.{layer}.ffn_gate_inp",
-        "expert_gate": "blk.{layer}.ffn_gate_exps",
-        "expert_up": "blk.{layer}.ffn_up_exps",
-        "expert_down": "blk.{layer}.ffn_down_exps",
-        "final_norm": "output_norm",
-        "head": "output",
-    }
-)
-"""As `GEMMA3_NAMES`; the experts of a layer are stacked in one tensor."""
-
-_OTHER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "phi3": {
-            **dict.fromkeys(("q", "k", "v"), "blk.{layer}.attn_qkv"),
-            **dict.fromkeys(("gate", "up"), "blk.{layer}.ffn_up"),
-        },
-        "lfm2": {
-            "conv_inputs": "blk.{layer}.shortconv.in_proj",
-            "conv": "blk.{layer}.shortconv.conv",
-            "conv_output": "blk.{layer}.shortconv.out_proj",
-            "final_norm": "token_embd_norm",
-        },
-        "gpt-oss": {"mlp_norm": "blk.{layer}.post_attention_norm"},
-        "qwen35": {
-            "attention_gate": "blk.{layer}.attn_q",
-            **dict.fromkeys(("delta_q", "delta_k", "delta_v"), "blk.{layer}.attn_qkv"),
-            "delta_z": "blk.{layer}.attn_gate",
-            "delta_b": "blk.{layer}.ssm_beta",
-            "delta_a": "blk.{layer}.ssm_alpha",
-            "delta_filters": "blk.{layer}.ssm_conv1d",
-            "delta_norm": "blk.{layer}.ssm_norm",
-            "delta_output": "blk.{layer}.ssm_out",
-            "mlp_norm": "blk.{layer}.post_attention_norm",
-        },
-    }
-)
-# What is named after its layer alone.
-_OF_A_LAYER = {"sinks": "attn_sinks.weight", "A_log": "ssm_a", "dt_bias": "ssm_dt.bias"}
 # What a file has besides weights: the configuration is made of it.
-_FACTORS = {f"rope_factors_{kind}.weight" for kind in ("long", "short")}
+_FACTORS = {ROPE_FACTORS, *(f"rope_factors_{kind}.weight" for kind in ("long", "short"))}
 
 # Bytes of memory for each number of a tensor while it is read.
 UNPACKED_BYTES = 8
@@ -113,7 +59,7 @@ class GgufRead:
         if self.bias is not None:
             assert isinstance(rows, torch.Tensor), "biases are floats"
             return rows[0, self.bias.start : self.bias.stop]
-        return self.change.undo(rows)
+        return undo(self.change, rows)
 
 
 def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Architecture) -> list[GgufRead]:
@@ -131,8 +77,9 @@ def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Arc
 
 
 def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRead:
-    family, expert = FAMILIES[architecture.name], target.key.expert
-    name = _name(target.key, family.gguf)
+    table, expert = FAMILIES[architecture.name].gguf, target.key.expert
+    assert table is not None, "the architecture was read from such a file"
+    name = table.name_of(target.key)
     tensor = file.tensors.get(name)
     if tensor is None:
         raise InvalidCheckpoint(f"{file.path} has no tensor {name}, which the architecture calls for")
@@ -147,7 +94,7 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
         return GgufRead(target.key, tensor.rows(expert, 1), bias=part)
     if expert is not None or not part.is_whole:
         tensor = tensor.rows((expert or 0) * part.total + part.start, part.count)
-    return GgufRead(target.key, tensor, change_of(target.key, tensor.shape[0], architecture))
+    return GgufRead(target.key, tensor, change_of(target.key, tensor.shape[0], architecture, table))
 
 
 def _is_drafting(name: str, file: GgufFile, num_layers: int) -> bool:
@@ -155,10 +102,3 @@ def _is_drafting(name: str, file: GgufFile, num_layers: int) -> bool:
     stem, _, rest = name.partition(".")
     layer = rest.partition(".")[0]
     return bool(num_drafting_layers(file)) and stem == "blk" and layer.isdigit() and int(layer) >= num_layers
-
-
-def _name(key: WeightKey, kind: str | None) -> str:
-    """Return the name of a weight in a file of this architecture."""
-    if key.kind in _OF_A_LAYER:
-        return f"blk.{key.layer}.{_OF_A_LAYER[key.kind]}"
-    return key.name({**NAMES, **_OTHER_NAMES.get(kind or "", {})})

@@ -1,41 +1,192 @@
-"""The tokenizer in a GGUF file's metadata, as tokenizer.json: byte-level BPE only."""
+"""The tokenizer of a GGUF file's vocabulary, as tokenizer.json.
+
+The algorithms are those of llama.cpp, built of the parts of the `tokenizers` library: byte-level BPE, SentencePiece's
+BPE by scores, Unigram and WordPiece. Special tokens are cut out of the raw text first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-
-# How text is cut before the merges: patterns that the model's own tokenizer.json has, by llama.cpp's name for them.
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS: Mapping[str, str] = MappingProxyType(
-    {
-        "qwen2": _CONTRACTIONS + r"|\p{N}" + _REST,
-        "llama-bpe": _CONTRACTIONS + r"|\p{N}{1,3}" + _REST,
-    }
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
 )
-CONTROL, USER_DEFINED = 3, 4
+
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.weights.gguf.vocabulary import PREFIX, Kind, Vocabulary
+
+SPACE = "▁"
+# llama.cpp knows no longest word; the library asks for one.
+_LONGEST_WORD = 10_000
+# Special tokens of Phi-3 that leave the white space after them.
+_KEEPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
-def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer | None:
-    """Return the tokenizer, or None if it is of a kind that cannot be told from the metadata alone."""
-    pattern = PATTERNS.get(str(metadata.get("tokenizer.ggml.pre")))
-    if metadata.get("tokenizer.ggml.model") != "gpt2" or pattern is None:
-        return None
-    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    for token, kind in zip(tokens, kinds, strict=True):
-        if kind in (CONTROL, USER_DEFINED):
-            tokenizer.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)])
+def build_tokenizer(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a vocabulary.
+
+    Args:
+        metadata: of which merges, scores and normalization are read.
+
+    Raises:
+        InvalidCheckpoint: these are missing or do not fit the vocabulary.
+    """
+    build = {"llama": _sentence_pieces, "t5": _unigram, "bert": _word_pieces}.get(vocabulary.model, _merged_pairs)
+    try:
+        tokenizer = build(vocabulary, metadata)
+        tokenizer.add_tokens(_added_tokens(vocabulary))
+        _surround(tokenizer, vocabulary)
+    except InvalidCheckpoint:
+        raise
+    except Exception as error:  # the library raises a bare Exception for lists that do not fit each other
+        raise InvalidCheckpoint(f"the vocabulary cannot be used: {error}") from error
     return tokenizer
+
+
+def _merged_pairs(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
+    """Return BPE by the file's merges, on bytes or (as Gemma 4) on text."""
+    cut = vocabulary.cut
+    assert cut is not None, "it was read with the vocabulary"
+    places = {token: number for number, token in enumerate(vocabulary.tokens)}
+    merges = [_pair(merge) for merge in metadata.get(f"{PREFIX}merges", ())]
+    keeps_whole = cut.ignore_merges or cut.is_raw
+    tokenizer = Tokenizer(models.BPE(places, merges, ignore_merges=keeps_whole, byte_fallback=cut.is_raw))
+    cuts: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.cuts]
+    if cut.is_raw:
+        tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+        tokenizer.decoder = _text_decoder(has_prefix=False)
+    else:
+        if cut.composes:
+            tokenizer.normalizer = normalizers.NFC()
+        cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    return tokenizer
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """Cut a merge at its first space; one at its very start belongs to the left token."""
+    at = merge.find(" ", 1)
+    if at < 0:
+        raise InvalidCheckpoint(f"the merge {merge!r} has no space between two tokens")
+    return merge[:at], merge[at + 1 :]
+
+
+def _sentence_pieces(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
+    """Return BPE that joins the pair whose joint text has the highest score."""
+    tokens, kinds = vocabulary.tokens, vocabulary.kinds
+    scores = _scores(vocabulary, metadata)
+    places = {token: number for number, token in enumerate(tokens)}
+    normal = {token: number for token, number in places.items() if kinds[number] == Kind.NORMAL}
+    merges = [
+        (-scores[number], left, right)
+        for token, number in normal.items()
+        for at in range(1, len(token))
+        if (left := normal.get(token[:at])) is not None and (right := normal.get(token[at:])) is not None
+    ]
+    merges.sort()
+    pairs = [(tokens[left], tokens[right]) for _, left, right in merges]
+    unknown = vocabulary.ids.get("unknown")
+    tokenizer = Tokenizer(
+        models.BPE(
+            places,
+            pairs,
+            byte_fallback=True,
+            fuse_unk=True,
+            unk_token=None if unknown is None else tokens[unknown],
+        )
+    )
+    has_prefix = vocabulary.has_space_prefix
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if has_prefix else spaces
+    tokenizer.decoder = _text_decoder(has_prefix)
+    return tokenizer
+
+
+def _text_decoder(has_prefix: bool) -> Any:
+    stages = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*stages, decoders.Strip(" ", 1, 0)] if has_prefix else stages)
+
+
+def _unigram(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
+    """Return the pieces with the highest sum of scores; those that users defined cost nothing."""
+    free = {number for number, kind in enumerate(vocabulary.kinds) if kind == Kind.USER_DEFINED}
+    scores = [0.0 if number in free else score for number, score in enumerate(_scores(vocabulary, metadata))]
+    pieces = list(zip(vocabulary.tokens, scores, strict=True))
+    tokenizer = Tokenizer(models.Unigram(pieces, vocabulary.ids.get("unknown")))
+    steps: list[Any] = []
+    charsmap = metadata.get(f"{PREFIX}precompiled_charsmap")
+    if charsmap:
+        steps.append(normalizers.Precompiled(bytes(number & 255 for number in charsmap)))
+    if metadata.get(f"{PREFIX}remove_extra_whitespaces", False):
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if vocabulary.has_space_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    scheme = "always" if vocabulary.has_space_prefix else "never"
+    tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
+    return tokenizer
+
+
+def _word_pieces(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokenizer:
+    """Return the longest pieces of words; the file marks where words begin, and the library where they go on."""
+    places = {
+        token if kind != Kind.NORMAL else token[1:] if token.startswith(SPACE) else f"##{token}": number
+        for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+    }
+    unknown = vocabulary.tokens[vocabulary.ids["unknown"]]
+    lowercases = bool(metadata.get("tokenizer.ggml.normalizer.lowercase", True))
+    strips = bool(metadata.get("tokenizer.ggml.normalizer.strip_accents", lowercases))
+    tokenizer = Tokenizer(models.WordPiece(places, unk_token=unknown, max_input_chars_per_word=_LONGEST_WORD))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercases, strip_accents=strips)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    return tokenizer
+
+
+def _scores(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Sequence[float]:
+    scores: Sequence[float] = metadata.get(f"{PREFIX}scores") or [0.0] * len(vocabulary.tokens)
+    if len(scores) != len(vocabulary.tokens):
+        raise InvalidCheckpoint(f"the vocabulary has {len(vocabulary.tokens)} tokens and {len(scores)} scores")
+    return scores
+
+
+def _added_tokens(vocabulary: Vocabulary) -> list[AddedToken]:
+    special = (Kind.CONTROL, Kind.UNKNOWN)
+    return [
+        AddedToken(
+            token,
+            special=kind in special,
+            normalized=False,
+            rstrip=vocabulary.strips_after and kind in special and token not in _KEEPING,
+        )
+        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+        if kind in (*special, Kind.USER_DEFINED) and token
+    ]
+
+
+def _surround(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    """Set the tokens that stand around every text."""
+    before = ["bos"] if vocabulary.adds_bos else []
+    after = [name for name, is_added in (("eos", vocabulary.adds_eos), ("seperator", vocabulary.adds_sep)) if is_added]
+    before, after = ([name for name in names if name in vocabulary.ids] for names in (before, after))
+    if not before and not after:
+        return
+    # A dollar sign would begin a variable of the library's template: tokens are named by their roles.
+    roles = {name: f"[{name}]" for name in itertools.chain(before, after)}
+    tokens = [
+        {"id": role, "ids": [vocabulary.ids[name]], "tokens": [vocabulary.tokens[vocabulary.ids[name]]]}
+        for name, role in roles.items()
+    ]
+    single = [*(roles[name] for name in before), "$A", *(roles[name] for name in after)]
+    pair = [*single, *(f"{part}:1" for part in ("$B", *(roles[name] for name in after)))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)

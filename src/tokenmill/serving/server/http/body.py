@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +16,8 @@ from tokenmill.serving.server.http import request_id
 from tokenmill.serving.server.http.body_budget import BodyBudget
 from tokenmill.serving.server.http.body_structure import check_structure
 from tokenmill.serving.server.http.body_threads import INLINE_BYTES
+from tokenmill.serving.server.http.middleware import IGNORED
+from tokenmill.serving.server.http.unknown_fields import Taken, UnknownFields, header_of
 
 MAX_BODY_BYTES = 16 * 2**20
 
@@ -26,19 +29,33 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class UnknownField(InvalidRequest):
+    """A body has a field that the route does not know."""
+
+
 async def read_as(request: Request, kind: type[T], budget: BodyBudget, make: Callable[[T], R]) -> R:
-    """Read a body and convert it with `make`, off the event loop if it is long; raise as `read_body` and `make` do."""
-    body, num_bytes = await read_sized(request, kind, budget)
+    """Read the body of a call and convert it with `make`, off the event loop if it is long.
+
+    Raises as `read_call` and `make` do.
+    """
+    body, num_bytes = await read_call(request, kind, budget)
     return await budget.threads.run(num_bytes, lambda: make(body))
 
 
+async def read_call(request: Request, kind: type[T], budget: BodyBudget) -> tuple[T, int]:
+    """Read the body of a call, of which unknown fields are left out, and return it and how many bytes it had.
+
+    Raises as `read_body` does, for an unknown field only under the rule of `budget.unknown`.
+    """
+    taken, num_bytes = await _read(request, budget, lambda raw: _take(raw, kind, budget.unknown))
+    if taken.ignored:
+        budget.unknown.note(taken.ignored)
+        request.scope.setdefault("state", {})[IGNORED] = header_of(taken.ignored)
+    return taken.body, num_bytes
+
+
 async def read_body(request: Request, kind: type[T], budget: BodyBudget) -> T:
-    """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types; see `read_sized`."""
-    return (await read_sized(request, kind, budget))[0]
-
-
-async def read_sized(request: Request, kind: type[T], budget: BodyBudget) -> tuple[T, int]:
-    """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types; return it and how many bytes it had.
+    """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types.
 
     Raises:
         TooLarge: it has too many bytes, or too much structure; raised before the server holds more than it may.
@@ -46,6 +63,11 @@ async def read_sized(request: Request, kind: type[T], budget: BodyBudget) -> tup
         ServerBusy: too many bytes of bodies are on their way already.
         ClientDisconnect: the client has left.
     """
+    return (await _read(request, budget, lambda raw: _decode(raw, kind)))[0]
+
+
+async def _read(request: Request, budget: BodyBudget, decode: Callable[[bytearray], R]) -> tuple[R, int]:
+    """Read a body; return what `decode` makes of it, and how many bytes it had. Raises as `read_body` does."""
     max_bytes = min(MAX_BODY_BYTES, budget.max_bytes)
     too_large = TooLarge(f"the body is larger than {max_bytes} bytes")
     declared = request.headers.get("content-length", "")
@@ -57,7 +79,7 @@ async def read_sized(request: Request, kind: type[T], budget: BodyBudget) -> tup
                 raise too_large
             body.add(part)
         num_bytes = len(body.data)
-        return await budget.threads.run(num_bytes, lambda: _decode(body.data, kind)), num_bytes
+        return await budget.threads.run(num_bytes, lambda: decode(body.data)), num_bytes
 
 
 def read_query(request: Request, kind: type[T]) -> T:
@@ -77,11 +99,30 @@ def convert_texts(given: dict[str, Any], kind: type[T]) -> T:
         raise _explain(str(error)) from error
 
 
+def _take(raw: bytearray, kind: type[T], unknown: UnknownFields) -> Taken[T]:
+    """Decode a body; a second time, without what is unknown, if it has fields that `kind` does not have."""
+    try:
+        return Taken(_decode(raw, kind))
+    except UnknownField:
+        if unknown.is_strict:
+            raise
+    # The first time may have ended before what else is wrong.
+    with _explained():
+        return unknown.convert(decode_json(raw), kind)
+
+
 def _decode(raw: bytearray, kind: type[T]) -> T:
     if len(raw) > INLINE_BYTES:
         check_structure(raw)
-    try:
+    with _explained():
         return decode_json(raw, kind)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say in a client's terms why a body cannot be decoded."""
+    try:
+        yield
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -98,7 +139,7 @@ def _explain(message: str) -> InvalidRequest:
     what, path = (at["what"], at["path"]) if at else (message, "")
     if unknown:
         name = f"{path}.{unknown['name']}" if path else unknown["name"]
-        return InvalidRequest(f"{name}: unknown or unsupported field", _top(name))
+        return UnknownField(f"{name}: unknown or unsupported field", _top(name))
     if missing := _MISSING.search(message):
         name = f"{path}.{missing['name']}" if path else missing["name"]
         return InvalidRequest(f"{name} is missing", _top(name))

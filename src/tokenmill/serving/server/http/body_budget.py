@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 from tokenmill.serving.server.http.body_threads import BodyThreads
 from tokenmill.serving.server.http.errors import ServerBusy
+from tokenmill.serving.server.http.unknown_fields import UnknownFields
 
 DEFAULT_MAX_BYTES = 256 << 20
 
@@ -44,10 +45,12 @@ class BodyBudget:
 
     Attributes:
         threads: where long bodies are read.
+        unknown: the rule for fields that are not known.
     """
 
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, unknown: UnknownFields | None = None) -> None:
         self.max_bytes = max_bytes
+        self.unknown = unknown or UnknownFields()
         self.threads = BodyThreads()
         self._num_bytes = 0
         self._incoming: set[IncomingBody] = set()

@@ -29,6 +29,8 @@ TENANT = "tenant"
 BACKGROUND = "background"
 OWNER = "owner"
 NOTE_SURPLUS = "note_surplus"
+# The names of fields that were left out of the body, as a header says them.
+IGNORED = "ignored"
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version"})
 # Open where the server was started so.
 METRICS_ROUTE = "/metrics"
@@ -58,6 +60,8 @@ class RequestIdMiddleware:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
+                if IGNORED in state:
+                    headers["x-tokenmill-ignored"] = state[IGNORED]
                 if scope["path"].startswith(ANTHROPIC_PATH):
                     headers["request-id"] = request_id  # where Anthropic's clients look for it
             await send(message)

@@ -5,12 +5,14 @@ The files hold no secret and need no key; the data that they show needs one, and
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 from collections.abc import Awaitable, Callable
+from functools import cached_property
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
-
-from tokenmill.serving.server.assets import PAGE, PREFIX, Asset, read_assets
 
 # Where the page itself is: it opens its reference at the second one.
 PAGE_ROUTES = ("/", "/docs")
@@ -42,6 +44,17 @@ _HEADERS = {
 
 Route = Callable[[Request], Awaitable[Response]]
 
+FOLDER = Path(__file__).parents[2] / "web" / "static"
+PAGE = "index.html"
+# Below this path, seen from the page, lie all files but the page itself.
+PREFIX = "web/"
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
 
 def page_routes() -> dict[str, Route]:
     """Return the routes of the page by path."""
@@ -60,3 +73,31 @@ def _route(asset: Asset) -> Route:
         return Response(asset.body, headers=headers)
 
     return answer
+
+
+class Asset:
+    """One file of the page: read once, compressed once, named by its content.
+
+    Attributes:
+        name: its path below the folder, with slashes.
+        body: its bytes.
+        etag: a name of its content, in quotes as HTTP wants it.
+    """
+
+    def __init__(self, name: str, body: bytes) -> None:
+        self.name = name
+        self.body = body
+        self.media_type = _MEDIA_TYPES[Path(name).suffix]
+        self.etag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
+
+    @cached_property
+    def compressed(self) -> bytes:
+        """Its bytes compressed with gzip, the same in every process."""
+        return gzip.compress(self.body, 9, mtime=0)
+
+
+def read_assets() -> dict[str, Asset]:
+    """Return the files that browsers may have, by name, without the notes and licences beside them."""
+    paths = sorted(path for path in FOLDER.rglob("*") if path.suffix in _MEDIA_TYPES)
+    names = [path.relative_to(FOLDER).as_posix() for path in paths]
+    return {name: Asset(name, path.read_bytes()) for name, path in zip(names, paths, strict=True)}

@@ -1,7 +1,7 @@
 """Define and read the fields that /v1/chat/completions and /v1/completions share.
 
 A field is supported, accepted because it changes nothing here (`user`, `metadata` ...), or refused by name unless its
-value asks for nothing special. Unknown fields are refused by name too: the server ignores no field silently.
+value asks for nothing special. Unknown fields are left out, and the reply names them (`http.unknown_fields`).
 """
 
 from __future__ import annotations
@@ -89,10 +89,6 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     documents: Annotated[Any, Refused(([],))] = None
     function_call: Annotated[Any, Refused(("none",))] = None
     functions: Annotated[Any, Refused(([],))] = None
-    guided_choice: Annotated[Any, Refused()] = None
-    guided_grammar: Annotated[Any, Refused()] = None
-    guided_json: Annotated[Any, Refused()] = None
-    guided_regex: Annotated[Any, Refused()] = None
     length_penalty: Annotated[Any, Refused((1, 1.0))] = None
     mm_processor_kwargs: Annotated[Any, Refused(({},))] = None
     modalities: Annotated[Any, Refused((["text"],))] = None

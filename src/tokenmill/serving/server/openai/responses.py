@@ -22,7 +22,7 @@ from tokenmill.serving.server.generation.call import GenerationCall, messages_of
 from tokenmill.serving.server.generation.placement import placed
 from tokenmill.serving.server.generation.reply import GenerationReply, caller_of, check_output
 from tokenmill.serving.server.generation.writer import UsageCounter
-from tokenmill.serving.server.http.body import read_query, read_sized
+from tokenmill.serving.server.http.body import read_call, read_query
 from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.http.middleware import owner_of
 from tokenmill.serving.server.openai.response_events import ResponseWriter
@@ -60,7 +60,7 @@ class ResponsesRoutes:
     async def create(self, request: Request) -> Response:
         """Answer an input."""
         context, owner = self._context, owner_of(request.scope)
-        body, num_bytes = await read_sized(request, ResponsesBody, context.bodies)
+        body, num_bytes = await read_call(request, ResponsesBody, context.bodies)
         if body.background and (body.stream or body.store is False):
             raise InvalidRequest("background needs store, and no stream", "background")
         earlier = self._earlier(owner, body.previous_response_id)

@@ -35,6 +35,7 @@ from tokenmill.serving.server.http.body_budget import BodyBudget
 from tokenmill.serving.server.http.errors import ServerStopping
 from tokenmill.serving.server.http.listener import is_on_loopback
 from tokenmill.serving.server.http.server import HttpServer, wind_up
+from tokenmill.serving.server.http.unknown_fields import UnknownFields
 from tokenmill.serving.server.media import MediaFetcher
 from tokenmill.serving.server.operators.admin import public_settings
 from tokenmill.serving.server.process.screen import Screen
@@ -222,7 +223,9 @@ class ApiProcess(ABC):
             log=self._log if config.enable_log_requests else None,
             adapters=AdapterRegistry(ready.adapters, config.lora_dir),
             media=MediaFetcher(config.allowed_media_domains, engine.media_limits()),
-            bodies=BodyBudget(config.max_body_bytes_in_flight // config.api_server_count),
+            bodies=BodyBudget(
+                config.max_body_bytes_in_flight // config.api_server_count, UnknownFields(config.strict_fields)
+            ),
         )
 
     # --- while it runs ----------------------------------------------------------------------------------------------

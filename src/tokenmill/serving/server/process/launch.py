@@ -10,8 +10,10 @@ Whatever ends the server, one sentence says why, and nothing is left behind.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,6 @@ from tokenmill.ipc.standard_streams import lossy
 from tokenmill.ipc.topology import EngineSpec, Topology
 from tokenmill.serving.observe.event_log import EventLog
 from tokenmill.serving.replicas.starter import ENGINE_MODULE, WORKER_MODULE, Starter
-from tokenmill.serving.replicas.weight_memory import weight_memory
 from tokenmill.serving.server.http.descriptors import raise_limit
 from tokenmill.serving.server.http.listener import bind, check_tls
 from tokenmill.serving.server.http.shared_listener import ConnectionCounts, SharedListener
@@ -126,12 +127,14 @@ def _listener(server: ServerConfig) -> Iterator[socket.socket]:
 
 
 def served_names(engine: EngineConfig, server: ServerConfig) -> tuple[str, ...]:
-    """Return the model's ids in the API: those given, else the folder's name, else the hub id."""
+    """Return the model's ids in the API: those given, else the name of its folder or GGUF file, else the hub id."""
     if server.served_model_name:
         return server.served_model_name
     if engine.model in ("", str(_demo_model())):
         return ("tokenmill-demo",)
     folder = Path(engine.model)
+    if folder.is_file():
+        return (folder.stem,)
     return (folder.resolve().name if folder.is_dir() else engine.model,)
 
 
@@ -158,3 +161,20 @@ def _demo_model() -> Path:
     from tokenmill.demo import demo_model_path
 
     return demo_model_path()
+
+
+@contextmanager
+def weight_memory() -> Iterator[str]:
+    """Yield the path of an unnamed memory file that child processes can open; it takes no memory while empty.
+
+    Yield "" on systems without such files. This process holds the file, so a restarted engine finds the weights.
+    """
+    if not hasattr(os, "memfd_create"):
+        yield ""
+        return
+    descriptor = os.memfd_create("tokenmill-weights")
+    try:
+        os.fchmod(descriptor, 0o600)
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

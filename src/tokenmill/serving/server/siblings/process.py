@@ -11,15 +11,24 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.core.api_messages import AbortCalls, FindCalls, FoundCalls, FromSibling, SiblingEnded
+from tokenmill.core.api_messages import (
+    AbortCalls,
+    FindCalls,
+    FinishedRequest,
+    FoundCalls,
+    FromSibling,
+    Observed,
+    SiblingEnded,
+)
 from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.histogram import Histogram
 from tokenmill.core.messages import Decoded, Encoded, FromWorker, RequestRejected, TextOutputs
 from tokenmill.ipc.channels import http_path
 from tokenmill.ipc.launch_file import LaunchFile
+from tokenmill.ipc.standard_streams import num_lost_lines
 from tokenmill.serving.frontend.admission_control import AdmissionLimits
 from tokenmill.serving.frontend.client import EngineClient
-from tokenmill.serving.observe.metrics import Metrics
-from tokenmill.serving.observe.observations import Observations
+from tokenmill.serving.observe.metrics import SECONDS, Metrics
 from tokenmill.serving.replicas.part import Owner
 from tokenmill.serving.replicas.siblings.reported_parts import ReportedParts
 from tokenmill.serving.server.process.api_process import ApiProcess, Ending, run_process
@@ -95,3 +104,30 @@ class SiblingProcess(ApiProcess):
         self._parts.send(self._observations.take(0))
         self._parts.send(SiblingEnded(self._index))
         await super()._let_go()
+
+
+class Observations:
+    """A `RequestObserver` that gathers observations until they are taken; `index`: of the API process."""
+
+    def __init__(self, index: int) -> None:
+        self._gathered = Observed(index=index)
+
+    def first_token(self, seconds: float) -> None:
+        """Keep the time from a request to its first token."""
+        self._gathered.first_tokens.append(seconds)
+
+    def next_tokens(self, num_tokens: int, seconds: float) -> None:
+        """Keep the time per token of further tokens."""
+        if self._gathered.between_tokens is None:
+            self._gathered.between_tokens = Histogram.of(SECONDS)
+        self._gathered.between_tokens.add(seconds / num_tokens)
+
+    def finished(self, request: FinishedRequest) -> None:
+        """Keep a finished request."""
+        self._gathered.finished.append(request)
+
+    def take(self, num_open: int) -> Observed:
+        """Return the observations since the last call as a message; `num_open`: requests that the process has now."""
+        gathered, self._gathered = self._gathered, Observed(index=self._gathered.index)
+        gathered.num_open, gathered.num_lost_lines = num_open, num_lost_lines()
+        return gathered

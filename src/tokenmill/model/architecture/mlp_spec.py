@@ -1,0 +1,71 @@
+"""Feed-forward blocks as plain data: a dense one, or a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    """A dense feed-forward block: a gated pair of projections to `size` and one back.
+
+    Attributes:
+        activation: of the gate, `silu`, or `gelu` with tanh.
+    """
+
+    size: int
+    bias: bool = False
+    activation: str = "silu"
+
+    @property
+    def active_size(self) -> int:
+        """Width that one token is projected to."""
+        return self.size
+
+    def obstacle(self, size: int, sums: bool) -> str | None:
+        """Return why `size` ranks cannot share it, each with some of its width; None: they can."""
+        return f"the {self.size} numbers between its projections cannot be shared evenly" if self.size % size else None
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Return the number of parameters of the block."""
+        return 3 * hidden_size * self.size + (2 * self.size + hidden_size) * self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Mixture of experts instead of a dense feed-forward block.
+
+    Attributes:
+        experts_per_token: experts that each token is sent to.
+        size: as `MlpSpec.size`, of each expert.
+        norm_topk_prob: the weights of a token's experts are made to sum to 1.
+        activation: as `MlpSpec.activation`, or `clamped`: see `kernels.protocol.Gate`.
+        has_biases: router and experts have them.
+        shared_size: as `size`, of an expert that every token is sent to, as far as a gate of its own lets it; 0: there
+            is none.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    size: int
+    norm_topk_prob: bool
+    activation: str = "silu"
+    has_biases: bool = False
+    shared_size: int = 0
+
+    @property
+    def active_size(self) -> int:
+        """Width that one token is projected to, by all its experts."""
+        return self.size * self.experts_per_token + self.shared_size
+
+    def obstacle(self, size: int, sums: bool) -> str | None:
+        """Return why `size` ranks cannot share it: each has whole experts or, of ranks that sum, a part of each."""
+        if sums:
+            return MlpSpec(self.size).obstacle(size, sums)
+        return f"it has {self.num_experts} experts, and each is whole on a rank" if self.num_experts < size else None
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Return the number of parameters of the block, router and all experts."""
+        biases = self.num_experts * (1 + 2 * self.size + hidden_size) * self.has_biases
+        shared = hidden_size * (3 * self.shared_size + 1) if self.shared_size else 0
+        return self.num_experts * hidden_size * (3 * self.size + 1) + biases + shared

@@ -1,0 +1,71 @@
+"""Qwen3: norms over each head of q and k; experts in Qwen3-MoE. Qwen3-VL is the dense one beside a vision tower."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec, SelfAttentionSpec
+from tokenmill.model.architecture.mlp_spec import MoeSpec
+from tokenmill.model.models.attention_config import read_attention, with_windows
+from tokenmill.model.models.config_reader import ConfigReader
+from tokenmill.model.models.decoder_config import Frame, decoder, read_frame, read_norm
+from tokenmill.model.models.family import Family
+from tokenmill.model.models.gguf_table import GgufTable
+from tokenmill.model.models.layer_kinds import layered_windows, one_window, refuse_window
+from tokenmill.model.models.mlp_config import read_mlp, read_sparse_mlps
+from tokenmill.model.models.weight_names import LLAMA_NAMES, beside_a_tower
+
+
+def read(config: ConfigReader) -> Architecture:
+    """Read the dense decoder."""
+    frame, norm, mlp = read_frame(config), read_norm(config), read_mlp(config)
+    attentions = with_windows(_attention(config, frame, 128), layered_windows(config, frame.num_layers))
+    return decoder(config, [LayerSpec(one, mlp, norm) for one in attentions], frame.max_position)
+
+
+def read_beside_a_tower(config: ConfigReader) -> Architecture:
+    """Read the dense decoder of Qwen3-VL, all of whose layers attend to all tokens."""
+    frame = read_frame(config)
+    refuse_window(config, frame.num_layers, frame.max_position)
+    layer = LayerSpec(_attention(config, frame, 128), read_mlp(config), read_norm(config))
+    return decoder(config, [layer] * frame.num_layers, frame.max_position)
+
+
+def read_with_experts(config: ConfigReader) -> Architecture:
+    """Read the decoder of Qwen3-MoE."""
+    frame, norm = read_frame(config), read_norm(config)
+    has_window = config.boolean("use_sliding_window", False)
+    windows = one_window(config, frame.num_layers) if has_window else (None,) * frame.num_layers
+    attentions = with_windows(_attention(config, frame, None), windows)
+    mlps = read_sparse_mlps(config, frame.num_layers, _read_experts)
+    layers = [LayerSpec(attention, mlp, norm) for attention, mlp in zip(attentions, mlps, strict=True)]
+    return decoder(config, layers, frame.max_position)
+
+
+def _attention(config: ConfigReader, frame: Frame, head_dim: int | None) -> SelfAttentionSpec:
+    biases = config.boolean("attention_bias", False)
+    attention = read_attention(config, frame.rope, head_dim=head_dim, biases=biases)
+    return dataclasses.replace(attention, head_norm=read_norm(config))
+
+
+def _read_experts(config: ConfigReader, num_experts: int, experts_per_token: int) -> MoeSpec:
+    size = config.integer("moe_intermediate_size", 768)
+    return MoeSpec(num_experts, experts_per_token, size, config.boolean("norm_topk_prob", False))
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "Qwen3ForCausalLM": Family(read=read, gguf=GgufTable("qwen3")),
+        "Qwen3MoeForCausalLM": Family(read=read_with_experts, gguf=GgufTable("qwen3moe")),
+        "Qwen3VLForConditionalGeneration": Family(
+            read=read_beside_a_tower,
+            defaults={"rope_theta": 500000.0, "max_position_embeddings": 128000},
+            has_text_config=True,
+            weight_names=beside_a_tower(LLAMA_NAMES),
+            other_weights=("model.visual.",),
+            takes_images=True,
+        ),
+    }
+)

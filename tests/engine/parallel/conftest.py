@@ -1,1 +1,0 @@
-from tests.seeding import rng  # noqa: F401

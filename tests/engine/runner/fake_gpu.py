@@ -1,0 +1,247 @@
+"""A GPU that holds no numbers: torch's fake tensors on a made-up device, to see each copy and kernel that is issued.
+
+It needs a process of its own, since it gives torch a backend and triton another launch: see `fake_gpu_cases.py`.
+Reading a number on the host (`.item()`, `nonzero`) and mixing devices raise by themselves; copies between host and
+device are listed with the line of the source that makes them, and so are kernels that get a tensor of the host. Every
+compilation of a kernel is noted by all that it depends on.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import numpy as np
+import torch
+import triton
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from tokenmill.platform.cpu import CpuPlatform
+from tokenmill.platform.immediate import ImmediateStream
+from tokenmill.platform.protocol import Tensors
+
+KIND = "fakegpu"
+DEVICE = f"{KIND}:0"
+_SOURCES = "/src/tokenmill/"
+
+backend_registration._setup_privateuseone_for_python_backend(KIND)
+MODE = FakeTensorMode(allow_non_fake_inputs=True)
+_TORCH_TYPES = {
+    np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "float64", "float32", "uint8", "bool", "uint64")
+}
+
+
+@dataclass
+class Seen:
+    """What has been issued, by phase: `start`, `capture` or `step`.
+
+    Attributes:
+        copies: (phase, direction, whether the host waits, line) -> how often.
+        host_arguments: kernels that were given a tensor of the host.
+        compiled: what each kernel was compiled for, by phase.
+        launches: kernels by phase and name.
+    """
+
+    phase: str = "start"
+    copies: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
+    host_arguments: Counter[str] = field(default_factory=Counter)
+    compiled: dict[str, set[Any]] = field(default_factory=dict)
+    launches: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.phase = "start"
+        for store in (self.copies, self.host_arguments, self.compiled, self.launches):
+            store.clear()
+
+    def told(self) -> dict[str, Any]:
+        """What captures and steps did, and which kernels were first compiled while requests ran, for what."""
+        before = self.compiled.get("start", set()) | self.compiled.get("capture", set())
+        late = sorted(map(str, self.compiled.get("step", set()) - before))
+        copies = [[*what, count] for what, count in self.copies.items() if what[0] != "start"]
+        return {"copies": copies, "host_arguments": dict(self.host_arguments), "late": late}
+
+    def copy(self, source: torch.device, target: torch.device, is_blocking: bool) -> None:
+        """Note a copy, if it is one between host and device."""
+        if (source.type == KIND) != (target.type == KIND):
+            direction = "to the device" if target.type == KIND else "to the host"
+            self.copies[self.phase, direction, "blocking" if is_blocking else "not blocking", _line()] += 1
+
+    @contextmanager
+    def during(self, phase: str) -> Any:
+        """Count what is issued to a phase."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+
+SEEN = Seen()
+
+
+def _line() -> str:
+    for frame in reversed(traceback.extract_stack()[:-2]):
+        if _SOURCES in frame.filename:
+            return f"{frame.filename.partition(_SOURCES)[2]}: {(frame.line or '').strip()}"
+    return "elsewhere"
+
+
+class Watch(TorchDispatchMode):
+    """Lists copies, and runs operations of the host alone for what they are."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(function)
+        if name.startswith(("aten._to_copy", "aten.to.")) and isinstance(args[0], torch.Tensor):
+            target, changed = _target(name, args, kwargs)
+            if target is not None and (target.type == KIND) != (args[0].device.type == KIND):
+                SEEN.copy(args[0].device, target, not changed.get("non_blocking"))
+                return torch.empty(args[0].shape, dtype=changed.get("dtype") or args[0].dtype, device=target)
+        tensors = [one for one in _flat([*args, *kwargs.values()]) if isinstance(one, torch.Tensor)]
+        on_host = tensors and not any(isinstance(one, FakeTensor) for one in tensors)
+        if on_host and KIND not in str(kwargs.get("device", "")):
+            with _disable_current_modes():
+                return function(*args, **kwargs)
+        if name.startswith("aten.copy_"):
+            SEEN.copy(args[1].device, args[0].device, not (kwargs.get("non_blocking") or args[2:3] == (True,)))
+        return function(*args, **kwargs)
+
+
+def _target(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[torch.device | None, dict[str, Any]]:
+    """The device that a conversion names, and its dtype and whether it blocks."""
+    target, changed = kwargs.get("device"), dict(kwargs)
+    if name.startswith("aten.to.device"):
+        target = args[1] if len(args) > 1 else target
+        changed |= dict(zip(("dtype", "non_blocking"), args[2:4], strict=False))
+    elif name.startswith("aten.to.other"):
+        target = args[1].device
+    return (None if target is None else torch.device(target)), changed
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    return [one for value in values for one in (_flat(value) if isinstance(value, list | tuple) else [value])]
+
+
+def _launch(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
+    """In the place of `JITFunction.run`: note what it would be compiled for."""
+    given = dict(zip((param.name for param in kernel.params), args, strict=False)) | kwargs
+    name = kernel.fn.__name__
+    key: list[Any] = [name, tuple(sorted((option, value) for option, value in given.items() if option in _OPTIONS))]
+    for param in kernel.params:
+        value = given.get(param.name, param.default if param.has_default else None)
+        if isinstance(value, torch.Tensor) and value.device.type != KIND:
+            SEEN.host_arguments[f"{name}: {param.name}"] += 1
+        key.append(_specialized(param, value))
+    SEEN.launches[SEEN.phase, name] += 1
+    SEEN.compiled.setdefault(SEEN.phase, set()).add(tuple(key))
+
+
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "launch_pdl")
+
+
+def _specialized(param: Any, value: Any) -> Any:
+    """What a kernel's code depends on, of an argument."""
+    if param.is_constexpr or value is None or isinstance(value, bool | float | str):
+        return value if param.is_constexpr or not isinstance(value, float) else "float"
+    if isinstance(value, torch.Tensor):
+        is_aligned = value.storage_offset() * value.element_size() % 16 == 0
+        return str(value.dtype), is_aligned or param.do_not_specialize or param.do_not_specialize_on_alignment
+    if isinstance(value, int):
+        wide = "int32" if -(2**31) <= value < 2**31 else "int64"
+        if param.do_not_specialize:
+            return wide
+        return wide, value == 1, value % 16 == 0 or param.do_not_specialize_on_alignment
+    return str(value)
+
+
+triton.runtime.jit.JITFunction.run = _launch
+
+
+class FakeGraph:
+    """Work that was captured: nothing is left to be done."""
+
+    def __init__(self, outputs: Tensors) -> None:
+        self.outputs = outputs
+
+    def replay(self) -> None:
+        """Do nothing."""
+
+
+class FakeGpu(CpuPlatform):
+    """An H100 by its numbers."""
+
+    name, device, is_accelerator = KIND, DEVICE, True
+
+    def num_units(self) -> int:
+        return 132
+
+    def capability(self) -> tuple[int, int]:
+        return 9, 0
+
+    def available_bytes(self) -> int:
+        return 8 << 30
+
+    def untouched_bytes(self) -> int:
+        return 8 << 30
+
+    def capture(self, work: Callable[[], Tensors], stream: object) -> FakeGraph:
+        with SEEN.during("start"):
+            work()
+        with SEEN.during("capture"):
+            return FakeGraph(work())
+
+
+class _OnHost:
+    """A result as the host has it."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def numpy(self) -> np.ndarray:
+        return self.values
+
+    def tolist(self) -> list[Any]:
+        return self.values.tolist()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class FakeStaging(ImmediateStream):
+    """A transport whose arrays come over at once, and whose results are ones."""
+
+    def __init__(self, *parts: object) -> None:
+        pass
+
+    def send(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        with MODE, WATCH:
+            return {
+                name: torch.empty(values.shape, dtype=_TORCH_TYPES[values.dtype], device=DEVICE)
+                for name, values in arrays.items()
+            }
+
+    def fetch(self, *tensors: torch.Tensor) -> list[_OnHost]:
+        found = []
+        for number, tensor in enumerate(tensors):
+            assert tensor.element_size() == 8, f"{tensor.dtype} in a copy of eight-byte numbers"
+            assert tensor.device.type == KIND, "a tensor of the host is fetched"
+            dtype = np.int64 if tensor.dtype == torch.int64 else np.float64
+            # Tokens are ones, so that requests go on.
+            found.append(_OnHost(np.full(tuple(tensor.shape), not number, dtype=dtype)))
+        return found
+
+    def finish(self) -> Any:
+        return self.record()
+
+
+WATCH = Watch()

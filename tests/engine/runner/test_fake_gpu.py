@@ -1,0 +1,63 @@
+"""What engines issue to a GPU: no hidden copy, no number read back, no tensor of the host in a kernel, in any family.
+
+The device is made up (`fake_gpu.py`); its process runs all cases, a second or two each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+ROOT = Path(__file__).parents[3]
+# Lines that may copy in a step, without a wait, and why.
+ALLOWED = {
+    "model/sampling/processors.py": "parts of the few rows that change their logits; from pageable memory",
+    "model/sampling/logprobs.py": "which rows report log probabilities",
+}
+# Engines that may compile kernels while requests run, and why.
+LATE = {"eager": "a mode to find faults in; its decodes take other forms as contexts grow"}
+SECONDS = 280
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each case told."""
+    command = [sys.executable, "-m", "tests.engine.runner.fake_gpu_cases", str(tmp_path_factory.mktemp("fake"))]
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert rows
+    assert [row for row in rows if "failure" in row or row["errors"]] == []
+    return {row["case"]: row for row in rows}
+
+
+def test_captures_copy_nothing_and_steps_only_what_is_allowed(found: dict[str, dict[str, Any]]) -> None:
+    for name, row in found.items():
+        for phase, direction, blocking, line, _ in row["copies"]:
+            place = line.partition(":")[0]
+            assert (phase, direction, blocking) == ("step", "to the device", "not blocking"), f"{name}: {line}"
+            assert place in ALLOWED, f"{name}: {line}"
+
+
+def test_kernels_get_no_tensor_of_the_host(found: dict[str, dict[str, Any]]) -> None:
+    assert {name: row["host_arguments"] for name, row in found.items() if row["host_arguments"]} == {}
+
+
+def test_all_kernels_are_compiled_before_requests_run(found: dict[str, dict[str, Any]]) -> None:
+    assert {name: row["late"] for name, row in found.items() if row["late"] and name not in LATE} == {}
+
+
+def test_all_but_eager_engines_have_graphs(found: dict[str, dict[str, Any]]) -> None:
+    assert [name for name, row in found.items() if not row["has_graphs"]] == ["eager"]

@@ -1,0 +1,109 @@
+"""Each test has a tier; the tables name files that exist, and the guard of `make check` fails what does not belong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import tiers
+from tests.house.source_tree import ROOT
+from tests.tiers import marks_of, scaled, shuffled, some, tier
+
+MODULE = """
+import os, subprocess, sys
+import pytest
+
+def test_plain(): pass
+def test_git(): subprocess.run(["true"], check=True)
+def test_small(): subprocess.run([sys.executable, "-c", ""], check=True)
+def test_child(): subprocess.run([sys.executable, "-m", "tokenmill", "--help"], check=False)
+def test_hidden_child():
+    try: subprocess.run(["pytest", "--version"], check=False)
+    except RuntimeError: pass
+def test_busy():
+    before = os.times().user
+    while os.times().user < before + 0.6: pass
+@pytest.mark.processes
+def test_marked_child(): subprocess.run([sys.executable, "-m", "pytest", "--version"], check=True)
+@pytest.mark.nightly
+def test_long(): pass
+"""
+# The limit of processor time is lowered: the guard is under test, not patience.
+PLUGIN = "import tests.tiers\n\ntests.tiers.CPU_SECONDS = 0.4\n"
+
+
+def outcomes(folder: Path, name: str, *arguments: str) -> dict[str, str]:
+    """What became of each test of the module in a tier, in the order in which they ran."""
+    (folder / "test_module.py").write_text(MODULE)
+    (folder / "lowered.py").write_text(PLUGIN)
+    environment = os.environ | {"TIER": name, "PYTHONPATH": f"{ROOT}:{folder}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    plugins = [part for plugin in ("tests.seeding", "tests.tiers", "lowered") for part in ("-p", plugin)]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=line", *plugins, "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("test_module.py::")]
+    return {words[0].partition("::test_")[2]: words[1].lower() for words in lines}
+
+
+@pytest.mark.processes
+def test_check_leaves_out_and_refuses_what_the_other_tiers_run(tmp_path: Path) -> None:
+    check = outcomes(tmp_path, "check")
+    assert check == {
+        **dict.fromkeys(("plain", "git", "small"), "passed"),
+        **dict.fromkeys(("child", "hidden_child", "busy"), "failed"),
+    }
+    test = outcomes(tmp_path, "test")
+    assert test == dict.fromkeys(("plain", "git", "small", "child", "hidden_child", "busy", "marked_child"), "passed")
+
+
+def test_the_seed_decides_the_order_of_files_and_of_their_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [(file, f"{file}::{test}") for file in ("a.py", "b.py", "c.py") for test in range(5)]
+    items: list[Any] = [SimpleNamespace(location=(file, 0, ""), nodeid=name) for file, name in names]
+    orders = []
+    for seed in ("1", "1", "2"):
+        monkeypatch.setenv("SEED", seed)
+        orders.append([item.nodeid for item in shuffled(items)])
+    assert orders[0] == orders[1] != orders[2]
+    files = [name.partition("::")[0] for name in orders[0]]
+    assert len(list(groupby(files))) == 3, "a file's tests stay together"
+
+
+@pytest.mark.parametrize("table", [tiers.PROCESSES, tiers.SLOW], ids=["processes", "slow"])
+def test_the_tables_name_files_that_exist(table: dict[str, str]) -> None:
+    for folder, names in table.items():
+        for name in names.split():
+            path = ROOT / "tests" / folder / f"test_{name}.py"
+            assert path.is_file() if name != "*" else path.parent.is_dir(), path
+
+
+def test_a_file_has_the_marks_of_its_place() -> None:
+    assert marks_of(ROOT / "tests/serving/server/test_split.py") == ("processes",)
+    assert marks_of(ROOT / "tests/clients/test_instructor.py") == ("processes",)
+    assert marks_of(ROOT / "tests/core/test_whole_file.py") == ()
+    assert marks_of(Path("/elsewhere/test_split.py")) == ()
+
+
+def test_long_forms_are_for_the_night(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIER", "test")
+    assert scaled(7) == 7
+    drawn = some(range(100), 5)
+    assert drawn == some(range(100), 5) == sorted(drawn)
+    assert len(drawn) == len(set(drawn)) == 5
+    assert some("abc", 5) == ["a", "b", "c"]
+    monkeypatch.setenv("TIER", "check")
+    assert (scaled(70), scaled(7)) == (7, 1)
+    monkeypatch.setenv("TIER", "nightly")
+    assert scaled(7) == 70
+    assert some(range(100), 5) == list(range(100))
+
+
+def test_an_unknown_tier_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIER", "weekly")
+    with pytest.raises(pytest.UsageError, match="TIER=weekly is unknown; choose one of check, test, nightly"):
+        tier()

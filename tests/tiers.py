@@ -1,0 +1,215 @@
+"""Which tests run when: three tiers, chosen by the environment variable `TIER`.
+
+- `check`: what a developer runs all day. No server or engine process, nothing slow, files and tests in random order.
+- `test`, the default: all that a landing needs.
+- `nightly`: long forms too.
+
+A pytest plugin; tests/conftest.py loads it. Files are named here, so that `check` does not even import the others;
+single tests carry `@pytest.mark.processes`, `slow` or `nightly`. A guard fails what does not belong in `check`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import sys
+from collections.abc import Generator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.seeding import seed_for
+
+TIERS = ("check", "test", "nightly")
+MARKS = {
+    "processes": "starts servers, engines or runs of tests: left out of `make check`",
+    "slow": "takes seconds of processor time: left out of `make check`",
+    "nightly": "a long form, or about how fast something is: run by `make nightly` alone",
+}
+# Of processor time, children's included. Tests of `make check` take a fraction; one over this is marked slow.
+CPU_SECONDS = 8.0
+# By how much random tests are shorter in `make check` than in `make test`, and longer in `make nightly`.
+FACTOR = 10
+
+# Programs and modules that take seconds to start.
+LARGE = re.compile(r"^(tokenmill|.*/tokenmill|tokenmill\.(cli|startup|serving)\b.*|pytest)$")
+
+TESTS = Path(__file__).parent
+# Files by folder, without `test_` and `.py`; `*`: all of the folder and below.
+PROCESSES = {
+    "cli": "bad_starts completion main serve",
+    "clients": "*",
+    "engine/loop": "imports",
+    "engine/parallel": "native_ranks nodes",
+    "engine/parallel/devices": "engine",
+    "house": "documents makefile no_torch python_children readme",
+    "integration": "*",
+    "ipc": "python_child",
+    "model/kernels": "native_workers triton_compiles",
+    "model/vision": "bombs server",
+    "model/weights": "hub hub_pull",
+    "nixl": "*",
+    "ray": "*",
+    "routers": "*",
+    "serving/proxy": "process",
+    "serving/server": (
+        "adapters admin api_servers bad_requests batch_survival batches_api chat_api client_cases completions_api "
+        "conformance disconnect embeddings end_to_end engines event_loop fleet hangs kv_disk lifecycle lost_log media "
+        "messages_api native not_numbers observed overload poison prompt_fields ranks responses_api routing sandboxes "
+        "split survival tls tokenizer_info"
+    ),
+    "serving/web": "*",
+    "startup/assembly": "engine_process",
+    "threats": (
+        "browsers control_plane deserialization fuzz identity odd_values owners parameters reused_rows silence"
+    ),
+    "tools": "gpu_check",
+}
+# Engines with models, transformers as an oracle, interpreted Triton kernels.
+SLOW = {
+    "cli": "estimate",
+    "engine/loop": "bad_starts greedy_equality memory_fit native_pass shared_prefix window_groups",
+    "engine/parallel": "exactness forward slices",
+    "engine/parallel/devices": "collective",
+    "engine/runner": "cuda_graphs draft_model drafts grammar_drafts not_numbers on_device",
+    "engine/speculation": "bounds exactness mutants",
+    "house": "requirements",
+    "lab/bench": "bench bench_serve quality",
+    "llm": "async_llm llm parked_sessions session sleep threads vllm_shapes",
+    "model/adapters": "batches native on_device oracle pirate reading",
+    "model/attention": "flashinfer paged",
+    "model/kernels": (
+        "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_heads triton_kernels "
+        "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
+    ),
+    "model/models": "gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
+    "model/structured": "answers timing",
+    "model/vision": "images llm native on_device qwen25 shapes videos",
+    "model/weights": "checkpoint gguf quantized_checkpoints stacked_experts",
+    "real": "*",
+    "startup/assembly": "capabilities warm_up",
+    "startup/ranks": "group",
+    "startup/sizing": "kv_size",
+    "tools": "gpu_scripts",
+}
+
+Case = TypeVar("Case")
+STARTED = pytest.StashKey[list[str]]()
+
+
+def tier() -> str:
+    """Return the tier that runs.
+
+    Raises:
+        pytest.UsageError: `TIER` names none.
+    """
+    name = os.environ.get("TIER", "test")
+    if name not in TIERS:
+        raise pytest.UsageError(f"TIER={name} is unknown; choose one of {', '.join(TIERS)}")
+    return name
+
+
+def scaled(count: int) -> int:
+    """Return how many random cases to draw: `count`, a tenth of them in `check`, ten times as many in `nightly`."""
+    return {"check": max(1, count // FACTOR), "test": count, "nightly": count * FACTOR}[tier()]
+
+
+def some(cases: Sequence[Case], count: int) -> list[Case]:
+    """Return `count` of the cases in their order, drawn by the seed of the run; all of them in `make nightly`."""
+    if tier() == "nightly" or count >= len(cases):
+        return list(cases)
+    drawn = random.Random(seed_for(f"{count} of {len(cases)}")).sample(range(len(cases)), count)
+    return [cases[index] for index in sorted(drawn)]
+
+
+@cache
+def marks_of(file: Path) -> tuple[str, ...]:
+    """Return the marks that a file's place in the tables gives its tests."""
+    if not file.is_relative_to(TESTS):
+        return ()
+    folder = file.relative_to(TESTS).parent
+    name = file.stem.removeprefix("test_")
+    return tuple(mark for mark, table in (("processes", PROCESSES), ("slow", SLOW)) if _holds(table, folder, name))
+
+
+def _holds(table: dict[str, str], folder: Path, name: str) -> bool:
+    if name in table.get(folder.as_posix(), "").split():
+        return True
+    return any(table.get(parent.as_posix()) == "*" for parent in (folder, *folder.parents))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marks; watch in `check` for processes that are started."""
+    for name, text in MARKS.items():
+        config.addinivalue_line("markers", f"{name}: {text}")
+    if tier() == "check":
+        started: list[str] = []
+        config.stash[STARTED] = started
+        sys.addaudithook(lambda event, details: _refuse_children(started, event, details))
+
+
+def _refuse_children(started: list[str], event: str, details: tuple[Any, ...]) -> None:
+    """Note and refuse the start of a server, an engine or a run of tests. What is small may run: `git`, a sandbox."""
+    if event == "subprocess.Popen" and "PYTEST_CURRENT_TEST" in os.environ:
+        command = [os.fsdecode(word) for word in details[1]]
+        if any(LARGE.search(word) for word in command):
+            started.append(" ".join(command)[:200])
+            raise RuntimeError("a test of `make check` starts a process: mark it, or name its file in tests/tiers.py")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out of `check` the files that the tables name, unread."""
+    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return True if tier() == "check" and is_test and marks_of(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark, leave out what belongs to other tiers, and shuffle the rest in `check`.
+
+    Tests of one file run in one worker, in `--dist loadgroup` too, unless a mark of theirs names another group.
+    """
+    for item in items:
+        for mark in marks_of(item.path):
+            item.add_marker(mark)
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+    left_out = {"check": tuple(MARKS), "test": ("nightly",), "nightly": ()}[tier()]
+    others = [item for item in items if any(item.get_closest_marker(mark) for mark in left_out)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        deselected = set(others)
+        items[:] = [item for item in items if item not in deselected]
+    if tier() == "check":
+        items[:] = shuffled(items)
+
+
+def shuffled(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests in an order that the seed of the run decides: files, and tests within their file."""
+    return sorted(items, key=lambda item: (seed_for(f"{item.location[0]} order"), seed_for(f"{item.nodeid} order")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test of `check` that started a process or was slow."""
+    started = item.config.stash.get(STARTED, None)
+    if started is None:
+        return (yield)
+    started.clear()
+    before = cpu_seconds()
+    outcome = yield
+    took = cpu_seconds() - before
+    if started:
+        pytest.fail(f"it starts a process ({started[0]}): mark it, or name its file in tests/tiers.py", pytrace=False)
+    if took > CPU_SECONDS:
+        pytest.fail(f"it took {took:.1f} s of processor time: mark it slow, or name its file in tests/tiers.py", False)
+    return outcome
+
+
+def cpu_seconds() -> float:
+    """Return the processor time of this process and of children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
