@@ -17,11 +17,6 @@ struct Int8MicroKernel {
     const int64_t panel_bytes = tile.weights.panel_bytes(), blocks = tile.weights.k_blocks();
     const uint8_t* w = tile.weights.data + tile.panel * panel_bytes;
     for_each_total(tile, [](float* total, int) { store(total, zero()); });
-    // The scales lie behind the numbers: without this every panel would wait for its first ones.
-    for (int p = 0; p < P && !tile.prefetch_panel; ++p) {
-      const uint8_t* scales = w + p * panel_bytes + blocks * K_BLOCK * LANES;
-      for (int64_t at = 0; at < tile.weights.block_scale_bytes() + 64; at += 64) prefetch_l1(scales + at);
-    }
     for (int64_t block = 0; block < blocks; ++block) {
       if (tile.prefetch_panel && block % 2 == 0) prefetch_l2(tile.weights.block_scales(tile.prefetch_panel) + block * LANES);
       add_block(tile, block, w, panel_bytes);
@@ -37,9 +32,8 @@ struct Int8MicroKernel {
       TM_UNROLL for (int p = 0; p < P; ++p) call(tile.sums + m * tile.stride + p * LANES, p);
   }
 
-  // A function of its own: inside the loop over blocks GCC would keep half of the sums in memory.
-  [[gnu::noinline]] static void add_block(const MicroTile& tile, int64_t block, const uint8_t* panel,
-                                          int64_t panel_bytes) {
+  [[gnu::always_inline]] static void add_block(const MicroTile& tile, int64_t block, const uint8_t* panel,
+                                               int64_t panel_bytes) {
     const int64_t first = block * tile.x.count + tile.row, line = block * K_STEPS;
     const uint8_t *w = panel + line * 64, *x = tile.x.data + tile.row * tile.x.stride + block * INT8_BLOCK;
     I32 sums[M][P];

@@ -105,8 +105,7 @@ void quantize_int8(const Packed& weights, uint8_t* panel, int64_t lane, const fl
   row_scale(weights, panel, lane) = scale;
 }
 
-// Integers as they are. A single scale is the row's; of several the row's is a power of two, so that those of half
-// precision are kept exactly.
+// Integers as they are. The row's scale is its largest one, so that a single one is kept exactly.
 void store_int8(const Packed& weights, uint8_t* panel, int64_t lane, const QuantizedRow& row) {
   for (int64_t k = 0; k < weights.k_blocks() * K_BLOCK; ++k) {
     const int value = k < weights.depth ? static_cast<int8_t>(row.values[k]) : 0;
@@ -114,13 +113,11 @@ void store_int8(const Packed& weights, uint8_t* panel, int64_t lane, const Quant
   }
   float largest = 0;
   for (int64_t g = 0; g < row.groups; ++g) largest = std::fmax(largest, std::fabs(row.scales[g]));
-  int exponent = 0;
-  std::frexp(largest, &exponent);
-  const float scale = row.groups == 1 ? row.scales[0] : std::ldexp(1.0f, exponent - 1);
+  const float scale = row.groups == 1 ? row.scales[0] : largest;
   const int64_t group_size = weights.depth / row.groups;
   for (int64_t block = 0; block < weights.k_blocks(); ++block) {
     const float own = row.scales[block * INT8_BLOCK / group_size];
-    block_scale(weights, panel, lane, block) = to_fp16(row.groups == 1 ? 1 : own / scale);
+    block_scale(weights, panel, lane, block) = to_fp16(own == scale || scale == 0 ? 1 : own / scale);
   }
   row_scale(weights, panel, lane) = scale;
 }

@@ -5,7 +5,6 @@
 #if !defined(__AVX512F__)
 
 #include "isa/bytes.h"
-#include "isa/unroll.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -26,7 +25,7 @@ struct RowTile {
   float* sums;
   int64_t stride;
   const uint8_t* prefetch;  // read as `w` is, or null
-  const uint16_t *w_scales, *prefetch_scales;  // of int8: [blocks][16], of the run; the latter may be null
+  const uint16_t* w_scales;  // of int8: [blocks][16], of the run
 };
 
 inline void prefetch_line(const uint8_t* lines, int64_t line) {
@@ -88,28 +87,21 @@ struct Int8Tiles {
   template <int M>
   [[gnu::always_inline]] static void add_block(const RowTile& tile, int64_t block) {
     const int64_t first = block * tile.count;
-    if (tile.prefetch_scales && block % 2 == 0) prefetch_l2(tile.prefetch_scales + block * LANES);
     __m256i low[M], high[M];
-    TM_UNROLL for (int m = 0; m < M; ++m) {
-      low[m] = apart(_mm256_set1_epi32(tile.x_sums[first + m]));
-      high[m] = apart(_mm256_set1_epi32(tile.x_sums[first + m]));
-    }
+    TM_UNROLL for (int m = 0; m < M; ++m) low[m] = high[m] = _mm256_set1_epi32(tile.x_sums[first + m]);
+    const auto add = [&](int m, __m256i w_low, __m256i w_high, const uint8_t* pair) {
+      const __m256i numbers = broadcast_word(pair + m * tile.x_stride);
+      add_pairs(low[m], w_low, numbers);
+      add_pairs(high[m], w_high, numbers);
+    };
     const uint8_t *w = tile.w + block * INT8_BLOCK * LANES, *x = tile.x + block * INT8_BLOCK * X_BYTES;
     for (int64_t k = 0; k < INT8_BLOCK; k += 4, w += 4 * LANES, x += 4 * X_BYTES) {
       prefetch_line(tile.prefetch, (block * INT8_BLOCK + k) / 4);
-      const __m256i bytes_low = load_integers(w), bytes_high = load_integers(w + 32), mask = _mm256_set1_epi16(255);
-      const __m256i even_low = _mm256_and_si256(bytes_low, mask), even_high = _mm256_and_si256(bytes_high, mask);
-      TM_UNROLL for (int m = 0; m < M; ++m) {
-        const __m256i numbers = broadcast_word(x + m * tile.x_stride);
-        add_pairs(low[m], even_low, numbers);
-        add_pairs(high[m], even_high, numbers);
-      }
-      const __m256i odd_low = _mm256_srli_epi16(bytes_low, 8), odd_high = _mm256_srli_epi16(bytes_high, 8);
-      TM_UNROLL for (int m = 0; m < M; ++m) {
-        const __m256i numbers = broadcast_word(x + 4 + m * tile.x_stride);
-        add_pairs(low[m], odd_low, numbers);
-        add_pairs(high[m], odd_high, numbers);
-      }
+      const __m256i first_bytes = load_integers(w), second = load_integers(w + 32), low_bytes = _mm256_set1_epi16(255);
+      const __m256i even_low = _mm256_and_si256(first_bytes, low_bytes), even_high = _mm256_and_si256(second, low_bytes);
+      TM_UNROLL for (int m = 0; m < M; ++m) add(m, even_low, even_high, x);
+      const __m256i odd_low = _mm256_srli_epi16(first_bytes, 8), odd_high = _mm256_srli_epi16(second, 8);
+      TM_UNROLL for (int m = 0; m < M; ++m) add(m, odd_low, odd_high, x + 4);
     }
     const F32 scales = load_fp16(tile.w_scales + block * LANES);
     TM_UNROLL for (int m = 0; m < M; ++m) {
@@ -215,13 +207,13 @@ void run_panel(const MicroTile& piece, int p, int64_t block) {
   const int64_t depth = is_bf16 ? (weights.depth + 1) / 2 * 2 : weights.k_blocks() * K_BLOCK;
   const int64_t inputs = depth - first < RUN_BLOCKS * K_BLOCK ? depth - first : RUN_BLOCKS * K_BLOCK;
   const int64_t group = weights.has_groups() ? 2 * block : block;
+  const int64_t offset = p * weights.panel_bytes() + block * block_bytes;
   const int64_t tiles = ceil_div(piece.rows, Tiles::MR);
   const uint8_t* panel = weights.data + (piece.panel + p) * weights.panel_bytes();
   for (int64_t i = 0; i < tiles; ++i) {
     // Tiles of nearly equal height. The first one prefetches: each line once.
     const int64_t top = piece.rows * i / tiles, end = piece.rows * (i + 1) / tiles, row = piece.row + top;
     const int64_t scale = group * piece.x.count + row;
-    const uint8_t* ahead = i == 0 && piece.prefetch_panel ? piece.prefetch_panel + p * weights.panel_bytes() : nullptr;
     const RowTile tile = {panel + block * block_bytes,
                           inputs,
                           piece.x.data + row * piece.x.stride + first * Tiles::X_BYTES,
@@ -231,9 +223,8 @@ void run_panel(const MicroTile& piece, int p, int64_t block) {
                           piece.x.count,
                           piece.sums + top * piece.stride + p * LANES,
                           piece.stride,
-                          ahead ? ahead + block * block_bytes : nullptr,
-                          weights.block_scales(panel) + block * LANES,
-                          ahead ? weights.block_scales(ahead) + block * LANES : nullptr};
+                          i == 0 && piece.prefetch_panel ? piece.prefetch_panel + offset : nullptr,
+                          weights.block_scales(panel) + block * LANES};
     run_tile<Tiles>(static_cast<int>(end - top), tile, std::make_integer_sequence<int, Tiles::MR>());
   }
 }
