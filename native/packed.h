@@ -2,8 +2,7 @@
 // packed in panels of NR = 16 output rows. docs/native.md has drawings. A panel holds, K step by K step:
 //
 //   bf16         [depth/2][16][2] of bf16, for a multiple of 32 inputs
-//   int8         [depth/4][16][4] of w / scale + 128, then the float16 scales [blocks][16] of blocks of 64 inputs, padded
-//                to whole cache lines, and the float32 scale of each row, by which those of its blocks are multiplied
+//   int8         [depth/4][16][4] of w / scale + 128, then the float32 scale of each row
 //   int4         for each K block of 64 inputs: [8][16][4] bytes, whose low nibbles are inputs 0..31 and high nibbles
 //                inputs 32..63 of w / scale + 8, then the float16 scales [2][16] of its two groups of 32
 //   int4 offset  the same of (w - offset) / scale, then the float16 offsets [2][16]
@@ -20,7 +19,6 @@ namespace tokenmill {
 constexpr int64_t NR = 16;          // output rows of a panel
 constexpr int64_t K_BLOCK = 64;     // the depth of integers is padded to a multiple of this
 constexpr int64_t GROUP_SIZE = 32;  // inputs that share a scale in int4; the depth of bf16 is padded to a multiple
-constexpr int64_t INT8_BLOCK = K_BLOCK;  // inputs that share a scale in int8
 
 enum class Format : int { bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4 };
 
@@ -49,16 +47,7 @@ struct Packed {
   }
   int64_t panel_bytes() const {
     if (format == Format::bf16) return (depth + GROUP_SIZE - 1) / GROUP_SIZE * GROUP_SIZE * NR * 2;
-    return k_blocks() * k_block_bytes() + (format == Format::int8 ? block_scale_bytes() + NR * 4 : 0);
-  }
-  // Of int8: the float16 scales of a panel's blocks, in whole cache lines.
-  int64_t block_scale_bytes() const { return (k_blocks() * NR * 2 + 63) / 64 * 64; }
-  const uint16_t* block_scales(const uint8_t* panel) const {
-    return reinterpret_cast<const uint16_t*>(panel + k_blocks() * k_block_bytes());
-  }
-  // Of int8: the scales of a panel's rows.
-  const float* row_scales(const uint8_t* panel) const {
-    return reinterpret_cast<const float*>(panel + panel_bytes()) - NR;
+    return k_blocks() * k_block_bytes() + (format == Format::int8 ? NR * 4 : 0);
   }
   int64_t num_bytes() const { return panels() * panel_bytes(); }
 

@@ -113,8 +113,8 @@ template <Format F>
 constexpr int NIBBLE_ZERO = F == Format::mxfp4 ? FP4_ZERO : F == Format::int4 ? 8 : 0;
 
 #if defined(__AVX512VNNI__)
-// The instruction takes any bytes, so it multiplies w instead of w - 128; the sums start with -128 times the sum of x.
-inline I32 start_centred(int32_t start) { return broadcast_i32(start); }
+// The instruction takes any bytes, so it multiplies w instead of w - 128; the sums start with what that adds too much.
+inline I32 start_centred(int32_t sum_of_x) { return broadcast_i32(-128 * sum_of_x); }
 inline I32 dot_centred(I32 sums, I32 w, I32 x) { return dot_bytes(sums, w, x); }
 inline I32 dot_small_bytes(I32 sums, I32 w, I32 x) { return dot_bytes(sums, w, x); }
 #else

@@ -46,13 +46,10 @@ struct Group {
   float get_offset() const { return offset ? fp16_to_float(load_halfword(offset)) : -8 * get_scale(); }
 };
 
-// Where an int8 panel has the numbers of a row, and its scales.
+// Where an int8 panel has the numbers of a row, and its scale.
 inline uint8_t& int8_at(uint8_t* panel, int64_t lane, int64_t k) { return panel[k / 4 * 4 * LANES + lane * 4 + k % 4]; }
-inline uint16_t& block_scale(const Packed& weights, uint8_t* panel, int64_t lane, int64_t block) {
-  return const_cast<uint16_t*>(weights.block_scales(panel))[block * LANES + lane];
-}
-inline float& row_scale(const Packed& weights, uint8_t* panel, int64_t lane) {
-  return const_cast<float*>(weights.row_scales(panel))[lane];
+inline uint8_t* int8_scale(const Packed& weights, uint8_t* panel, int64_t lane) {
+  return panel + weights.k_blocks() * weights.k_block_bytes() + lane * 4;
 }
 
 inline float inverse(float value) { return value == 0 ? 0 : 1 / value; }
@@ -86,40 +83,20 @@ struct Range {
   float magnitude() const { return high > -low ? high : -low; }
 };
 
-// The scale of a row is a 127th of its largest magnitude; those of its blocks are the shares of it that they need.
 void quantize_int8(const Packed& weights, uint8_t* panel, int64_t lane, const float* numbers) {
   const int64_t depth = weights.k_blocks() * K_BLOCK;
   const Range range(numbers, depth);
   const float largest = range.magnitude(), scale = range.is_finite ? largest / 127 : NAN;
-  for (int64_t k = 0; k < depth; k += INT8_BLOCK) {
-    const float share = largest == 0 ? 0 : Range(numbers + k, INT8_BLOCK).magnitude() / largest;
-    const uint16_t half = to_fp16(range.is_finite ? share : 1);
-    int8_t whole[INT8_BLOCK];
-    round_all(numbers + k, INT8_BLOCK, 0, inverse(fp16_to_float(half) * scale), -127, 127, whole);
-    for (int64_t i = 0; i < INT8_BLOCK; i += 4) {
+  const float factor = largest == 0 ? 0 : 127 / largest;
+  for (int64_t k = 0; k < depth; k += K_BLOCK) {
+    int8_t whole[K_BLOCK];
+    round_all(numbers + k, K_BLOCK, 0, factor, -127, 127, whole);
+    for (int64_t i = 0; i < K_BLOCK; i += 4) {
       const uint32_t word = load_word(whole + i) ^ 0x80808080;  // + 128 each
       std::memcpy(&int8_at(panel, lane, k + i), &word, 4);
     }
-    block_scale(weights, panel, lane, k / INT8_BLOCK) = half;
   }
-  row_scale(weights, panel, lane) = scale;
-}
-
-// Integers as they are. The row's scale is its largest one, so that a single one is kept exactly.
-void store_int8(const Packed& weights, uint8_t* panel, int64_t lane, const QuantizedRow& row) {
-  for (int64_t k = 0; k < weights.k_blocks() * K_BLOCK; ++k) {
-    const int value = k < weights.depth ? static_cast<int8_t>(row.values[k]) : 0;
-    int8_at(panel, lane, k) = static_cast<uint8_t>(128 + value);
-  }
-  float largest = 0;
-  for (int64_t g = 0; g < row.groups; ++g) largest = std::fmax(largest, std::fabs(row.scales[g]));
-  const float scale = row.groups == 1 ? row.scales[0] : largest;
-  const int64_t group_size = weights.depth / row.groups;
-  for (int64_t block = 0; block < weights.k_blocks(); ++block) {
-    const float own = row.scales[block * INT8_BLOCK / group_size];
-    block_scale(weights, panel, lane, block) = to_fp16(own == scale || scale == 0 ? 1 : own / scale);
-  }
-  row_scale(weights, panel, lane) = scale;
+  std::memcpy(int8_scale(weights, panel, lane), &scale, 4);
 }
 
 // Without offsets: -8 to 7 times the scale, which is the number of the largest magnitude divided by -8.
@@ -162,7 +139,15 @@ void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const flo
 }
 
 void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const QuantizedRow& row) {
-  if (weights.format == Format::int8) return store_int8(weights, panel, lane, row);
+  const int64_t depth = weights.k_blocks() * K_BLOCK;
+  if (weights.format == Format::int8) {
+    for (int64_t k = 0; k < depth; ++k) {
+      const int value = k < weights.depth ? static_cast<int8_t>(row.values[k]) : 0;
+      int8_at(panel, lane, k) = static_cast<uint8_t>(128 + value);
+    }
+    std::memcpy(int8_scale(weights, panel, lane), row.scales, 4);
+    return;
+  }
   const int64_t group_size = weights.depth / row.groups;
   for (int64_t g = 0; g < weights.k_blocks() * 2; ++g) {
     const Group group(weights, panel, lane, g);
@@ -182,8 +167,9 @@ void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const Quanti
 void dequantize_row(const Packed& weights, const uint8_t* panel, int64_t lane, uint16_t* to) {
   if (weights.format == Format::int8) {
     auto* bytes = const_cast<uint8_t*>(panel);
+    float scale;
+    std::memcpy(&scale, int8_scale(weights, bytes, lane), 4);
     for (int64_t k = 0; k < weights.depth; ++k) {
-      const float scale = fp16_to_float(block_scale(weights, bytes, lane, k / INT8_BLOCK)) * row_scale(weights, bytes, lane);
       to[k] = to_bf16(static_cast<float>(int8_at(bytes, lane, k) - 128) * scale);
     }
     return;

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # Rows of a panel.
 LANES = 16
-GROUP, BLOCK = 32, 64
-"""Inputs that share a scale in int4 and in int8; a checkpoint's groups are kept if they are multiples of it."""
+GROUP = 32
+"""Inputs that share a scale in int4; a checkpoint's groups are taken as they are if they are multiples of it."""
 
 
 class Element(IntEnum):
@@ -37,7 +37,7 @@ ELEMENTS = {torch.bfloat16: Element.BF16, torch.float32: Element.FLOAT32, torch.
 class PackedWeight:
     """A `LinearWeight` W [out_size, in_size] in panels of 16 rows. Activations are bfloat16.
 
-    Integer weights are multiplied by int8 activations, which are rounded per 64 inputs of a token (INT8) or per 32
+    Integer weights are multiplied by int8 activations, which are rounded per token (INT8) or per 32 inputs of a token
     (INT4, INT4_OFFSET); model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x
     and on the instruction set, not on the number of rows or threads.
 
@@ -109,8 +109,7 @@ class PackedWeight:
     def _takes(self, rows: QuantizedRows) -> bool:
         match self._format:
             case PackedFormat.INT8:
-                is_kept = rows.scales.shape[1] == 1 or rows.group_size % BLOCK == 0
-                return rows.bits == 8 and rows.offsets is None and is_kept
+                return rows.bits == 8 and rows.scales.shape[1] == 1 and rows.offsets is None
             case PackedFormat.INT4_OFFSET:
                 return rows.bits == 4 and rows.group_size % GROUP == 0
             case PackedFormat.INT4:
