@@ -11,7 +11,7 @@ import yaml
 
 from tests.house.source_tree import ROOT
 from tokenmill.cli.serve import read_configs
-from tokenmill.config.configs import DEFAULT_PORT
+from tokenmill.config.server_settings import DEFAULT_PORT
 
 DEPLOY = ROOT / "deploy"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

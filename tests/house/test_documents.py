@@ -99,7 +99,8 @@ def test_commands_of_the_documents_name_verbs_and_flags_that_exist():
             continue
         assert words[0] in VERBS, f"{snippet}: {words}"
         verb = importlib.import_module(f"tokenmill.cli.{words[0]}")
-        shared = ("core/sampling_params", "cli/model_access", "cli/simulation_flags", "config/configs")
+        shared = ("core/sampling_params", "cli/model_access", "cli/simulation_flags", "config/engine_settings")
+        shared += ("config/server_settings",)
         homes = [Path(verb.__file__), *(ROOT / "src/tokenmill" / f"{name}.py" for name in shared)]
         homes += (ROOT / "src/tokenmill/lab/bench").glob("*.py") if words[0] == "bench" else []
         source = "".join(path.read_text() for path in homes)

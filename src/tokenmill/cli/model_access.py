@@ -7,8 +7,8 @@ import os
 import unicodedata
 from typing import IO, TYPE_CHECKING
 
-from tokenmill.config.configs import DEFAULT_PORT
 from tokenmill.config.parser import Parser
+from tokenmill.config.server_settings import DEFAULT_PORT
 from tokenmill.llm.model_protocol import ModelAccess
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from tokenmill.config.configs import DEFAULT_PORT, ServerConfig
+from tokenmill.config.configs import ServerConfig
+from tokenmill.config.server_settings import DEFAULT_PORT
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.ipc.python_child import python_command
 

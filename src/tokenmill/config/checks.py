@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import TYPE_CHECKING
 
+from tokenmill.config.engine_settings import EngineSettings
 from tokenmill.config.fields import adapter_modules
 from tokenmill.config.kv_transfer import parse_kv_transfer_config
+from tokenmill.config.server_settings import ServerSettings
 from tokenmill.config.speculation import parse_config
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sampling_params import MAX_LOGPROBS
 
-if TYPE_CHECKING:
-    from tokenmill.config.configs import EngineConfig, ServerConfig
 
-
-def check_engine(config: EngineConfig) -> None:
+def check_engine(config: EngineSettings) -> None:
     """Check the fields of an engine, as far as they do not depend on its device or its model.
 
     Raises:
@@ -58,7 +56,7 @@ def check_engine(config: EngineConfig) -> None:
     config.media_limits()
 
 
-def check_server(config: ServerConfig) -> None:
+def check_server(config: ServerSettings) -> None:
     """Check the fields of a server.
 
     Raises:
@@ -92,7 +90,7 @@ def check_server(config: ServerConfig) -> None:
         raise InvalidConfig(f"--tokenizer-workers must be {least} or more{beside}")
 
 
-def _check_ranks(config: EngineConfig) -> None:
+def _check_ranks(config: EngineSettings) -> None:
     if config.tensor_parallel_size == 1 and config.enable_expert_parallel:
         raise InvalidConfig("--enable-expert-parallel spreads experts over ranks: it needs --tensor-parallel-size")
     if config.pipeline_parallel_size % config.nnodes:
@@ -110,7 +108,7 @@ def _check_ranks(config: EngineConfig) -> None:
         raise InvalidConfig("KV from elsewhere needs an engine of one rank: each of several has that of its own heads")
 
 
-def _check_pairs(config: ServerConfig) -> None:
+def _check_pairs(config: ServerSettings) -> None:
     if (config.ssl_keyfile is None) != (config.ssl_certfile is None):
         raise InvalidConfig("--ssl-keyfile and --ssl-certfile go together")
     if config.allow_runtime_lora != (config.lora_dir is not None):
@@ -119,7 +117,7 @@ def _check_pairs(config: ServerConfig) -> None:
         raise InvalidConfig("--allow-runtime-lora needs one process that serves HTTP: each keeps names of its own")
 
 
-def _check_adapters(config: EngineConfig) -> None:
+def _check_adapters(config: EngineSettings) -> None:
     adapter_modules(config.lora_modules)
     if not config.enable_lora:
         if config.lora_modules:
@@ -130,7 +128,7 @@ def _check_adapters(config: EngineConfig) -> None:
         raise InvalidConfig(f"--max-cpu-loras must be at least --max-loras ({config.max_loras})")
 
 
-def _check_times(config: ServerConfig) -> None:
+def _check_times(config: ServerSettings) -> None:
     _check_finite(config)
     for name in ("engine_timeout", "prompt_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
         seconds = getattr(config, name)
@@ -140,7 +138,7 @@ def _check_times(config: ServerConfig) -> None:
         raise InvalidConfig(f"--shutdown-timeout must be 0 seconds or more, got {config.shutdown_timeout}")
 
 
-def _check_finite(config: EngineConfig | ServerConfig) -> None:
+def _check_finite(config: EngineSettings | ServerSettings) -> None:
     """Refuse NaN, which slips through range checks, and infinity, which no clock reaches."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

@@ -9,7 +9,7 @@ import dataclasses
 import gc
 import uuid
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from tokenmill.engine.loop.engine import Engine
 from tokenmill.ipc.interrupts import interrupts_deferred
 from tokenmill.llm.adapters import LoRARequest, NamedAdapters
 from tokenmill.llm.outputs import RequestOutput
-from tokenmill.llm.session import Session
 from tokenmill.llm.turns import Turns
 from tokenmill.model.adapters.requests import AdapterRequests
 from tokenmill.platform.select import select_platform
@@ -38,6 +37,9 @@ TAGS = frozenset({"weights", "kv_cache"})
 Inbox = deque[messages.TextOutput]
 """What steps brought the requests of one call, and its reader has not taken yet."""
 
+TurnEnded = Callable[[FinishReason], None]
+"""Called with the reason why the current turn of a session has ended."""
+
 
 class _Open(NamedTuple):
     """The target of a request's deltas: a continuation of a result, or of the current turn of a session."""
@@ -45,7 +47,7 @@ class _Open(NamedTuple):
     output: RequestOutput
     number: int
     inbox: Inbox | None = None
-    session: Session | None = None
+    turn_ended: TurnEnded | None = None
 
 
 class LocalEngine:
@@ -165,11 +167,11 @@ class LocalEngine:
                 raise InvalidRequest(refusal.error or "the input cannot be served", "prompt")
             return message.id
 
-    def follow_turn(self, session: Session, turn: RequestOutput, params: SamplingParams) -> None:
+    def follow_turn(self, turn: RequestOutput, params: SamplingParams, turn_ended: TurnEnded) -> None:
         """Send coming deltas of a session to this turn, and tell the session when the turn has ended."""
         (session_id,) = turn.request_ids
         self._text.expect(session_id, params, len(turn.prompt_token_ids))
-        self._open[session_id] = _Open(turn, 0, session=session)
+        self._open[session_id] = _Open(turn, 0, turn_ended=turn_ended)
 
     def end_session(self, session_id: str) -> None:
         """End a session and free what it holds."""
@@ -267,8 +269,8 @@ class LocalEngine:
         opened.output.add(opened.number, delta)
         if delta.finish_reason is not None:
             del self._open[delta.id]
-            if opened.session is not None:
-                opened.session.turn_ended(delta.finish_reason)
+            if opened.turn_ended is not None:
+                opened.turn_ended(delta.finish_reason)
         return delta
 
 

@@ -7,15 +7,13 @@ keeps its row and pages, unless other requests would wait for ever. With a disk 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.llm.local_engine import LocalEngine
 from tokenmill.llm.outputs import CompletionOutput, RequestOutput
-
-if TYPE_CHECKING:
-    from tokenmill.llm.local_engine import LocalEngine
 
 _ENDS = (FinishReason.ABORT, FinishReason.ERROR)
 
@@ -78,7 +76,7 @@ class Session:
             self._last = CompletionOutput(0)
             self._turns.append((RequestOutput(self._id, token_ids, [self._last], [self._id]), params))
             if len(self._turns) == 1:
-                self._engine.follow_turn(self, *self._turns[0])
+                self._engine.follow_turn(*self._turns[0], self.turn_ended)
             return self._last
 
     def turn_ended(self, reason: FinishReason) -> None:
@@ -87,7 +85,7 @@ class Session:
         if reason in _ENDS:
             self._end_turns()
         elif self._turns:
-            self._engine.follow_turn(self, *self._turns[0])
+            self._engine.follow_turn(*self._turns[0], self.turn_ended)
 
     def _end_turns(self) -> None:
         for turn, _ in self._turns:

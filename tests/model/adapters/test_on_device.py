@@ -24,7 +24,7 @@ from tokenmill.core.messages import AddRequest
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.runner.cuda_graphs import DecodeGraphs
 from tokenmill.model.adapters.requests import AdapterRequests
-from tokenmill.model.kernels.adapters import AdapterModule
+from tokenmill.model.kernels.adapter_parts import AdapterModule
 from tokenmill.model.kernels.triton.adapters import SlotMatrix
 from tokenmill.startup.assembly.setup import build_engine
 from tokenmill.startup.machine.device import DTYPES, check

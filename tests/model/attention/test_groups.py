@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.paging import PagedRequests, make_attention, random_schedule, unrotated
-from tokenmill.model.attention.groups import GroupedAttention, GroupedKV
-from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec
+from tokenmill.model.attention.groups import GroupedAttention
+from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec, GroupedKV
 from tokenmill.model.kernels.heads import HeadNorms
 from tokenmill.model.kernels.native import load_kernels
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import make_checkpoint
 from tests.model.weights.quantized_layouts import CASES, Tensors, change_config, compressed, quantize
 from tests.model.weights.test_checkpoint import parameters
-from tokenmill.config.configs import STORED_FORMATS
+from tokenmill.config.engine_settings import STORED_FORMATS
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.quantization.packed import UNQUANTIZED

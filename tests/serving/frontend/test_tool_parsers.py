@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.serving.frontend.written_calls import WRITERS, Call, random_calls
-from tokenmill.config.configs import REASONING_PARSERS, TOOL_CALL_PARSERS
+from tokenmill.config.server_settings import REASONING_PARSERS, TOOL_CALL_PARSERS
 from tokenmill.core.answer import AnswerPiece, PieceKind, joined
 from tokenmill.serving.frontend.answer_parser import AnswerParser
 from tokenmill.serving.frontend.reasoning import ReasoningSplitter

@@ -18,7 +18,7 @@ from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.transport import Transport
 from tokenmill.model.attention.row_extension import Sent
-from tokenmill.model.kernels.adapters import LinearAdapter
+from tokenmill.model.kernels.adapter_parts import LinearAdapter
 from tokenmill.model.kernels.torch_kernels import argmax
 from tokenmill.model.sampling.draws import column
 from tokenmill.model.sampling.grammar_rows import GrammarStep

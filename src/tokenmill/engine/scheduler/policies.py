@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar, cast
 
-from tokenmill.config.configs import POLICY_PLUGINS
+from tokenmill.config.engine_settings import POLICY_PLUGINS
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.request import Request
 

@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 from rich.progress import Progress
 
-from tokenmill.config.configs import DEFAULT_PORT
 from tokenmill.config.parser import Parser, finite
+from tokenmill.config.server_settings import DEFAULT_PORT
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.lab.bench.figures import DISTRIBUTIONS
 from tokenmill.lab.bench.outputs import add_output_flags, check_outputs, write_outputs

@@ -17,14 +17,8 @@ from tokenmill.core.errors import EngineFailed, InvalidCheckpoint
 from tokenmill.model.adapters.places import EMBEDDING, HEAD, OUTSIDE, all_places, places_of
 from tokenmill.model.adapters.reading import ReadModule, read_adapter
 from tokenmill.model.architecture.architecture import Architecture
-from tokenmill.model.kernels.adapters import (
-    Adapter,
-    AdapterModule,
-    AdapterPart,
-    AdapterSource,
-    EmbeddingAdapter,
-    LinearAdapter,
-)
+from tokenmill.model.kernels.adapter_parts import AdapterModule, AdapterPart, EmbeddingAdapter, LinearAdapter
+from tokenmill.model.kernels.adapters import Adapter, AdapterSource
 from tokenmill.model.kernels.native_adapter import NativeAdapter
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
 from tokenmill.model.models.decoder import Decoder

@@ -14,7 +14,8 @@ from tokenmill.core.plan import StepPlan
 from tokenmill.model.adapters.packing import PackedAdapter
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
-from tokenmill.model.kernels.adapters import AdapterRows, LinearAdapter
+from tokenmill.model.kernels.adapter_parts import LinearAdapter
+from tokenmill.model.kernels.adapters import AdapterRows
 
 if TYPE_CHECKING:
     from tokenmill.model.adapters.slot_memory import SlotMemory

@@ -14,42 +14,10 @@ import numpy as np
 import torch
 
 from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, KVCache
+from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, GroupedKV, KVCache
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.paged import PagedAttention
-
-
-class GroupedKV:
-    """The KV memories of all groups, with the part of `KVCache` for callers that do not know layouts.
-
-    Attributes:
-        groups: the memory of each group.
-        tensors: the tensors of all groups.
-    """
-
-    def __init__(self, groups: Sequence[KVCache]) -> None:
-        self.groups = tuple(groups)
-        self.num_pages, self.page_size = groups[0].num_pages, groups[0].page_size
-        self.tensors = tuple(tensor for group in groups for tensor in group.tensors)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all pages."""
-        return sum(group.num_bytes for group in self.groups)
-
-    def export(self, pages: Sequence[int]) -> torch.Tensor:
-        """Return a copy of n pages, [n, numbers of a page]: the groups one after the other, in the canonical layout."""
-        return torch.cat([group.export(pages).movedim(2, 0).flatten(1) for group in self.groups], 1)
-
-    def import_(self, pages: Sequence[int], data: torch.Tensor) -> None:
-        """Fill some pages with the result of an `export`, from any layout and device."""
-        start = 0
-        for group in self.groups:
-            shape = group.export(pages[:1]).movedim(2, 0).shape[1:]
-            own = data[:, start : start + shape.numel()]
-            group.import_(pages, own.reshape(len(pages), *shape).movedim(0, 2))
-            start += shape.numel()
 
 
 class GroupedAttention:

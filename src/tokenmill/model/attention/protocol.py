@@ -7,16 +7,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.platform.memory import zeros
-
-if TYPE_CHECKING:
-    from tokenmill.model.attention.groups import GroupedKV
 
 Part = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor of a KV cache: [layers, pages, ...]."""
@@ -128,6 +125,38 @@ class KVCache(ABC):
     def _index(self, pages: Sequence[int]) -> torch.Tensor:
         assert all(0 <= page < self.num_pages for page in pages), f"pages outside 0..{self.num_pages - 1}: {pages}"
         return torch.tensor(pages, dtype=torch.int64, device=self.keys.device)
+
+
+class GroupedKV:
+    """The KV memories of all groups, with the part of `KVCache` for callers that do not know layouts.
+
+    Attributes:
+        groups: the memory of each group.
+        tensors: the tensors of all groups.
+    """
+
+    def __init__(self, groups: Sequence[KVCache]) -> None:
+        self.groups = tuple(groups)
+        self.num_pages, self.page_size = groups[0].num_pages, groups[0].page_size
+        self.tensors = tuple(tensor for group in groups for tensor in group.tensors)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(group.num_bytes for group in self.groups)
+
+    def export(self, pages: Sequence[int]) -> torch.Tensor:
+        """Return a copy of n pages, [n, numbers of a page]: the groups one after the other, in the canonical layout."""
+        return torch.cat([group.export(pages).movedim(2, 0).flatten(1) for group in self.groups], 1)
+
+    def import_(self, pages: Sequence[int], data: torch.Tensor) -> None:
+        """Fill some pages with the result of an `export`, from any layout and device."""
+        start = 0
+        for group in self.groups:
+            shape = group.export(pages[:1]).movedim(2, 0).shape[1:]
+            own = data[:, start : start + shape.numel()]
+            group.import_(pages, own.reshape(len(pages), *shape).movedim(0, 2))
+            start += shape.numel()
 
 
 class AttentionBackend(Protocol):

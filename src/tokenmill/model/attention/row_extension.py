@@ -17,7 +17,7 @@ import torch
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.kernels.adapters import LinearAdapter
+from tokenmill.model.kernels.adapter_parts import LinearAdapter
 
 Arrays = dict[str, npt.NDArray[Any]]
 """The host's arrays for a step, by name."""

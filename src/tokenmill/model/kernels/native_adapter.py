@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
+from tokenmill.model.kernels.adapter_parts import AdapterModule
 from tokenmill.model.kernels.native import MODULE
-
-if TYPE_CHECKING:
-    from tokenmill.model.kernels.adapters import AdapterModule
 
 MATRICES = ("q", "output", "gate", "down")
 """Roles of the first projections of a layer's matrices, in the order of native/adapted_rows.h."""

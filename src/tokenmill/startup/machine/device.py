@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.config.configs import STORED_FORMATS, EngineConfig
+from tokenmill.config.configs import EngineConfig
+from tokenmill.config.engine_settings import STORED_FORMATS
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.attention.registry import AttentionChoice, AttentionConfig, choose_attention

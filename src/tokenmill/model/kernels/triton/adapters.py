@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenmill.model.kernels.adapters import AdapterModule
+from tokenmill.model.kernels.adapter_parts import AdapterModule
 
 # Rows of A, and numbers of each, that a program takes at once; and outputs.
 _RANKS, _WIDTH, _OUTPUTS = 16, 256, 64

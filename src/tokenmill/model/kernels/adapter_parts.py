@@ -1,0 +1,94 @@
+"""The parts of an adapter: what it adds to a projection, to a matrix, to embeddings. They know no rows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tokenmill.model.kernels.protocol import LinearWeight
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterModule:
+    """The addition of an adapter to one projection: scale * b a.
+
+    Attributes:
+        start: first of its columns among the outputs of the matrix.
+        a: [rank, in_size]. b: [columns, rank]; floats of any dtype.
+    """
+
+    start: int
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPart:
+    """The addition of an adapter to one projection of a fused matrix.
+
+    Attributes:
+        start: first of its columns among the outputs of the matrix.
+        rank_start: first of its rows in the A of the matrix.
+        b: B, [columns, rank].
+    """
+
+    start: int
+    rank_start: int
+    b: LinearWeight
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAdapter:
+    """The addition of an adapter to one matrix.
+
+    Attributes:
+        a: the A of all its parts, their rows stacked: [sum of ranks, in_size].
+    """
+
+    a: LinearWeight
+    parts: tuple[AdapterPart, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights in bytes."""
+        return self.a.num_bytes + sum(part.b.num_bytes for part in self.parts)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Add the adapter's part for x [T, in_size] to y [T, out_size] in place, rounded once per part; return y."""
+        inner = self.a.multiply(x)
+        for part in self.parts:
+            columns, rank = part.b.shape
+            own = y[:, part.start : part.start + columns]
+            added = part.b.logits(inner[:, part.rank_start : part.rank_start + rank].contiguous())
+            own.copy_(own.float().add_(added.float(), alpha=part.scale))
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingAdapter:
+    """The addition of an adapter to embeddings.
+
+    Attributes:
+        a: A as columns, [vocab_size, rank]. b: B, [hidden_size, rank].
+    """
+
+    a: torch.Tensor
+    b: LinearWeight
+    scale: float
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights in bytes."""
+        return self.a.nbytes + self.b.num_bytes
+
+    def add(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden [n, hidden_size] plus the adapter's part for the tokens [n], rounded once."""
+        return (hidden.float() + self.b.logits(self.a[token_ids]).float() * self.scale).to(hidden.dtype)
+
+
+LayerAdapters = Mapping[str, LinearAdapter]
+"""Those of one layer, by the role of the first projection in each matrix."""
