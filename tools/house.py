@@ -229,7 +229,7 @@ def facts_of_sizes() -> Iterator[Fact]:
             docstring = ast.get_docstring(node) or ""
             pointing += docstring.startswith("See `")
             clauses += bool(NOUN_CLAUSE.match(docstring))
-    yield Fact(f"functions above {LONGEST_FUNCTION} lines outside Triton", functions, 0, is_reached=False)
+    yield Fact(f"functions above {LONGEST_FUNCTION} lines outside Triton", functions, 0)
     yield Fact(f"classes above {LONGEST_CLASS} lines", classes, 2)
     readers = Counter(name for names in imports().values() for name in names)
     small = [m for m in trees() if m and readers[m] == 1 and num_lines(m) <= CRUMB]

@@ -213,14 +213,11 @@ class Request:
         self.pooling = pooling
         self.has_drafts = self.mask_missed = False
         self._buffer = np.concatenate([prompt, np.zeros(64, dtype=np.int32)])
-        self.num_prompt_tokens = len(prompt)
-        self.num_tokens = len(prompt)
-        self.num_computed_tokens = self.num_pending_tokens = 0
-        self.num_cached_tokens = self.num_charged_tokens = 0
-        self.num_preemptions = 0
-        self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.num_prompt_tokens = self.num_tokens = len(prompt)
+        self.num_computed_tokens = self.num_pending_tokens = self.num_inflight_steps = 0
+        self.num_cached_tokens = self.num_charged_tokens = self.num_reported_tokens = 0
+        self.num_draft_tokens = self.num_accepted_tokens = self.num_preemptions = 0
         self.proposal: Proposal | None = None
-        self.num_reported_tokens = self.num_inflight_steps = 0
         self.row: int | None = None
         self.status = status
         self.finish_reason: FinishReason | None = None

@@ -5,7 +5,11 @@ Bodies are read and checked by msgspec inside the routes; FastAPI routes, and de
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
 from fastapi import FastAPI
+from starlette.responses import Response
 
 from tokenmill.config.configs import ServerConfig
 from tokenmill.core.version import VERSION
@@ -34,6 +38,8 @@ from tokenmill.serving.server.operators.info import InfoRoutes
 from tokenmill.serving.server.operators.live import LiveRoutes
 from tokenmill.serving.server.sglang.generate import NativeBody, NativeRoute
 from tokenmill.serving.server.sglang.info import SglangRoutes
+
+Handler = Callable[..., Awaitable[Response]]
 
 _BODIES = (
     ChatBody,
@@ -69,71 +75,96 @@ def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = 
 
 
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
-    chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
-    messages, responses = MessagesRoutes(context), ResponsesRoutes(context)
-    sglang, files, batches = SglangRoutes(context), FilesRoutes(context), BatchesRoutes(context)
-    engines, adapters = EngineRoutes(context), AdapterRoutes(context)
-    native, admin, embeddings = NativeRoute(context), AdminRoutes(context), EmbeddingRoute(context)
-    for path, post, body in (
-        ("/v1/chat/completions", chat.post, ChatBody),
-        ("/v1/completions", text.post, TextBody),
-        ("/v1/embeddings", embeddings.post, EmbeddingBody),
-        ("/v1/responses", responses.create, ResponsesBody),
-        ("/v1/messages", messages.post, MessagesBody),
-        ("/v1/messages/count_tokens", messages.count_tokens, PromptBody),
-        ("/generate", native.post, NativeBody),
-        ("/tokenize", tokens.tokenize, TokenizeBody),
-        ("/detokenize", tokens.detokenize, DetokenizeBody),
-        ("/abort_requests", admin.abort_requests, AbortBody),
-        ("/update_weights_from_disk", engines.update_weights, WeightsBody),
-        ("/v1/load_lora_adapter", adapters.load, LoadAdapterBody),
-        ("/v1/unload_lora_adapter", adapters.unload, UnloadAdapterBody),
-        ("/v1/batches", batches.create, BatchBody),
-        ("/v1/files", files.create, UploadForm),
-    ):
+    """Add all routes; the first that fits a path answers it."""
+    routes = _Routes(context)
+    for path, post, body in routes.with_bodies():
         described = body_of(body, MULTIPART if body is UploadForm else JSON)
         app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=described)
-    for path, act, query in (
-        ("/pause", admin.pause, PauseQuery),
-        ("/resume", admin.resume, None),
-        ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
-        ("/engines/add", engines.add, None),
-        ("/engines/{index}/drain", engines.drain, None),
-        ("/engines/{index}/remove", engines.remove, RemoveQuery),
-        ("/flush_cache", sglang.flush_cache, None),
-        ("/v1/responses/{response_id}/cancel", responses.cancel, None),
-        ("/v1/batches/{batch_id}/cancel", batches.cancel, None),
-    ):
+    for path, act, query in routes.actions():
         asked = None if query is None else query_of(query)
         app.add_api_route(path, act, methods=["POST"], response_model=None, openapi_extra=asked)
-    for path, get in (
-        ("/v1/models", info.models),
-        ("/v1/models/{model:path}", info.model),
-        ("/v1/requests/{id}", admin.request),
-        ("/v1/responses/{response_id}", responses.get),
-        ("/v1/files/{file_id}", files.get),
-        ("/v1/files/{file_id}/content", files.content),
-        ("/v1/batches/{batch_id}", batches.get),
-        ("/health", info.health),
-        ("/health_generate", admin.health_generate),
-        ("/ping", info.ping),
-        ("/version", info.version),
-        ("/engines", engines.list),
-        ("/live", LiveRoutes(context).live),
-        ("/load", admin.load),
-        ("/server_info", admin.server_info),
-        ("/get_server_info", admin.server_info),
-        ("/model_info", sglang.model_info),
-        ("/get_model_info", sglang.model_info),
-        ("/tokenizer_info", tokens.info),
-        ("/metrics", info.metrics),
-    ):
+    for path, get in routes.readings():
         app.add_api_route(path, get, methods=["GET"], response_model=None)
+    files, batches, info = routes.files, routes.batches, routes.info
     for path, get, which in (("/v1/files", files.list, FilesQuery), ("/v1/batches", batches.list, BatchesQuery)):
         app.add_api_route(path, get, methods=["GET"], response_model=None, openapi_extra=query_of(which))
     # Load balancers ask with HEAD, and one platform pings with POST.
     for path, look in (("/health", info.health), ("/ping", info.ping), ("/version", info.version)):
         app.add_api_route(path, look, methods=["HEAD"], response_model=None, include_in_schema=False)
     app.add_api_route("/ping", info.ping, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"], response_model=None)
+    app.add_api_route("/v1/responses/{response_id}", routes.responses.delete, methods=["DELETE"], response_model=None)
     app.add_api_route("/v1/files/{file_id}", files.delete, methods=["DELETE"], response_model=None)
+
+
+class _Routes:
+    """The handlers of all routes, and which path each answers, in the order of the API's description."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._tokens, self._admin, self._sglang = TokenRoutes(context), AdminRoutes(context), SglangRoutes(context)
+        self._engines = EngineRoutes(context)
+        self.info, self.responses = InfoRoutes(context), ResponsesRoutes(context)
+        self.files, self.batches = FilesRoutes(context), BatchesRoutes(context)
+
+    def with_bodies(self) -> Iterable[tuple[str, Handler, type[msgspec.Struct]]]:
+        """Return what is posted with a body: path, handler, form of the body."""
+        context, tokens, messages = self._context, self._tokens, MessagesRoutes(self._context)
+        adapters = AdapterRoutes(context)
+        return (
+            ("/v1/chat/completions", ChatRoute(context).post, ChatBody),
+            ("/v1/completions", TextRoute(context).post, TextBody),
+            ("/v1/embeddings", EmbeddingRoute(context).post, EmbeddingBody),
+            ("/v1/responses", self.responses.create, ResponsesBody),
+            ("/v1/messages", messages.post, MessagesBody),
+            ("/v1/messages/count_tokens", messages.count_tokens, PromptBody),
+            ("/generate", NativeRoute(context).post, NativeBody),
+            ("/tokenize", tokens.tokenize, TokenizeBody),
+            ("/detokenize", tokens.detokenize, DetokenizeBody),
+            ("/abort_requests", self._admin.abort_requests, AbortBody),
+            ("/update_weights_from_disk", self._engines.update_weights, WeightsBody),
+            ("/v1/load_lora_adapter", adapters.load, LoadAdapterBody),
+            ("/v1/unload_lora_adapter", adapters.unload, UnloadAdapterBody),
+            ("/v1/batches", self.batches.create, BatchBody),
+            ("/v1/files", self.files.create, UploadForm),
+        )
+
+    def actions(self) -> Iterable[tuple[str, Handler, type[msgspec.Struct] | None]]:
+        """Return what is posted without a body: path, handler, form of the query."""
+        admin, engines = self._admin, self._engines
+        return (
+            ("/pause", admin.pause, PauseQuery),
+            ("/resume", admin.resume, None),
+            ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
+            ("/engines/add", engines.add, None),
+            ("/engines/{index}/drain", engines.drain, None),
+            ("/engines/{index}/remove", engines.remove, RemoveQuery),
+            ("/flush_cache", self._sglang.flush_cache, None),
+            ("/v1/responses/{response_id}/cancel", self.responses.cancel, None),
+            ("/v1/batches/{batch_id}/cancel", self.batches.cancel, None),
+        )
+
+    def readings(self) -> Iterable[tuple[str, Handler]]:
+        """Return what is read without a query: path and handler."""
+        info, admin, sglang = self.info, self._admin, self._sglang
+        return (
+            ("/v1/models", info.models),
+            ("/v1/models/{model:path}", info.model),
+            ("/v1/requests/{id}", admin.request),
+            ("/v1/responses/{response_id}", self.responses.get),
+            ("/v1/files/{file_id}", self.files.get),
+            ("/v1/files/{file_id}/content", self.files.content),
+            ("/v1/batches/{batch_id}", self.batches.get),
+            ("/health", info.health),
+            ("/health_generate", admin.health_generate),
+            ("/ping", info.ping),
+            ("/version", info.version),
+            ("/engines", self._engines.list),
+            ("/live", LiveRoutes(self._context).live),
+            ("/load", admin.load),
+            ("/server_info", admin.server_info),
+            ("/get_server_info", admin.server_info),
+            ("/model_info", sglang.model_info),
+            ("/get_model_info", sglang.model_info),
+            ("/tokenizer_info", self._tokens.info),
+            ("/metrics", info.metrics),
+        )

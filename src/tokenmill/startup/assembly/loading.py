@@ -109,17 +109,7 @@ def load(
     """
     if config.step_log:
         check_writable(Path(config.step_log))
-    with timer.phase("finding the model") as progress:
-        folder = fetch(config.model, config.revision, config.download_dir, progress)
-        architecture = read_architecture(folder)
-    for check_capability in checks:
-        check_capability(config, architecture, platform)
-    architecture = architecture.for_context(wanted_context(config, architecture.max_position))
-    speculative = speculation_of(config, platform)
-    has_draft_model = speculative is not None and speculative.model is not None
-    obstacle = window_group_obstacle(config, architecture, platform.is_accelerator, has_draft_model)
-    if obstacle is None:
-        architecture = architecture.with_window_group()
+    folder, architecture, obstacle = _find(config, platform, timer, checks)
     dtype = DTYPES[config.dtype]
     check_parameters(config, platform, architecture)
     collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
@@ -132,10 +122,8 @@ def load(
         plan = merged(plan, Path(config.lora_merge), config.max_lora_rank)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
     draft = find_draft(config, platform, folder, num_threads, timer.phase)
-    page_bytes = attention.bytes_per_page + (0 if draft is None else draft.page_bytes)
-    if obstacle is None:
-        pages = PageBytes(page_bytes, attention.bytes_per_window_page, architecture.widest_window)
-        page_bytes = least_page_bytes(config, architecture.max_position, pages)
+    draft_bytes = 0 if draft is None else draft.page_bytes
+    page_bytes = _least_bytes(config, architecture, attention, draft_bytes, obstacle is None)
     check_fit(config, platform, folder, plan, page_bytes, num_threads)
     if group is not None:
         group.wait_for_all()
@@ -158,6 +146,35 @@ def load(
         plan.merged,
         obstacle,
     )
+
+
+def _find(
+    config: EngineConfig, platform: Platform, timer: StartupTimer, checks: Sequence[Check]
+) -> tuple[Path, Architecture, str | None]:
+    """Return a model's folder, its architecture for the wanted context, and what `window_group_obstacle` says of it."""
+    with timer.phase("finding the model") as progress:
+        folder = fetch(config.model, config.revision, config.download_dir, progress)
+        architecture = read_architecture(folder)
+    for check_capability in checks:
+        check_capability(config, architecture, platform)
+    architecture = architecture.for_context(wanted_context(config, architecture.max_position))
+    speculative = speculation_of(config, platform)
+    has_draft_model = speculative is not None and speculative.model is not None
+    obstacle = window_group_obstacle(config, architecture, platform.is_accelerator, has_draft_model)
+    if obstacle is None:
+        architecture = architecture.with_window_group()
+    return folder, architecture, obstacle
+
+
+def _least_bytes(
+    config: EngineConfig, architecture: Architecture, attention: AttentionChoice, draft_bytes: int, has_windows: bool
+) -> int:
+    """Return the bytes that a page takes at least, over all groups; `draft_bytes`: of a draft model's page."""
+    page_bytes = attention.bytes_per_page + draft_bytes
+    if not has_windows:
+        return page_bytes
+    pages = PageBytes(page_bytes, attention.bytes_per_window_page, architecture.widest_window)
+    return least_page_bytes(config, architecture.max_position, pages)
 
 
 def _content(config: EngineConfig, folder: Path) -> str:
