@@ -44,7 +44,7 @@ from tokenmill.engine.transfer.orders import PageSave
 from tokenmill.engine.transfer.page_mover import RawPages
 from tokenmill.engine.transfer.protocol import SourceContext
 from tokenmill.engine.transfer.state import TransferState
-from tokenmill.startup.assembly.kv_tiers import disk_tier
+from tokenmill.startup.assembly.kv_sources import disk_tier
 from tokenmill.startup.assembly.setup import build_engine
 
 OUTPUT_TOKENS = 16

@@ -233,7 +233,7 @@ def facts_of_sizes() -> Iterator[Fact]:
     yield Fact(f"classes above {LONGEST_CLASS} lines", classes, 2)
     readers = Counter(name for names in imports().values() for name in names)
     small = [m for m in trees() if m and readers[m] == 1 and num_lines(m) <= CRUMB]
-    yield Fact(f"files of at most {CRUMB} lines with one reader", len(small), 15, is_reached=False)
+    yield Fact(f"files of at most {CRUMB} lines with one reader", len(small), 15)
     yield Fact("docstrings that only point elsewhere", pointing, 20)
     yield Fact("docstrings that begin with a noun clause", clauses, 0)
 

@@ -8,8 +8,7 @@ import torch
 
 from tests.engine.runner.fake_platform import FakePlatform
 from tests.engine.transfer.test_page_mover import SPEC, make_cache, pages_of
-from tokenmill.engine.transfer.device_pages import DevicePages
-from tokenmill.engine.transfer.page_mover import RawPages
+from tokenmill.engine.transfer.page_mover import DevicePages, RawPages
 from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV, TokenMajorKV
 from tokenmill.model.attention.protocol import KVCache
 

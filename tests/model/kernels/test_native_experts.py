@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.model.kernels.native import every_isa, kernels
-from tokenmill.model.kernels.native_experts import NativeExperts
+from tokenmill.model.kernels.native_kernels import NativeExperts
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import Gate, WeightRole
 from tokenmill.model.kernels.torch_kernels import LoopedExperts

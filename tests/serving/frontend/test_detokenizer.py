@@ -14,8 +14,7 @@ from tests.serving.frontend.tokenizers_for_tests import (
 from tests.tiers import scaled
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.serving.frontend.decoders import build_stages, byte_of_character
-from tokenmill.serving.frontend.detokenizer import IncrementalDetokenizer
-from tokenmill.serving.frontend.tokenizer import Tokenizer
+from tokenmill.serving.frontend.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
 def wrap(backend) -> Tokenizer:

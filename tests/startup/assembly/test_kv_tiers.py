@@ -16,7 +16,7 @@ from tokenmill.core.request import CacheKey
 from tokenmill.core.transfers import KVQuery, LoadOrder, SaveOrder
 from tokenmill.engine.transfer.orders import PageLoad, PageSave
 from tokenmill.engine.transfer.protocol import SourceContext
-from tokenmill.startup.assembly.kv_tiers import disk_tier, host_tier
+from tokenmill.startup.assembly.kv_sources import disk_tier, host_tier
 
 PAGE_SIZE, PAGE_BYTES, SLOT_BYTES = 4, 5000, 8192
 KEY = CacheKey("model", "")

@@ -6,15 +6,15 @@ import logging
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from tokenmill.core.histogram import SECONDS, TOKENS, Histogram
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.whole_file import whole_file
+from tokenmill.engine.loop.stats import StepStats
 from tokenmill.engine.loop.step_log import Added, Extended, News, RecordedInput, StepLog, StepRecord, Turn
 
 logger = logging.getLogger(__name__)
@@ -104,39 +104,6 @@ class Observer:
     def close(self) -> None:
         """Finish the log."""
         self._log.close()
-
-
-class StepStats:
-    """Sizes and durations of steps, and when each request first took part in one: costs per step, none per token.
-
-    Attributes:
-        step_tokens: tokens that a step ran.
-        step_seconds: by part of the loop: schedule, run (launch and wait), commit.
-        prompt_tokens, generation_tokens: of all requests since start.
-    """
-
-    def __init__(self) -> None:
-        self.step_tokens = Histogram.of(TOKENS)
-        self.step_seconds = {part: Histogram.of(SECONDS) for part in ("schedule", "run", "commit")}
-        self.prompt_tokens = 0
-        self.generation_tokens = 0
-        self._scheduled_at: dict[str, float] = {}
-
-    def observe_plan(self, plan: StepPlan) -> None:
-        """Count a step that begins."""
-        self.step_tokens.add(plan.num_tokens)
-        for new_row in plan.new_rows:
-            self._scheduled_at.setdefault(new_row.request_id, time.monotonic())
-
-    def observe(self, seconds: tuple[float, float, float]) -> None:
-        """Count the seconds of one turn of the loop."""
-        for histogram, spent in zip(self.step_seconds.values(), seconds, strict=True):
-            histogram.add(spent)
-
-    def stamp(self, outputs: Iterable[TokenOutput]) -> None:
-        """Write into the last outputs of requests when these first took part in a step."""
-        for output in outputs:
-            output.scheduled_at = self._scheduled_at.pop(output.id, 0.0)
 
 
 class Watchdog:

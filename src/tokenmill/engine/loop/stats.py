@@ -1,10 +1,48 @@
-"""Gather the counters of an engine and its state, as the API process shows and exports them. Counts nothing itself."""
+"""Count the steps of an engine; gather its counters and its state, as the API process shows and exports them."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+
 from tokenmill.core.engine_messages import EngineStats
-from tokenmill.engine.loop.observer import StepStats
+from tokenmill.core.histogram import SECONDS, TOKENS, Histogram
+from tokenmill.core.messages import TokenOutput
+from tokenmill.core.plan import StepPlan
 from tokenmill.engine.scheduler.scheduler import Scheduler
+
+
+class StepStats:
+    """Sizes and durations of steps, and when each request first took part in one: costs per step, none per token.
+
+    Attributes:
+        step_tokens: tokens that a step ran.
+        step_seconds: by part of the loop: schedule, run (launch and wait), commit.
+        prompt_tokens, generation_tokens: of all requests since start.
+    """
+
+    def __init__(self) -> None:
+        self.step_tokens = Histogram.of(TOKENS)
+        self.step_seconds = {part: Histogram.of(SECONDS) for part in ("schedule", "run", "commit")}
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self._scheduled_at: dict[str, float] = {}
+
+    def observe_plan(self, plan: StepPlan) -> None:
+        """Count a step that begins."""
+        self.step_tokens.add(plan.num_tokens)
+        for new_row in plan.new_rows:
+            self._scheduled_at.setdefault(new_row.request_id, time.monotonic())
+
+    def observe(self, seconds: tuple[float, float, float]) -> None:
+        """Count the seconds of one turn of the loop."""
+        for histogram, spent in zip(self.step_seconds.values(), seconds, strict=True):
+            histogram.add(spent)
+
+    def stamp(self, outputs: Iterable[TokenOutput]) -> None:
+        """Write into the last outputs of requests when these first took part in a step."""
+        for output in outputs:
+            output.scheduled_at = self._scheduled_at.pop(output.id, 0.0)
 
 
 def engine_stats(scheduler: Scheduler, steps: StepStats, is_stuck: bool) -> EngineStats:

@@ -34,8 +34,7 @@ from tokenmill.core.request import FinishReason
 from tokenmill.ipc.topology import request_mark
 from tokenmill.serving.frontend.admission_control import AdmissionControl, AdmissionLimits
 from tokenmill.serving.frontend.generation import Generation
-from tokenmill.serving.frontend.open_request import NOBODY, Call, Caller, OpenRequest, RequestObserver
-from tokenmill.serving.frontend.resubmission import messages_again
+from tokenmill.serving.frontend.open_request import NOBODY, Call, Caller, OpenRequest, RequestObserver, messages_again
 from tokenmill.serving.frontend.worker_turns import WorkerTurns
 
 KILLS_WORKERS = "the text worker died twice while it prepared this request; it is not tried again"

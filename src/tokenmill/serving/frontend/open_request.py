@@ -1,13 +1,20 @@
-"""The API process's record of a request from its arrival to its end, and the observer that it reports to."""
+"""The API process's record of a request from its arrival to its end, and the observer that it reports to.
+
+From the records come the messages for the successor of a text worker that has died.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from tokenmill.core.api_messages import FinishedRequest
-from tokenmill.core.messages import Decoded, DecodeTokens, Encoded, EncodeText, GenerateText
+from tokenmill.core.messages import Decoded, DecodeTokens, Encoded, EncodeText, GenerateText, ToWorker
+from tokenmill.core.part_messages import Retrial, Verdict
 from tokenmill.serving.frontend.generation import Generation
 
 
@@ -80,3 +87,24 @@ class RequestObserver(Protocol):
     def finished(self, request: FinishedRequest) -> None:
         """Record a request that has ended."""
         ...
+
+
+def messages_again(requests: Mapping[str, OpenRequest], calls: Iterable[Call], verdict: Verdict) -> list[ToWorker]:
+    """Return the messages that these requests and calls came with, to be sent again: suspects first.
+
+    Args:
+        requests: the text worker's requests, by their ids.
+        verdict: the verdict of its death on the calls that it prepared.
+    """
+    resumed: dict[str, tuple[GenerateText, dict[str, list[list[int]]]]] = {}
+    for request_id, request in requests.items():
+        resumed.setdefault(request.prompt.ids[0], (request.prompt, {}))[1][request_id] = request.deltas
+    messages: dict[str, ToWorker] = {
+        first: msgspec.structs.replace(prompt, resumed=deltas) for first, (prompt, deltas) in resumed.items()
+    }
+    messages |= {call.message.id: call.message for call in calls}
+    if not verdict.suspects:
+        return list(messages.values())
+    suspects = [one for one in verdict.suspects if one in messages]
+    retrial = Retrial(suspects, ended=[one for one in verdict.suspects if one not in messages])
+    return [retrial, *({one: messages[one] for one in suspects} | messages).values()]

@@ -48,13 +48,12 @@ from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.serving.frontend.answer_parser import AnswerParser
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate, load_chat_template
-from tokenmill.serving.frontend.detokenizer import IncrementalDetokenizer
 from tokenmill.serving.frontend.grammar_builder import Thinking
 from tokenmill.serving.frontend.prompt_processor import Prepared, PreparedPrompt, PromptProcessor, Question, rejection
 from tokenmill.serving.frontend.prompt_reporter import PromptReporter, spellings
 from tokenmill.serving.frontend.reasoning import ReasoningSplitter
 from tokenmill.serving.frontend.stop_strings import StopStrings
-from tokenmill.serving.frontend.tokenizer import Tokenizer
+from tokenmill.serving.frontend.tokenizer import IncrementalDetokenizer, Tokenizer
 from tokenmill.serving.frontend.tool_parsers import harmony
 from tokenmill.serving.frontend.tool_parsers.protocol import read_tool
 from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS, STYLES

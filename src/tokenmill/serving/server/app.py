@@ -36,8 +36,7 @@ from tokenmill.serving.server.operators.admin import AbortBody, AdminRoutes, Pau
 from tokenmill.serving.server.operators.engines import EngineRoutes, RemoveQuery, WeightsBody
 from tokenmill.serving.server.operators.info import InfoRoutes
 from tokenmill.serving.server.operators.live import LiveRoutes
-from tokenmill.serving.server.sglang.generate import NativeBody, NativeRoute
-from tokenmill.serving.server.sglang.info import SglangRoutes
+from tokenmill.serving.server.sglang.generate import NativeBody, NativeRoute, SglangRoutes
 
 Handler = Callable[..., Awaitable[Response]]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from tokenmill.startup.assembly.adapters import Adapters
 from tokenmill.startup.assembly.capability import Capability
 from tokenmill.startup.assembly.grammars import Grammars
-from tokenmill.startup.assembly.kv_events import KVEvents
-from tokenmill.startup.assembly.kv_transfer import KVTransfers
+from tokenmill.startup.assembly.kv_transfer import KVEvents, KVTransfers
 from tokenmill.startup.assembly.recurrent_states import RecurrentStates
 from tokenmill.startup.assembly.speculation import Speculation
 from tokenmill.startup.assembly.vision import Images

@@ -1,11 +1,19 @@
-"""Connect an engine to its KV sources: make them from the config, and set up the desk between them and the engine."""
+"""Connect an engine to its KV sources: make them from the config, and set up the desk between them and the engine.
+
+Two tiers come with TokenMill: a disk that outlives the engine, and the host's memory for the pages of a GPU. Users
+bring others, found by the name of an entry point or by `module:name`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -13,14 +21,16 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.config.kv_transfer import FLAG, parse_kv_transfer_config
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.transfers import TransferSettings
+from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.scheduler import Scheduler
 from tokenmill.engine.transfer.desk import Patience, TransferDesk
 from tokenmill.engine.transfer.orders import PageMover
-from tokenmill.engine.transfer.plugins import find_source
-from tokenmill.engine.transfer.protocol import KVSource, SourceContext
+from tokenmill.engine.transfer.protocol import SOURCE_PLUGINS, KVSource, SourceContext
+from tokenmill.engine.transfer.slot_file import SlotFile
+from tokenmill.engine.transfer.slots import SlotMemory
 from tokenmill.engine.transfer.state import TransferState
+from tokenmill.engine.transfer.tier import Tier
 from tokenmill.platform.protocol import Platform
-from tokenmill.startup.assembly.kv_tiers import disk_tier, host_tier
 
 if TYPE_CHECKING:
     from tokenmill.engine.loop.step_log import LogHeader
@@ -94,13 +104,64 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
 
 def _page_mover(platform: Platform, memory: StepMemory, layout: str) -> PageMover:
     # Here and not above: they know torch, which a replay does not need.
+    from tokenmill.engine.transfer.page_mover import DevicePages, RawPages
+
     if platform.is_accelerator:
-        from tokenmill.engine.transfer.device_pages import DevicePages
-
         return DevicePages(platform, memory.kv_tensors, layout)
-    from tokenmill.engine.transfer.page_mover import RawPages
-
     return RawPages(memory.kv_tensors, layout)
+
+
+def find_source(name: str) -> Callable[[SourceContext], KVSource]:
+    """Return the callable that makes the source of this name.
+
+    Raises:
+        InvalidConfig: no source has this name, or its module cannot be imported.
+    """
+    try:
+        found = _imported(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidConfig(f"--kv-source {name}: cannot be imported: {error}; is its folder on PYTHONPATH?") from error
+    if not callable(found):
+        raise InvalidConfig(f"--kv-source must be an entry point of {SOURCE_PLUGINS} or module:name, got {name!r}")
+    return cast(Callable[[SourceContext], KVSource], found)
+
+
+def _imported(name: str) -> Any:
+    for entry in entry_points(group=SOURCE_PLUGINS, name=name):
+        return entry.load()
+    if ":" not in name:
+        return None
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
+    """Make a tier that keeps pages in files of a folder.
+
+    Args:
+        limit: bytes that pages may take.
+
+    Raises:
+        InvalidConfig: the folder cannot be used, or `limit` holds no page.
+    """
+    whose = f"{VERSION}/{context.fingerprint}/{context.mover.layout}/{context.page_size}"
+    name = f"{blake2b(whose.encode(), digest_size=8).hexdigest()}-{context.engine}"
+    try:
+        store = SlotFile(folder, name, context.mover.page_bytes, context.page_size, limit)
+    except OSError as error:
+        raise InvalidConfig(f"--kv-disk {folder}: {error.strerror or error}") from error
+    return Tier("disk", store, context.page_size)
+
+
+def host_tier(context: SourceContext, limit: int) -> Tier:
+    """Make a tier that keeps pages in the host's memory.
+
+    Raises:
+        InvalidConfig: `limit` holds no page.
+    """
+    if limit < context.mover.page_bytes:
+        raise InvalidConfig(f"--kv-host-size: {limit} bytes hold no page of {context.mover.page_bytes}")
+    return Tier("host", SlotMemory(context.mover.page_bytes, limit), context.page_size)
 
 
 def _free_share(folder: Path) -> int:

@@ -1,4 +1,6 @@
-"""KV transfer: keep prefixes on disk or in the host's memory, and take them from plug-ins and other engines."""
+"""KV beyond the engine: keep prefixes on disk or in the host's memory, take them from plug-ins and other engines, and
+report what the cache takes in and gives up.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.extension import EngineExtension
+from tokenmill.engine.kv.events import KVEventLog
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.scheduler.scheduler import Scheduler
@@ -60,3 +63,17 @@ class KVTransfers(Capability):
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
         """Tell whether clients may send parameters to the sources."""
         ready.takes_transfer_params = self._connection.takes_params
+
+
+class KVEvents(Capability):
+    """The engine's process publishes the events; see `Engine.take_kv_events`."""
+
+    @classmethod
+    def install(cls, assembly: Assembly) -> Self | None:
+        """Turn events on if the config publishes them."""
+        return None if assembly.config.kv_events() is None else cls()
+
+    def engine_extensions(self, scheduler: Scheduler) -> tuple[EngineExtension, ...]:
+        """Give the cache its log; the loop itself has nothing to do."""
+        scheduler.kv.cache.events = KVEventLog()
+        return ()

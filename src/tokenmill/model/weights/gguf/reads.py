@@ -1,4 +1,4 @@
-"""Plan which GGUF tensors fill which target of a decoder, by llama.cpp's names."""
+"""Plan which GGUF tensors fill which target of a decoder, by llama.cpp's names, and undo what its converter changed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.families import FAMILIES
-from tokenmill.model.models.gguf_table import UNCHANGED, Change, num_drafting_layers
+from tokenmill.model.models.gguf_table import UNCHANGED, Change, GgufTable, num_drafting_layers
 from tokenmill.model.models.targets import Target
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.packed import Rows
+from tokenmill.model.quantization.packed import Rows, dense, pick_columns, pick_rows
 from tokenmill.model.sharding.shard import Part
-from tokenmill.model.weights.gguf.changes import change_of, undo
 from tokenmill.model.weights.gguf.config import ROPE_FACTORS
 from tokenmill.model.weights.gguf.file import GgufFile, GgufTensor
 from tokenmill.model.weights.gguf.values import read_rows
@@ -59,7 +58,7 @@ class GgufRead:
         if self.bias is not None:
             assert isinstance(rows, torch.Tensor), "biases are floats"
             return rows[0, self.bias.start : self.bias.stop]
-        return undo(self.change, rows)
+        return _undo(self.change, rows)
 
 
 def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Architecture) -> list[GgufRead]:
@@ -94,7 +93,7 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
         return GgufRead(target.key, tensor.rows(expert, 1), bias=part)
     if expert is not None or not part.is_whole:
         tensor = tensor.rows((expert or 0) * part.total + part.start, part.count)
-    return GgufRead(target.key, tensor, change_of(target.key, tensor.shape[0], architecture, table))
+    return GgufRead(target.key, tensor, _change_of(target.key, tensor.shape[0], architecture, table))
 
 
 def _is_drafting(name: str, file: GgufFile, num_layers: int) -> bool:
@@ -102,3 +101,23 @@ def _is_drafting(name: str, file: GgufFile, num_layers: int) -> bool:
     stem, _, rest = name.partition(".")
     layer = rest.partition(".")[0]
     return bool(num_drafting_layers(file)) and stem == "blk" and layer.isdigit() and int(layer) >= num_layers
+
+
+def _change_of(key: WeightKey, num_rows: int, architecture: Architecture, table: GgufTable) -> Change:
+    """Return the change that was made to the rows that a target takes."""
+    own = table.change(key, num_rows, architecture)
+    if own is not None:
+        return own
+    # A norm whose weight is an offset is stored with the 1.
+    return Change(surplus=1.0) if architecture.norm.is_offset and key.role.endswith("norm") else UNCHANGED
+
+
+def _undo(change: Change, rows: Rows) -> Rows:
+    """Return the values as Hugging Face's checkpoints have them."""
+    if change.rows is not None:
+        rows = pick_rows(rows, change.rows)
+    if change.columns is not None:
+        rows = pick_columns(rows, change.columns)
+    if change.is_negative_exponential:
+        return dense(rows).float().neg().log()
+    return dense(rows).float() - change.surplus if change.surplus else rows

@@ -1,4 +1,4 @@
-"""Serve POST /generate, SGLang's native form of a completion."""
+"""Serve SGLang's routes: POST /generate, its native form of a completion, and two small ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import GenerateText, TextOutput
@@ -21,6 +21,7 @@ from tokenmill.serving.server.generation.reply import GenerationReply
 from tokenmill.serving.server.generation.writer import DONE, UsageCounter, finite, positions, token_bytes
 from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.http.errors import error_body
+from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.http.request_id import RequestId
 
 DEFAULT_MAX_TOKENS = 128
@@ -87,6 +88,27 @@ class NativeRoute:
         if len(set(counts)) > 1 or sum(counts) > MAX_CHOICES:
             raise InvalidRequest(f"n must be the same everywhere, for at most {MAX_CHOICES} choices", "n")
         return body, calls[0], prompts
+
+
+class SglangRoutes:
+    """The handlers of the routes besides /generate: the model's name, and emptying the prefix cache."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def model_info(self, _request: Request) -> Response:
+        """Show the model by its name in the API; its path stays private."""
+        ready = self._context.ready
+        names = dict.fromkeys(("model_path", "tokenizer_path", "served_model_name"), self._context.model_name)
+        senses = dict.fromkeys(("has_image_understanding", "has_audio_understanding"), False)
+        facts = {"is_generation": True, "architectures": [ready.architecture], "max_model_len": ready.max_model_len}
+        return json_response(names | facts | senses)
+
+    async def flush_cache(self, _request: Request) -> Response:
+        """Forget all cached prefixes, unless requests are running."""
+        if not await self._context.engines.reset_prefix_cache(False):
+            raise InvalidRequest("requests are running: the cache is not flushed")
+        return PlainTextResponse("Cache flushed.\n")
 
 
 def native_calls(body: NativeBody) -> list[GenerationCall]:

@@ -9,20 +9,20 @@ import pytest
 from tests.engine.transfer.fake_source import FakeSource
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.engine.transfer import plugins
 from tokenmill.engine.transfer.protocol import SOURCE_PLUGINS
+from tokenmill.startup.assembly import kv_sources
 
 
 def test_a_source_is_found_by_module_and_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     where = "tests.engine.transfer.fake_source:FakeSource"
-    assert plugins.find_source(where) is FakeSource
+    assert kv_sources.find_source(where) is FakeSource
     entry = EntryPoint("fake", where, SOURCE_PLUGINS)
 
     def entry_points(group: str, name: str) -> list[EntryPoint]:
         return [entry] if (group, name) == (SOURCE_PLUGINS, "fake") else []
 
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
-    assert plugins.find_source("fake") is FakeSource
+    monkeypatch.setattr(kv_sources, "entry_points", entry_points)
+    assert kv_sources.find_source("fake") is FakeSource
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_source_is_found_by_module_and_by_entry_point(monkeypatch: pytest.Monk
 )
 def test_what_is_no_source_is_refused_by_name(name: str, why: str) -> None:
     with pytest.raises(InvalidConfig, match=f"--kv-source.*{name}.*|--kv-source {why}") as error:
-        plugins.find_source(name)
+        kv_sources.find_source(name)
     assert why in str(error.value)
 
 
