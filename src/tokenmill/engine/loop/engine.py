@@ -20,7 +20,7 @@ from tokenmill.core.adapters import digest_of
 from tokenmill.core.engine_messages import EngineReply, EngineStats
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.extension import EngineExtension
-from tokenmill.core.hooks import hooks
+from tokenmill.core.hooks import hooks, overriding
 from tokenmill.core.media import without_pixels
 from tokenmill.core.messages import AddRequest, EngineControl, TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
@@ -98,7 +98,7 @@ class Engine:
         self._before_abort = hooks(extensions, EngineExtension.before_abort)
         self._before_reset = hooks(extensions, EngineExtension.before_reset)
         self._answer = hooks(extensions, EngineExtension.answer)
-        self._waiting = [one for one in extensions if type(one).wait is not EngineExtension.wait]
+        self._waiting = overriding(extensions, EngineExtension.wait)
         self.num_arrived = 0
 
     @property

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from tokenmill.core.hooks import overriding
 from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import Request
 from tokenmill.engine.kv.radix_tree import PrefixMatch
@@ -157,24 +158,21 @@ class Resources:
 
     def __init__(self, resources: Iterable[Resource]) -> None:
         self.all = tuple(resources)
-        self.check = self._overriding("check")
-        self.begin_step = self._overriding("begin_step")
-        self.reason_to_wait = self._overriding("reason_to_wait")
-        self.shorten = self._overriding("shorten")
-        self.can_follow = self._overriding("can_follow")
-        self.limit = self._overriding("limit")
-        self.acquire = self._overriding("acquire")
-        self.row_fields = self._overriding("row_fields")
-        self.schedule = self._overriding("schedule")
-        self.plan_fields = self._overriding("plan_fields")
-        self.committed = self._overriding("committed")
-        self.can_rewind = self._overriding("can_rewind")
-        self.end_step = self._overriding("end_step")
-        self.ended = self._overriding("ended")
-        self.release = self._overriding("release")[::-1]
-
-    def _overriding(self, hook: str) -> tuple[Resource, ...]:
-        return tuple(one for one in self.all if getattr(type(one), hook) is not getattr(Resource, hook))
+        self.check = overriding(self.all, Resource.check)
+        self.begin_step = overriding(self.all, Resource.begin_step)
+        self.reason_to_wait = overriding(self.all, Resource.reason_to_wait)
+        self.shorten = overriding(self.all, Resource.shorten)
+        self.can_follow = overriding(self.all, Resource.can_follow)
+        self.limit = overriding(self.all, Resource.limit)
+        self.acquire = overriding(self.all, Resource.acquire)
+        self.row_fields = overriding(self.all, Resource.row_fields)
+        self.schedule = overriding(self.all, Resource.schedule)
+        self.plan_fields = overriding(self.all, Resource.plan_fields)
+        self.committed = overriding(self.all, Resource.committed)
+        self.can_rewind = overriding(self.all, Resource.can_rewind)
+        self.end_step = overriding(self.all, Resource.end_step)
+        self.ended = overriding(self.all, Resource.ended)
+        self.release = overriding(self.all, Resource.release)[::-1]
 
     def of_kind(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Return the resources of a kind."""
