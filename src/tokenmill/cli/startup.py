@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
@@ -41,9 +41,10 @@ Clock = Callable[[], float]
 def open_screen(stream: IO[str], server: ServerConfig, clock: Clock = time.monotonic) -> AbstractContextManager[Screen]:
     """Open a screen that suits the stream, or the programs that read its lines; `clock` counts seconds."""
     if server.log_format == "json":
-        return JsonScreen(stream, server)
-    kind = TerminalScreen if stream.isatty() else PlainScreen
-    return kind(stream, server, clock)
+        return nullcontext(JsonScreen(stream, server))
+    if stream.isatty():
+        return TerminalScreen(stream, server, clock)
+    return nullcontext(PlainScreen(stream, server, clock))
 
 
 class PlainScreen:
@@ -56,14 +57,6 @@ class PlainScreen:
         self._started = clock()
         self._phase = ""
         self._phase_started = self._started
-
-    def __enter__(self) -> PlainScreen:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Do nothing: the printed lines stay."""
 
     def on_progress(self, progress: EngineProgress) -> None:
         """Report a change of phase; progress within a phase is silent here."""
@@ -202,14 +195,6 @@ class JsonScreen:
         self._server = server
         self._started = time.monotonic()
         self._phase = ""
-
-    def __enter__(self) -> JsonScreen:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Do nothing: it holds no resources."""
 
     def on_progress(self, progress: EngineProgress) -> None:
         """Report a change of phase."""

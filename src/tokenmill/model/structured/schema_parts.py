@@ -14,16 +14,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.model.structured.schema_walk import Places, Schema
 
-Schema = dict[str, Any]
 IsUsed = Callable[[str, list[str]], bool]
 """Whether a regular expression for keys is exhausted by these keys: no other one matches it."""
 IsUsable = Callable[[Schema], bool]
 """Whether llguidance takes a schema, be it that nothing matches it."""
 
-_SINGLE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_PLACES = Places(
+    single=(
+        "items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames",
+    ),
+    lists=("allOf", "anyOf", "oneOf", "prefixItems"),
+    named=("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"),
+)  # fmt: skip
 _DEFINITIONS = ("$defs", "definitions")
 # Beside these, llguidance joins the keys of several schemas.
 _JOINING = ("$ref", "allOf", "anyOf", "oneOf")
@@ -55,7 +59,7 @@ def with_reachable_keys(schema: Schema, is_used_up: IsUsed, is_lenient: bool) ->
                 part = _moved(part, pattern, wanted, meant)
         return part
 
-    changed: Schema = _changed(schema, change)
+    changed: Schema = _PLACES.changed(schema, change)
     return changed
 
 
@@ -64,7 +68,7 @@ def without_unsupported(schema: Schema, is_usable: IsUsable) -> Schema:
     if is_usable(schema):
         return schema
     # One reference to elsewhere, and nothing beside it is looked at.
-    schema = _changed(schema, _without_references_to_elsewhere)
+    schema = _PLACES.changed(schema, _without_references_to_elsewhere)
     for looks_inside in (False, True):
         if is_usable(schema):
             return schema
@@ -84,7 +88,7 @@ class _Pruning:
 
     def schema(self) -> Schema:
         """Return the pruned schema."""
-        pruned: Schema = _changed(self._schema, self._prune)
+        pruned: Schema = _PLACES.changed(self._schema, self._prune)
         return pruned
 
     def _works(self, part: Schema) -> bool:
@@ -114,7 +118,7 @@ class _Pruning:
     def _is_looked_at(self, name: str) -> bool:
         if name in _DEFINITIONS or name == "x-guidance":
             return False
-        return self._looks_inside or not (name in _SINGLE or name in _LISTS or name in _NAMED or name == "$ref")
+        return self._looks_inside or not (name in _PLACES or name == "$ref")
 
 
 def _without_references_to_elsewhere(part: Schema) -> Schema:
@@ -155,22 +159,5 @@ def _named(part: Schema, keyword: str) -> dict[str, Any]:
 def _parts(schema: Any) -> Iterator[Schema]:
     """Yield a schema and all schemas in it."""
     found: list[Schema] = []
-    _changed(schema, lambda part: found.append(part) or part)  # type: ignore[func-returns-value]
+    _PLACES.changed(schema, lambda part: found.append(part) or part)  # type: ignore[func-returns-value]
     yield from found
-
-
-def _changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
-    """Return the schema with `change` made to every schema in it, the innermost first."""
-    if not isinstance(schema, dict):
-        return schema
-    inner: Schema = {}
-    for name, value in schema.items():
-        if name in _SINGLE:
-            inner[name] = _changed(value, change)
-        elif name in _LISTS and isinstance(value, list):
-            inner[name] = [_changed(one, change) for one in value]
-        elif name in _NAMED and isinstance(value, dict):
-            inner[name] = {key: _changed(one, change) for key, one in value.items()}
-        else:
-            inner[name] = value
-    return change(inner)

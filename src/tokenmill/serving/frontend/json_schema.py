@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-Schema = dict[str, Any]
+from tokenmill.model.structured.schema_walk import Places, Schema
 
-# Where schemas stand in a schema: as a value, in a list, or by name. What is under `allOf` or `not` is left as it is:
-# there a keyword more may say something else about the whole.
-_SINGLE = ("items", "additionalProperties", "additionalItems", "contains", "then", "else")
-_LISTS = ("anyOf", "oneOf", "prefixItems")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+# What is under `allOf` or `not` is left as it is: there a keyword more may say something else about the whole.
+_PLACES = Places(
+    single=("items", "additionalProperties", "additionalItems", "contains", "then", "else"),
+    lists=("anyOf", "oneOf", "prefixItems"),
+    named=("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"),
+)
 # A string with one of these has a form of its own.
 _FORMS = ("maxLength", "enum", "const", "pattern", "format")
 # With one of these an object's properties do not all stand in `properties`.
@@ -29,7 +29,7 @@ def with_string_lengths(schema: Any, most: int) -> Any:
         least = own.get("minLength")
         return own | {"maxLength": max(most, least) if isinstance(least, int) else most}
 
-    return _changed(schema, bound)
+    return _PLACES.changed(schema, bound)
 
 
 def closed(schema: Any, is_strict: bool = False) -> Any:
@@ -45,21 +45,4 @@ def closed(schema: Any, is_strict: bool = False) -> Any:
             return own
         return own | {"additionalProperties": False} if is_strict else {"additionalProperties": False} | own
 
-    return _changed(schema, close) if is_strict else close(schema)
-
-
-def _changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
-    """Apply `change` to every schema in a schema."""
-    if not isinstance(schema, dict):
-        return schema
-    inner: Schema = {}
-    for name, value in schema.items():
-        if name in _SINGLE:
-            inner[name] = _changed(value, change)
-        elif name in _LISTS and isinstance(value, list):
-            inner[name] = [_changed(one, change) for one in value]
-        elif name in _NAMED and isinstance(value, dict):
-            inner[name] = {key: _changed(one, change) for key, one in value.items()}
-        else:
-            inner[name] = value
-    return change(inner)
+    return _PLACES.changed(schema, close) if is_strict else close(schema)
