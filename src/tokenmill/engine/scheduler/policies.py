@@ -9,14 +9,13 @@ clock or a random number: a schedule is recorded and replayed.
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar, cast
 
 from tokenmill.config.engine_settings import POLICY_PLUGINS
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.plugins import find_plugin
 from tokenmill.core.request import Request
 
 
@@ -230,10 +229,7 @@ def find_policy(flag: str, name: str, known: dict[str, type[Policy]], kind: type
     """
     if name in known:
         return known[name]()
-    try:
-        found = _load(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidConfig(f"{flag} {name}: cannot be imported: {error}; is its folder on PYTHONPATH?") from error
+    found = find_plugin(flag, POLICY_PLUGINS, name)
     if found is None:
         raise InvalidConfig(
             f"{flag} must be one of {', '.join(known)}, an entry point of {POLICY_PLUGINS} or module:name, got {name!r}"
@@ -242,12 +238,3 @@ def find_policy(flag: str, name: str, known: dict[str, type[Policy]], kind: type
     if not isinstance(policy, kind):
         raise InvalidConfig(f"{flag} {name}: is no {kind.__name__} (tokenmill.engine.scheduler.policies)")
     return cast(Policy, policy)
-
-
-def _load(name: str) -> Any:
-    for entry in entry_points(group=POLICY_PLUGINS, name=name):
-        return entry.load()
-    if ":" not in name:
-        return None
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)

@@ -6,20 +6,19 @@ bring others, found by the name of an entry point or by `module:name`.
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.kv_transfer import FLAG, parse_kv_transfer_config
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.plugins import find_plugin
 from tokenmill.core.transfers import TransferSettings
 from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.scheduler import Scheduler
@@ -117,22 +116,10 @@ def find_source(name: str) -> Callable[[SourceContext], KVSource]:
     Raises:
         InvalidConfig: no source has this name, or its module cannot be imported.
     """
-    try:
-        found = _imported(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidConfig(f"--kv-source {name}: cannot be imported: {error}; is its folder on PYTHONPATH?") from error
+    found = find_plugin("--kv-source", SOURCE_PLUGINS, name)
     if not callable(found):
         raise InvalidConfig(f"--kv-source must be an entry point of {SOURCE_PLUGINS} or module:name, got {name!r}")
     return cast(Callable[[SourceContext], KVSource], found)
-
-
-def _imported(name: str) -> Any:
-    for entry in entry_points(group=SOURCE_PLUGINS, name=name):
-        return entry.load()
-    if ":" not in name:
-        return None
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:

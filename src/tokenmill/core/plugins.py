@@ -1,0 +1,30 @@
+"""Find what users provide: by the name of an entry point of a package, or by `module:name`."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import Any
+
+from tokenmill.core.errors import InvalidConfig
+
+
+def find_plugin(flag: str, group: str, name: str) -> Any:
+    """Return the object that a setting names; None: no entry point has this name, and it names no module.
+
+    Args:
+        flag: the setting that the name comes from, for errors.
+        group: of entry points, such as `tokenmill.policies`.
+
+    Raises:
+        InvalidConfig: its module cannot be imported, or has no such object.
+    """
+    try:
+        for entry in entry_points(group=group, name=name):
+            return entry.load()
+        if ":" not in name:
+            return None
+        module, _, attribute = name.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidConfig(f"{flag} {name}: cannot be imported: {error}; is its folder on PYTHONPATH?") from error
