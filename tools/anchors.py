@@ -30,15 +30,6 @@ class GoneError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a symbol stands: the line of its name, and the lines of its source with decorators."""
-
-    path: str
-    line: int
-    lines: range
-
-
-@dataclass(frozen=True)
 class Anchor:
     """A symbol that a document names, with the line that the document gives for it."""
 
@@ -47,7 +38,7 @@ class Anchor:
     symbol: str
 
     @property
-    def place(self) -> Place:
+    def node(self) -> Symbol:
         """Find the symbol in the source. Raises GoneError if it is not there."""
         file = SOURCE / self.path
         if not file.is_file():
@@ -55,8 +46,19 @@ class Anchor:
         found = symbols(file).get(self.symbol)
         if found is None:
             raise GoneError(f"{self.path} has no {self.symbol}: name the symbol that does its work now")
-        first = min([found.lineno, *(one.lineno for one in found.decorator_list)])
-        return Place(self.path, found.lineno, range(first, (found.end_lineno or first) + 1))
+        return found
+
+    @property
+    def is_class(self) -> bool:
+        """True if the symbol is a class."""
+        return isinstance(self.node, ast.ClassDef)
+
+    @property
+    def lines(self) -> range:
+        """The lines of the symbol's source, with its decorators."""
+        node = self.node
+        first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        return range(first, (node.end_lineno or first) + 1)
 
 
 @cache
@@ -83,8 +85,8 @@ def rewritten(text: str) -> str:
     """Return a text with the lines where its symbols stand now. Raises GoneError if one is not there."""
 
     def replaced(found: re.Match[str]) -> str:
-        place = Anchor(found["path"], int(found["line"]), found["symbol"]).place
-        return f"`{place.path}:{place.line}`{found['space']}`{found['symbol']}`"
+        line = Anchor(found["path"], int(found["line"]), found["symbol"]).node.lineno
+        return f"`{found['path']}:{line}`{found['space']}`{found['symbol']}`"
 
     return ANCHOR.sub(replaced, text)
 
@@ -97,7 +99,7 @@ def walks(text: str) -> dict[str, list[Anchor]]:
 
 def num_lines(stops: list[Anchor]) -> int:
     """Return how many lines of source these stops show, each line counted once."""
-    return len({(place.path, line) for place in (stop.place for stop in stops) for line in place.lines})
+    return len({(stop.path, line) for stop in stops for line in stop.lines})
 
 
 def main() -> int:
