@@ -7,10 +7,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from tools import anchors
 from tools.anchors import GoneError
 
 from tests.house.documents import documents
+from tools import anchors
 
 WALKS = anchors.walks(anchors.WALKS.read_text(encoding="utf-8"))
 # Other processes take the last walk.
