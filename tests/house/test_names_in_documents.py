@@ -2,7 +2,7 @@
 
 import ast
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +20,7 @@ FOLDER_OR_FILE = re.compile(r"\w[\w.-]*(/[\w.-]+)*/|\w[\w.-]*(/[\w.-]+)+\.[a-z]+
 CLASS = re.compile(r"([A-Z]\w*[a-z]\w*)((?:\.\w+)*)(\(.*\))?")
 # Python's, and vLLM's where a document says how ours differ.
 FOREIGN = {"True", "False", "None", "SystemRandom", "StructuredOutputsParams"}
+NO_CODE = re.compile(r'""".*?"""|(#|//)[^\n]*', re.DOTALL)
 # Written by tools, not kept.
 OUTPUTS = ("build/",)
 
@@ -30,46 +31,37 @@ def spans(text: str) -> list[str]:
     return re.findall(r"`([^`\n]+)`", prose)
 
 
-@dataclass
-class Names:
-    """Everything that our code names.
-
-    Attributes:
-        all: what Python and C++ define or use, and words of short strings, such as names of architectures.
-        members: what a class defines, by the name of the class.
-    """
-
-    all: set[str] = field(default_factory=set)
-    members: dict[str, set[str]] = field(default_factory=dict)
+@cache
+def sources() -> dict[Path, str]:
+    """Our code without docstrings and comments, which may be stale themselves."""
+    paths = [*files("src", "examples"), *(ROOT / "native").rglob("*.h"), *(ROOT / "native").rglob("*.cpp")]
+    return {path: NO_CODE.sub("", path.read_text(encoding="utf-8")) for path in paths}
 
 
 @cache
-def names() -> Names:
-    """Collect them, once."""
-    found = Names()
-    for path in files("src", "examples"):
-        for top in tree(path).body:
-            own = found.members.setdefault(top.name, set()) if isinstance(top, ast.ClassDef) else set()
-            for node in ast.walk(top):
-                _collect(node, found.all, own)
-    for path in (ROOT / "native").rglob("*.[hc]*"):
-        found.all.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
-    return found
+def words() -> frozenset[str]:
+    """Every word of our code: what it defines and uses, and strings such as names of architectures."""
+    return frozenset(word for text in sources().values() for word in re.findall(r"\w+", text))
 
 
-def _collect(node: ast.AST, words: set[str], own: set[str]) -> None:
+@cache
+def members(name: str) -> frozenset[str] | None:
+    """What our classes of this name define; None: no class has it."""
+    own = [path for path, text in sources().items() if re.search(rf"^class {name}\b", text, re.MULTILINE)]
+    classes = [one for path in own for one in tree(path).body if isinstance(one, ast.ClassDef) and one.name == name]
+    found = {word for one in classes for node in ast.walk(one) for word in _defined(node)}
+    return frozenset(found) if classes else None
+
+
+def _defined(node: ast.AST) -> list[str]:
     match node:
-        case ast.Constant(value=str() as text) if len(text) < 200:
-            words.update(re.findall(r"\w+", text))
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            words.add(node.name)
-            own.add(node.name)
-        case ast.Name():
-            words.add(node.id)
-            if isinstance(node.ctx, ast.Store):
-                own.add(node.id)
+            return [node.name]
+        case ast.Name(ctx=ast.Store()):
+            return [node.id]
         case ast.Attribute(value=ast.Name(id="self"), ctx=ast.Store()):
-            own.add(node.attr)
+            return [node.attr]
+    return []
 
 
 def faults(text: str) -> list[str]:
@@ -90,8 +82,8 @@ def exists(span: str) -> bool:
     if found is None or found[1] in FOREIGN:
         return True
     inner = found[2].strip(".").partition(".")[0]
-    known = names()
-    return inner in known.members[found[1]] if inner and found[1] in known.members else found[1] in known.all
+    own = members(found[1]) if inner else None
+    return found[1] in words() if own is None else inner in own
 
 
 @cache
