@@ -1,4 +1,4 @@
-"""What the documents name is there: files, folders, classes and functions."""
+"""Documents name files, folders and classes that exist."""
 
 import ast
 import re
@@ -26,27 +26,27 @@ OUTPUTS = ("build/",)
 
 
 def spans(text: str) -> list[str]:
-    """What stands in backquotes in prose and tables."""
+    """Return the code spans of prose and tables."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"`([^`\n]+)`", prose)
 
 
 @cache
 def sources() -> dict[Path, str]:
-    """Our code without docstrings and comments, which may be stale themselves."""
+    """Return our code without docstrings and comments, which may be stale themselves."""
     paths = [*files("src", "examples"), *(ROOT / "native").rglob("*.h"), *(ROOT / "native").rglob("*.cpp")]
     return {path: NO_CODE.sub("", path.read_text(encoding="utf-8")) for path in paths}
 
 
 @cache
 def words() -> frozenset[str]:
-    """Every word of our code: what it defines and uses, and strings such as names of architectures."""
+    """Return every word of our code, with those of strings, such as names of architectures."""
     return frozenset(word for text in sources().values() for word in re.findall(r"\w+", text))
 
 
 @cache
 def members(name: str) -> frozenset[str] | None:
-    """What our classes of this name define; None: no class has it."""
+    """Return the names that our classes of this name define; None: no class has it."""
     own = [path for path, text in sources().items() if re.search(rf"^class {name}\b", text, re.MULTILINE)]
     classes = [one for path in own for one in tree(path).body if isinstance(one, ast.ClassDef) and one.name == name]
     found = {word for one in classes for node in ast.walk(one) for word in _defined(node)}
@@ -65,12 +65,12 @@ def _defined(node: ast.AST) -> list[str]:
 
 
 def faults(text: str) -> list[str]:
-    """The names in a text that are not there."""
+    """Return the names in a text that do not exist."""
     return [span for span in spans(text) if not exists(span)]
 
 
 def exists(span: str) -> bool:
-    """True for what is there, and for what is neither a path nor a name of a class."""
+    """Return False for a path or a name of a class that does not exist."""
     path = re.sub(r":\d+$", "", span)
     if "NAME" in path or path.startswith(OUTPUTS):
         return True
@@ -88,7 +88,7 @@ def exists(span: str) -> bool:
 
 @cache
 def code_files() -> tuple[Path, ...]:
-    """Python, C++ and shell files of the repository."""
+    """Return the Python, C++ and shell files of the repository."""
     native = [path for path in (ROOT / "native").rglob("*") if path.suffix in (".h", ".cpp")]
     return (*files(*FOLDERS), *files("tools"), *native, *(ROOT / "tools").glob("*.sh"), *SOURCE.glob("*.pyi"))
 

@@ -64,7 +64,7 @@ def test_requests_come_by_every_stop():
 
 
 def numbered_stops() -> dict[str, list[anchors.Anchor]]:
-    """Functions among the numbered stops of the walks that one process can take."""
+    """Return the functions among the numbered stops of the walks that one process can take."""
     text = re.sub(r"^Beside the way.*?\n\n", "", anchors.WALKS.read_text(encoding="utf-8") + "\n\n", flags=re.M | re.S)
     own = {title: stops for title, stops in anchors.walks(text).items() if title in IN_ONE_PROCESS}
     return {title: [stop for stop in stops if not stop.is_class] for title, stops in own.items()}
@@ -75,7 +75,7 @@ def key(stop: anchors.Anchor) -> tuple[str, str]:
 
 
 def functions_called(work: Any) -> set[tuple[str, str]]:
-    """File and qualified name of each function of ours that `work` calls, on this thread and those that it starts."""
+    """Return file and qualified name of each function that `work` calls, on this thread and those that it starts."""
     found: set[tuple[str, str]] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -93,7 +93,7 @@ def functions_called(work: Any) -> set[tuple[str, str]]:
 
 
 def run_requests() -> None:
-    """Requests that share prefixes, filter, stop, fill the pages and yield them."""
+    """Run requests that share prefixes, are greedy or drawn, look for a stop, and need pages of one another."""
     from tokenmill import LLM, SamplingParams
 
     plain = {"kernels": "torch", "attention_backend": "reference", "dtype": "float32"}
