@@ -116,9 +116,10 @@ lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, the
 	@$(MAKE) --no-print-directory --silent lines
 	@$(BIN)/python tools/house.py
 
-format: $(DEV_STAMP) ## format and mend what ruff can mend
+format: $(DEV_STAMP) ## format, mend what ruff can mend, and write the lines of anchors in documents anew
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/python tools/anchors.py
 
 lines: ## lines of Python code per folder and their change on this branch; fails when the core exceeds its budget
 	@$(firstword $(wildcard $(BIN)/python) python3) tools/count_lines.py $(LINES_ARGS)
