@@ -268,7 +268,8 @@ def test_silent_connections_keep_nobody_out(small_server, first):
             reply = ask(small_server.url, "POST", "/v1/completions", KEY, "Content-Type: application/json", body=body)
             assert status(reply) == 200
         assert len(many) == 300
-    assert small_server.output().count("connections are open; one that sent nothing was closed for another") == 1
+    # Once a minute at most.
+    assert 1 <= small_server.output().count("connections are open; one that sent nothing was closed for another") <= 3
     assert len(list(Path(f"/proc/{small_server.api_pid}/fd").iterdir())) < 256
 
 
