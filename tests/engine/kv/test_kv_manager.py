@@ -120,7 +120,7 @@ def test_the_cache_is_cleared_only_when_nobody_holds_pages_and_says_so() -> None
 def test_the_tree_takes_copies_for_pages_that_nobody_else_holds() -> None:
     kv = make_manager(10)
     moved: list[tuple[list[int], list[int]]] = []
-    kv.on_replaced = lambda old, new: moved.append((old, new))
+    kv.on_replaced.append(lambda old, new: moved.append((old, new)))
     first, again = make_request("first", [1] * 8), make_request("again", [1] * 16)
     acquire(kv, first)
     kv.cache_full_pages(first, 8, 1)
@@ -146,7 +146,7 @@ def test_the_tree_takes_copies_for_pages_that_nobody_else_holds() -> None:
 
 def test_a_copy_that_a_full_page_makes_of_what_nobody_holds_is_the_tree_s_at_once() -> None:
     kv = make_manager(10)
-    kv.on_replaced = lambda old, new: None
+    kv.on_replaced.append(lambda old, new: None)
     first, again = make_request("first", [1] * 16), make_request("again", [1] * 8 + [2] * 8)
     acquire(kv, first)
     kv.cache_full_pages(first, 16, 1)
