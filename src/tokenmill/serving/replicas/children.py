@@ -21,6 +21,7 @@ RunWorker = Callable[[Path, int, int], object]
 
 _LINES_KEPT = 5
 _TERMINATE_SECONDS = 0.3
+_LAST_WORD_SECONDS = 5.0
 
 
 class Child(Protocol):
@@ -186,3 +187,10 @@ class WorkerThread:
     def _set_ended(self, outcome: str) -> None:
         if not self._ended.done():
             self._ended.set_result(outcome)
+
+
+async def end_of(child: Child) -> None:
+    """Wait some seconds for the end of a child, and for what it sends before."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(child.ended(), timeout=_LAST_WORD_SECONDS)
+    await asyncio.sleep(0.1)

@@ -40,7 +40,7 @@ from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.stack_dump import stack_file
 from tokenmill.ipc.standard_streams import num_lost_lines
 from tokenmill.ipc.topology import EngineSpec
-from tokenmill.serving.replicas.children import Child, ChildProcess, RunWorker, WorkerThread
+from tokenmill.serving.replicas.children import Child, ChildProcess, RunWorker, WorkerThread, end_of
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.replicas.engines import Engines
 from tokenmill.serving.replicas.hang_watch import HangWatch
@@ -69,8 +69,7 @@ class Supervisor:
             run_worker: the loop of a text worker, for one that runs as a thread.
         """
         self._folder = folder
-        self._launch = launch
-        self.topology = topology = launch.topology
+        self._launch, self.topology = launch, (topology := launch.topology)
         self._starter = starter
         self._run_worker = run_worker
         self._owner = owner
@@ -97,8 +96,7 @@ class Supervisor:
     @property
     def trouble(self) -> str | None:
         """Sentences about the parts that hang or are being started again, or None."""
-        again = [f"the {called} is recovering" for called in self._recovering()]
-        return "; ".join(again) or self._hangs.trouble
+        return "; ".join(f"the {called} is recovering" for called in self._recovering()) or self._hangs.trouble
 
     @property
     def is_recovering(self) -> bool:
@@ -242,10 +240,12 @@ class Supervisor:
         # A child that can still say why sends it before it ends; let that arrive first.
         await asyncio.sleep(0.1)
         engine = self._engine_of.get(name)
+        dead = self._parts[name if engine is None else engine_name(engine)]
+        if dead.child not in (None, child) and not self._is_started:
+            await end_of(dead.child)  # ranks that cannot start end for one reason, in any order; the first can say it
         if engine is not None and self.engines[engine].is_new:
             self.engines[engine].fail(how)
             return
-        dead = self._parts[name if engine is None else engine_name(engine)]
         verdict = self._trials.died(dead.inbox, dead.called, engine is not None)
         can_return, is_explained = self._can_return(child), bool(verdict.convicted)
         pause = self._restarts[name].died(time.monotonic(), is_explained) if can_return else None
