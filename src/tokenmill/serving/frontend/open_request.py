@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tokenmill.core.api_messages import FinishedRequest
-from tokenmill.core.messages import Decoded, DecodeTokens, Encoded, EncodeText, GenerateText
+from tokenmill.core.messages import GenerateText, TextQuery, TextReply
 from tokenmill.serving.frontend.generation import Generation
 
 
@@ -62,8 +62,8 @@ class Call:
     """An open question to a text worker, with the future of its reply."""
 
     worker: int
-    message: EncodeText | DecodeTokens
-    reply: asyncio.Future[Encoded | Decoded]
+    message: TextQuery
+    reply: asyncio.Future[TextReply]
 
 
 class RequestObserver(Protocol):
