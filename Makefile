@@ -40,9 +40,9 @@ chat: $(NATIVE_STAMP) ## talk to a running server: make chat [PORT=8001] [ARGS="
 # The seed of random inputs is a checksum of the tree: the same tree draws the same in every run, here and in CI.
 TREE_SEED = SEED="$${SEED:-$$($(BIN)/python tools/tree_seed.py)}"; export SEED PYTHONHASHSEED="$$SEED"
 # One compute thread for each worker process: tests use small models, more threads only wait for each other. Bytecode is
-# kept: hundreds of processes start.
+# kept: hundreds of processes start. Files stay whole, so that servers are shared; xdist 3.8's groups do nothing under pytest 9.
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= \
-  $(BIN)/python -m pytest --dist loadgroup
+  $(BIN)/python -m pytest --dist loadfile
 check: lint ## lint and the tests that start no processes, in random order: a minute and a half; ARGS are passed to pytest
 	@$(TREE_SEED); TIER=check $(PYTEST) -n 2 --no-loadscope-reorder $(ARGS)
 
@@ -116,9 +116,10 @@ lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, the
 	@$(MAKE) --no-print-directory --silent lines
 	@$(BIN)/python tools/house.py
 
-format: $(DEV_STAMP) ## format and mend what ruff can mend
+format: $(DEV_STAMP) ## format, mend what ruff can mend, and write the lines of anchors in documents anew
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/python tools/anchors.py
 
 lines: ## lines of Python code per folder and their change on this branch; fails when the core exceeds its budget
 	@$(firstword $(wildcard $(BIN)/python) python3) tools/count_lines.py $(LINES_ARGS)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-# Without the group that xdist's `--dist loadgroup` hangs on.
+# As collected, before a plug-in adds to it.
 NODE_ID = pytest.StashKey[str]()
 
 

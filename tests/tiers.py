@@ -168,15 +168,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark, leave out what belongs to other tiers, and shuffle the rest in `check`.
-
-    Tests of one file run in one worker, in `--dist loadgroup` too, unless a mark of theirs names another group.
-    """
+    """Mark, leave out what belongs to other tiers, and shuffle the rest in `check`."""
     for item in items:
         for mark in marks_of(item.path):
             item.add_marker(mark)
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
     left_out = {"check": tuple(MARKS), "test": ("nightly",), "nightly": ()}[tier()]
     others = [item for item in items if any(item.get_closest_marker(mark) for mark in left_out)]
     if others:

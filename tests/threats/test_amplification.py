@@ -136,11 +136,11 @@ def test_nothing_short_waits_for_what_is_long():
         with concurrent.futures.ThreadPoolExecutor() as pool:
             replies = [pool.submit(server.post, "/tokenize", text) for _ in range(8)]
             num_short = 0
-            while not all(reply.done() for reply in replies):
+            while not any(reply.done() for reply in replies):
                 assert server.post("/tokenize", {"prompt": "x"}).status_code == 200
-                num_short += 1
+                num_short += not any(reply.done() for reply in replies)
         assert {reply.result().status_code for reply in replies} == {200}
-        assert num_short > 12, "more than could slip in between the long ones"
+        assert num_short > 1, "one may come before the long ones; others are answered before any of these has ended"
 
 
 def test_what_cannot_fit_is_refused_before_it_is_looked_at(guarded):

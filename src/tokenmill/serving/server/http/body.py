@@ -33,21 +33,24 @@ class UnknownField(InvalidRequest):
     """A body has a field that the route does not know."""
 
 
-async def read_as(request: Request, kind: type[T], budget: BodyBudget, make: Callable[[T], R]) -> R:
+async def read_as(
+    request: Request, kind: type[T], budget: BodyBudget, make: Callable[[T], R], *, is_strict: bool = False
+) -> R:
     """Read the body of a call and convert it with `make`, off the event loop if it is long.
 
     Raises as `read_call` and `make` do.
     """
-    body, num_bytes = await read_call(request, kind, budget)
+    body, num_bytes = await read_call(request, kind, budget, is_strict=is_strict)
     return await budget.threads.run(num_bytes, lambda: make(body))
 
 
-async def read_call(request: Request, kind: type[T], budget: BodyBudget) -> tuple[T, int]:
+async def read_call(request: Request, kind: type[T], budget: BodyBudget, *, is_strict: bool = False) -> tuple[T, int]:
     """Read the body of a call, of which unknown fields are left out, and return it and how many bytes it had.
 
-    Raises as `read_body` does, for an unknown field only under the rule of `budget.unknown`.
+    Raises as `read_body` does, for an unknown field only under the rule of `budget.unknown`, or if `is_strict`.
     """
-    taken, num_bytes = await _read(request, budget, lambda raw: _take(raw, kind, budget.unknown))
+    unknown = UnknownFields(is_strict=True) if is_strict else budget.unknown
+    taken, num_bytes = await _read(request, budget, lambda raw: _take(raw, kind, unknown))
     if taken.ignored:
         budget.unknown.note(taken.ignored)
         request.scope.setdefault("state", {})[IGNORED] = header_of(taken.ignored)

@@ -81,6 +81,10 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
+    # Refused: the answer would lack what stands in them.
+    conversation: Any = None
+    prompt: Any = None
+
 
 def response_call(body: ResponsesBody, earlier: list[dict[str, Any]]) -> GenerationCall:
     """Return the call that a body asks for.
@@ -91,6 +95,9 @@ def response_call(body: ResponsesBody, earlier: list[dict[str, Any]]) -> Generat
     Raises:
         InvalidRequest: naming the item at fault.
     """
+    for name in ("conversation", "prompt"):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"{name} is not supported by this server", name)
     check_depth(body.input, "input")
     check_depth(body.tools, "tools")
     messages = [*earlier, *input_messages(body.input)]

@@ -75,7 +75,7 @@ class NativeRoute:
     async def post(self, request: Request) -> Response:
         """Complete one or more prompts."""
         context = self._context
-        body, call, prompts = await read_as(request, NativeBody, context.bodies, self._read)
+        body, call, prompts = await read_as(request, NativeBody, context.bodies, self._read, is_strict=True)
         label = body.rid or request.state.request_id
         writer = NativeWriter(label, _is_list(body) or prompts[0].params.n > 1, body)
         return GenerationReply(context, call, prompts, writer, label)
