@@ -74,8 +74,10 @@ def requests(rng: random.Random, kinds: list[str]) -> list[AddRequest]:
     for kind in kinds:
         prompt = [rng.randrange(10, 250) for _ in range(rng.choice([3, 9, 27]))]
         for name, tokens in (("well", prompt), ("ill", [*prompt[:2], POISON, *prompt[2:]])):
-            params = SamplingParams(**{"temperature": 1.0, "seed": 3, "max_tokens": 3, **KINDS[kind]})
             pooling = kind if kind in ("last", "mean") else ""
+            # A vector ends its request, as at the server's routes: it goes out in place of the first token.
+            sizes = {"max_tokens": 1 if pooling else 3}
+            params = SamplingParams(**{"temperature": 1.0, "seed": 3, **sizes, **KINDS[kind]})
             made.append(AddRequest(id=f"{kind}, {name}", prompt_token_ids=tokens, params=params, pooling=pooling))
     return made
 
