@@ -14,13 +14,26 @@ import msgspec
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, PromptTooCostly, Unavailable
 from tokenmill.core.media import MediaInput
-from tokenmill.core.messages import CallRules, Decoded, DecodeTokens, Encoded, EncodeText, GenerateText, RequestRejected
+from tokenmill.core.messages import (
+    CallRules,
+    Decoded,
+    DecodeTokens,
+    Encoded,
+    EncodeText,
+    FindParsers,
+    GenerateText,
+    ParsersFound,
+    RequestRejected,
+    TextQuery,
+    TextReply,
+)
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.model.vision.prompts import MediaPrompts
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, Thinking
+from tokenmill.serving.frontend.parser_finder import FoundParser, ParserFinder
 from tokenmill.serving.frontend.prompt_encoder import PromptEncoder
 from tokenmill.serving.frontend.template_budget import TakesLong
 from tokenmill.serving.frontend.tokenizer import Tokenizer
@@ -32,7 +45,7 @@ _logger = logging.getLogger(__name__)
 # Tokens at the end of a prompt in which it is looked for the mark that begins thinking.
 _PROMPT_END = 16
 
-Question = GenerateText | EncodeText | DecodeTokens
+Question = GenerateText | TextQuery
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,7 @@ class PreparedPrompt:
     media: list[MediaInput]
 
 
-Prepared = PreparedPrompt | Encoded | Decoded | RequestRejected
+Prepared = PreparedPrompt | TextReply | RequestRejected
 
 
 class PromptProcessor:
@@ -65,6 +78,8 @@ class PromptProcessor:
         media: MediaPrompts | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._architecture = ""
         self._prompts = PromptEncoder(tokenizer, chat_template, media)
         self._any_whitespace = any_whitespace
         self._max_string_length = max_string_length
@@ -73,6 +88,7 @@ class PromptProcessor:
         """Take in the limits of the engine."""
         self._prompts.max_model_len = ready.max_model_len
         self._prompts.vocab_size = ready.vocab_size
+        self._architecture = ready.architecture
 
     def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
         """Prepare a message, or return its refusal; errors in what a client sent are never raised.
@@ -90,10 +106,26 @@ class PromptProcessor:
                 case DecodeTokens():
                     self._prompts.check_to_decode(message.token_ids)
                     return Decoded(message.id, self._tokenizer.decode(message.token_ids))
+                case FindParsers():
+                    return self._find_parsers(message)
         except TakesLong:
             raise
         except Exception as error:
             return rejection(message, error)
+
+    def _find_parsers(self, message: FindParsers) -> ParsersFound:
+        if self._chat_template is None:
+            notation = style = FoundParser("", "the model has no chat template")
+        else:
+            finder = ParserFinder(self._chat_template, self._tokenizer, self._architecture)
+            notation, style = finder.notation(), finder.style()
+        return ParsersFound(
+            id=message.id,
+            notation=notation.name,
+            notation_reason=notation.reason,
+            style=style.name,
+            style_reason=style.reason,
+        )
 
     def _prompt(self, message: GenerateText, attempt: Attempt) -> PreparedPrompt:
         prompt, media = self._prompts.prompt(message, attempt)

@@ -28,6 +28,7 @@ from tokenmill.core.messages import (
     AddRequest,
     DecodeTokens,
     EncodeText,
+    FindParsers,
     GenerateText,
     PromptReport,
     RequestRejected,
@@ -136,7 +137,7 @@ class TextProcessor:
                 return Routed()
             case EngineLost() | EngineBack() | EngineDraining():
                 return Routed()
-            case GenerateText() | EncodeText() | DecodeTokens():
+            case GenerateText() | EncodeText() | DecodeTokens() | FindParsers():
                 return self.start(message, self.prepare(message))
 
     def expect(self, request_id: str, params: SamplingParams, num_prompt_tokens: int) -> None:

@@ -28,7 +28,13 @@ from tokenmill.serving.server.response_store import ResponseStore
 
 @dataclass(frozen=True, slots=True)
 class ToolParsers:
-    """The parsers chosen by `--tool-call-parser`, `--enable-auto-tool-choice` and `--reasoning-parser`."""
+    """The parsers of chat answers, named as in `--tool-call-parser` and `--reasoning-parser`.
+
+    Attributes:
+        notation: of calls; "": there is none.
+        finds_calls: the model decides whether to call tools.
+        reasoning: of thinking; "": there is none.
+    """
 
     notation: str = ""
     finds_calls: bool = False

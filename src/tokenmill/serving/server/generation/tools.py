@@ -46,7 +46,7 @@ def call_rules(
         return None
     if not is_required and not (parsers.finds_calls and parsers.notation):
         raise InvalidRequest(
-            "tools with tool_choice auto need a server started with --enable-auto-tool-choice and --tool-call-parser",
+            "tools with tool_choice auto need a server that knows how the model writes calls: --tool-call-parser",
             "tool_choice",
         )
     check_depth(tools, "tools")
