@@ -6,7 +6,8 @@
     API --(EngineLost, EngineBack, EngineDraining)--> text workers --(EngineIdle)--> API, where engines come and go
     API --(Retrial)--> text worker --(Cleared)--> API, where its predecessor has died
     API --(LeaveWorker)--> engine, where a text worker has died
-    engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded, ParsersFound, Cleared)--> API
+    engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded, Cleared)--> API
+    text worker --(ParsersFound)--> API, once at the start
     engine --(EngineProgress, EngineReady, EngineStats)--> API --(EngineReady)--> text workers
     API --(SetPaused, ResetPrefixCache, ExplainRequests)--> engine --(Done, RequestStates)--> API
     API --(ShowTurns)--> engine --(LiveReport)--> API, while a client watches

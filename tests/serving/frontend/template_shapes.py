@@ -147,13 +147,13 @@ GEMMA_4 = """{{ bos_token }}
 
 DEEPSEEK = """{{ bos_token }}
 {%- for message in messages %}
-    {%- if message.role == 'user' %}{{ '<｜User｜>' + message.content }}
-    {%- elif message.tool_calls %}{{ '<｜Assistant｜><｜tool▁calls▁begin｜>' }}
+    {%- if message.role == 'user' %}{{ '<\uff5cUser\uff5c>' + message.content }}
+    {%- elif message.tool_calls %}{{ '<\uff5cAssistant\uff5c><\uff5ctool▁calls▁begin\uff5c>' }}
         {%- for call in message.tool_calls %}
-            {{- '<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call.function.name + '\\n```json\\n' }}
-            {{- call.function.arguments | tojson }}{{ '\\n```<｜tool▁call▁end｜>' }}
-        {%- endfor %}<｜tool▁calls▁end｜>
-    {%- else %}{{ '<｜Assistant｜>' + message.content.split('</think>')[-1] + eos_token }}
+            {{- '<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>' + call.function.name + '\\n```json\\n' }}
+            {{- call.function.arguments | tojson }}{{ '\\n```<\uff5ctool▁call▁end\uff5c>' }}
+        {%- endfor %}<\uff5ctool▁calls▁end\uff5c>
+    {%- else %}{{ '<\uff5cAssistant\uff5c>' + message.content.split('</think>')[-1] + eos_token }}
     {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}<｜Assistant｜>{% endif %}"""
+{%- if add_generation_prompt %}<\uff5cAssistant\uff5c>{% endif %}"""

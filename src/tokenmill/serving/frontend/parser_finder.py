@@ -2,13 +2,12 @@
 
 A template is shown a short chat with tools and a call, and the text that it renders is looked at, not its source: the
 same text can be written in many ways. A notation is believed if its parser reads the rendered call back; where no call
-is rendered, if the marks that it needs are tokens of the vocabulary. Does not know flags, which go before what is found.
+is rendered, if the marks that it needs are tokens of the vocabulary. Does not know flags, which override it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ _ROWS = (
     _Row("pythonic", "[get_weather(", "", ()),
 )
 
-# Styles in the order in which they are looked for; `deepseek_r1` reads no more than `qwen3` where a prompt has the mark.
+# Styles in the order in which they are looked for. `qwen3` reads what `deepseek_r1` does where a prompt has the mark.
 _STYLES = (harmony.STYLE_NAME, "gemma4", "granite", "qwen3")
 
 _FAMILY_NOTATIONS: Mapping[str, str] = MappingProxyType(
@@ -218,7 +217,8 @@ def _added(prompt: str, whole: str) -> str:
     """
     if whole.startswith(prompt):
         return whole[len(prompt) :]
-    shared = os.path.commonprefix([prompt, whole])
+    pairs = enumerate(zip(prompt, whole, strict=False))
+    shared = prompt[: next((i for i, (one, other) in pairs if one != other), len(whole))]
     return whole[max(shared.rfind("\n"), shared.rfind(">"), shared.rfind("]")) + 1 :]
 
 
