@@ -149,10 +149,10 @@ class TerminalScreen:
             table.add_row(label, escape(text))
         self._console.print()
         self._console.print(table)
-        chat = chat_command(self._server)
+        talk = chat_command(self._server)
         self._console.print(
             f"\n[bold green]ready[/] in {self._clock() - self._started:.1f} s; Ctrl-C ends. "
-            f"In another terminal run [bold]{escape(chat)}[/] or paste:\n"
+            f"In another terminal run [bold]{escape(talk)}[/] or paste:\n"
         )
         # Not wrapped by us: a wrapped command cannot be pasted.
         command = curl_command(model_name(ready, self._server), self._server)

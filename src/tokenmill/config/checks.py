@@ -134,8 +134,9 @@ def _check_times(config: ServerSettings) -> None:
         seconds = getattr(config, name)
         if seconds <= 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
-    if config.shutdown_timeout < 0:
-        raise InvalidConfig(f"--shutdown-timeout must be 0 seconds or more, got {config.shutdown_timeout}")
+    for name in ("shutdown_timeout", "sse_ping"):
+        if getattr(config, name) < 0:
+            raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 seconds or more, got {getattr(config, name)}")
 
 
 def _check_finite(config: EngineSettings | ServerSettings) -> None:

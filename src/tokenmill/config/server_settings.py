@@ -91,6 +91,7 @@ class ServerSettings:
     keep_alive_timeout: float = flag(
         75.0, "seconds that a connection may be idle between requests", aliases=("--timeout-keep-alive",)
     )
+    sse_ping: float = flag(15.0, "seconds of silence after which a stream gets a sign of life; 0: never")
     engine_timeout: float = flag(
         30.0, "seconds that a step, or what a text worker does at a time, may take before /health says 503"
     )

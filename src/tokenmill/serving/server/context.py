@@ -65,6 +65,7 @@ class ServerContext:
         adapters: the adapters that requests may name besides the model.
         media: fetches the images that requests name.
         responses: the stored responses of /v1/responses.
+        sse_ping: seconds of silence after which a stream gets a sign of life; 0: never.
     """
 
     client: EngineClient
@@ -90,6 +91,7 @@ class ServerContext:
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
     media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), MediaLimits()))
     responses: ResponseStore = field(default_factory=ResponseStore)
+    sse_ping: float = 0.0
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from tokenmill.serving.frontend.open_request import Caller
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.generation.placement import placed
+from tokenmill.serving.server.generation.signs_of_life import SilenceTimer
 from tokenmill.serving.server.generation.writer import ReplyWriter, UsageCounter
 from tokenmill.serving.server.http.errors import RequestTimedOut, error_response
 from tokenmill.serving.server.http.middleware import SEND_BODY, is_background, owner_of, tenant_of
@@ -125,18 +126,24 @@ class GenerationReply(Response):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
-        # The headers leave with the first delta: until then a refusal can still have its proper status.
+        # The headers leave with the first delta or ping: until then a refusal can still have its proper status.
         generation.takes_remarks = True
-        async for index, output in generation:
-            if not output.token_ids and output.finish_reason is None:
-                if self._started:
-                    await send_body({"type": "http.response.body", "body": _REMARK, "more_body": True})
-                continue
-            events = self._writer.events(index, self._take(index, output), self._usage)
-            if events:
-                if not self._started:
-                    await self._start(send, _STREAM_HEADERS)
-                await send_body({"type": "http.response.body", "body": events, "more_body": True})
+        silence = SilenceTimer(self._context.sse_ping, generation.remark)
+        try:
+            async for index, output in generation:
+                if not output.token_ids and output.finish_reason is None:
+                    events = _REMARK if self._started and not silence.is_due else b""
+                else:
+                    events = self._writer.events(index, self._take(index, output), self._usage)
+                if not events and silence.is_due:
+                    events = self._writer.ping
+                if events:
+                    silence.sent()
+                    if not self._started:
+                        await self._start(send, _STREAM_HEADERS)
+                    await send_body({"type": "http.response.body", "body": events, "more_body": True})
+        finally:
+            silence.close()
         await _end_stream(send, self._writer.end(self._usage))
 
     def _take(self, index: int, output: TextOutput) -> TextOutput:

@@ -232,6 +232,7 @@ class ApiProcess(ABC):
             max_logprobs=config.max_logprobs,
             takes_priority=engine.scheduling_policy not in ("fair", "fcfs"),
             parsers=self._choice.parsers,
+            sse_ping=config.sse_ping,
             settings=public_settings(engine, config),
             started=int(time.time()),
             trouble=self._trouble,
