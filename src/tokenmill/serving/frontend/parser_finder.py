@@ -39,7 +39,7 @@ class FoundParser:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """How a notation is recognized.
+    """The texts by which a notation is recognized.
 
     Attributes:
         call: text in a rendered call.

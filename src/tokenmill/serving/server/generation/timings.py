@@ -12,7 +12,7 @@ from tokenmill.serving.server.generation.writer import UsageCounter
 
 
 class PromptProgress(msgspec.Struct):
-    """How much of a prompt is computed; `cache`: tokens of it that the prefix cache supplied."""
+    """The computed part of a prompt; `cache`: tokens of it that the prefix cache supplied."""
 
     total: int
     cache: int
