@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,6 @@ from tokenmill.serving.frontend.open_request import Caller
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.generation.placement import placed
-from tokenmill.serving.server.generation.signs_of_life import SilenceTimer
 from tokenmill.serving.server.generation.writer import ReplyWriter, UsageCounter
 from tokenmill.serving.server.http.errors import RequestTimedOut, error_response
 from tokenmill.serving.server.http.middleware import SEND_BODY, is_background, owner_of, tenant_of
@@ -189,3 +188,39 @@ async def _disconnected(receive: Receive) -> None:
     """Return when the client has disconnected; its body was read before, so no other message can come."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class SilenceTimer:
+    """Calls `ring` whenever nothing has been sent for some seconds; it never sends anything itself.
+
+    Attributes:
+        is_due: it has rung, and nothing has been sent since.
+    """
+
+    def __init__(self, seconds: float, ring: Callable[[], None]) -> None:
+        """Start to count; 0 seconds: it never rings."""
+        self._loop = asyncio.get_running_loop()
+        self._seconds = seconds
+        self._ring = ring
+        self._last = self._loop.time()
+        self.is_due = False
+        self._timer = self._loop.call_later(seconds, self._look) if seconds else None
+
+    def sent(self) -> None:
+        """Note that something was sent."""
+        self._last = self._loop.time()
+        self.is_due = False
+
+    def close(self) -> None:
+        """Stop counting."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        left = self._last + self._seconds - self._loop.time()
+        if left <= 0:
+            self.is_due = True
+            self._ring()
+            left = self._seconds
+        # One timer a stream, however many deltas it sends.
+        self._timer = self._loop.call_later(left, self._look)
