@@ -66,6 +66,9 @@ class ServerSettings:
     enable_auto_tool_choice: bool | None = flag(
         None, "let the model decide whether to call tools (auto: if it is known how it writes calls)"
     )
+    tool_grammar: str = flag(
+        "on", "keep calls that the model decides on to the schemas of their tools", choices=("on", "off")
+    )
     reasoning_parser: str | None = flag(
         None, "how the model marks its thinking (auto: found by its template)", choices=(*REASONING_PARSERS, NO_PARSER)
     )

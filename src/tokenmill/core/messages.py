@@ -51,12 +51,17 @@ from tokenmill.core.sampling_params import SamplingParams
 
 
 class CallRules(msgspec.Struct):
-    """Rules for tool calls in an answer: notation, functions, whether one is required and several may be made."""
+    """Rules for tool calls in an answer: notation, functions, whether one is required and several may be made.
+
+    Attributes:
+        is_lazy: the model decides whether to call, and a grammar keeps its calls to the schemas.
+    """
 
     parser: str
     names: list[str]
     is_required: bool
     is_parallel: bool
+    is_lazy: bool = False
 
 
 class GenerateText(Message, kw_only=True):

@@ -46,10 +46,12 @@ class Grammar(msgspec.Struct, frozen=True):
     Attributes:
         text: in llguidance's JSON form; the frontend builds it.
         param: the field of the request it came from, for error messages.
+        is_optional: where it cannot be compiled, the request goes without.
     """
 
     text: str
     param: str
+    is_optional: bool = False
 
 
 class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from itertools import takewhile
@@ -44,18 +44,22 @@ class RowGrammar:
         goes_unmasked: a mask is filled for it only where its matcher refuses what it drew.
         has_mask: it is filled, or being filled; if not, the matcher is asked about the token that was drawn.
         matcher: llguidance's; None: the row has failed.
+        is_free: its masks have all tokens.
         taken: sampled tokens that the matcher has not seen.
         is_slow: what it did last took long, or one of those that were filled with it did.
         failure: why the row cannot go on; "" while all is well.
     """
 
-    def __init__(self, template: Any | None, new_row: AdmittedRequest, num_words: int, on_host: bool) -> None:
+    def __init__(self, template: Any | None, new_row: AdmittedRequest, vocab_size: int, on_host: bool) -> None:
         self.position = len(new_row.token_ids)
+        num_words = -(-vocab_size // WORD_BITS)
         self.masks: IntArray = np.zeros((1, num_words), dtype=np.int32)
+        self._padding = _bits(range(vocab_size, num_words * WORD_BITS), num_words)[-1]
         self._own_masks, self._address = self.masks, self.masks.ctypes.data
         self.matcher = template.deep_copy() if template is not None else None
         self.taken: list[int] = new_row.token_ids[new_row.num_prompt_tokens :].tolist()
         self.failure = "" if template is not None else "its grammar is gone"
+        self.is_free = False
         self.job: Future[None] = Future()
         self.masks_first = new_row.params.is_filtered
         self.goes_unmasked = on_host and not self.masks_first
@@ -130,12 +134,14 @@ class RowGrammar:
         """Note that the matcher has filled `masks`, or failed."""
         self.masks, self.has_mask = masks, True
         assert self.matcher is not None, "a row that has failed is not advanced"
+        self.is_free = bool((masks[:, :-1] == -1).all() and (masks[:, -1] | self._padding == -1).all())
         num_early = self._first_stop_position - self.position
         if self._check(self.matcher) and num_early > 0:
             # Where the grammar leaves nothing but the end, the end it is.
             without_stops = masks[:num_early] & ~_bits(self._stop_token_ids, masks.shape[1])
             is_rest = without_stops.any(1)
             masks[:num_early][is_rest] = without_stops[is_rest]
+            self.is_free = False
 
     def fail(self) -> None:
         """Log an exception from llguidance, and mark the row as failed."""
@@ -277,7 +283,7 @@ class MaskThreads:
             row.is_slow = is_slow
 
 
-def _bits(token_ids: Sequence[int], num_words: int) -> IntArray:
+def _bits(token_ids: Iterable[int], num_words: int) -> IntArray:
     flags = np.zeros(num_words * WORD_BITS, dtype=np.uint8)
     flags[list(token_ids)] = 1
     return np.packbits(flags, bitorder="little").view(np.int32)

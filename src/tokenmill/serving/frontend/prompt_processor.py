@@ -32,6 +32,7 @@ from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.model.vision.prompts import MediaPrompts
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate
+from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, Thinking
 from tokenmill.serving.frontend.parser_finder import FoundParser, ParserFinder
 from tokenmill.serving.frontend.prompt_encoder import PromptEncoder
@@ -151,6 +152,9 @@ class PromptProcessor:
         if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
         builder = GrammarBuilder(self._prompts, self._any_whitespace, self._max_string_length)
+        if calls is not None and calls.is_lazy and params.ignore_eos:
+            # Behind its end, an answer that goes on has no grammar.
+            calls = msgspec.structs.replace(calls, is_lazy=False)
         grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
         return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
@@ -189,10 +193,25 @@ def answer_grammar(
         named = [read_tool(tool) for tool in tools or ()]
         wanted = [tool for tool in named if tool.name in calls.names]
         alternatives.append(NOTATIONS[calls.parser].rule(builder, wanted, calls.is_parallel))
+    if calls is not None and calls.is_lazy and not alternatives:
+        return _lazy_grammar(builder, calls, tools, thinking)
     if not alternatives:
         return None
     rules = [] if thinking is None else [builder.thinking(thinking)]
     return builder.grammar([*rules, f"({' | '.join(alternatives)})"], param)
+
+
+def _lazy_grammar(
+    builder: GrammarBuilder, calls: CallRules, tools: list[dict[str, Any]] | None, thinking: Thinking | None
+) -> Grammar:
+    """Return the grammar of an answer that is free except in its calls."""
+    notation = NOTATIONS[calls.parser]
+    wanted = [tool for tool in map(read_tool, tools or ()) if tool.name in calls.names]
+    text = FreeText(builder)
+    answer = notation.lazy(text, [tool.loosened() for tool in wanted] if notation.writes_json else wanted)
+    # Where answers have an opening, thinking is one of their messages.
+    before = thinking if thinking is None or not thinking.opening else None
+    return builder.grammar([text.grammar(answer, before)], "tools", not any(tool.is_strict for tool in wanted))
 
 
 def ids_of(message: Question) -> list[str]:

@@ -34,11 +34,13 @@ class ToolParsers:
         notation: of calls; "": there is none.
         finds_calls: the model decides whether to call tools.
         reasoning: of thinking; "": there is none.
+        has_grammar: a grammar keeps calls to the schemas of their tools, also where the model decides.
     """
 
     notation: str = ""
     finds_calls: bool = False
     reasoning: str = ""
+    has_grammar: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

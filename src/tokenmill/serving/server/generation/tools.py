@@ -51,7 +51,9 @@ def call_rules(
         )
     check_depth(tools, "tools")
     notation = parsers.notation or DEFAULT_NOTATION
-    return CallRules(notation, names if named is None else [named], is_required, is_parallel and named is None)
+    is_lazy = parsers.has_grammar and not is_required
+    wanted = names if named is None else [named]
+    return CallRules(notation, wanted, is_required, is_parallel and named is None, is_lazy)
 
 
 def _checked_name(tool: dict[str, Any], where: str) -> str:
