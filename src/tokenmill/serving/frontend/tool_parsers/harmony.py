@@ -72,12 +72,12 @@ class HarmonyNotation:
         calls = " | ".join(
             f"{literal(tool.name)} ({after}) {builder.arguments(tool.parameters, tool.is_strict)}" for tool in tools
         )
-        noise, body = text.noise((_MESSAGE,)), text.noise((_START,))
-        free = f"{noise} {marker(_MESSAGE)} {body}"
-        called = f"{text.before((_MESSAGE,))} {to} ({calls})"
-        ended = f"<[{','.join(map(str, text.ids((_END, '<|call|>', '<|return|>'))))}]> {body}"
-        message = text.rule(f"{free} | {called} ({ended})?")
-        return f"({message} {marker(_START)})* ({message} | {noise})"
+        called = text.rule(f"{text.before((_MESSAGE,))} {to} ({calls})")
+        ends = f"<[{','.join(map(str, text.ids((_END, '<|call|>', '<|return|>'))))}]>"
+        header, body = text.until((_MESSAGE,)), text.until((_START,))
+        last = text.noise((_START,))
+        on = f"{header} {body} | {called} ({ends} {body} | {marker(_START)})"
+        return f"({text.rule(on)})* ({header} {last} | {called} ({ends} {last})? | {text.noise((_MESSAGE,))})"
 
 
 class _State(Enum):
@@ -155,6 +155,7 @@ class HarmonyParser:
                 self._begin_body(pieces)
             elif self._is_no_header():
                 rest, self._head = self._head + self._finder.finish(), ""
+                self._kind, self._has_begun = PieceKind.TEXT, False
                 self._enter(_State.BODY)
             return rest
         if self._state is _State.BODY:
