@@ -18,7 +18,7 @@ from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.serving.frontend.reasoning import ReasoningStyle
 from tokenmill.serving.frontend.stop_strings import StopStrings
 from tokenmill.serving.frontend.tool_parsers.protocol import Tool, ToolParser
-from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
+from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder, ValueScanner
 
 STYLE_NAME, NOTATION_NAME = "openai_gptoss", "openai"
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -107,6 +107,8 @@ class HarmonyParser:
         self._finder = MarkerFinder(_MESSAGE)
         self._head = ""
         self._kind: PieceKind | None = PieceKind.TEXT
+        self._keeps_calls = keeps_calls
+        self._arguments: ValueScanner | None = None
         self._has_begun = False
         self._shown: set[PieceKind] = set()
         self._num_unsure = 0
@@ -147,7 +149,12 @@ class HarmonyParser:
         return self._state is _State.BODY and self._kind is PieceKind.REASONING
 
     def _read(self, text: str, pieces: list[AnswerPiece]) -> str:
-        """Read up to the next mark; return the text after it."""
+        """Read up to the next mark, or the end of a call's arguments; return the text after it."""
+        if self._arguments is not None:
+            end = self._arguments.push(text, 0)
+            self._show(text[:end], pieces)
+            self._arguments = None if self._arguments.is_done else self._arguments
+            return text[end:]
         before, marker, rest = self._finder.push(text)
         if self._state is _State.HEADER:
             self._head += before
@@ -183,6 +190,8 @@ class HarmonyParser:
         self._has_begun = False
         if recipient is not None and self._shows_calls:
             self._num_calls += 1
+            # Strings of JSON may spell marks.
+            self._arguments = ValueScanner() if self._keeps_calls else None
             is_wanted = self._max_calls is None or self._num_calls <= self._max_calls
             self._kind = PieceKind.CALL if is_wanted else None
             if is_wanted:
