@@ -209,10 +209,10 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(
     may_go_on = threading.Event()
     compile_it = grammars._compile
 
-    def watched(text: str, is_optional: bool) -> object:
-        begun.append(text)
+    def watched(grammar: Grammar) -> object:
+        begun.append(grammar.text)
         assert may_go_on.wait(60)
-        return compile_it(text, is_optional)
+        return compile_it(grammar)
 
     monkeypatch.setattr(grammars, "_compile", watched)
     for number in range(8):

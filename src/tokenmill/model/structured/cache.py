@@ -21,6 +21,7 @@ from typing import Any
 from tokenmill.core.errors import InvalidRequest, Refusal, Unavailable
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import RequestStatus
+from tokenmill.core.sampling_params import Grammar
 from tokenmill.ipc.sandbox import Limits
 from tokenmill.model.structured.compiler import GrammarCompiler, GrammarTokenizer
 from tokenmill.model.structured.trial import GrammarTrial
@@ -88,7 +89,7 @@ class GrammarCache:
         else:
             self._waiting.setdefault(text, []).append(message.id)
             if text not in self._compiling:
-                self._compiling[text] = self._threads().submit(self._compile, text, grammar.is_optional)
+                self._compiling[text] = self._threads().submit(self._compile, grammar)
         self._text_of[message.id] = text
         return entry is not None
 
@@ -143,15 +144,16 @@ class GrammarCache:
             self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar", initializer=_yield_to_steps)
         return self._pool
 
-    def _compile(self, text: str, is_optional: bool) -> _Entry:
+    def _compile(self, grammar: Grammar) -> _Entry:
         """Compile a grammar in a thread: on trial where it can do no harm, then here."""
+        text = grammar.text
         try:
             num_bytes = self._trial.check(text) + len(text) + _LEAST_BYTES
             if num_bytes > self._max_bytes:
                 raise InvalidRequest(f"the grammar takes {num_bytes >> 20} MiB; at most {self._max_bytes >> 20}")
-            return _Entry(num_bytes, self._compiler.compile(text))
+            return _Entry(num_bytes, self._compiler.template(text, grammar.marks))
         except InvalidRequest as error:
-            if not is_optional:
+            if not grammar.is_optional:
                 raise
             _logger.warning("a request's tools go without a grammar: %s", error)
             return _Entry(len(text) + _LEAST_BYTES, NO_CONSTRAINT)

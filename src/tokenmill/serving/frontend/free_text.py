@@ -22,8 +22,10 @@ class FreeText:
     """Collects the rules of one answer; each method returns a rule or the name of one."""
 
     def __init__(self, builder: GrammarBuilder) -> None:
+        """Begin an answer; `marks` are those without which its free text stays free, None where that cannot be said."""
         self.builder = builder
         self._rules = ["TEXT: /(?s:.*)/"]
+        self.marks: list[str] | None = []
         self._noises: dict[tuple[int, ...], str] = {}
 
     def noise(self, marks: Sequence[str] = ()) -> str:
@@ -32,10 +34,16 @@ class FreeText:
 
     def until(self, marks: Sequence[str]) -> str:
         """Return the rule of any text up to and including the first of these marks."""
+        self.listen_for(*marks)
         ids = self.ids(marks)
         spelled = self.lazily(f"TEXT ({' | '.join(map(literal, marks))})")
         with_token = f"{self.noise(marks)} <[{','.join(map(str, ids))}]> | " if ids else ""
         return self.rule(f"{with_token}{self.before(marks)} {spelled}")
+
+    def listen_for(self, *marks: str) -> None:
+        """Note marks without which free text stays free."""
+        if self.marks is not None:
+            self.marks += [mark for mark in marks if mark not in self.marks]
 
     def with_calls(self, marks: Sequence[str], call: str) -> str:
         """Return the rule of any text with calls in it, each begun by one of these marks."""
@@ -73,6 +81,7 @@ class FreeText:
 
     def _begun(self, mark: str) -> str:
         """Return the rule of a mark at the beginning, whose texts win against noise."""
+        self.listen_for(mark)
         pieces = self.builder.pieces(mark)
         if len(pieces) == 1 and not pieces[0].startswith("<["):
             return self.lazily(f"{SPACE} {pieces[0]}")

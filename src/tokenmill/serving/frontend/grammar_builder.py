@@ -143,12 +143,14 @@ class GrammarBuilder:
             text = f"start: {begin} text {end} {_GAP}\ntext: /(?s:.*)/"
         return self.lark(text) + ("" if thinking.has_begun else "?")
 
-    def grammar(self, rules: Sequence[str], param: str, is_optional: bool = False) -> Grammar:
-        """Return the whole grammar: these rules, one after the other; see `Grammar` for `is_optional`."""
+    def grammar(
+        self, rules: Sequence[str], param: str, is_optional: bool = False, marks: tuple[str, ...] | None = None
+    ) -> Grammar:
+        """Return the whole grammar: these rules, one after the other; see `Grammar` for `is_optional` and `marks`."""
         # An optional one must not be taken for its equal that is not: the compiler goes by the text.
         note = "// optional\n" if is_optional else ""
         start = {"lark_grammar": f"{_OPTIONS}\n{note}start: " + " ".join(rules)}
-        return Grammar(json.dumps({"grammars": [start, *self._parts]}, ensure_ascii=False), param, is_optional)
+        return Grammar(json.dumps({"grammars": [start, *self._parts]}, ensure_ascii=False), param, is_optional, marks)
 
     def _schema(self, schema: dict[str, Any], is_lenient: bool) -> str:
         spacing = {"whitespace_pattern": _WHITESPACE} if self._any_whitespace else {"whitespace_flexible": False}

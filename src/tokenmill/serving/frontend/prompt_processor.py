@@ -211,7 +211,8 @@ def _lazy_grammar(
     answer = notation.lazy(text, [tool.loosened() for tool in wanted] if notation.writes_json else wanted)
     # Where answers have an opening, thinking is one of their messages.
     before = thinking if thinking is None or not thinking.opening else None
-    return builder.grammar([text.grammar(answer, before)], "tools", not any(tool.is_strict for tool in wanted))
+    rule, is_optional = text.grammar(answer, before), not any(tool.is_strict for tool in wanted)
+    return builder.grammar([rule], "tools", is_optional, None if text.marks is None else tuple(text.marks))
 
 
 def ids_of(message: Question) -> list[str]:

@@ -24,6 +24,7 @@ STYLE_NAME, NOTATION_NAME = "openai_gptoss", "openai"
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 _CONSTRAIN = "<|constrain|>"
 _MARKS = (_START, _CHANNEL, _MESSAGE, _END, _CONSTRAIN)
+_TO = "to=functions."
 _ENDS = (_END, "<|call|>", "<|return|>", _START)
 # What the header of a message may begin with; anything else is an answer without one.
 _HEADS = (_CHANNEL, _START, _CONSTRAIN, "assistant", "to=")
@@ -65,7 +66,8 @@ class HarmonyNotation:
         builder, marker = text.builder, text.builder.marker
         if len(text.ids(_MARKS)) < len(_MARKS):
             return text.noise()  # the model cannot write messages
-        to = text.lazily("/(?s:(.*[^A-Za-z0-9_])?)to=functions\\./")
+        text.listen_for(_TO)
+        to = text.lazily(f"TEXT {literal(_TO)}")
         channel = f"/[ ]?/ {marker(_CHANNEL)} /commentary|analysis/"
         kind = f'{marker(_CONSTRAIN)} "json" | " json" | " "'
         after = f"({channel})? (/[ ]?/ {kind})? {marker(_MESSAGE)}"

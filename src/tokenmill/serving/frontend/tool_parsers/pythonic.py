@@ -47,7 +47,7 @@ class PythonicNotation:
 
     def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
         """Return the rule of a list of calls, then any text; or of text that does not begin like such a list."""
-        builder = text.builder
+        builder, text.marks = text.builder, None  # a list is known by what it begins with, not by a mark
         heads = [text.lazily(f"{_OPENING} {literal(tool.name + '(')}") for tool in tools]
         first = " | ".join(f"{head} {_arguments_rule(builder, one)}" for head, one in zip(heads, tools, strict=True))
         call = "(" + " | ".join(_call_rule(builder, tool) for tool in tools) + ")"
