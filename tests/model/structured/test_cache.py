@@ -19,7 +19,7 @@ from tokenmill.core.errors import InvalidRequest, Refusal, Unavailable
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.ipc.sandbox import Limits
-from tokenmill.model.structured.cache import MOST_FAULTS, GrammarCache
+from tokenmill.model.structured.cache import MOST_FAULTS, NO_CONSTRAINT, GrammarCache
 from tokenmill.model.structured.compiler import GrammarTokenizer
 from tokenmill.model.structured.trial import GrammarTrial
 
@@ -229,3 +229,11 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(
     settle(grammars)
     assert grammars.template(choice(0)) is not None
     assert begun.count(choice(0)) == 1
+
+
+def test_an_optional_grammar_that_cannot_be_compiled_is_left_out(grammars: GrammarCache) -> None:
+    text = grammar(BOMBS["many choices"])
+    params = SamplingParams(grammar=Grammar(text, "tools", is_optional=True))
+    assert not grammars.admit(AddRequest(id="tools", prompt_token_ids=[1], params=params))
+    assert settle(grammars) == {"tools": None}
+    assert grammars.template(text) is NO_CONSTRAINT
