@@ -11,8 +11,8 @@ from tests.full_disk import contents, room_for
 from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.core.errors import DiskFull
 from tokenmill.core.whole_file import whole_file, write_whole
+from tokenmill.ipc.crash_attribution import PAGE_BYTES, RunningPage, running_at_death
 from tokenmill.ipc.launch_file import LaunchFile
-from tokenmill.ipc.suspects import PAGE_BYTES, RunningPage, running_at_death
 from tokenmill.lab.bench.samples import write_samples
 
 

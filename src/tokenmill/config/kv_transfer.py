@@ -70,7 +70,7 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.kv_role != "kv_producer"
 
     @property
-    def patience(self) -> dict[str, float]:
+    def timeouts(self) -> dict[str, float]:
         """Seconds after which an engine goes on without pages, or takes them back, regardless of the source."""
         extra = self.kv_connector_extra_config
         return {"load": extra.fetch_seconds + GRACE_SECONDS, "keep": extra.most_lease_seconds + GRACE_SECONDS}

@@ -16,7 +16,7 @@ from typing import Protocol
 from tokenmill.core.engine_messages import EngineReply
 from tokenmill.core.messages import AddRequest, EngineControl, TokenOutput
 from tokenmill.core.request import Request, RequestStatus
-from tokenmill.core.transfers import KVNews
+from tokenmill.core.transfers import TransferEvent
 
 
 class Host(Protocol):
@@ -32,8 +32,8 @@ class Host(Protocol):
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
         """End requests; return the terminal output of each that was alive."""
 
-    def take_news(self, news: Iterable[KVNews]) -> None:
-        """Take in news of KV from elsewhere."""
+    def apply_transfer_events(self, events: Iterable[TransferEvent]) -> None:
+        """Apply events from sources of KV."""
 
 
 class EngineExtension:

@@ -15,7 +15,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.parallel.threads import TIMEOUT, chained
 from tokenmill.core.errors import EngineFailed
 from tokenmill.engine.parallel.messages import RunPass
-from tokenmill.engine.parallel.pipeline.chain import Doorman, FirstStage, LaterStage, connect
+from tokenmill.engine.parallel.pipeline.chain import FirstStage, LaterStage, StageListener, connect
 from tokenmill.engine.parallel.pipeline.link import Bye, Hello, Join, Launch, Link, Pass, hidden_states
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
@@ -31,8 +31,8 @@ def secret(text: str = "0123456789abcdef") -> Secret:
     return Secret(text.encode())
 
 
-def doorman(**how: Secret | None) -> Doorman:
-    return Doorman(Address("127.0.0.1"), how.get("secret", secret()), TIMEOUT)
+def listener(**how: Secret | None) -> StageListener:
+    return StageListener(Address("127.0.0.1"), how.get("secret", secret()), TIMEOUT)
 
 
 # --- who has which layers ---------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_a_stage_that_is_gone_ends_all_and_one_that_gives_up_says_why() -> None:
 
 
 def test_nobody_who_does_not_know_the_secret_is_let_in_nor_spoken_to() -> None:
-    door = doorman()
+    door = listener()
     with pytest.raises(EngineFailed, match="is the secret the same"):
         connect(door.address, secret("another, of 16 b"), "stage 0", TIMEOUT, 0.0)
     with socket.create_connection((door.address.host, door.address.port)) as stranger:
@@ -145,7 +145,7 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def test_who_says_nothing_holds_up_nobody() -> None:
-    door = doorman()
+    door = listener()
     silent = [socket.create_connection((door.address.host, door.address.port)) for _ in range(10)]
     link = connect(door.address, secret(), "stage 0", TIMEOUT, 0.0)
     link.send(Hello(1, "a model", ""))
@@ -158,7 +158,7 @@ def test_who_says_nothing_holds_up_nobody() -> None:
 
 
 def test_a_stage_with_another_model_is_refused() -> None:
-    door = doorman()
+    door = listener()
     first = FirstStage(door, 2, 1, Launch("", TIMEOUT))
     link = connect(door.address, secret(), "stage 0", TIMEOUT, 0.0)
     link.send(Hello(1, "another", ""))
@@ -169,7 +169,7 @@ def test_a_stage_with_another_model_is_refused() -> None:
 
 
 def test_a_machine_that_cannot_start_its_ranks_says_why() -> None:
-    door = doorman()
+    door = listener()
     first = FirstStage(door, 2, 2, Launch("a model", 7.0))
     link = connect(door.address, secret(), "the first machine", TIMEOUT, 0.0)
     link.send(Join(1))
@@ -190,7 +190,7 @@ def refused(first: FirstStage) -> None:
 
 def test_who_does_not_come_is_named() -> None:
     for num_nodes, sentence in ((1, "stage 1 of 3 has not come"), (3, "machine 1 of 3 has not come")):
-        first = FirstStage(doorman(), 3, num_nodes, Launch("", TIMEOUT))
+        first = FirstStage(listener(), 3, num_nodes, Launch("", TIMEOUT))
         with pytest.raises(EngineFailed, match=sentence):
             first.gather("a model", 0.1)
         first.close()

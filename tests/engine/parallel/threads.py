@@ -17,7 +17,7 @@ from tests.paging import make_attention
 from tokenmill.engine.parallel.layout import Layout, StepShape
 from tokenmill.engine.parallel.messages import End
 from tokenmill.engine.parallel.model import PartialModel, RankedModel
-from tokenmill.engine.parallel.pipeline.chain import Doorman, FirstStage, LaterStage, connect
+from tokenmill.engine.parallel.pipeline.chain import FirstStage, LaterStage, StageListener, connect
 from tokenmill.engine.parallel.pipeline.link import Launch
 from tokenmill.engine.parallel.shared_memory import SharedMemory
 from tokenmill.ipc.address import Address
@@ -119,11 +119,11 @@ def chained(num_stages: int, secret: Secret | None = None) -> Iterator[list[Firs
         return
     with tempfile.TemporaryDirectory() as folder:
         meeting = Address(f"unix:{folder}/first")
-        first = FirstStage(Doorman(meeting, secret, TIMEOUT), num_stages, 1, Launch("", TIMEOUT))
+        first = FirstStage(StageListener(meeting, secret, TIMEOUT), num_stages, 1, Launch("", TIMEOUT))
         later = []
         for stage in range(1, num_stages):
             link = connect(meeting, secret, "stage 0", TIMEOUT, TIMEOUT)
-            own = Doorman(Address(f"unix:{folder}/{stage}"), secret, TIMEOUT) if stage > 1 else None
+            own = StageListener(Address(f"unix:{folder}/{stage}"), secret, TIMEOUT) if stage > 1 else None
             later.append(LaterStage(Shard(0, 1, stage, num_stages), link, own, secret, TIMEOUT))
         threads = [threading.Thread(target=end.join, args=("a model", TIMEOUT)) for end in later]
         for thread in threads:

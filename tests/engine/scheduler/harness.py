@@ -27,8 +27,8 @@ from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache
 from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.engine.scheduler.seniority import is_ready
-from tokenmill.engine.transfer.desk import TransferDesk, TransferExecutor
-from tokenmill.engine.transfer.extension import KVTransfer
+from tokenmill.engine.transfer.connector import KVConnector
+from tokenmill.engine.transfer.extension import KVTransfer, TransferExecutor
 
 
 @dataclass
@@ -56,13 +56,13 @@ class Settings:
     gates: tuple[Gate, ...] = ()
     transfers: TransferSettings | None = None
     max_loras: int = 0
-    lora_patience: int = 8
-    patience: int = 1024
+    lora_aging_steps: int = 8
+    aging_steps: int = 1024
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
     whole_images: bool = False
     state_slots: int = 0
-    connect: Callable[[Harness], TransferDesk] | None = None
+    connect: Callable[[Harness], KVConnector] | None = None
     window: WindowSettings | None = None
 
 
@@ -105,12 +105,12 @@ class Harness:
             s.admission,
             num_stages=s.num_stages,
             max_loras=s.max_loras,
-            lora_patience=s.lora_patience,
+            lora_aging_steps=s.lora_aging_steps,
             encoder_budget=s.encoder_budget,
             encoder_cache_tokens=s.encoder_cache_tokens,
             disable_chunked_mm_input=s.whole_images,
             state_slots=s.state_slots,
-            patience=s.patience,
+            aging_steps=s.aging_steps,
         )
         self.header = LogHeader(
             scheduler=config,
@@ -133,13 +133,13 @@ class Harness:
         )
         limits = ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos)
         observer = Observer(StepLog(s.log, self.header), Watchdog(s.watchdog))
-        self.desk = None if s.connect is None else s.connect(self)
-        executor = self.runner if self.desk is None else TransferExecutor(self.runner, self.desk)
+        self.connector = None if s.connect is None else s.connect(self)
+        executor = self.runner if self.connector is None else TransferExecutor(self.runner, self.connector)
         self.uses = PageUses(self.scheduler)
         self.runner.told.append(self.uses.launched)
         extensions: list[EngineExtension] = [Gates(s.gates)] if s.gates else []
-        if self.desk is not None:
-            extensions.append(KVTransfer(self.scheduler, self.desk))
+        if self.connector is not None:
+            extensions.append(KVTransfer(self.scheduler, self.connector))
         self.engine = Engine(self.scheduler, executor, limits, s.depth, observer, extensions)
         self.records: dict[str, Record] = {}
         self.turns: dict[str, Turns] = {}
@@ -261,7 +261,7 @@ class Harness:
         s = self.settings
         chunk = min(s.budget, s.threshold or s.budget)
         longest = -(-s.max_model_len // chunk) + s.max_model_len
-        return 2 * s.patience + s.depth * (s.max_num_seqs + 2) * longest
+        return 2 * s.aging_steps + s.depth * (s.max_num_seqs + 2) * longest
 
     def count_turns(self, request_id: str) -> None:
         """A request comes, or a session's turn: those before it may each be the elder first."""

@@ -15,8 +15,8 @@ def deaf_harness(rng: random.Random, **settings: object) -> TransferHarness:
     """Its store takes saves and never reads them, and no deadline comes: its clock stands still."""
     harness = TransferHarness(Settings(**settings), rng, 0.0)  # type: ignore[arg-type]
     harness.sources[1]._go_on_saving = lambda save: False  # type: ignore[method-assign]
-    assert harness.desk is not None
-    harness.desk._clock = lambda: 0.0
+    assert harness.connector is not None
+    harness.connector._clock = lambda: 0.0
     return harness
 
 

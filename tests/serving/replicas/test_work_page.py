@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from tokenmill.core.part_messages import Verdict
-from tokenmill.ipc.suspects import RunningPage, page_path
+from tokenmill.ipc.crash_attribution import RunningPage, page_path
 from tokenmill.serving.replicas.trials import Trials
 from tokenmill.serving.replicas.work_page import Work, WorkPage, work_at_death
 

@@ -26,7 +26,7 @@ from tokenmill.core.messages import AddRequest, EngineControl, TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TurnInput
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.core.transfers import KVNews
+from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.kv.events import KVEvent
 from tokenmill.engine.loop.observer import Observer
 from tokenmill.engine.loop.stats import engine_stats
@@ -80,7 +80,7 @@ class Engine:
         """
         Args:
             depth: steps that may be launched before the first of them is committed.
-            extensions: what else takes part in the loop. A replay has no gates and no sources: their news is recorded.
+            extensions: other parts of the loop. A replay has no gates and no sources: their events are recorded.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -216,11 +216,11 @@ class Engine:
                 extension.forget_stored()
         return is_reset
 
-    def take_news(self, news: Iterable[KVNews]) -> None:
-        """Take in news from sources of KV."""
-        for one in news:
-            self._observer.record(one)
-            self.scheduler.take_news(one)
+    def apply_transfer_events(self, events: Iterable[TransferEvent]) -> None:
+        """Record events from sources of KV, and apply them."""
+        for event in events:
+            self._observer.record(event)
+            self.scheduler.apply_transfer_event(event)
 
     def set_paused(self, is_paused: bool) -> None:
         """Stop launching steps, or go on. Requests keep what they hold, and may be added and aborted meanwhile."""

@@ -27,7 +27,7 @@ from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.core.transfers import KVNews, TransferSettings
+from tokenmill.core.transfers import TransferEvent, TransferSettings
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.engine.kv.prefix_cache import NullCache
@@ -91,7 +91,7 @@ class Paused(_Input):
     is_paused: bool
 
 
-RecordedInput = Added | Extended | Woken | Aborted | CacheReset | Paused | KVNews
+RecordedInput = Added | Extended | Woken | Aborted | CacheReset | Paused | TransferEvent
 
 
 class LogHeader(msgspec.Struct, kw_only=True):

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 
 from tokenmill.core.request import Request, RequestStatus
 from tokenmill.engine.scheduler.admission import Admission
+from tokenmill.engine.scheduler.capacity import make_room
 from tokenmill.engine.scheduler.config import Policies, SchedulerConfig
 from tokenmill.engine.scheduler.drafts import Drafts
 from tokenmill.engine.scheduler.fairness import serving_order
 from tokenmill.engine.scheduler.plan_builder import PlanBuilder
-from tokenmill.engine.scheduler.room import make_room
 from tokenmill.engine.scheduler.state import SchedulerState
 
 # Decodes of a step that take hardly longer than one: they wait for weights. Shared out, they would be read more often.

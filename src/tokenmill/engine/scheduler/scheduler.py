@@ -14,7 +14,7 @@ from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import ARRIVING, WAITING_FOR_EVENT, FinishReason, Request, RequestStatus, TurnInput
-from tokenmill.core.transfers import Found, KVNews, KVQuery
+from tokenmill.core.transfers import Found, KVQuery, TransferEvent
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.scheduler.commit_pass import CommitPass
 from tokenmill.engine.scheduler.config import SchedulerConfig, find_policies
@@ -189,12 +189,12 @@ class Scheduler:
             queries += transfers.look_up(islice(ready, self._state.num_free_rows + 1))
         return queries
 
-    def take_news(self, news: KVNews) -> None:
-        """Take in news from sources of KV."""
-        if not isinstance(news, Found) or news.request_id in self._state.requests:
+    def apply_transfer_event(self, event: TransferEvent) -> None:
+        """Apply an event from a source of KV."""
+        if not isinstance(event, Found) or event.request_id in self._state.requests:
             self._state.queues.num_changes += 1
             for transfers in self._state.transfers:
-                transfers.apply(news, self._state.step)
+                transfers.apply(event, self._state.step)
 
     def extend(self, request_id: str, turn: TurnInput) -> None:
         """Continue a session with further input; see `Sessions.extend`."""

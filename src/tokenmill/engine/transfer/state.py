@@ -4,7 +4,7 @@
     WAITING_FOR_REMOTE_KV, pages held ──Loaded──> WAITING, what came is the prefix cache's ──its turn──> RUNNING
 
 Pages that are saved or kept stand in the tree, locked there like a request's, until `Released`. Knows no source, no
-thread and no clock: the same calls and the same news give the same orders.
+thread and no clock: the same calls and the same events give the same orders.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TokenArray
 from tokenmill.core.transfers import (
     Found,
-    KVNews,
     KVQuery,
     Loaded,
     LoadOrder,
     PlanTransfers,
     Released,
     SaveOrder,
+    TransferEvent,
     TransferSettings,
 )
 from tokenmill.engine.kv.kv_manager import CachedPages, KVManager
@@ -236,11 +236,11 @@ class TransferState(Transfers):
         for save in saves:
             self._unpin(save.id, False, step)
 
-    def apply(self, news: KVNews, step: int) -> None:
-        """Take in news of an answer, a load or a pin; ignore news of what is over already."""
-        match news:
+    def apply(self, event: TransferEvent, step: int) -> None:
+        """Apply an answer, or the end of a load or a pin; ignore an event of something that is over."""
+        match event:
             case Found():
-                self._take_answer(news)
+                self._take_answer(event)
             case Loaded(load_id, num_tokens):
                 self._end_load(load_id, num_tokens, step)
             case Released(pin_id, is_saved):

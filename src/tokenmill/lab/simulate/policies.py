@@ -17,7 +17,7 @@ import numpy as np
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import RowFailure, StepOutcome, StepPlan, StepResult
-from tokenmill.core.transfers import KVNews
+from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.step_log import Aborted, Added, LogHeader, RecordedInput, StepRecord, read_log
 from tokenmill.engine.scheduler.config import SchedulerConfig, find_policies
@@ -109,7 +109,7 @@ class RecordedTokens:
 def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
     """Return the schedule of a log's own policies, and those of other policies, all on the same clock.
 
-    KV that sources brought the recorded engine is computed here: their news answer only that engine's orders.
+    KV that sources brought the recorded engine is computed here: their events answer only that engine's orders.
 
     Args:
         others: for each, fields of `SchedulerConfig` that differ.
@@ -204,7 +204,7 @@ def arrivals_of(records: Sequence[StepRecord]) -> tuple[list[tuple[float, Record
             if isinstance(arrival, Aborted):
                 leaves |= {one: counts[one] for one in arrival.ids if one in counts}
                 found.append((clock, Aborted([one for one in arrival.ids if one not in counts])))
-            elif not isinstance(arrival, KVNews):
+            elif not isinstance(arrival, TransferEvent):
                 found.append((clock, arrival))
         clock += record.all_seconds
         plan = plans.get(record.committed)

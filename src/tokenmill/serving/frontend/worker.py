@@ -45,12 +45,12 @@ from tokenmill.core.part_messages import (
 )
 from tokenmill.core.request import FinishReason
 from tokenmill.ipc.channels import API, LAST_WORD_MILLISECONDS, Inbox, Outbox, api_name, engine_name, worker_name
+from tokenmill.ipc.crash_attribution import page_path
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.interrupts import accept_signals
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.log_lines import logged
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
-from tokenmill.ipc.suspects import page_path
 from tokenmill.ipc.topology import request_mark
 from tokenmill.model.vision.prompts import has_media
 from tokenmill.serving.frontend.attempt import Attempt

@@ -31,7 +31,7 @@ class EmbeddedServer(FirstProcess):
         Raises:
             InvalidConfig, InvalidCheckpoint: see `check_start`.
         """
-        if launch.topology.siblings:
+        if launch.topology.api_workers:
             raise InvalidConfig("--api-server-count: whoever runs this server serves its app, in this one process")
         raise_limit()
         check_start(launch.server, launch.topology)

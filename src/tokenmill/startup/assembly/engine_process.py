@@ -27,13 +27,13 @@ from tokenmill.engine.loop.control import answer
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.loop.kv_publisher import KVPublisher
 from tokenmill.ipc.channels import LAST_WORD_MILLISECONDS, LINGER_MILLISECONDS, engine_name
+from tokenmill.ipc.crash_attribution import MarkingExecutor, RunningPage, page_path
 from tokenmill.ipc.engine_sockets import EngineSockets
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.interrupts import accept_signals, end_with_parent
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, logged
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
-from tokenmill.ipc.suspects import MarkingExecutor, RunningPage, page_path
 from tokenmill.ipc.topology import Topology
 from tokenmill.serving.replicas.routing.reporter import Reporter
 

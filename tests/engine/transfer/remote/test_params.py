@@ -37,7 +37,7 @@ def test_nothing_said_is_nothing_done(text):
 def test_a_config_is_read():
     config = parse_kv_transfer_config(json.dumps(GOOD))
     assert config is not None and config.consumes and not config.produces
-    assert config.patience["load"] > 30
+    assert config.timeouts["load"] > 30
 
 
 @pytest.mark.parametrize(

@@ -119,20 +119,20 @@ def test_a_burst_spreads_although_reports_are_stale():
         two.take(EngineReport(engine=0, num_others=0))
         two.take(EngineReport(engine=1, num_others=3, num_queued_tokens=60))
         two.route(request(str(random.random()), [1] * 20))
-    assert two._books[0].num_open > two._books[1].num_open > 0, "both, and fewer where there is more already"
+    assert two._loads[0].num_open > two._loads[1].num_open > 0, "both, and fewer where there is more already"
 
 
 def test_what_a_report_has_counted_is_not_counted_again():
     two = router()
     for name in "abc":
         two.route(request(name, [7] * 100, engine=0))
-    assert two._books[0].num_queued_tokens == 100 + 4 + 4, "of the second and third, six pages are on their way"
+    assert two._loads[0].num_queued_tokens == 100 + 4 + 4, "of the second and third, six pages are on their way"
     two.take(EngineReport(engine=0, num_taken=2, num_queued_tokens=50))
-    assert two._books[0].num_queued_tokens == 50 + 4
+    assert two._loads[0].num_queued_tokens == 50 + 4
     two.ended([first_token("a"), first_token("c")])
-    assert two._books[0].num_queued_tokens == 50, "a was in the report"
+    assert two._loads[0].num_queued_tokens == 50, "a was in the report"
     two.leave(["b"])
-    assert two._books[0].num_requests == 2
+    assert two._loads[0].num_requests == 2
 
 
 def test_requests_of_other_text_workers_count():
@@ -155,7 +155,7 @@ def test_an_engine_that_dies_is_forgotten_with_its_pages():
     assert two.route(request("c", [*SYSTEM, 1])) == 0, "the new life has nothing of it"
     assert two.route(request("d", list(range(50)))) == 1
     two.ended([end("a"), end("b"), end("c"), end("d")])
-    assert [two._books[engine].num_requests for engine in (0, 1)] == [0, 0]
+    assert [two._loads[engine].num_requests for engine in (0, 1)] == [0, 0]
 
 
 def test_a_session_stays_whatever_is_cached_elsewhere():
@@ -194,8 +194,8 @@ def run(seed: int) -> list[int]:
         if rng.random() < 0.8:
             many.ended([end(alive.pop(rng.randrange(len(alive))))])
     many.ended([end(name) for name in alive])
-    for books in many._books.values():
-        assert (books.num_open, books._early) == (0, {})
+    for load in many._loads.values():
+        assert (load.num_open, load._early) == (0, {})
     assert not any(many._index._expected.values())
     return chosen
 

@@ -47,7 +47,7 @@ _LOOK_SECONDS = 0.05
 _TRY_SECONDS = 1.0
 
 
-class Doorman:
+class StageListener:
     """Accepts connections that prove that they know the secret; a thread for each, so that none blocks others."""
 
     def __init__(self, address: Address, secret: Secret | None, timeout: float) -> None:
@@ -67,7 +67,7 @@ class Doorman:
         host, port = self._listener.getsockname()[:2] if not address.is_unix else (address.host, 0)
         self.address = Address(host, port)
         self._listener.settimeout(_LOOK_SECONDS)
-        threading.Thread(target=self._accept, name="doorman", daemon=True).start()
+        threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def next(self, timeout: float) -> tuple[Link, Message] | None:
         """Return the next connection and its first message; None if none has come in time."""
@@ -126,12 +126,12 @@ def connect(address: Address, secret: Secret | None, name: str, timeout: float, 
 class FirstStage:
     """Stage 0's end of the chain: passes begin here, and their outputs come back."""
 
-    def __init__(self, doorman: Doorman, num_stages: int, num_nodes: int, launch: Launch) -> None:
+    def __init__(self, listener: StageListener, num_stages: int, num_nodes: int, launch: Launch) -> None:
         """
         Args:
             launch: message that starts other machines' ranks.
         """
-        self._doorman = doorman
+        self._doorman = listener
         self._num_stages = num_stages
         self._num_nodes = num_nodes
         self._launch = launch
@@ -236,18 +236,18 @@ class LaterStage:
     """A later stage's end of the chain: receives from the stage before it, and hands on its own work."""
 
     def __init__(
-        self, shard: Shard, first: Link, doorman: Doorman | None, secret: Secret | None, timeout: float
+        self, shard: Shard, first: Link, listener: StageListener | None, secret: Secret | None, timeout: float
     ) -> None:
         """
         Args:
             first: the connection to stage 0.
-            doorman: where the stage before this one connects; None: that is stage 0.
+            listener: where the stage before this one connects; None: that is stage 0.
         """
         self._shard = shard
         self._first = first
         self._before = first
         self._next = first
-        self._doorman = doorman
+        self._doorman = listener
         self._secret = secret
         self._timeout = timeout
 

@@ -18,7 +18,7 @@ from tokenmill.engine.transfer.remote.channel import PagesRefused, TransferError
 from tokenmill.engine.transfer.remote.client import PageClient
 from tokenmill.engine.transfer.remote.leases import prefix_digest
 from tokenmill.engine.transfer.remote.messages import Ask, Handle
-from tokenmill.engine.transfer.remote.planes import Store
+from tokenmill.engine.transfer.remote.transports import Store
 from tokenmill.ipc.address import Address
 
 logger = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from tokenmill.engine.transfer.remote.messages import (
     Welcome,
     offered,
 )
-from tokenmill.engine.transfer.remote.planes import CopyOut, Sender
+from tokenmill.engine.transfer.remote.transports import CopyOut, Sender
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import NONCE_BYTES, Secret
 
@@ -55,7 +55,7 @@ class Producer:
 
     Attributes:
         copy_out: copies pages, one after another, and returns their checksums.
-        senders: the planes it offers, by name; each call makes the sender of one connection.
+        senders: the transports it offers, by name; each call makes the sender of one connection.
     """
 
     engine_id: str

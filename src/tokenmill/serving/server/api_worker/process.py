@@ -29,11 +29,11 @@ from tokenmill.ipc.standard_streams import num_lost_lines
 from tokenmill.serving.frontend.admission_control import AdmissionLimits
 from tokenmill.serving.frontend.client import EngineClient
 from tokenmill.serving.observe.metrics import SECONDS, Metrics
+from tokenmill.serving.replicas.api_workers.reported_parts import ReportedParts
 from tokenmill.serving.replicas.part import Owner
-from tokenmill.serving.replicas.siblings.reported_parts import ReportedParts
+from tokenmill.serving.server.api_worker.forwarder import Forwarder
 from tokenmill.serving.server.process.api_process import ApiProcess, Ending, run_process
 from tokenmill.serving.server.process.screen import Screen, StandardError
-from tokenmill.serving.server.siblings.forwarder import Forwarder
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -44,16 +44,16 @@ REPORT_SECONDS = 1.0
 def serve(folder: Path, launch: LaunchFile, listener: socket.socket, index: int) -> int:
     """Serve until the first API process or a signal ends it; return the exit code. See `first_process.serve`."""
     screen = StandardError()
-    return run_process(lambda: SiblingProcess(folder, launch, listener, screen, index), screen)
+    return run_process(lambda: ApiWorkerProcess(folder, launch, listener, screen, index), screen)
 
 
-class SiblingProcess(ApiProcess):
+class ApiWorkerProcess(ApiProcess):
     """An `ApiProcess` that reports what its clients experience to the first one."""
 
     _parts: ReportedParts
 
     def __init__(self, folder: Path, launch: LaunchFile, listener: socket.socket, screen: Screen, index: int) -> None:
-        """Make the sibling with `index` among the API processes."""
+        """Make the API worker with `index` among the API processes."""
         super().__init__(launch, listener, screen)
         self._folder = folder
         self._index = index

@@ -16,7 +16,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(slots=True)
-class EngineBooks:
+class EngineLoad:
     """Counts each request from its sending on, so that a burst does not all go to the engine that was idle.
 
     Attributes:
