@@ -178,7 +178,7 @@ class Fleet:
     def __init__(self, policy: RoutingPolicy, num_engines: int = 8, num_pages: int = 6000) -> None:
         self._policy = policy
         self._router = Router(range(num_engines), policy)
-        self._router.begin(PAGE_SIZE, "")
+        self._router.begin_routing(PAGE_SIZE, "")
         self._names = PrefixIndex(PAGE_SIZE, "")
         self._engines = [SimulatedEngine(index, num_pages) for index in range(num_engines)]
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -222,7 +222,7 @@ class Fleet:
     def _decode(self, engine: SimulatedEngine, request: AddRequest, names: Sequence[int], arrival: Arrival) -> None:
         engine.is_prefilling = False
         engine.num_decodes += 1
-        self._router.take(engine.report(engine.store(names)))
+        self._router.apply_report(engine.report(engine.store(names)))
         self._router.ended([TokenOutput(request.id, [1])])
         self._first_token.append(self._now - arrival.seconds)
         seconds = arrival.num_output_tokens * DECODE_SECONDS
@@ -239,7 +239,7 @@ class Fleet:
 
     def _report(self) -> None:
         for engine in self._engines:
-            self._router.take(engine.report([]))
+            self._router.apply_report(engine.report([]))
         self._at(self._now + REPORT_INTERVAL, self._report)
 
     def _at(self, seconds: float, happens: Callable[..., None], *about: Any) -> None:

@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """Return the parser of `simulate`."""
-    parser = Parser("simulate", "What would become of a trace: real scheduler, cache and router, no model.", "TRACE")
+    parser = Parser("simulate", "Simulate a trace with the real scheduler, cache and router, without a model.", "TRACE")
     add_simulation_flags(parser, f"a file of `tokenmill fit`, or `{RECORDED}`: a step log with its own times")
     parser.add_argument("--json", action="store_true", help="a JSON line for each column")
     return parser

@@ -87,10 +87,12 @@ def parse_kv_transfer_config(text: str | None) -> KVTransferConfig | None:
     try:
         config = msgspec.json.decode(text, type=KVTransferConfig)
         if config.kv_connector not in CONNECTORS:
-            raise InvalidConfig(f"there is no kv_connector {config.kv_connector!r}, only {' and '.join(CONNECTORS)}")
+            raise InvalidConfig(f"unknown kv_connector {config.kv_connector!r}: use {' or '.join(CONNECTORS)}")
         extra = config.kv_connector_extra_config
         if not extra.secret_file:
-            raise InvalidConfig("kv_connector_extra_config needs a secret_file: who asks for KV must know the secret")
+            raise InvalidConfig(
+                "kv_connector_extra_config needs a secret_file: engines that ask for KV must know the secret"
+            )
         if config.consumes and not extra.peers:
             raise InvalidConfig("a consumer needs kv_connector_extra_config.peers, the producers that it may ask")
         if extra.most_lease_seconds < extra.lease_seconds:

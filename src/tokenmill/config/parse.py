@@ -67,7 +67,7 @@ class Setting:
             return False
         return ":" in text or bool(entry_points(group=self.how.plugins, name=text))
 
-    def take(self, value: Any) -> Any:
+    def convert_value(self, value: Any) -> Any:
         """Return the value that a typed value of a YAML file stands for.
 
         Raises:

@@ -63,7 +63,7 @@ class _Stream:
     def _has_news(self) -> bool:
         return bool(self.inbox) or self.failure is not None or (self.output is not None and self.output.finished)
 
-    def take(self, shown: RequestOutput) -> None:
+    def add_deltas(self, shown: RequestOutput) -> None:
         """Add all deltas in the inbox to a result."""
         assert self.output is not None, "it has begun"
         is_over = self.output.finished
@@ -180,7 +180,7 @@ class AsyncLLM:
             shown.request_id = name
             while not shown.finished:
                 await stream.wait()
-                stream.take(shown)
+                stream.add_deltas(shown)
                 yield shown.copy()
         finally:
             del self._streams[name]

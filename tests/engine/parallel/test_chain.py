@@ -70,10 +70,10 @@ def test_what_begins_comes_back_and_what_nobody_waits_for_is_left_out(num_stages
         for thread in followers:
             thread.start()
         assert first.agree(13, TIMEOUT) == 10
-        numbers = [first.begin(RUN, hidden) for hidden in sent]
+        numbers = [first.begin_pass(RUN, hidden) for hidden in sent]
         for number, hidden in list(zip(numbers, sent, strict=True))[1:]:
             assert torch.equal(first.outputs(number, hidden.dtype, 8), hidden + num_stages - 1)
-        first.end()
+        first.send_end()
         for thread in followers:
             thread.join(TIMEOUT)
             assert not thread.is_alive(), "a stage has not heard of the end"
@@ -86,7 +86,7 @@ def follow(stage: LaterStage, count: int) -> None:
         assert received is not None, "nothing has come"
         begun, numbers = received
         stage.hand_on(begun, hidden_states(numbers, torch.float32, 8) + 1)
-    stage.end()
+    stage.send_end()
 
 
 def hand_on_for_ever(stage: LaterStage, hidden: torch.Tensor) -> None:
@@ -98,7 +98,7 @@ def test_both_ends_may_send_more_than_the_system_holds_before_they_read() -> Non
     hidden = torch.zeros(4 << 20)
     with chained(2) as (first, later):
         assert isinstance(first, FirstStage) and isinstance(later, LaterStage)
-        first.begin(RUN, hidden)
+        first.begin_pass(RUN, hidden)
         later.hand_on(Pass(1, RUN), hidden)
         assert len(first.outputs(1, torch.float32, 1)) == 4 << 20
         received = later.receive(TIMEOUT)
@@ -206,7 +206,7 @@ def test_an_end_that_does_not_read_is_not_waited_for() -> None:
 
 
 def test_shards_are_counted_stage_after_stage() -> None:
-    shards = [Shard.of(number, 2, 3) for number in range(6)]
+    shards = [Shard.from_rank(number, 2, 3) for number in range(6)]
     assert [(one.stage, one.rank) for one in shards] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert [one.is_first_stage for one in shards] == [True, True, False, False, False, False]
     assert [one.is_last_stage for one in shards] == [False, False, False, False, True, True]

@@ -98,7 +98,7 @@ def ranks(
             if not memory.is_broken:
                 memory.post(End())
             if first is not None:
-                first.end()
+                first.send_end()
             for thread in threads:
                 thread.join(TIMEOUT)
             assert not any(thread.is_alive() for thread in threads), "a rank has not ended"

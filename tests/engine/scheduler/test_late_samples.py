@@ -1,4 +1,4 @@
-"""Steps that bring a request no token: the mask of its grammar was late, or its grammar cannot go on."""
+"""Steps that bring a request no token: its grammar mask was not ready in time, or its grammar cannot go on."""
 
 from __future__ import annotations
 

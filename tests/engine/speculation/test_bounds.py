@@ -73,7 +73,7 @@ def test_a_call_does_little_whatever_the_text(kind: str, name: str) -> None:
     text = TEXTS[name]
     finished = make_request("finished", [0])
     say(finished, text)
-    drafter.forget(finished)
+    drafter.forget_request(finished)
     request = make_request("a", text)
     for _ in range(len(text) // 2048):
         assert not len(drafter.propose(request, 24).token_ids), "has not read all of it yet"
@@ -93,7 +93,7 @@ def test_a_token_of_a_request_takes_half_a_kilobyte(kind: str, is_random: bool, 
         for _ in range(31):
             drafter.propose(request, 8)
         taken, _ = tracemalloc.get_traced_memory()
-        drafter.forget(request)
+        drafter.forget_request(request)
         left, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -59,4 +59,4 @@ def test_who_waits_for_a_save_is_told_so() -> None:
     second = harness.add(list(range(20, 34)), 16)
     for _ in range(16):
         harness.step()
-    assert harness.scheduler.explain(second) == "waits for 1 page that saves still use"
+    assert harness.scheduler.explain(second) == "waiting for 1 page that saves still use"

@@ -96,7 +96,7 @@ def test_a_log_has_a_time_for_each_step_that_ended_well(tmp_path: Path, depth: i
     harness = record_traffic(tmp_path / "log", depth)
     _, records = read_log(tmp_path / "log")
     steps = list(recorded_steps(records))
-    sizes = {plan.step: StepSize.of(plan) for plan in harness.runner.plans}
+    sizes = {plan.step: StepSize.from_plan(plan) for plan in harness.runner.plans}
     assert 20 < len(steps) <= len(sizes)
     assert all(size in sizes.values() and seconds > 0.0 for size, seconds in steps)
 

@@ -157,7 +157,7 @@ def test_a_host_that_answers_otherwise_a_moment_later_is_asked_once(monkeypatch:
         async with answering(reply(b"secret")) as port:
             fetcher = MediaFetcher([f"{HOST}:{port}"], MediaLimits(4), rebinding)
             url = f"http://{HOST}:{port}/"
-            with pytest.raises(InvalidRequest, match=r"within|cannot be asked"):  # 8.8.8.8 has nothing there
+            with pytest.raises(InvalidRequest, match=r"within|cannot be reached"):  # 8.8.8.8 has nothing there
                 await fetcher.fetched([prompt(url)])
             assert len(asked) == 1
             with pytest.raises(InvalidRequest, match="not public"):

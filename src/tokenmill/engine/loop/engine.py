@@ -122,7 +122,7 @@ class Engine:
         """
         if message.id in self.scheduler.requests:
             # Whatever was answered under this id would be taken for the other's.
-            logger.error("a second request came under the id %s and was dropped", message.id)
+            logger.error("request id %s is in use already: the second request is dropped", message.id)
             return []
         if message.adapter is not None and not self.scheduler.config.max_loras:
             refusal = InvalidRequest("adapters need an engine started with --enable-lora", "model")
@@ -250,7 +250,7 @@ class Engine:
 
     def _schedule(self) -> StepPlan | None:
         """Plan the next step; None: nothing can run before a commit or an arrival."""
-        self._observer.begin()
+        self._observer.begin_iteration()
         plan = None if self.is_paused else self.scheduler.schedule()
         self._observer.scheduled(plan, self.scheduler.take_preempted())
         return plan
@@ -303,7 +303,7 @@ class Engine:
     def take_kv_events(self) -> list[KVEvent]:
         """Return what the prefix cache stored and evicted since the last call; empty unless events are on."""
         events = self.scheduler.kv.cache.events
-        return [] if events is None else events.take()
+        return [] if events is None else events.take_events()
 
     def turns(self) -> list[Turn]:
         """Return the last thousand turns, oldest first."""

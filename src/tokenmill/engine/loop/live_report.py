@@ -137,7 +137,7 @@ def _request(request: Request, scheduler: Scheduler) -> LiveRequest:
         request.id,
         request.status.value,
         _row(request),
-        request.wait_reason or ("" if request.is_running or request.is_finished else "waits for its turn"),
+        request.wait_reason or ("" if request.is_running or request.is_finished else "waiting for its turn"),
         request.num_prompt_tokens,
         request.num_output_tokens,
         request.num_computed_tokens,

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Receives each part of a step as it ends: `begin` -> `scheduled` -> `ran` -> `committed`."""
+    """Receives each part of a step as it ends: `begin_iteration` -> `scheduled` -> `ran` -> `committed`."""
 
     def __init__(self, log: StepLog | None = None, watchdog: Watchdog | None = None) -> None:
         self.stats = StepStats()
@@ -45,8 +45,8 @@ class Observer:
             case Extended():
                 self.stats.prompt_tokens += len(arrived.token_ids)
 
-    def begin(self) -> None:
-        """Begin a turn of the loop."""
+    def begin_iteration(self) -> None:
+        """Begin an iteration of the loop."""
         self._laps = [time.perf_counter()]
         self._rest = 0.0 if self._busy_since is None else self._laps[0] - self._busy_since
 
@@ -125,6 +125,6 @@ class Watchdog:
             with whole_file(path, 0o600) as file:
                 for record in log.recent():
                     file.write(msgspec.json.encode(record) + b"\n")
-            logger.error("the last steps are in %s", path)
+            logger.error("the last steps were written to %s", path)
         except OSError as error:
             logger.error("the last steps could not be written: %s", error.strerror)

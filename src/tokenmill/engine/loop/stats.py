@@ -22,8 +22,8 @@ class StepStats:
     """
 
     def __init__(self) -> None:
-        self.step_tokens = Histogram.of(TOKENS)
-        self.step_seconds = {part: Histogram.of(SECONDS) for part in ("schedule", "run", "commit")}
+        self.step_tokens = Histogram.with_bounds(TOKENS)
+        self.step_seconds = {part: Histogram.with_bounds(SECONDS) for part in ("schedule", "run", "commit")}
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self._scheduled_at: dict[str, float] = {}

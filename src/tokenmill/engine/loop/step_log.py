@@ -111,7 +111,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
     window: WindowSettings | None = None
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         config: EngineConfig,
         num_pages: int,

@@ -78,7 +78,7 @@ class Queues:
         self._policy = policy
         self._rounds = Rounds() if policy.by_tenant else None
 
-    def of(self, request: Request) -> RequestQueue:
+    def queue_of(self, request: Request) -> RequestQueue:
         """Return the queue of a request; paused and finished requests are in none."""
         return self.running if request.is_running else self.waiting
 

@@ -252,7 +252,7 @@ class Scheduler:
             for request in step.requests:
                 request.num_inflight_steps -= 1
                 if request.awaits_step:
-                    self._state.end(request, FinishReason.ERROR)
+                    self._state.end_request(request, FinishReason.ERROR)
                     outputs.append(TokenOutput(request.id, [], FinishReason.ERROR, error=error))
                 elif request.is_finished:
                     self._state.retire(request)
@@ -299,5 +299,5 @@ class Scheduler:
             raise InvalidRequest(f"{num_tokens} tokens need {num_tokens - 1} in a step without chunks; {budget} fit")
 
     def _abort(self, request: Request) -> TokenOutput:
-        self._state.end(request, FinishReason.ABORT)
+        self._state.end_request(request, FinishReason.ABORT)
         return TokenOutput(request.id, [], FinishReason.ABORT)

@@ -40,7 +40,7 @@ class Seniority:
         if self.elder is not None:
             if not (self.elder.is_finished or self.elder.is_paused):
                 return None
-            self.forget(self.elder, step)
+            self.forget_request(self.elder, step)
         if step < self._next_look:
             return None
         self._next_look = step + self._aging_steps
@@ -50,7 +50,7 @@ class Seniority:
         self._oldest = oldest
         return self.elder
 
-    def forget(self, request: Request, step: int) -> None:
+    def forget_request(self, request: Request, step: int) -> None:
         """Count a request that ends, or begins another turn, as one that has just come."""
         if self._oldest is request:
             self._oldest = None

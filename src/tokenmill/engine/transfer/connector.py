@@ -269,7 +269,7 @@ class KVConnector:
         late += [order_id for order_id, (_, deadline) in self._saves.items() if deadline <= now]
         late += [order_id for order_id, (_, deadline) in self._kept.items() if deadline <= now]
         for order_id in late:
-            logger.warning("KV transfer %d takes too long and is given up", order_id)
+            logger.warning("KV transfer %d is cancelled: it took too long", order_id)
         return self.cancel(late, may_fail=True)
 
     def cancel(self, order_ids: Iterable[int], may_fail: bool = False) -> list[TransferEvent]:

@@ -136,7 +136,7 @@ class TransferState(Transfers):
         self._queries.append(KVQuery(request.id, request.cache_key, tokens, num_local))
         self._asked[request.id] = request
         request.move_to(RequestStatus.WAITING_FOR_REMOTE_KV)
-        request.wait_reason = "is looked up: what others have of its prompt"
+        request.wait_reason = "waiting for KV sources to look up its prompt"
 
     def fetch(self, request: Request, match: PrefixMatch, step: int, spare: int, num_free_rows: int) -> str:
         """Order a load for a request if a source has more of it; return why it must wait, or ""."""
@@ -148,7 +148,7 @@ class TransferState(Transfers):
         if end <= match.num_tokens:
             return ""
         if len(self.loads) >= num_free_rows:
-            return "waits to load KV until there are rows for those that do"
+            return "waiting to load KV: requests that do have claimed all free rows"
         if not self._kv.acquire(request, match, end, step, spare):
             return f"needs {self._kv.num_pages_for(end - match.num_tokens)} pages to load KV into"
         self._load(request, found, len(match.pages))

@@ -104,7 +104,7 @@ class SimulatedLog(StepLog):
         """Hold a turn until its end is known."""
         self._held = plan, result, record, news
 
-    def end(self, began: float, ended: float) -> None:
+    def end_iteration(self, began: float, ended: float) -> None:
         """Write the held turn with its simulated times."""
         if self._held is not None:
             plan, result, record, news = self._held
@@ -149,7 +149,7 @@ class SimulatedEngine:
         end = self._times.end_of_turn(now, plan, self._executor.committed, bool(came))
         self.busy_seconds += end - now
         if self._log is not None:
-            self._log.end(now, end)
+            self._log.end_iteration(now, end)
         return outputs, end
 
     def close(self) -> None:
@@ -174,14 +174,14 @@ class Fleet:
         self._events: list[tuple[float, int, int]] = []
         self._outputs: list[list[TokenOutput]] = [[] for _ in engines]
         if self._router is not None:
-            self._router.begin(page_size, "")
+            self._router.begin_routing(page_size, "")
             for index, one in enumerate(engines):
                 self._reporters.append(self._reporter(self._router, one, index))
 
     def _reporter(self, router: Router, one: SimulatedEngine, index: int) -> Reporter:
         def send(_: str, report: EngineReport) -> None:
             report.engine = index
-            router.take(report)
+            router.apply_report(report)
 
         one.engine.scheduler.kv.cache.events = log = KVEventLog()
         reporter = Reporter(send, log.names)

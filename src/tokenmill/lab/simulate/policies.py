@@ -57,7 +57,7 @@ class StepCost:
     per_token: float
 
     @classmethod
-    def of(cls, records: Sequence[StepRecord]) -> StepCost:
+    def fit_records(cls, records: Sequence[StepRecord]) -> StepCost:
         """Fit a line through the recorded steps."""
         steps = [record for record in records if record.plan is not None]
         seconds = np.array([sum(record.seconds) for record in steps])
@@ -129,7 +129,7 @@ def _simulate(header: LogHeader, config: SchedulerConfig, records: Sequence[Step
     """Run a scheduler on the arrivals of a log."""
     tokens = dict(tokens_of(records))
     arrivals, leaves = arrivals_of(records)
-    cost, executor = StepCost.of(records), RecordedTokens(tokens)
+    cost, executor = StepCost.fit_records(records), RecordedTokens(tokens)
     limits = ModelLimits(header.max_model_len, header.vocab_size, frozenset(header.eos_token_ids))
     header.scheduler, header.transfers = config, None
     engine = Engine(header.make_scheduler(), executor, limits, header.depth)

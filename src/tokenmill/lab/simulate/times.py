@@ -48,7 +48,7 @@ class ModelTimes:
             InvalidConfig: a step is beyond the sizes that the model was fitted to.
         """
         if launched is not None:
-            size = StepSize.of(launched)
+            size = StepSize.from_plan(launched)
             if self._is_bound:
                 self._model.check_domain(size)
             key = None if self._seed is None else (self._seed << 40) + launched.step

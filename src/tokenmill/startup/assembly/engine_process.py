@@ -87,7 +87,7 @@ class EngineLoop:
             has_idle_work = self._idle_work is not None and not self._engine.has_work
             self._heartbeat.rest()
             messages = self._sockets.receive(0 if is_busy or has_idle_work else IDLE_POLL_MS)
-            self._heartbeat.begin("a step")
+            self._heartbeat.begin_job("a step")
             for message in messages:
                 self._publish(self._accept(message))
             if self._engine.has_work:
@@ -177,7 +177,7 @@ def serve(folder: Path, index: int, life: int = 0) -> int:
 
 def _serve(config: EngineConfig, topology: Topology, index: int, sockets: EngineSockets, heartbeat: Heartbeat) -> None:
     def report(phase: str, done: int, total: int) -> None:
-        heartbeat.begin(phase, START_PATIENCE)
+        heartbeat.begin_job(phase, START_PATIENCE)
         sockets.send_to_api(EngineProgress(phase, done, total))
 
     check_tokenizer(config.model, config.tokenizer)

@@ -118,7 +118,7 @@ class StageLeader(Follower):
             return None
         if isinstance(received, Bye):
             self._memory.post(End())
-            self._stage.end()
+            self._stage.send_end()
             return End()
         self._begun, numbers = received
         hidden = hidden_states(numbers, self._dtype, self._memory.layout.hidden_size)

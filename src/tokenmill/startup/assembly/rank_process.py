@@ -69,12 +69,12 @@ class _Signs:
 
     def starting(self, phase: str, done: int, total: int) -> None:
         """Report the current phase of the start."""
-        self._heartbeat.begin(phase, START_PATIENCE)
+        self._heartbeat.begin_job(phase, START_PATIENCE)
 
     def turn(self, has_work: bool) -> None:
         """Report a piece of work that is about to begin, or an idle turn."""
         if has_work:
-            self._heartbeat.begin("a step")
+            self._heartbeat.begin_job("a step")
         else:
             self._heartbeat.rest()
         if (now := time.monotonic()) >= self._next_look or not has_work:

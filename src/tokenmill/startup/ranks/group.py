@@ -72,7 +72,7 @@ class Group:
         """
         if importlib.util.find_spec(MODULE) is None:
             raise InvalidConfig("--tensor-parallel-size: ranks meet in native code, which is not built: run `make`")
-        self.shard = Shard.of(config.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
+        self.shard = Shard.from_rank(config.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
         self.first_stage: FirstStage | None = None
         self.later_stage: LaterStage | None = None
         self.devices: DeviceCollective | None = None
@@ -202,7 +202,7 @@ class Group:
             with contextlib.suppress(EngineFailed):
                 self._memory.post(End())
             if self.first_stage is not None:
-                self.first_stage.end()
+                self.first_stage.send_end()
         self._let_go()
 
     def abandon(self, error: BaseException) -> None:

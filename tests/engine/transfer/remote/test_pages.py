@@ -85,8 +85,8 @@ def test_a_handle_gives_the_pages_of_its_own_tokens_only(pair, rng):
     refused = [
         (pair.ask(HANDLE, other, 0, 3), "those of another prompt"),
         (pair.ask(HANDLE, tokens, 5, 5), "9 are held"),
-        (pair.ask(Handle("engine-1", "request-1", "guess"), tokens, 0, 3), "nothing is held"),
-        (pair.ask(Handle("engine-2", "request-1", "nonce"), tokens, 0, 3), "nothing is held"),
+        (pair.ask(Handle("engine-1", "request-1", "guess"), tokens, 0, 3), "no pages are held"),
+        (pair.ask(Handle("engine-2", "request-1", "nonce"), tokens, 0, 3), "no pages are held"),
     ]
     for ask, why in refused:
         with pytest.raises(PagesRefused, match=why):
@@ -196,7 +196,7 @@ def test_a_silent_server_is_given_up_at_the_deadline(rng, tmp_path, monkeypatch)
     monkeypatch.setattr("tokenmill.engine.transfer.remote.client.HANDSHAKE_SECONDS", 0.2)
     with running_pair(rng, "stream", tmp_path) as pair, socket.create_server(("127.0.0.1", 0)) as silent:
         pair.server.address = Address("127.0.0.1", silent.getsockname()[1])
-        with pytest.raises(TransferError, match="did not go on in time"):
+        with pytest.raises(TransferError, match="did not respond in time"):
             pair.connect()
         pair.server.address = Address("127.0.0.1", 1)
         with pytest.raises(TransferError, match=r"no producer answers at tcp://127.0.0.1:1"):

@@ -43,7 +43,7 @@ def test_a_config_is_read():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"kv_connector": "LMCacheConnectorV1"}, "there is no kv_connector 'LMCacheConnectorV1'"),
+        ({"kv_connector": "LMCacheConnectorV1"}, "unknown kv_connector 'LMCacheConnectorV1'"),
         ({"kv_role": "kv_maybe"}, "kv_role"),
         ({"kv_rank": 0}, "kv_rank"),
         ({"kv_port": 0}, "kv_port"),

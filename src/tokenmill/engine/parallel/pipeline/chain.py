@@ -116,7 +116,9 @@ def connect(address: Address, secret: Secret | None, name: str, timeout: float, 
             prove(connection, secret, False, PROOF_SECONDS)
             return Link(connection, name, timeout)
         except (ConnectionResetError, PermissionError) as error:
-            raise EngineFailed(f"{name} at {address} does not let this one in: is the secret the same?") from error
+            raise EngineFailed(
+                f"{name} at {address} refuses this machine: check that the secret is the same"
+            ) from error
         except OSError as error:
             if time.monotonic() > deadline:
                 raise EngineFailed(f"{name} cannot be reached at {address}: {error.strerror or error}") from error
@@ -195,7 +197,7 @@ class FirstStage:
             link.send(Pages(min(counts)))
         return min(counts)
 
-    def begin(self, run: RunPass, hidden: torch.Tensor) -> int:
+    def begin_pass(self, run: RunPass, hidden: torch.Tensor) -> int:
         """Hand a pass on; return the number under which its outputs come back.
 
         Args:
@@ -219,7 +221,7 @@ class FirstStage:
                 return hidden_states(numbers, dtype, hidden_size)
         raise EngineFailed(f"the other stages have not come in time; {self._timeout:g} seconds are allowed in a step")
 
-    def end(self) -> None:
+    def send_end(self) -> None:
         """Tell the next stage that the engine ends well."""
         if 1 in self._links:
             with contextlib.suppress(EngineFailed):
@@ -304,7 +306,7 @@ class LaterStage:
         else:
             self._next.send(begun, hidden)
 
-    def end(self) -> None:
+    def send_end(self) -> None:
         """Tell the next stage that the engine ends well."""
         if not self._shard.is_last_stage:
             with contextlib.suppress(EngineFailed):

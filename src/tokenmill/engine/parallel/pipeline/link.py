@@ -130,7 +130,7 @@ class Link:
             for piece in pieces:
                 self._socket.sendall(piece)
         except BlockingIOError:
-            raise EngineFailed(f"{self.name} has not read in time what it was sent") from None
+            raise EngineFailed(f"{self.name} did not read its messages in time") from None
         except OSError as error:
             raise EngineFailed(f"{self.name} is gone: {self._trouble or error.strerror}") from error
 

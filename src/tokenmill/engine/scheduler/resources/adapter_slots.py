@@ -74,7 +74,7 @@ class AdapterSlots(Resource):
             return ""
         self._passed_since.setdefault(request.id, (step, request))
         if adapter == self._closing:
-            why = f"whose slot goes to another that has waited for {self._aging_steps} steps"
+            why = f"whose slot is promised to a request that has waited for {self._aging_steps} steps"
         else:
             why = "the slot is in use" if self.num_slots == 1 else f"all {self.num_slots} slots are in use"
         return f"needs adapter {request.adapter_name}, {why}"

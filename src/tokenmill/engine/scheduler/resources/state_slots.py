@@ -141,7 +141,7 @@ class StateSlots(Resource):
             kept = self._kept[page] = self._kept.pop(page)  # the last to be given up
         slot = self._take()
         if slot is None:
-            return "needs a recurrent state, launched steps have all that are left"
+            return "needs a recurrent state, in-flight steps use all that are left"
         self._owned[request.id], self._checkpoints[request.id] = slot, self._checkpoints_behind(request, match)
         if kept is None:
             self._orders.loads.append((slot, -1))

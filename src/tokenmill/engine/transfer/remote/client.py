@@ -78,7 +78,7 @@ class PageClient:
     def _introduce(self, secret: Secret, transport: str, deadline: float) -> Welcome:
         hello = self._channel.receive(deadline)
         if not isinstance(hello, Hello) or hello.version != VERSION:
-            raise TransferError(f"what listens there does not speak version {VERSION} of this protocol")
+            raise TransferError(f"the server there does not speak version {VERSION} of this protocol")
         ours = secrets.token_bytes(NONCE_BYTES)
         proof = secret.prove("consumer", hello.nonce, ours, transport.encode())
         self._channel.send(Proof(ours, transport, proof), deadline)
@@ -111,7 +111,7 @@ class PageClient:
         for start in range(0, len(handles), MOST_HANDLES):
             self._channel.send(Renew(handles[start : start + MOST_HANDLES]), deadline)
 
-    def finish(self, handle: Handle, deadline: float) -> None:
+    def release_pages(self, handle: Handle, deadline: float) -> None:
         """Tell the producer that these pages are not wanted here any more.
 
         Raises:

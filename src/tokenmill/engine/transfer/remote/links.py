@@ -156,7 +156,7 @@ class PageLink:
         """Renew what is held, tell the producer what is not wanted any more, and end an idle connection."""
         try:
             for handle in finished:
-                self._connected().finish(handle, time.monotonic() + BACKOFF_SECONDS)
+                self._connected().release_pages(handle, time.monotonic() + BACKOFF_SECONDS)
                 self._used_at = time.monotonic()
             self._renew()
         except TransferError as error:

@@ -185,7 +185,7 @@ class PageServer:
             case Renew(handles):
                 leases.renew(handles)
             case Finished(handle):
-                leases.finish(handle)
+                leases.end_lease(handle)
             case Ask(handle, prefix, first, count):
                 deadline = time.monotonic() + ASK_SECONDS
                 try:
@@ -195,4 +195,4 @@ class PageServer:
                 except LeaseRefused as refusal:
                     channel.send(Refused(str(refusal)), deadline)
             case _:
-                raise TransferError("it said what is not to be said now")
+                raise TransferError("it sent a message out of order")

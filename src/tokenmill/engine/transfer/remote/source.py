@@ -149,7 +149,7 @@ class RemoteSource:
 
             good = load.fill_some(first, len(checksums), write)
             if good < len(checksums):
-                raise TransferError("nobody wants them any more" if load.is_over else f"page {first + good} is damaged")
+                raise TransferError("the request has ended" if load.is_over else f"page {first + good} is damaged")
 
         return store
 
@@ -244,7 +244,7 @@ def _teller(load: PageLoad, address: Address) -> Callable[[str], None]:
     def done(why: str) -> None:
         if why and not load.is_over:
             num_missing = len(load.order.page_ids) - load.num_filled
-            logger.warning("%d pages do not come from %s: %s", num_missing, address, why)
+            logger.warning("%d pages could not be fetched from %s: %s", num_missing, address, why)
         load.finish()
 
     return done

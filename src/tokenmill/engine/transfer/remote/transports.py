@@ -203,7 +203,7 @@ class SlotReceiver(ABC):
         while done < count:
             chunk = _next_chunk(channel, min(count - done, self._slots.slot_pages), deadline)
             if chunk.slot >= self._slots.num_slots:
-                raise TransferError(f"the producer filled slot {chunk.slot}, which is not there")
+                raise TransferError(f"the producer filled slot {chunk.slot}, which does not exist")
             with self.read_slot(chunk.slot, len(chunk.checksums), deadline) as data:
                 store(done, data, chunk.checksums)
             channel.send(SlotFree(chunk.slot), deadline)
@@ -273,7 +273,7 @@ class WindowReceiver(SlotReceiver):
         try:
             is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
             if not is_sealed or os.fstat(descriptor).st_size != size:
-                raise TransferError("the producer's window is not what it says, or may shrink")
+                raise TransferError("the producer's window has another size than it says, or may shrink")
             self._map = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
         except OSError as error:
             raise TransferError(f"the producer's window cannot be mapped: {error.strerror}") from error

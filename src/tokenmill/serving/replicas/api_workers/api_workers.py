@@ -144,14 +144,14 @@ class ApiWorkers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(one.pid, signal.SIGKILL)
 
-    def end(self, exit_code: int, error: str) -> None:
+    def announce_end(self, exit_code: int, error: str) -> None:
         """Tell all API workers that the server ends."""
         for one in self._all.values():
             one.outbox.send(ServerEnds(exit_code, error))
 
     # --- what they say ----------------------------------------------------------------------------------------------
 
-    def take(self, message: FromSibling) -> None:
+    def handle_message(self, message: FromSibling) -> None:
         """Take in a message of an API worker."""
         match message:
             case SiblingStarted():
@@ -204,7 +204,7 @@ class ApiWorkers:
             for worker in one.busy:
                 self._parts.restart_worker(worker)
         one.pid, one.serves, one.num_open = message.pid, False, 0
-        one.health.begin()
+        one.health.mark_starting()
         self._let_serve(message.index)
 
     def _let_serve(self, index: int) -> None:

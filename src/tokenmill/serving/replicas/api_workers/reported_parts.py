@@ -97,7 +97,7 @@ class ReportedParts:
             case EngineReady():
                 self._gain(message)
             case EngineStats() if message.engine in self.engines:
-                self.engines[message.engine].take(message)
+                self.engines[message.engine].handle_message(message)
                 self._owner.told(message)
             case EngineLost() | EngineDraining() if message.engine in self.engines:
                 self._lose(message)
@@ -130,7 +130,7 @@ class ReportedParts:
         if ready.engine not in self.engines:
             health = [PartHealth(f"engine {ready.engine}", self._timeout)]
             self.engines.add(EngineHandle(ready.engine, lambda _: None, health))
-        self.engines[ready.engine].take(ready)
+        self.engines[ready.engine].handle_message(ready)
 
     def _lose(self, news: EngineLost | EngineDraining) -> None:
         engine = self.engines[news.engine]

@@ -54,7 +54,7 @@ class EngineLoad:
         if sent.number > self._num_taken:
             self._unreported_tokens -= sent.num_missing_tokens
 
-    def take(self, report: EngineReport) -> None:
+    def apply_report(self, report: EngineReport) -> None:
         """Take in the engine's report, and add the requests that it has not counted yet."""
         self._num_taken = report.num_taken
         self.num_others, self._reported_tokens = report.num_others, report.num_queued_tokens

@@ -39,7 +39,7 @@ class Router:
         """Return True if an engine has this request."""
         return request_id in self._engine_of
 
-    def begin(self, page_size: int, fingerprint: str) -> None:
+    def begin_routing(self, page_size: int, fingerprint: str) -> None:
         """Begin to track caches and queues, once the engines are ready; see `PrefixIndex`."""
         self._index = PrefixIndex(page_size, fingerprint)
 
@@ -95,11 +95,11 @@ class Router:
         engine = self.policy.choose(candidates) if pinned is None else pinned
         return engine, candidates[engine].num_missing_tokens
 
-    def take(self, report: EngineReport) -> None:
+    def apply_report(self, report: EngineReport) -> None:
         """Take in an engine's report."""
         load = self._loads.get(report.engine)
         if load is not None:
-            load.take(report)
+            load.apply_report(report)
             if self._index is not None:
                 self._index.change(report.engine, report.changes, report.is_first)
 

@@ -48,7 +48,7 @@ class HttpServer:
                 ssl_certfile=config.ssl_certfile,
             )
         )
-        self._connections = Connections(SilenceLimits.of(config), num_connections(), tell)
+        self._connections = Connections(SilenceLimits.from_config(config), num_connections(), tell)
         self._watch: asyncio.Task[None] | None = None
         self._acceptor: Acceptor | None = None
 

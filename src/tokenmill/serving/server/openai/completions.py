@@ -58,7 +58,7 @@ class TextRoute:
             model=context.reply_name(body.model),
             system_fingerprint=context.fingerprint,
         )
-        writer = ChoiceWriter(head, TextChoices(PromptShown.of(body), bool(body.echo)), call)
+        writer = ChoiceWriter(head, TextChoices(PromptShown.from_fields(body), bool(body.echo)), call)
         return GenerationReply(context, call, prompts, writer, head.id)
 
     def _read(self, body: TextBody) -> tuple[TextBody, GenerationCall, list[GenerateText]]:

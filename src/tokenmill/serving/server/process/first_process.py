@@ -110,7 +110,7 @@ class FirstProcess(ApiProcess):
             self._batches = ServedBatches(server, lambda: self._client.has_waiting, self._metrics)
         self._live = LiveHub(self._parts.engines)
         own = launch.topology.workers_of(0)
-        limits = AdmissionLimits.of(server)
+        limits = AdmissionLimits.from_config(server)
         self._client = EngineClient(self._parts.workers[: len(own)], self._metrics, limits, launch.engine.seed)
         self._api_workers: ApiWorkers | None = None
         if launch.topology.api_workers:
@@ -157,7 +157,7 @@ class FirstProcess(ApiProcess):
     def _answered(self, message: FromWorker | FromSibling | FindCalls | AbortCalls) -> None:
         if isinstance(message, FromSibling):
             assert self._api_workers is not None, "only an API worker says this"
-            self._api_workers.take(message)
+            self._api_workers.handle_message(message)
         elif not isinstance(message, FindCalls | AbortCalls):
             self._client.dispatch(message)
 
@@ -201,7 +201,7 @@ class FirstProcess(ApiProcess):
 
     def _end(self, ending: Ending) -> None:
         if self._api_workers is not None and ending.error is not None and not self._ending.done():
-            self._api_workers.end(ending.exit_code, ending.error)
+            self._api_workers.announce_end(ending.exit_code, ending.error)
         super()._end(ending)
 
     def _ends_elsewhere(self) -> list[asyncio.Future[None]]:
