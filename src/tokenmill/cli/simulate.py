@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: a trace, a model or a step model that cannot be read, or a flag that cannot be simulated.
     """
     namespace = make_parser().parse(arguments)
-    from tokenmill.lab.simulate.lives import side_by_side
+    from tokenmill.lab.simulate.lifetimes import side_by_side
     from tokenmill.lab.simulate.simulation import each_policy, run_recorded
 
     if namespace.step_model == RECORDED:

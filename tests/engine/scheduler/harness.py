@@ -56,8 +56,8 @@ class Settings:
     gates: tuple[Gate, ...] = ()
     transfers: TransferSettings | None = None
     max_loras: int = 0
-    lora_aging_steps: int = 8
-    aging_steps: int = 1024
+    lora_patience: int = 8
+    patience: int = 1024
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
     whole_images: bool = False
@@ -105,12 +105,12 @@ class Harness:
             s.admission,
             num_stages=s.num_stages,
             max_loras=s.max_loras,
-            lora_aging_steps=s.lora_aging_steps,
+            lora_patience=s.lora_patience,
             encoder_budget=s.encoder_budget,
             encoder_cache_tokens=s.encoder_cache_tokens,
             disable_chunked_mm_input=s.whole_images,
             state_slots=s.state_slots,
-            aging_steps=s.aging_steps,
+            patience=s.patience,
         )
         self.header = LogHeader(
             scheduler=config,
@@ -261,7 +261,7 @@ class Harness:
         s = self.settings
         chunk = min(s.budget, s.threshold or s.budget)
         longest = -(-s.max_model_len // chunk) + s.max_model_len
-        return 2 * s.aging_steps + s.depth * (s.max_num_seqs + 2) * longest
+        return 2 * s.patience + s.depth * (s.max_num_seqs + 2) * longest
 
     def count_turns(self, request_id: str) -> None:
         """A request comes, or a session's turn: those before it may each be the elder first."""

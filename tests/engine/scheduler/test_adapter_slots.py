@@ -22,7 +22,7 @@ def adapters_of_step(harness: Harness) -> set[str]:
 
 
 def test_a_request_without_a_slot_is_passed_over_and_says_why() -> None:
-    harness = Harness(max_loras=1, lora_aging_steps=100, num_pages=60, max_num_seqs=8)
+    harness = Harness(max_loras=1, lora_patience=100, num_pages=60, max_num_seqs=8)
     first = harness.add([1, 2, 3], 6, adapter="a")
     other = harness.add([1, 2, 4], 6, adapter="b")
     base, same = harness.add([2, 2], 6), harness.add([3, 3], 6, adapter="a")
@@ -55,9 +55,9 @@ def test_adapters_share_no_pages_with_others_or_the_base() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_who_has_waited_gets_the_slot_of_one_that_would_never_end(depth: int) -> None:
-    aging_steps = 10
+    patience = 10
     harness = Harness(
-        max_loras=1, lora_aging_steps=aging_steps, depth=depth, num_pages=200, max_model_len=500, max_num_seqs=4
+        max_loras=1, lora_patience=patience, depth=depth, num_pages=200, max_model_len=500, max_num_seqs=4
     )
     endless = harness.add([1, 2, 3], 400, adapter="a")
     for _ in range(3):
@@ -65,7 +65,7 @@ def test_who_has_waited_gets_the_slot_of_one_that_would_never_end(depth: int) ->
     waiting = harness.add([4, 5, 6], 2, adapter="b")
     num_steps = 0
     while harness.records[waiting].finish_reason is None:
-        assert num_steps < aging_steps + 4 * depth + 4, "the slot is never freed"
+        assert num_steps < patience + 4 * depth + 4, "the slot is never freed"
         harness.add([7] * (num_steps + 1), 3, adapter="a")  # newcomers that would keep the slot busy
         harness.step()
         num_steps += 1
@@ -74,7 +74,7 @@ def test_who_has_waited_gets_the_slot_of_one_that_would_never_end(depth: int) ->
 
 
 def test_the_promoted_request_that_leaves_frees_its_claim() -> None:
-    harness = Harness(max_loras=1, lora_aging_steps=2, num_pages=200, max_model_len=300)
+    harness = Harness(max_loras=1, lora_patience=2, num_pages=200, max_model_len=300)
     harness.add([1, 2, 3], 100, adapter="a")
     promoted = harness.add([4, 5, 6], 2, adapter="b")
     for _ in range(4):
@@ -90,9 +90,9 @@ def test_the_promoted_request_that_leaves_frees_its_claim() -> None:
 
 @pytest.mark.parametrize("policy", ["fair", "fcfs"])
 def test_many_adapters_over_few_slots_wait_no_longer_than_the_bound(policy: str, rng: np.random.Generator) -> None:
-    num_adapters, num_slots, aging_steps = 200, 8, 6
+    num_adapters, num_slots, patience = 200, 8, 6
     harness = Harness(
-        max_loras=num_slots, lora_aging_steps=aging_steps, num_pages=400, max_num_seqs=16, budget=32, policy=policy
+        max_loras=num_slots, lora_patience=patience, num_pages=400, max_num_seqs=16, budget=32, policy=policy
     )
     began: dict[str, int] = {}
     arrived: dict[str, int] = {}
@@ -114,13 +114,13 @@ def test_many_adapters_over_few_slots_wait_no_longer_than_the_bound(policy: str,
     harness.check_outputs()
     waits = {request_id: began[request_id] - arrived[request_id] for request_id in arrived if request_id in began}
     # A turn of a slot: its holders' aging steps, the prompts that must bring a token first, and the next admission.
-    bound = (aging_steps + 16) * (most_waiting + 1)
+    bound = (patience + 16) * (most_waiting + 1)
     assert max(waits.values()) <= bound, Counter(waits).most_common(3)
 
 
 def test_a_log_with_adapters_is_replayed_with_the_same_plans(tmp_path: Path, rng: np.random.Generator) -> None:
     log = tmp_path / "steps"
-    harness = Harness(max_loras=2, lora_aging_steps=3, num_pages=60, depth=2, log=log)
+    harness = Harness(max_loras=2, lora_patience=3, num_pages=60, depth=2, log=log)
     for _ in range(40):
         if rng.random() < 0.6:
             adapter = {"adapter": int(rng.integers(5))} if rng.random() < 0.8 else {}
@@ -135,7 +135,7 @@ def test_a_log_with_adapters_is_replayed_with_the_same_plans(tmp_path: Path, rng
 
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_a_slot_that_only_paused_sessions_hold_is_freed_in_the_first_turn(num_slots: int) -> None:
-    harness = Harness(max_loras=num_slots, lora_aging_steps=50, num_pages=60, max_num_seqs=6)
+    harness = Harness(max_loras=num_slots, lora_patience=50, num_pages=60, max_num_seqs=6)
     for number in range(num_slots):
         session = harness.add([number, 2, 3], 2, is_resumable=True, adapter=number)
         harness.sessions[session] = []

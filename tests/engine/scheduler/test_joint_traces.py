@@ -45,8 +45,8 @@ def draw_settings(rng: random.Random, besides: str) -> Settings:
         max_model_len=min(32, num_pages * page_size),
         eos=frozenset(rng.sample(range(50), rng.randint(0, 4))),
         max_loras=rng.randint(1, 3),
-        lora_aging_steps=rng.randint(1, 6),
-        aging_steps=rng.randint(2, 8),
+        lora_patience=rng.randint(1, 6),
+        patience=rng.randint(2, 8),
         encoder_budget=rng.randint(6, 12),
         encoder_cache_tokens=rng.randint(6, 16),
     )

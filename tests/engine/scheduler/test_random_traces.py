@@ -33,7 +33,7 @@ class SchedulerTrace(RuleBasedStateMachine):
         drafts=st.sampled_from([0, 0, 4]),
         eos=st.frozensets(st.integers(0, 49), max_size=6),
         max_loras=st.integers(1, 3),
-        lora_aging_steps=st.integers(1, 6),
+        lora_patience=st.integers(1, 6),
     )
     def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
         self.begin(num_pages, page_size, **overrides)

@@ -99,7 +99,7 @@ def test_the_background_waits_for_anybody_who_computes_the_same(is_background: b
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_slot_that_the_background_holds_without_getting_on_is_given_up(policy: str) -> None:
     rng = fresh()
-    harness = busy_harness(policy=policy, max_loras=1, lora_aging_steps=4)
+    harness = busy_harness(policy=policy, max_loras=1, lora_patience=4)
     line = harness.add([1] * 500, 8, adapter="a", is_background=True)
     harness.step()
     busy = BusyTenants(harness, rng)
@@ -126,7 +126,7 @@ def test_whoever_comes_later_the_oldest_ends(policy: str, batch_policy: str, adm
         num_pages=rng.randint(9, 16),
         budget=rng.randint(5, 12),
         max_num_seqs=rng.randint(1, 4),
-        aging_steps=6,
+        patience=6,
     )
     watched = []
     for number in range(3):
@@ -148,7 +148,7 @@ def test_whoever_comes_later_the_oldest_ends(policy: str, batch_policy: str, adm
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_session_is_as_old_as_its_turn(policy: str) -> None:
     """One that goes on and on does not keep others from being the oldest."""
-    harness = Harness(policy=policy, aging_steps=4, max_num_seqs=2, num_pages=40, max_model_len=120)
+    harness = Harness(policy=policy, patience=4, max_num_seqs=2, num_pages=40, max_model_len=120)
     session = harness.open_session([1, 2, 3], 3)
     line = harness.add([4, 5, 6], 8, is_background=True)
     num_steps = 0

@@ -164,7 +164,7 @@ class StateTrace(SchedulerTrace):
         depth=st.sampled_from([1, 2, 4]),
         eos=st.frozensets(st.integers(0, 49), max_size=6),
         max_loras=st.integers(1, 3),
-        lora_aging_steps=st.integers(1, 6),
+        lora_patience=st.integers(1, 6),
     )
     def start(self, num_pages: int, page_size: int, spare: int, max_num_seqs: int, **overrides: object) -> None:
         slots = max_num_seqs + spare

@@ -29,7 +29,7 @@ class WindowTrace(SchedulerTrace):
         drafts=st.sampled_from([0, 0, 4]),
         eos=st.frozensets(st.integers(0, 49), max_size=6),
         max_loras=st.integers(1, 3),
-        lora_aging_steps=st.integers(1, 6),
+        lora_patience=st.integers(1, 6),
         window=st.integers(1, 9),
         num_windows=st.integers(1, 3),
         is_ample=st.sampled_from([False, False, False, True]),

@@ -30,13 +30,13 @@ from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.kv.events import KVEvent
 from tokenmill.engine.loop.observer import Observer
 from tokenmill.engine.loop.stats import engine_stats
-from tokenmill.engine.loop.step_log import Aborted, Added, CacheReset, Extended, Paused, Turn, Woken
+from tokenmill.engine.loop.step_log import Aborted, Added, CacheReset, Extended, Iteration, Paused, Woken
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# How long a turn of the loop waits for an event when there is nothing else to do, in seconds.
+# How long an iteration of the loop waits for an event when there is nothing else to do, in seconds.
 EVENT_WAIT = 0.005
 
 Extension = TypeVar("Extension", bound=EngineExtension)
@@ -241,7 +241,7 @@ class Engine:
         return self._publish(outputs)
 
     def _receive(self) -> list[TokenOutput]:
-        """Take in what has happened outside since the last turn, and let paused sessions go on that have new input."""
+        """Take in outside events since the last iteration, and let paused sessions go on that have new input."""
         outputs = [output for poll in self._poll for output in poll(self)]
         outputs += self.scheduler.begin_turns()
         for before_schedule in self._before_schedule:
@@ -305,9 +305,9 @@ class Engine:
         events = self.scheduler.kv.cache.events
         return [] if events is None else events.take_events()
 
-    def turns(self) -> list[Turn]:
-        """Return the last thousand turns, oldest first."""
-        return self._observer.turns()
+    def iterations(self) -> list[Iteration]:
+        """Return the last thousand iterations, oldest first."""
+        return self._observer.iterations()
 
     def stats(self) -> EngineStats:
         """Return counters since start, and the state now."""

@@ -15,7 +15,7 @@ from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.whole_file import whole_file
 from tokenmill.engine.loop.stats import StepStats
-from tokenmill.engine.loop.step_log import Added, Extended, News, RecordedInput, StepLog, StepRecord, Turn
+from tokenmill.engine.loop.step_log import Added, Extended, Iteration, News, RecordedInput, StepLog, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +64,12 @@ class Observer:
         self._laps.append(time.perf_counter())
 
     def committed(self, outputs: Sequence[TokenOutput], waiting: str, is_stuck: bool, goes_on: bool) -> None:
-        """Record the outputs of the turn and end it.
+        """Record the outputs of the iteration and end it.
 
         Args:
             waiting: why the first of the waiting requests waits.
             is_stuck: nothing was launched or taken in, though requests could go on.
-            goes_on: the next turn comes at once.
+            goes_on: the next iteration comes at once.
         """
         started, scheduled, ran = self._laps
         ended = time.perf_counter()
@@ -90,12 +90,12 @@ class Observer:
         self.stats.stamp(outputs)
         self._news.ended += [(output.id, output.finish_reason or "") for output in outputs]
 
-    def turns(self) -> list[Turn]:
-        """Return the last thousand turns, oldest first; news since the last of them makes one more."""
+    def iterations(self) -> list[Iteration]:
+        """Return the last thousand iterations, oldest first; news since the last of them makes one more."""
         if self._news:
             self._news.at = time.perf_counter()
             self._log.add_news(self._take_news())
-        return self._log.turns()
+        return self._log.iterations()
 
     def _take_news(self) -> News:
         news, self._news = self._news, News()

@@ -35,7 +35,7 @@ class StepStats:
             self._scheduled_at.setdefault(new_row.request_id, time.monotonic())
 
     def observe(self, seconds: tuple[float, float, float]) -> None:
-        """Count the seconds of one turn of the loop."""
+        """Count the seconds of one iteration of the loop."""
         for histogram, spent in zip(self.step_seconds.values(), seconds, strict=True):
             histogram.add(spent)
 

@@ -28,11 +28,11 @@ class SchedulerConfig:
         seed: for requests that bring none.
         num_stages: of the pipeline that runs the steps, several at a time: a request runs again only when its token is
             known, and decodes are shared out over as many steps.
-        max_loras: adapters in a step at most; 0: none. lora_aging_steps: steps that a request without a slot is passed
+        max_loras: adapters in a step at most; 0: none. lora_patience: steps that a request without a slot is passed
             over before one is freed for it.
         encoder_budget: tokens of images that a step encodes. encoder_cache_tokens: of those whose outputs are kept.
         disable_chunked_mm_input: a step does not end within an image.
-        aging_steps: steps between two looks for the oldest request; see `Seniority`.
+        patience: steps between two looks for the oldest request; see `Seniority`. Step logs bear both names.
         state_slots: for recurrent states, of requests that run and of prefixes; 0: the model has none.
     """
 
@@ -46,12 +46,12 @@ class SchedulerConfig:
     seed: int = 0
     num_stages: int = 1
     max_loras: int = 0
-    lora_aging_steps: int = 64
+    lora_patience: int = 64
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
     disable_chunked_mm_input: bool = False
     state_slots: int = 0
-    aging_steps: int = 1024
+    patience: int = 1024
 
     @property
     def largest_chunk(self) -> int:

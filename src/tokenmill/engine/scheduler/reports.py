@@ -52,4 +52,4 @@ def wait_reason(request: Request, waiting: RequestQueue) -> str:
     ahead = waiting.position(request)
     if request.wait_reason or not ahead:
         return request.wait_reason or "has just arrived"
-    return f"{ahead} ahead of it; the first {waiting[0].wait_reason or 'has just arrived'}"
+    return f"{ahead} ahead of it; the first: {waiting[0].wait_reason or 'has just arrived'}"

@@ -28,6 +28,6 @@ def standard_resources(
     if config.state_slots:
         resources.append(StateSlots(kv, config.state_slots, config.enable_chunked_prefill))
     if config.max_loras:
-        resources.append(AdapterSlots(config.max_loras, config.lora_aging_steps))
+        resources.append(AdapterSlots(config.max_loras, config.lora_patience))
     resources.append(EncoderCache(config) if config.encoder_budget else NoEncoder())
     return resources

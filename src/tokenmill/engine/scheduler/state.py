@@ -74,7 +74,7 @@ class SchedulerState:
         self.resources = Resources([self.rows, self.pages, *others])
         self.transfers = self.resources.of_kind(Transfers)
         self.drafters = tuple(drafters)
-        self.queues = Queues(policy, config.aging_steps)
+        self.queues = Queues(policy, config.patience)
         self.waiting: RequestQueue = self.queues.waiting
         self.running: RequestQueue = self.queues.running
         self.in_flight: deque[InFlightStep] = deque()

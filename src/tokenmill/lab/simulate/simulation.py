@@ -16,7 +16,7 @@ from tokenmill.engine.kv.page_pool import RESERVED_PAGES
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.scheduler.config import find_policies
 from tokenmill.lab.simulate.fleet import CountingExecutor, Fleet, SimulatedEngine, SimulatedLog
-from tokenmill.lab.simulate.lives import Outcome
+from tokenmill.lab.simulate.lifetimes import Outcome
 from tokenmill.lab.simulate.replay import RecordedExecutor
 from tokenmill.lab.simulate.step_model import StepModel
 from tokenmill.lab.simulate.times import ModelTimes, recorded_run

@@ -53,7 +53,7 @@ class EngineLoop:
     """Receive, step, publish, until told to stop.
 
     Args:
-        idle_work: advances by a turn of about a millisecond whenever there is nothing else to do.
+        idle_work: advances by an iteration of about a millisecond whenever there is nothing else to do.
         reporter: reports the engine's load to text workers that have several engines to choose from.
     """
 

@@ -74,7 +74,7 @@ def allocate(
 
 
 def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) -> Iterator[None]:
-    """Touch KV memory before it is used, a little at each turn, if the config asks for its size.
+    """Touch KV memory before it is used, a little at each iteration, if the config asks for its size.
 
     A share of the machine's memory is taken as it is used, and so is more than the machine has.
     """

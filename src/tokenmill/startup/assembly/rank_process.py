@@ -71,8 +71,8 @@ class _Signs:
         """Report the current phase of the start."""
         self._heartbeat.begin_job(phase, START_PATIENCE)
 
-    def turn(self, has_work: bool) -> None:
-        """Report a piece of work that is about to begin, or an idle turn."""
+    def report_iteration(self, has_work: bool) -> None:
+        """Report a piece of work that is about to begin, or an idle iteration."""
         if has_work:
             self._heartbeat.begin_job("a step")
         else:
@@ -99,7 +99,7 @@ def _follow(config: EngineConfig, signs: _Signs | None = None) -> None:
         if signs is None:
             build(own, group, platform).run()
         else:
-            build(own, group, platform, signs.starting).run(signs.turn)
+            build(own, group, platform, signs.starting).run(signs.report_iteration)
     except BaseException as error:
         group.abandon(error)
         raise

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine, the description of it that the other processes get, and work for idle turns.
+    """An engine, the description of it that the other processes get, and work for idle iterations.
 
     Attributes:
         model: the model that it runs; another engine may be built on it once this one is closed.
