@@ -1,4 +1,4 @@
-"""What the drafters that need no model bring and cost: accepted tokens a step, and microseconds a call.
+"""Measure the drafters that need no model: accepted tokens a step, and microseconds a call.
 
     python benchmarks/drafters.py [--limit 16] [--repeats 3]
 
@@ -39,7 +39,7 @@ DEPTH = 24
 
 
 class CountingTree:
-    """How often each sequence of at most 24 tokens has been said, and what followed."""
+    """Counts of each sequence of at most 24 tokens, and of what followed."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[int, ...], int] = {}

@@ -44,7 +44,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to.
+    """The outcome of a run.
 
     Attributes:
         hit_rate: share of prompt tokens that caches supplied.
@@ -121,7 +121,7 @@ class SimulatedEngine:
         self._pages: OrderedDict[int, None] = OrderedDict()
 
     def num_cached_pages(self, names: Sequence[int]) -> int:
-        """How many pages of a prompt are there, from its start."""
+        """Count the pages of a prompt that are there, from its start."""
         return sum(1 for _ in itertools.takewhile(self._pages.__contains__, names))
 
     def store(self, names: Sequence[int]) -> list[tuple[bool, list[int]]]:
@@ -153,7 +153,7 @@ class AtRandom:
 
 
 class PrefixAffinity:
-    """Where most of the prompt is cached, if that is more than 0.3 of it and the load is balanced, else the shortest
+    """Chooses where most of the prompt is cached, if that is over 0.3 of it and the load is balanced, else the shortest
     queue: the thresholds of SGLang's gateway (64 requests more, and half as many again, are imbalance).
     """
 

@@ -1,4 +1,4 @@
-"""What a watched engine pays, without a model: making and encoding a report of its turns, by the processor's clock.
+"""Measure what a watched engine pays, without a model: a report of its iterations, by the processor's clock.
 
     python benchmarks/live_report.py [--rows 256] [--waiting 1000] [--steps-per-second 100]
 

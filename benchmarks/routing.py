@@ -1,4 +1,4 @@
-"""Which engine gets a request: policies beside each other in a simulated fleet, and what one choice takes.
+"""Compare routing policies in a simulated fleet, and time one choice.
 
     python -m benchmarks.routing [--requests 6000]
 
@@ -37,7 +37,7 @@ class ShortestQueue(FewestInFlight):
 
 
 def policies(seed: int) -> dict[str, Callable[[], RoutingPolicy]]:
-    """What is compared."""
+    """Return the policies to compare."""
     return {
         "cost": LeastCost,
         "prefix affinity": PrefixAffinity,

@@ -53,7 +53,7 @@ def tensors(num_pages: int) -> list[np.ndarray]:
 
 
 def format_of(memory: HostPages) -> PageFormat:
-    """What both sides have."""
+    """Return the format of both sides."""
     return PageFormat("benchmark", "HeadMajorKV", PAGE_SIZE, memory.page_bytes, checksum=memory.checksum)
 
 
@@ -127,13 +127,13 @@ class Took(NamedTuple):
 
 
 def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have had of processors so far."""
+    """Return the processor seconds of all threads of a process so far."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def took(work: Callable[[], None], producer: int) -> Took:
-    """How long it takes once."""
+    """Return the seconds of one run."""
     theirs, ours, start = cpu_seconds(producer), time.thread_time(), time.perf_counter()
     work()
     wall, consumer = time.perf_counter() - start, time.thread_time() - ours

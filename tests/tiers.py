@@ -1,4 +1,4 @@
-"""Which tests run when: three tiers, chosen by the environment variable `TIER`.
+"""Choose the tests of a run: three tiers, by the environment variable `TIER`.
 
 - `check`: what a developer runs all day. No server or engine process, nothing slow, files and tests in random order.
 - `test`, the default: all that a landing needs.

@@ -1,4 +1,4 @@
-"""What the machine gives at this moment: how fast memory is read, and how fast bfloat16 matrices are multiplied.
+"""Measure the machine at this moment: how fast memory is read, and how fast bfloat16 matrices are multiplied.
 
 On a machine that others use too both change from minute to minute; a figure means little without them.
 """

@@ -40,7 +40,7 @@ PLUGIN = "import tests.tiers\n\ntests.tiers.CPU_SECONDS = 0.4\n"
 
 
 def outcomes(folder: Path, name: str, *arguments: str) -> dict[str, str]:
-    """What became of each test of the module in a tier, in the order in which they ran."""
+    """Return the outcome of each test of the module in a tier, in the order in which they ran."""
     (folder / "test_module.py").write_text(MODULE)
     (folder / "lowered.py").write_text(PLUGIN)
     environment = os.environ | {"TIER": name, "PYTHONPATH": f"{ROOT}:{folder}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

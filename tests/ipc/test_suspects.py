@@ -1,4 +1,4 @@
-"""Who ran when an engine died, and who is to blame."""
+"""Find the requests that ran when an engine died, and the one to blame."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -183,7 +183,7 @@ def test_a_client_that_reads_slowly_gets_all(slow_server):
 
 
 def half_closed(url: str, *requests: bytes) -> bytes:
-    """What comes back to a client that has sent all it will send, and says so."""
+    """Return the reply to a client that has sent all it will send, and says so."""
     with connect(url, PATIENCE) as connection:
         connection.sendall(b"".join(requests))
         connection.shutdown(socket.SHUT_WR)

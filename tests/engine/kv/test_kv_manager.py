@@ -1,4 +1,4 @@
-"""Who holds which pages: what is taken, what is kept for others, what comes back in which order."""
+"""Track the owners of pages: what is taken, what is kept for others, what comes back in which order."""
 
 from __future__ import annotations
 

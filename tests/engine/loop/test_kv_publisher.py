@@ -24,7 +24,7 @@ SEED = seed_for(__name__)
 
 
 class Mirror:
-    """What a router knows: name of a page -> the tokens up to its end."""
+    """A router's knowledge: name of a page -> the tokens up to its end."""
 
     def __init__(self) -> None:
         self.prefixes: dict[int, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""What an engine shows of itself agrees with what it did, on random traces of requests that run short of everything."""
+"""Compare what an engine shows with what it did, on random traces of requests that run short of everything."""
 
 import pytest
 

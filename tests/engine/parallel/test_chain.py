@@ -39,7 +39,7 @@ def listener(**how: Secret | None) -> StageListener:
 
 
 def load(architecture: Architecture, stages: list[range]) -> int:
-    """What the slowest stage reads in a step."""
+    """Return the bytes that the slowest stage reads in a step."""
     sizes = [layer.num_parameters(architecture.hidden_size) for layer in architecture.layers]
     head = architecture.vocab_size * architecture.hidden_size
     return max(sum(sizes[i] for i in stage) + head * (number == 0) for number, stage in enumerate(stages))

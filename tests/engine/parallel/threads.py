@@ -56,7 +56,7 @@ class Form:
 
 @contextlib.contextmanager
 def memories(folder: Path, size: int, step: StepShape, stage: int = 0, num_stages: int = 1) -> Iterator[Memories]:
-    """What each of `size` ranks of a stage has of the memory that they share."""
+    """Return the view of each of `size` ranks of a stage on the memory that they share."""
     layout = Layout(read_architecture(folder), step, size, num_stages)
     descriptor = os.memfd_create("test-ranks")
     os.ftruncate(descriptor, layout.num_bytes)

@@ -179,7 +179,7 @@ def test_nor_on_a_device(models: dict[str, Path], options: dict[str, Any], monke
 
 @contextmanager
 def nan_in_new_memory() -> Iterator[None]:
-    """What nobody has written is NaN: tokens of padding may leave it, and no others may see it."""
+    """Fill new memory with NaN: tokens of padding may leave it, and no others may see it."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

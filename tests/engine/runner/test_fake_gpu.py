@@ -1,4 +1,4 @@
-"""What engines issue to a GPU: no hidden copy, no number read back, no tensor of the host in a kernel, in any family.
+"""Check what engines issue to a GPU: no hidden copy, no number read back, no host tensor in a kernel, in any family.
 
 The device is made up (`fake_gpu.py`); its process runs all cases, a second or two each.
 """
@@ -29,7 +29,7 @@ SECONDS = 280
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What each case told."""
+    """Return the record of each case."""
     command = [sys.executable, "-m", "tests.engine.runner.fake_gpu_cases", str(tmp_path_factory.mktemp("fake"))]
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0"}

@@ -68,7 +68,7 @@ class Settings:
 
 @dataclass
 class Record:
-    """What was asked and what came back."""
+    """The input and the output of one request."""
 
     prompt: list[int]
     params: SamplingParams

@@ -1,4 +1,4 @@
-"""What the scheduler says: why a request waits, how many wait for what, what came from the cache."""
+"""Check the scheduler's reports: why a request waits, how many wait for what, what came from the cache."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ TEXTS = {
 
 
 def lines_run(call: Callable[[], object]) -> int:
-    """How many lines of Python a call executes: its work, but for what numpy and slices do."""
+    """Count the lines of Python that a call executes: its work, without that of numpy and slices."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., object]:

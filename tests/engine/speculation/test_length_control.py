@@ -1,4 +1,4 @@
-"""How many drafts are run: as many as pay by the table of costs, the likeliest first."""
+"""Run as many drafts as pay by the table of costs, the likeliest first."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ PATIENCE = TransferTimeouts(lookup=4, load=8, save=8, keep=10, close=50)
 
 
 def _as_written(tokens: TokenArray) -> NDArray[np.int64]:
-    """What the runner writes of tokens: images have surrogates here, and placeholders there."""
+    """Return tokens as the runner writes them: images have surrogates here, and placeholders there."""
     return np.where(tokens < VOCAB_SIZE, tokens, VOCAB_SIZE - 1).astype(np.int64)
 
 

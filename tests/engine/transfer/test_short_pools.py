@@ -1,4 +1,4 @@
-"""Who waits for pages that are being saved waits only for those that nobody else holds, and is told so."""
+"""Let requests wait for pages that are being saved only where no other request holds them, and say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a request whose KV is elsewhere, in every state, one thing at a time."""
+"""Follow a request whose KV is elsewhere through every state, one event at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other policies would have done: the log's own come out as recorded, others as they are made to."""
+"""Run a log under other policies: its own come out as recorded, others as they are made to."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SEED = seed_for(__name__)
 
 
 def roofline(size: StepSize) -> float:
-    """What is to be found again: the weights' bytes until operations take longer, and attention by what it reads."""
+    """Return the times to be found again: the weights' bytes until operations take longer, and attention's reads."""
     return max(0.020, 0.004 + size.tokens * 0.0005) + 2e-7 * size.keys + 3e-8 * size.pairs + 1e-5 * size.sampled
 
 

@@ -192,19 +192,19 @@ def units_of(ptx: str) -> str:
 
 
 def layout_of(ttgir: str) -> str:
-    """How matrix units are used: warps along rows x columns of a tile, and the shapes of the instructions."""
+    """Return the use of matrix units: warps along rows x columns of a tile, and the shapes of the instructions."""
     found = re.findall(r"nvidia_mma<{.*?warpsPerCTA = \[(.*?)\], instrShape = \[(.*?)\]", ttgir)
     warps, shapes = (sorted({match[part].replace(", ", "x") for match in found}) for part in (0, 1))
     return "+".join(warps) + ":" + "+".join(shapes)
 
 
 def open_copies(ptx: str) -> int:
-    """How many groups of copies to shared memory are still on their way when a loop goes on."""
+    """Count the groups of copies to shared memory still on their way when a loop goes on."""
     return max((int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0)
 
 
 def loads_ahead(ptx: str) -> str:
-    """How many loads stand before a kernel's wait for those in front of it; `-` if it does not wait."""
+    """Count the loads before a kernel's wait for those in front of it; `-` if it does not wait."""
     before, wait, _ = ptx.partition("griddepcontrol.wait")
     assert not wait or "st.global" not in before, "what others may still read is not written"
     return str(before.count("ld.global")) if wait else "-"

@@ -108,7 +108,7 @@ def allowed(found: TokenBitmask | None) -> dict[int, set[int]]:
 
 
 def masks(now: GrammarStep) -> dict[int, set[int]]:
-    """What all rows of a step are left with that have a mask by now."""
+    """Return the tokens left by the masks that the rows of a step have by now."""
     return {**allowed(now.ready(CPU)), **allowed(now.deciding(torch.zeros(0)))}
 
 

@@ -1,4 +1,4 @@
-"""What a text worker was at when it died, and who is to blame."""
+"""Find a text worker's work when it died, and the request to blame."""
 
 import random
 from pathlib import Path

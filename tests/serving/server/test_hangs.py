@@ -1,4 +1,4 @@
-"""What hangs is noticed: /health names it, the log has its stack, and calls do not wait for it behind a green light."""
+"""Notice what hangs: /health names it, the log has its stack, and calls do not wait for it behind a green light."""
 
 import concurrent.futures
 import contextlib
@@ -65,7 +65,7 @@ def hanging_server(gate):
 
 
 def engine_reports(server) -> list[dict]:
-    """What the log says of hangs of the engine; on a busy machine a text worker may be late too."""
+    """Return the log's lines on hangs of the engine; on a busy machine a text worker may be late too."""
     lines = [json.loads(line) for line in server.output().splitlines() if line.startswith('{"time"')]
     return [line for line in lines if line["event"] == "hang" and line["part"] == "engine"]
 

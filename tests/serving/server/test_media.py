@@ -69,7 +69,7 @@ async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 def fetch(handler: Handler, *more: str, path: str = "/a.png?b=1", limit: int = 4) -> list[str]:
-    """What becomes of an image of that host, and of further ones."""
+    """Return the outcome for an image of that host, and for further ones."""
 
     async def run() -> list[str]:
         async with answering(handler) as port:

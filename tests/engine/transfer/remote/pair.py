@@ -67,7 +67,7 @@ class Pair:
 
 
 def storing(memory: HostPages, own: list[int], taken: list[int] | None = None):
-    """What takes pages in: into these of ours; lists those that are there."""
+    """Return a function that stores pages in these of ours, and lists those that have come."""
 
     def store(first: int, data: memoryview, checksums: list[int]) -> None:
         pages = own[first : first + len(checksums)]

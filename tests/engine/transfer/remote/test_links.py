@@ -31,7 +31,7 @@ HANDLE = Handle("engine-1", "request-1", "nonce")
 
 
 class Told:
-    """What fetches say at their end."""
+    """The outcomes of fetches."""
 
     def __init__(self) -> None:
         self.whys: list[str] = []

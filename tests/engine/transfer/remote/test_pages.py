@@ -137,7 +137,7 @@ def test_unlike_pages_are_refused_by_name(rng, tmp_path, field, value, why):
 
 
 def test_strangers_cannot_bring_a_server_down(pair, rng):
-    """Whatever comes instead of a proof, or after one, ends its own connection and nothing else."""
+    """Odd messages instead of a proof, or after one, end their own connection and nothing else."""
     _, tokens = held(pair, rng, 4)
     for number in range(60):
         length = int(rng.integers(0, 200))

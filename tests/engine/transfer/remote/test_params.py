@@ -1,4 +1,4 @@
-"""What users and clients say of transfers: refused by name, or within bounds."""
+"""Check the parameters of transfers from users and clients: refused by name, or within bounds."""
 
 import json
 
