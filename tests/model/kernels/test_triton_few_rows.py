@@ -19,14 +19,15 @@ def drawn(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(shape) * scale).to(dtype).to(DEVICE)
 
 
-@pytest.mark.parametrize("gate", [None, *Gate])
-@pytest.mark.parametrize("is_fp8", [False, True])
+@pytest.mark.parametrize(
+    ("is_fp8", "gate"), [*((False, gate) for gate in (None, *Gate)), (True, None), (True, Gate.SILU)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 def test_a_product_of_few_rows_equals_torch(
     rng: np.random.Generator, dtype: torch.dtype, is_fp8: bool, gate: Gate | None
 ) -> None:
-    for tokens in (0, 1, int(rng.integers(2, 17)), int(rng.integers(17, 150))):
-        depth, size = (int(number) for number in rng.integers(1, 300, 2))
+    for tokens in (0, 1, int(rng.integers(2, 17)), int(rng.integers(17, 80))):
+        depth, size = (int(number) for number in rng.integers(1, 200, 2))
         size = 1 if tokens == 1 else size
         rows = size if gate is None else 2 * size
         x, weight = drawn(tokens, depth, dtype=dtype), drawn(rows, depth, dtype=dtype, scale=depth**-0.5)
