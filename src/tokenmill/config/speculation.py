@@ -14,7 +14,7 @@ WITH_HIDDEN_STATES = ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dfl
 # What vLLM calls the same.
 _METHOD_NAMES = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
 MOST_TOKENS = 32
-# Draft tokens at a time where nobody says how many.
+# Draft tokens at a time by default.
 _DEFAULT_TOKENS = {"ngram": 16, "suffix": 24, "draft_model": 4}
 
 

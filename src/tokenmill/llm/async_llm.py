@@ -184,7 +184,7 @@ class AsyncLLM:
                 yield shown.copy()
         finally:
             del self._streams[name]
-            # Behind its start, should that still wait for its turn; nobody waits for it.
+            # Behind its start, should that still wait for its turn; no caller waits for it.
             if stream.output is None or not stream.output.finished:
                 self._leave(stream)
 
@@ -215,7 +215,7 @@ class AsyncLLM:
         failure = None
         try:
             self._llm.step()
-        except Exception as error:  # whoever waits is told
+        except Exception as error:  # all waiting callers get it
             failure = error
         for stream in [*self._streams.values()]:
             if stream.output is not None:

@@ -120,7 +120,7 @@ class Watchdog:
         self._has_reported = True
         logger.error("no request makes progress although some could")
         try:
-            # A name that nobody can guess: the folder is everybody's.
+            # A name that cannot be guessed: all users share the folder.
             path = (self._folder or Path(tempfile.gettempdir())) / f"tokenmill-stuck-{secrets.token_hex(8)}.jsonl"
             with whole_file(path, 0o600) as file:
                 for record in log.recent():

@@ -225,7 +225,7 @@ def check_writable(path: Path) -> None:
         InvalidConfig: it cannot.
     """
     try:
-        # Without waiting: a pipe that nobody reads is refused.
+        # Without waiting: a pipe without a reader is refused.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666))
     except OSError as error:
         raise InvalidConfig(f"--step-log {path}: {error.strerror}") from error
@@ -244,7 +244,7 @@ class StepLog:
         if path is not None:
             assert header is not None, "a log file begins with its header"
             try:
-                # Without waiting: nobody may hold up the engine by reading a pipe slowly.
+                # Without waiting: a slow reader of a pipe must not hold up the engine.
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
                 self._file = os.open(path, flags, 0o666)
             except OSError as error:

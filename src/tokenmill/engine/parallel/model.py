@@ -37,7 +37,7 @@ class RankedModel:
     def __init__(self, own: PartialModel, memory: SharedMemory, stages: FirstStage | None = None) -> None:
         """
         Args:
-            stages: the stages behind this one; None: there are none.
+            stages: the stages behind this one; None: absent.
         """
         self._own = own
         self._memory = memory

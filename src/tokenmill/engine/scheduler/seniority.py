@@ -19,7 +19,7 @@ class Seniority:
     """Finds the elder by counting steps, without a clock: the same calls give the same choices.
 
     Attributes:
-        elder: the request that comes before all others; None: there is none.
+        elder: the request that comes before all others; None: absent.
     """
 
     def __init__(self, aging_steps: int) -> None:

@@ -308,7 +308,7 @@ class TransferState(Transfers):
             assert held[load.order.first_page :] == load.order.page_ids, "a load fills other pages than its request has"
             assert load.request.awaits_kv or load.request.is_finished, "a request went on while it loads"
         for pin in self.pins.values():
-            assert pin.node.locks > 0, "pages that somebody reads are not locked"
-            assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that somebody reads have moved"
+            assert pin.node.locks > 0, "pages that are read are not locked"
+            assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that are read have moved"
         assert self.num_saving_pages == sum(pin.num_saving for pin in self.pins.values()), "a save is lost"
         assert set(self.kept.values()) == {i for i, pin in self.pins.items() if pin.kept_of}, "a pin is lost"

@@ -224,7 +224,7 @@ class TextProcessor:
     # --- tokens out -------------------------------------------------------------------------------------------------
 
     def _step_outputs(self, message: StepOutputs) -> Routed:
-        # First tokens go first: whoever waits for one has nothing yet, and every delta before it costs time.
+        # First tokens go first: a client that waits for one has nothing yet, and every delta before it costs time.
         first_outputs: list[TextOutput] = []
         later_outputs: list[TextOutput] = []
         stopped: list[str] = []

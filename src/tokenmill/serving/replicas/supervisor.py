@@ -188,7 +188,7 @@ class Supervisor:
             del self._parts[name], self._engine_of[name], self._restarts[name]
         self.engines.remove(spec.index)
         self.topology = self.topology.with_engines([one for one in self.topology.engines if one.index != spec.index])
-        with contextlib.suppress(DiskFull):  # the file names one too many then, which nobody starts
+        with contextlib.suppress(DiskFull):  # the file names one too many then, which is not started
             self._set_topology(self.topology.engines)
 
     def _set_topology(self, engines: Sequence[EngineSpec]) -> None:

@@ -135,7 +135,7 @@ class EngineLoop:
         self._sockets.leave_worker(worker)
 
     def _publish(self, outputs: list[TokenOutput]) -> None:
-        # First, so that whoever hears of a prompt's first token knows what is cached of it.
+        # First, so that a router that hears of a prompt's first token knows what is cached of it.
         self._publish_kv_events()
         by_worker: dict[str, list[TokenOutput]] = {}
         for output in outputs:
@@ -197,7 +197,7 @@ def _serve(config: EngineConfig, topology: Topology, index: int, sockets: Engine
     built.engine.executor = MarkingExecutor(built.engine.executor, built.engine.scheduler.in_flight, page)
     loop = EngineLoop(built.engine, sockets, publisher, built.idle_work, heartbeat, reporter)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-    # Before it is ready, so that whoever scrapes a fresh server finds the engine's metrics.
+    # Before it is ready, so that a scrape of a fresh server finds the engine's metrics.
     sockets.send_to_api(built.engine.stats())
     sockets.send_to_api(built.ready)
     loop.run()

@@ -60,7 +60,7 @@ def allocate(
 ) -> StepMemory:
     """Allocate the memory of steps with a KV cache of this size, the pages of a draft model included."""
     device = torch.device(platform.device)
-    # An accelerator has a row more: one that belongs to nobody, for padding.
+    # An accelerator has one row more, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
     window = 0 if size.window is None else size.window.window
     # A prompt of the whole context is run where no output is needed; what it samples is written down all the same.

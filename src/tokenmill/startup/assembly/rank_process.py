@@ -27,7 +27,7 @@ from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, logged
 
 logger = logging.getLogger(__name__)
 
-# How often a rank that is busy looks whether somebody has asked it something.
+# How often a busy rank looks for questions.
 LOOK_SECONDS = 0.1
 # As an engine: how many times the time of a step a phase of the start may take.
 START_PATIENCE = 20.0

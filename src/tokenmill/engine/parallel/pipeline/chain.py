@@ -41,7 +41,7 @@ from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
 from tokenmill.model.sharding.shard import Shard
 
-# How long somebody who connects may take to say who it is.
+# How long a new connection may take to say who it is.
 PROOF_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 _TRY_SECONDS = 1.0

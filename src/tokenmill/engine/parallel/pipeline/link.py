@@ -198,7 +198,7 @@ def prove(connection: socket.socket, secret: Secret | None, is_listener: bool, s
     connection.sendall(nonce)
     theirs = bytes(_read_exactly(connection, NONCE_BYTES, deadline))
     nonces = (nonce, theirs) if is_listener else (theirs, nonce)
-    if is_listener:  # whoever connects proves it first
+    if is_listener:  # the side that connects proves it first
         _check(connection, secret, other_side, nonces, deadline)
         connection.sendall(secret.prove(own_side, *nonces))
     else:

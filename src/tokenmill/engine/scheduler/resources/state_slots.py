@@ -239,7 +239,7 @@ class StateSlots(Resource):
         for before, after in zip(old, new, strict=True):
             kept = self._kept.pop(before, None)
             if kept is not None:
-                self._kept[after] = kept  # somebody has just passed it: the last to be given up
+                self._kept[after] = kept  # a request has just passed it: the last to be given up
                 if kept.tail_of:
                     self._tails[kept.tail_of] = after
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 ASK_BYTES = 64 << 20
 # A producer that could not be reached is left alone for so long; what needs it meanwhile fails at once.
 BACKOFF_SECONDS = 1.0
-# A connection that nobody has use for is closed after so long.
+# An idle connection is closed after this many seconds.
 QUIET_SECONDS = 60.0
 
 

@@ -27,7 +27,7 @@ from tokenmill.engine.transfer.remote.messages import MOST_CHUNK_PAGES, Chunk, R
 # Bytes that go at a time, so that one side works on some while the other works on those before.
 CHUNK_BYTES = 1 << 20
 NUM_SLOTS = 4
-# What the kernel must promise of a window: nobody makes it smaller under a reader, who would die of it.
+# The kernel must promise that a window never shrinks: a reader would die of it.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 CopyOut = Callable[[int, int, memoryview], list[int]]

@@ -200,7 +200,7 @@ def _next_signal(until: float | None) -> int | None:
 def _end_orphans() -> None:
     """Wait for the children that the API processes have left to this process, and kill those that stay."""
     started = time.monotonic()
-    with contextlib.suppress(ChildProcessError):  # there is none any more
+    with contextlib.suppress(ChildProcessError):  # it is gone
         while (passed := time.monotonic() - started) < _ORPHAN_SECONDS + _KILLED_SECONDS:
             if os.waitpid(-1, os.WNOHANG)[0]:
                 continue
