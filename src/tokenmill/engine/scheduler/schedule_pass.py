@@ -142,7 +142,7 @@ class SchedulePass:
             enough_pages = False
             missing = self._pages.num_missing(request, end)
             if self._state.will_return(missing):
-                users = "saves" if self._state.num_saving_pages else "launched steps"
+                users = "saves" if self._state.num_saving_pages else "in-flight steps"
                 request.wait_reason = f"waiting for {self._pages.in_words(missing)} that {users} still use"
                 self._pages.reserve(request, end)
                 return False
