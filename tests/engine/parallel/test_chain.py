@@ -124,7 +124,7 @@ def test_a_stage_that_is_gone_ends_all_and_one_that_gives_up_says_why() -> None:
 
 def test_nobody_who_does_not_know_the_secret_is_let_in_nor_spoken_to() -> None:
     door = listener()
-    with pytest.raises(EngineFailed, match="is the secret the same"):
+    with pytest.raises(EngineFailed, match="check that the secret is the same"):
         connect(door.address, secret("another, of 16 b"), "stage 0", TIMEOUT, 0.0)
     with socket.create_connection((door.address.host, door.address.port)) as stranger:
         stranger.sendall(random.randbytes(4096))
@@ -199,7 +199,7 @@ def test_who_does_not_come_is_named() -> None:
 def test_an_end_that_does_not_read_is_not_waited_for() -> None:
     one, other = socket.socketpair()
     link = Link(one, "stage 2", 1.0)
-    with pytest.raises(EngineFailed, match="stage 2 has not read in time"):
+    with pytest.raises(EngineFailed, match="stage 2 did not read its messages in time"):
         hand_on_for_ever(LaterStage(Shard(0, 1, 0, 3), link, None, None, TIMEOUT), torch.zeros(1 << 20))
     other.close()
     link.close()
