@@ -1,6 +1,6 @@
-"""Check what engines issue to a GPU: no hidden copy, no number read back, no host tensor in a kernel, in any family.
+"""Engines issue no hidden copy to a GPU, read back no number and give kernels no tensor of the host, in any family.
 
-The device is made up (`fake_gpu.py`); its process runs all cases, a second or two each.
+The device is made up (`fake_gpu.py`); its process runs some cases, a second or two each, and all of them at night.
 """
 
 from __future__ import annotations
@@ -60,4 +60,4 @@ def test_all_kernels_are_compiled_before_requests_run(found: dict[str, dict[str,
 
 
 def test_all_but_eager_engines_have_graphs(found: dict[str, dict[str, Any]]) -> None:
-    assert [name for name, row in found.items() if not row["has_graphs"]] == ["eager"]
+    assert [name for name, row in found.items() if row["has_graphs"] == (name == "eager")] == []
