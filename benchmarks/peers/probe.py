@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 READ_BYTES = 1 << 30
-# Doubled until a product takes long enough to be timed: without instructions for bfloat16 torch's takes 250 times as long.
+# Doubled until a product is long enough to time: without instructions for bfloat16 torch takes 250 times as long.
 SMALLEST, LARGEST = 128, 2048
 LONG_ENOUGH = 0.02  # seconds
 TRIES = 6
