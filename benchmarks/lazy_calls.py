@@ -2,8 +2,8 @@
 
     python benchmarks/lazy_calls.py [--streams 16] [--rounds 5]
 
-The same prompts with the same tools and seeds, with `--tool-grammar on` and `off`, in turns; the demo model writes text,
-not calls, so its tokens are the same. Prints the medians of steps that only decode, and their ratio.
+The same prompts with the same tools and seeds, with `--tool-grammar on` and `off`, in turns; the demo model writes
+text, not calls, so its tokens are the same. Prints the medians of steps that only decode, and their ratio.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def main() -> None:
                 found[is_lazy] += seconds
         off, on = (1e6 * statistics.median(found[key]) for key in (False, True))
         same = "the same tokens" if outputs[False] == outputs[True] else "other tokens"
-        print(f"{name:12} off {off:6.0f} us  on {on:6.0f} us a step  ratio {on / off:.3f}  {same}, {len(found[True])} steps")
+        times = f"off {off:6.0f} us  on {on:6.0f} us a step  ratio {on / off:.3f}"
+        print(f"{name:12} {times}  {same}, {len(found[True])} steps")
     engine.close()
 
 

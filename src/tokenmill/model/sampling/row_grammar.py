@@ -88,7 +88,7 @@ class RowGrammar:
         """True in free text whose end begins no mark: any token may follow, and few must reach the matcher."""
         return self._is_in_text and not self._tail
 
-    def take(self, token_id: int) -> bool:
+    def note_token(self, token_id: int) -> bool:
         """Note a sampled token for the next job to take in, unless the token ends the request."""
         self.position += 1
         if token_id not in self._stop_token_ids and self._hears(token_id):
@@ -258,7 +258,7 @@ class MaskThreads:
 
         return llguidance.LLExecutor(self._num_threads)
 
-    def begin(self, rows: Sequence[RowGrammar]) -> None:
+    def begin_masks(self, rows: Sequence[RowGrammar]) -> None:
         """Advance these rows: fast ones together, every other one on its own."""
         asked = []
         for row in rows:

@@ -81,7 +81,7 @@ class ChoiceWriter:
             extras += self._timing_fields(self._timer, usage, is_end=output.finish_reason is not None)
         return self._chunk(choices, usage if self._call.continuous_usage else None, extras)
 
-    def end(self, usage: UsageCounter) -> bytes:
+    def last_events(self, usage: UsageCounter) -> bytes:
         """Return the chunk with the usage, if the client wants it, and `[DONE]`."""
         if not self._call.include_usage:
             return DONE
@@ -150,7 +150,7 @@ class PromptShown(msgspec.Struct, frozen=True):
     token_ids: bool
 
     @classmethod
-    def of(cls, body: GenerationFields) -> PromptShown:
+    def from_fields(cls, body: GenerationFields) -> PromptShown:
         """Read them from a request's fields."""
         return cls(body.prompt_logprobs is not None, bool(body.return_token_ids))
 
