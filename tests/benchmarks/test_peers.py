@@ -86,7 +86,7 @@ def test_the_tokenizer_has_the_size_of_the_real_one_and_loses_nothing(tmp_path):
 
 def test_the_probe_measures_this_machine(monkeypatch):
     monkeypatch.setattr("benchmarks.peers.probe.READ_BYTES", 64 * MIB)
-    monkeypatch.setattr("benchmarks.peers.probe.MATRIX", 256)
+    monkeypatch.setattr("benchmarks.peers.probe.LARGEST", 256)
     found = probe(threads=1)
     assert 0.1 < found["read_gb_per_second"] < 2000
     assert 0.0001 < found["bf16_tflops"] < 1000

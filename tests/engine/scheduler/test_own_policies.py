@@ -129,8 +129,8 @@ def test_at_most_so_many_enter_a_step() -> None:
     [
         ("no.such.module:Policy", "cannot be imported"),
         (f"{HERE}:NoSuchName", "cannot be imported"),
-        (f"{HERE}:NoPolicy", "is no QueuePolicy"),
-        (f"{HERE}:HalfEmpty", "is no QueuePolicy"),
+        (f"{HERE}:NoPolicy", "is not a QueuePolicy"),
+        (f"{HERE}:HalfEmpty", "is not a QueuePolicy"),
         ("fiar", "must be one of fair, fcfs, priority, an entry point of tokenmill.policies or module:name"),
     ],
 )

@@ -159,7 +159,7 @@ def multipart(*parts: tuple[str, bytes], end: bytes = b"--x--\r\n") -> bytes:
         (multipart(("file", b"x")), 400, "purpose is missing"),
         (multipart(("purpose", b"batch")), 400, "file is missing"),
         (multipart(("purpose", b"batch"), ("file", b"x"), ("colour", b"red")), 400, "colour: unknown"),
-        (multipart(("purpose", b"batch"), ("file", b"x"), ("file", b"y")), 400, "file is there twice"),
+        (multipart(("purpose", b"batch"), ("file", b"x"), ("file", b"y")), 400, "file was sent twice"),
         (multipart(("purpose", b"b" * 2000), ("file", b"x")), 400, "purpose is too long"),
         (multipart(("purpose", b"batch"), ("file", b"x"), ("expires_after[seconds]", b"1")), 400, "expires_after"),
         (multipart(("purpose", b"batch"), ("file", b"x"), ("expires_after[anchor]", b"now")), 400, "expires_after"),

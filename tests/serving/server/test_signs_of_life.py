@@ -32,7 +32,7 @@ def chunks(written: ChoiceWriter) -> list[dict]:
     for output in (FIRST, LAST):
         usage.add(0, output)
         events += written.events(0, output, usage)
-    events += written.end(usage)
+    events += written.last_events(usage)
     return [json.loads(line[6:]) for line in events.decode().splitlines() if line.startswith("data: {")]
 
 
