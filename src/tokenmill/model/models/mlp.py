@@ -31,6 +31,11 @@ class MLP:
         self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP, collective)
         self.down = second_linear(f"{prefix}down", inner, hidden_size, spec.bias, kernels, collective)
 
+    @property
+    def linears(self) -> tuple[Linear, Linear]:
+        """Its matrices, which adapters add to."""
+        return self.gate_up, self.down
+
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """Apply the block: [T, hidden] -> [T, hidden]."""
         return self.down.forward(self.gate_up.gated(x, self.gate, adapted), adapted)

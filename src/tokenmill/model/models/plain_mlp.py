@@ -1,0 +1,41 @@
+"""The feed-forward block without a gate: two projections, and the square of ReLU between them (So et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from tokenmill.model.architecture.mlp_spec import MlpSpec
+from tokenmill.model.kernels.adapters import AdaptedLayer
+from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.models.linear import Linear, second_linear
+from tokenmill.model.models.targets import Target, TargetScope
+from tokenmill.model.sharding.collective import Collective
+
+
+class PlainMLP:
+    """The block: up, the square of what is positive, down."""
+
+    __slots__ = ("_collective", "_inner", "down", "up")
+
+    def __init__(self, spec: MlpSpec, hidden_size: int, kernels: Kernels, collective: Collective) -> None:
+        assert spec.activation == "relu2", "no family has another one"
+        self._inner, self._collective = collective.shard.part(spec.size), collective
+        self.up = Linear(hidden_size, {"up": self._inner}, spec.bias, kernels)
+        self.down = second_linear("down", self._inner, hidden_size, spec.bias, kernels, collective)
+
+    @property
+    def linears(self) -> tuple[Linear, Linear]:
+        """Its matrices, which adapters add to."""
+        return self.up, self.down
+
+    def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
+        """Apply the block: [T, hidden] -> [T, hidden]."""
+        inner = self.up.forward(x, adapted).relu_().square_()
+        return self.down.forward(self._collective.between(inner, self._inner), adapted)
+
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
+        """Yield the checkpoint tensors that fill this block."""
+        yield from self.up.targets(scope)
+        yield from self.down.targets(scope)
