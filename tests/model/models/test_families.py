@@ -386,7 +386,7 @@ def test_what_cannot_be_served_is_refused_by_name(change: dict[str, Any], messag
         ({**GRANITE, "architectures": ["GraniteMoeForCausalLM"]}, "GraniteMoeForCausalLM is not supported"),
         (
             {**GRANITE, "architectures": ["GraniteMoeHybridForCausalLM"]},
-            "GraniteMoeHybridForCausalLM is not supported; supported: Gemma3ForCausalLM, ",
+            "GraniteMoeHybridForCausalLM is not supported; supported: ArceeForCausalLM, ",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -20,11 +20,10 @@ from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.states import StepStates
 from tokenmill.model.models.delta_net import DeltaNet
 from tokenmill.model.models.kv_places import KVPlace
-from tokenmill.model.models.mlp import MLP
+from tokenmill.model.models.mlp import MLP, PlainMLP
 from tokenmill.model.models.moe import MoE
 from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.per_layer import PerLayerBlock
-from tokenmill.model.models.plain_mlp import PlainMLP
 from tokenmill.model.models.self_attention import SelfAttention
 from tokenmill.model.models.short_conv import ShortConv
 from tokenmill.model.models.targets import Target, TargetScope
