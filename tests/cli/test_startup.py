@@ -229,3 +229,16 @@ def test_as_json_an_object_of_the_server_stays_what_it_is():
 def test_several_engines_are_shown():
     assert "engines" not in dict(facts(READY, ServerConfig()))
     assert dict(facts(READY, ServerConfig(data_parallel_size=3)))["engines"].startswith("3, each")
+
+
+def test_the_parsers_of_chat_answers_are_shown():
+    chat = [("tools", "hermes (the template writes [it]); auto tool choice is on")]
+    assert dict(facts(READY, SERVER, chat))["tools"] == chat[0][1]
+    for stream in (io.StringIO(), Terminal()):
+        with open_screen(stream, SERVER, Clock()) as screen:
+            screen.on_ready(READY, chat)
+        assert "the template writes [it]" in stream.getvalue()
+    stream = io.StringIO()
+    with open_screen(stream, ServerConfig(log_format="json")) as screen:
+        screen.on_ready(READY, chat)
+    assert json.loads(stream.getvalue().splitlines()[0])["chat"] == dict(chat)

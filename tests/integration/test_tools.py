@@ -70,6 +70,19 @@ def test_a_named_tool_is_called(client: openai.OpenAI, name: str) -> None:
     check_call(calls[0])
 
 
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_calls_that_the_model_decides_on_match_their_schema(client: openai.OpenAI, temperature: float) -> None:
+    """The question names a city that the schema does not have."""
+    schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+    tools: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": schema, "strict": True}}]
+    reply = client.chat.completions.create(**chat(tools=tools, n=24, temperature=temperature))
+    calls = [call for choice in reply.choices for call in choice.message.tool_calls or ()]
+    assert len(calls) > 6
+    for call in calls:
+        assert json.loads(call.function.arguments) in ({"city": "Oslo"}, {"city": "Rome"})
+    assert not any("<tool" in (choice.message.content or "") for choice in reply.choices)
+
+
 def test_streamed_deltas_add_up_to_calls(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(**chat(tools=TOOLS, tool_choice="required")) as stream:
         events = list(stream)

@@ -7,7 +7,7 @@ On a terminal the phases move in place; elsewhere each is one plain line, so tha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
@@ -65,10 +65,10 @@ class PlainScreen:
             self._phase, self._phase_started = progress.phase, self._clock()
             self._say(f"{progress.phase} ...")
 
-    def on_ready(self, ready: EngineReady) -> None:
+    def on_ready(self, ready: EngineReady, chat: Sequence[tuple[str, str]] = ()) -> None:
         """Print the summary."""
         self._end_phase()
-        for label, text in facts(ready, self._server):
+        for label, text in facts(ready, self._server, chat):
             self._say(f"{label:<13} {text}")
         self._say(f"ready in {self._clock() - self._started:.1f} s; Ctrl-C ends. Try:")
         self._say(curl_command(model_name(ready, self._server), self._server))
@@ -135,7 +135,7 @@ class TerminalScreen:
             self._phase, completed=progress.done, total=progress.total or None, amount=_amount(progress)
         )
 
-    def on_ready(self, ready: EngineReady) -> None:
+    def on_ready(self, ready: EngineReady, chat: Sequence[tuple[str, str]] = ()) -> None:
         """End the bars and print the summary below them."""
         from rich.markup import escape
         from rich.table import Table
@@ -145,14 +145,14 @@ class TerminalScreen:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", justify="right")
         table.add_column(overflow="fold")
-        for label, text in facts(ready, self._server):
+        for label, text in facts(ready, self._server, chat):
             table.add_row(label, escape(text))
         self._console.print()
         self._console.print(table)
-        chat = chat_command(self._server)
+        talk = chat_command(self._server)
         self._console.print(
             f"\n[bold green]ready[/] in {self._clock() - self._started:.1f} s; Ctrl-C ends. "
-            f"In another terminal run [bold]{escape(chat)}[/] or paste:\n"
+            f"In another terminal run [bold]{escape(talk)}[/] or paste:\n"
         )
         # Not wrapped by us: a wrapped command cannot be pasted.
         command = curl_command(model_name(ready, self._server), self._server)
@@ -202,11 +202,11 @@ class JsonScreen:
             self._phase = progress.phase
             self._log.note("start", progress.phase)
 
-    def on_ready(self, ready: EngineReady) -> None:
+    def on_ready(self, ready: EngineReady, chat: Sequence[tuple[str, str]] = ()) -> None:
         """Report the started server."""
         seconds = round(time.monotonic() - self._started, 3)
         engine, url = msgspec.structs.asdict(ready), base_url(self._server)
-        self._log.note("ready", f"ready in {seconds:.1f} s", seconds=seconds, url=url, engine=engine)
+        self._log.note("ready", f"ready in {seconds:.1f} s", seconds=seconds, url=url, engine=engine, chat=dict(chat))
         if (warning := open_to_all(self._server)) is not None:
             self._log.note("warning", warning)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenmill.config.configs import ServerConfig
@@ -15,8 +16,8 @@ from tokenmill.ipc.python_child import python_command
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
-    """Return label and text of each line of the summary."""
+def facts(ready: EngineReady, server: ServerConfig, chat: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
+    """Return label and text of each line of the summary; `chat`: the lines about how chat answers are parsed."""
     url = base_url(server)
     capacity = ready.num_pages * ready.page_size
     full_requests = capacity / ready.max_model_len
@@ -35,6 +36,7 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("a step", f"up to {ready.max_num_seqs:,} requests and {ready.max_num_batched_tokens:,} tokens"),
         *([("speculation", ready.speculation)] if ready.speculation else []),
         *([("adapters", _adapters(ready))] if ready.max_loras else []),
+        *chat,
         ("threads", f"{ready.num_threads} ({ready.threads_reason})"),
         *([("engines", f"{num_engines}, each as above; requests go by {policy}")] if num_engines > 1 else []),
         ("API", f"{url}/v1"),

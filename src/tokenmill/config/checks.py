@@ -77,10 +77,10 @@ def check_server(config: ServerSettings) -> None:
         raise InvalidConfig("--otlp-traces-endpoint must be a URL, e.g. http://127.0.0.1:4318/v1/traces")
     if not 0 <= config.max_logprobs <= MAX_LOGPROBS:
         raise InvalidConfig(f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {config.max_logprobs}")
-    if config.tool_call_parser == "openai" and config.reasoning_parser != "openai_gptoss":
+    if config.tool_call_parser == "openai" and config.reasoning_parser not in (None, "openai_gptoss"):
         raise InvalidConfig("--tool-call-parser openai needs --reasoning-parser openai_gptoss: the format marks both")
-    if config.enable_auto_tool_choice and config.tool_call_parser is None:
-        raise InvalidConfig("--enable-auto-tool-choice needs --tool-call-parser")
+    if config.enable_auto_tool_choice and config.tool_call_parser == "none":
+        raise InvalidConfig("--enable-auto-tool-choice needs a parser of calls: leave out --tool-call-parser none")
     _check_pairs(config)
     if config.uds == "":
         raise InvalidConfig("--uds needs a path")
@@ -134,8 +134,9 @@ def _check_times(config: ServerSettings) -> None:
         seconds = getattr(config, name)
         if seconds <= 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
-    if config.shutdown_timeout < 0:
-        raise InvalidConfig(f"--shutdown-timeout must be 0 seconds or more, got {config.shutdown_timeout}")
+    for name in ("shutdown_timeout", "sse_ping"):
+        if getattr(config, name) < 0:
+            raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 seconds or more, got {getattr(config, name)}")
 
 
 def _check_finite(config: EngineSettings | ServerSettings) -> None:

@@ -19,6 +19,8 @@ TOOL_CALL_PARSERS = (
     "gemma4",
     "openai",
 )
+# Names no parser, where a model would have one.
+NO_PARSER = "none"
 REASONING_PARSERS = ("qwen3", "deepseek_r1", "granite", "gemma4", "openai_gptoss")
 ROUTING_POLICIES = ("cost", "fewest")
 
@@ -56,9 +58,20 @@ class ServerSettings:
         "cost", "how an engine is chosen: least cost, or fewest requests", choices=ROUTING_POLICIES
     )
     chat_template: str | None = flag(None, "file with a chat template, or the template itself")
-    tool_call_parser: str | None = flag(None, "how the model writes calls of tools", choices=TOOL_CALL_PARSERS)
-    enable_auto_tool_choice: bool | None = flag(None, "let the model decide whether to call tools (auto: demo model)")
-    reasoning_parser: str | None = flag(None, "how the model marks its thinking", choices=REASONING_PARSERS)
+    tool_call_parser: str | None = flag(
+        None,
+        "how the model writes calls of tools (auto: found by its template)",
+        choices=(*TOOL_CALL_PARSERS, NO_PARSER),
+    )
+    enable_auto_tool_choice: bool | None = flag(
+        None, "let the model decide whether to call tools (auto: if it is known how it writes calls)"
+    )
+    tool_grammar: str = flag(
+        "on", "keep calls that the model decides on to the schemas of their tools", choices=("on", "off")
+    )
+    reasoning_parser: str | None = flag(
+        None, "how the model marks its thinking (auto: found by its template)", choices=(*REASONING_PARSERS, NO_PARSER)
+    )
     allow_runtime_lora: bool = flag(False, "load and unload adapters while the server runs, from --lora-dir")
     lora_dir: str | None = flag(None, "folder of the adapters that may be loaded while the server runs")
     max_num_queued_reqs: int | None = flag(None, "requests that may wait for a row; more are answered 429")
@@ -81,6 +94,7 @@ class ServerSettings:
     keep_alive_timeout: float = flag(
         75.0, "seconds that a connection may be idle between requests", aliases=("--timeout-keep-alive",)
     )
+    sse_ping: float = flag(15.0, "seconds of silence after which a stream gets a sign of life; 0: never")
     engine_timeout: float = flag(
         30.0, "seconds that a step, or what a text worker does at a time, may take before /health says 503"
     )

@@ -1,12 +1,13 @@
 """Every message that crosses a process boundary: msgspec tagged structs in msgpack, never pickle.
 
-    API --(GenerateText, AbortRequests, EncodeText, DecodeTokens)--> text worker
+    API --(GenerateText, AbortRequests, EncodeText, DecodeTokens, FindParsers)--> text worker
     text worker --(AddRequest, AbortRequests)--> engine
     text worker --(WatchEngine)--> engine --(EngineReport)--> text worker, where there are several engines
     API --(EngineLost, EngineBack, EngineDraining)--> text workers --(EngineIdle)--> API, where engines come and go
     API --(Retrial)--> text worker --(Cleared)--> API, where its predecessor has died
     API --(LeaveWorker)--> engine, where a text worker has died
     engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded, Cleared)--> API
+    text worker --(ParsersFound)--> API, once at the start
     engine --(EngineProgress, EngineReady, EngineStats)--> API --(EngineReady)--> text workers
     API --(SetPaused, ResetPrefixCache, ExplainRequests)--> engine --(Done, RequestStates)--> API
     API --(ShowTurns)--> engine --(LiveReport)--> API, while a client watches
@@ -50,12 +51,17 @@ from tokenmill.core.sampling_params import SamplingParams
 
 
 class CallRules(msgspec.Struct):
-    """Rules for tool calls in an answer: notation, functions, whether one is required and several may be made."""
+    """Rules for tool calls in an answer: notation, functions, whether one is required and several may be made.
+
+    Attributes:
+        is_lazy: the model decides whether to call, and a grammar keeps its calls to the schemas.
+    """
 
     parser: str
     names: list[str]
     is_required: bool
     is_parallel: bool
+    is_lazy: bool = False
 
 
 class GenerateText(Message, kw_only=True):
@@ -128,6 +134,12 @@ class DecodeTokens(Message):
 
     id: str
     token_ids: list[int]
+
+
+class FindParsers(Message):
+    """Ask how the model writes calls and marks its thinking; answered with `ParsersFound`."""
+
+    id: str
 
 
 # --- text worker -> engine ----------------------------------------------------------------------------------------
@@ -310,11 +322,23 @@ class Decoded(Message):
     text: str
 
 
-TextMessage = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady | EngineNews
+class ParsersFound(Message, kw_only=True):
+    """Reply to `FindParsers`: names of `--tool-call-parser` and `--reasoning-parser`, and why; a name "": none."""
+
+    id: str
+    notation: str
+    notation_reason: str
+    style: str
+    style_reason: str
+
+
+TextQuery = EncodeText | DecodeTokens | FindParsers
+TextReply = Encoded | Decoded | ParsersFound
+TextMessage = GenerateText | AbortRequests | TextQuery | StepOutputs | EngineReady | EngineNews
 ToWorker = TextMessage | EngineReport | Ping | Retrial
 EngineControl = SetPaused | ResetPrefixCache | ExplainRequests | LookAtAdapter | ShowTurns
 ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 ToReporter = ToEngine | WatchEngine
-FromWorker = TextOutputs | RequestRejected | Encoded | Decoded
+FromWorker = TextOutputs | RequestRejected | TextReply
 ToApi = FromWorker | FromPart | EngineReply | EngineProgress | EngineReady | EngineStats | FromSibling
 ToSibling = FromWorker | EngineReady | EngineStats | EngineNews | ForSibling

@@ -46,10 +46,14 @@ class Grammar(msgspec.Struct, frozen=True):
     Attributes:
         text: in llguidance's JSON form; the frontend builds it.
         param: the field of the request it came from, for error messages.
+        is_optional: where it cannot be compiled, the request goes without.
+        marks: texts without which free text stays free; None: not known, or no text is free. See `Openings`.
     """
 
     text: str
     param: str
+    is_optional: bool = False
+    marks: tuple[str, ...] | None = None
 
 
 class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_only=True, omit_defaults=True):

@@ -19,7 +19,7 @@ from tokenmill.core.errors import InvalidRequest, Refusal, Unavailable
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.ipc.sandbox import Limits
-from tokenmill.model.structured.cache import MOST_FAULTS, GrammarCache
+from tokenmill.model.structured.cache import MOST_FAULTS, NO_CONSTRAINT, GrammarCache
 from tokenmill.model.structured.compiler import GrammarTokenizer
 from tokenmill.model.structured.trial import GrammarTrial
 
@@ -209,10 +209,10 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(
     may_go_on = threading.Event()
     compile_it = grammars._compile
 
-    def watched(text: str) -> object:
-        begun.append(text)
+    def watched(grammar: Grammar) -> object:
+        begun.append(grammar.text)
         assert may_go_on.wait(60)
-        return compile_it(text)
+        return compile_it(grammar)
 
     monkeypatch.setattr(grammars, "_compile", watched)
     for number in range(8):
@@ -229,3 +229,11 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(
     settle(grammars)
     assert grammars.template(choice(0)) is not None
     assert begun.count(choice(0)) == 1
+
+
+def test_an_optional_grammar_that_cannot_be_compiled_is_left_out(grammars: GrammarCache) -> None:
+    text = grammar(BOMBS["many choices"])
+    params = SamplingParams(grammar=Grammar(text, "tools", is_optional=True))
+    assert not grammars.admit(AddRequest(id="tools", prompt_token_ids=[1], params=params))
+    assert settle(grammars) == {"tools": None}
+    assert grammars.template(text) is NO_CONSTRAINT

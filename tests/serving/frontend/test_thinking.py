@@ -158,6 +158,20 @@ def test_stop_strings_end_calls_behind_thinking() -> None:
         assert '{"a": "b'.startswith(arguments)
 
 
+@pytest.mark.parametrize("stop", ["STOP", "a"])
+def test_stop_strings_end_no_call_that_a_grammar_keeps(stop: str) -> None:
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
+    for number in range(20):
+        frontend = Frontend(BEGIN)
+        rules = CallRules("hermes", ["find"], is_required=False, is_parallel=True, is_lazy=True)
+        frontend.ask("qwen3", tools=tools, calls=rules, params=SamplingParams(stop=(stop,)))
+        call = '{"name": "find", "arguments": {"a": "bSTOPc"}}'
+        text = f"<think>{stop}</think>Look.\n<tool_call>\n{call}\n</tool_call>\nNo {stop} more"
+        thinking, shown, arguments, reason = frontend.answer(text, random.Random(SEED + number))
+        assert (thinking, shown, reason) == (stop, "Look.\nNo", stop)
+        assert arguments == '{"a": "bSTOPc"}'
+
+
 def test_an_answer_in_harmony_without_a_header_loses_nothing_that_was_held_back() -> None:
     frontend = Frontend(BEGIN)
     frontend.ask("openai_gptoss", params=SamplingParams(stop=("ends here",)))

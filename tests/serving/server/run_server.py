@@ -16,6 +16,8 @@ from tokenmill.serving.server.process.launch import run
 from tokenmill.serving.server.process.screen import StandardError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenmill.core.engine_messages import EngineProgress, EngineReady
 
 
@@ -36,15 +38,15 @@ class Phases(StandardError):
     def on_progress(self, progress: EngineProgress) -> None:
         print("PROGRESS", progress.phase, file=sys.stderr, flush=True)
 
-    def on_ready(self, ready: EngineReady) -> None:
+    def on_ready(self, ready: EngineReady, chat: Sequence[tuple[str, str]] = ()) -> None:
         print("READY", ready.model, file=sys.stderr, flush=True)
 
 
 class ProbedPhases(Phases):
     """Has the loop probed from then on."""
 
-    def on_ready(self, ready: EngineReady) -> None:
-        super().on_ready(ready)
+    def on_ready(self, ready: EngineReady, chat: Sequence[tuple[str, str]] = ()) -> None:
+        super().on_ready(ready, chat)
         LoopProbe().start()
 
 

@@ -43,8 +43,9 @@ import torch
 
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.model.attention.row_extension import Arrays, RowExtension
-from tokenmill.model.sampling.bitmask import WORD_BITS, TokenBitmask
+from tokenmill.model.sampling.bitmask import TokenBitmask
 from tokenmill.model.sampling.row_grammar import SLOW_SECONDS, IntArray, MaskThreads, RowGrammar
+from tokenmill.model.structured.cache import NO_CONSTRAINT
 
 # How long a step waits for masks after its forward pass, in seconds.
 PATIENCE = 0.01
@@ -139,7 +140,7 @@ class GrammarStep:
         self._ready = [one for one in self._masked if one.row.job in done]
         for one in self._ready:
             one.trim()
-        return _bitmask([one.masks for one in self._ready if one.row.masks_first], device)
+        return _bitmask([one.masks for one in self._ready if one.row.masks_first and not one.row.is_free], device)
 
     def deciding(self, token_ids: torch.Tensor) -> TokenBitmask | None:
         """Return, after `ready`, masks of rows that redraw where their mask rejects what they drew; None: no row.
@@ -155,7 +156,7 @@ class GrammarStep:
         if self._on_host:
             tokens = token_ids.tolist()
             return _bitmask([refused for one in decided for refused in one.refused(tokens)], token_ids.device)
-        return _bitmask([one.masks for one in decided], token_ids.device)
+        return _bitmask([one.masks for one in decided if not one.row.is_free], token_ids.device)
 
     def _ask(self, tokens: Sequence[int]) -> list[RowSamples]:
         """Let rows without a mask take in what they drew; return those whose mask has been filled instead."""
@@ -233,7 +234,7 @@ class GrammarRows(RowExtension):
         proposes: bool = False,
     ) -> None:
         self._template = template
-        self._num_words = -(-vocab_size // WORD_BITS)
+        self._vocab_size = vocab_size
         self._on_host = on_host
         self._proposes = proposes
         self._rows: dict[int, RowGrammar] = {}
@@ -254,8 +255,9 @@ class GrammarRows(RowExtension):
         begun = []
         for new in new_rows:
             self._rows.pop(new.row, None)
-            if new.params.grammar is not None:
-                row = RowGrammar(self._template(new.params.grammar.text), new, self._num_words, self._on_host)
+            grammar = new.params.grammar
+            if grammar is not None and (template := self._template(grammar.text)) is not NO_CONSTRAINT:
+                row = RowGrammar(template, new, self._vocab_size, self._on_host)
                 self._rows[new.row] = row
                 if row.has_mask:
                     begun.append(row)

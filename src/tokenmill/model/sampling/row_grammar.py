@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from itertools import takewhile
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from tokenmill.core.plan import AdmittedRequest
 from tokenmill.model.sampling.bitmask import WORD_BITS
 from tokenmill.model.structured.compiler import explain
+from tokenmill.model.structured.openings import LazyTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,9 @@ _MAX_THREADS = 4
 SLOW_SECONDS = 0.005
 # So many forced tokens more may be wrong than right.
 _FIRST_TRUST = 6
+
+_DONE: Future[None] = Future()
+_DONE.set_result(None)
 
 IntArray = npt.NDArray[np.int32]
 
@@ -44,21 +48,29 @@ class RowGrammar:
         goes_unmasked: a mask is filled for it only where its matcher refuses what it drew.
         has_mask: it is filled, or being filled; if not, the matcher is asked about the token that was drawn.
         matcher: llguidance's; None: the row has failed.
+        is_free: its masks have all tokens.
         taken: sampled tokens that the matcher has not seen.
         is_slow: what it did last took long, or one of those that were filled with it did.
         failure: why the row cannot go on; "" while all is well.
     """
 
-    def __init__(self, template: Any | None, new_row: AdmittedRequest, num_words: int, on_host: bool) -> None:
+    def __init__(self, template: Any | None, new_row: AdmittedRequest, vocab_size: int, on_host: bool) -> None:
         self.position = len(new_row.token_ids)
+        num_words = -(-vocab_size // WORD_BITS)
         self.masks: IntArray = np.zeros((1, num_words), dtype=np.int32)
+        self._padding = _bits(range(vocab_size, num_words * WORD_BITS), num_words)[-1]
         self._own_masks, self._address = self.masks, self.masks.ctypes.data
         self.matcher = template.deep_copy() if template is not None else None
         self.taken: list[int] = new_row.token_ids[new_row.num_prompt_tokens :].tolist()
         self.failure = "" if template is not None else "its grammar is gone"
+        self.is_free = False
         self.job: Future[None] = Future()
         self.masks_first = new_row.params.is_filtered
         self.goes_unmasked = on_host and not self.masks_first
+        self._openings = template.openings if isinstance(template, LazyTemplate) else None
+        self._is_in_text = isinstance(template, LazyTemplate) and template.begins_free
+        self._tail = b""
+        self.taken = [token_id for token_id in self.taken if self._hears(token_id)]
         self.has_mask = not self.goes_unmasked or bool(self.taken)
         self.is_slow = self.has_mask
         self._first_stop_position = new_row.num_prompt_tokens + new_row.params.min_tokens
@@ -71,16 +83,32 @@ class RowGrammar:
         """Return the first of these tokens, up to one that ends the request."""
         return list(takewhile(lambda token_id: token_id not in self._stop_token_ids, token_ids))
 
+    @property
+    def dozes(self) -> bool:
+        """True in free text whose end begins no mark: any token may follow, and few must reach the matcher."""
+        return self._is_in_text and not self._tail
+
     def note_token(self, token_id: int) -> bool:
         """Note a sampled token for the next job to take in, unless the token ends the request."""
         self.position += 1
-        if token_id not in self._stop_token_ids:
+        if token_id not in self._stop_token_ids and self._hears(token_id):
             self.taken.append(token_id)
         return True
 
     def advance(self) -> None:
         """Take in the sampled tokens and fill the next mask."""
-        self._with_matcher(self._advance)
+        if not self.rests():
+            self._with_matcher(self._advance)
+
+    def rests(self) -> bool:
+        """Return True if the next mask has all tokens without a question to the matcher; it is there now."""
+        if not self.dozes or self.taken or self.matcher is None:
+            return False
+        self._own_masks.fill(-1)
+        self._own_masks[:, -1] &= ~self._padding
+        self.masks, self.has_mask, self.is_free, self.is_slow = self._own_masks, True, True, False
+        self._put_off_stops(self.masks)
+        return True
 
     def follow(self) -> None:
         """Take in the sampled tokens and fill no mask."""
@@ -101,10 +129,16 @@ class RowGrammar:
         if matcher is None:
             return False
         if token_id not in self._stop_token_ids:
+            if self._openings is not None and self.dozes and not self._openings.stirs[token_id]:
+                self.position += 1
+                return True
             try:
                 if matcher.validate_tokens([token_id]):
                     self.position += 1
-                    return matcher.consume_token(token_id) or self._check(matcher)
+                    self._hears(token_id)
+                    is_well = matcher.consume_token(token_id) or self._check(matcher)
+                    self._look_for_text(matcher)
+                    return is_well
             except Exception:
                 self.fail()
         self.advance()
@@ -120,7 +154,7 @@ class RowGrammar:
         is_right = len(came) == min(len(former), len(brought))
         self._trust += len(came) if is_right else 2 * len(came) - len(former)
         self._forced = former[len(came) :] if is_right else []
-        if not self._forced and self._trust >= 0:
+        if not self._forced and self._trust >= 0 and not self.dozes:
             was_slow = self.is_slow
             self._with_matcher(self._force)
             self._trust, self.is_slow = -1 if self.is_slow else self._trust, was_slow
@@ -130,17 +164,47 @@ class RowGrammar:
         """Note that the matcher has filled `masks`, or failed."""
         self.masks, self.has_mask = masks, True
         assert self.matcher is not None, "a row that has failed is not advanced"
+        self.is_free = self._has_all(masks)
+        if self._check(self.matcher):
+            self._is_in_text |= self._openings is not None and self.is_free and self.matcher.is_accepting()
+            self._put_off_stops(masks)
+
+    def _put_off_stops(self, masks: IntArray) -> None:
         num_early = self._first_stop_position - self.position
-        if self._check(self.matcher) and num_early > 0:
+        if num_early > 0:
             # Where the grammar leaves nothing but the end, the end it is.
             without_stops = masks[:num_early] & ~_bits(self._stop_token_ids, masks.shape[1])
             is_rest = without_stops.any(1)
             masks[:num_early][is_rest] = without_stops[is_rest]
+            self.is_free = False
 
     def fail(self) -> None:
         """Log an exception from llguidance, and mark the row as failed."""
         logger.exception("a grammar failed")
         self.failure, self.matcher = "its grammar failed", None
+
+    def _hears(self, token_id: int) -> bool:
+        """Follow the text by a token; return True if the matcher must take it in."""
+        openings = self._openings
+        if openings is None:
+            return True
+        if self.dozes and not openings.stirs[token_id]:
+            return False
+        tail = openings.tail(self._tail, token_id)
+        if tail is None:
+            self._is_in_text = False
+            tail = openings.tail(b"", token_id) or b""
+        self._tail = tail
+        return True
+
+    def _look_for_text(self, matcher: Any) -> None:
+        """Find out whether a row that fills no masks is in free text again."""
+        if self._openings is not None and not self._is_in_text and matcher.is_accepting():
+            matcher.unsafe_compute_mask_ptr(self._address, self._own_masks.nbytes)
+            self._is_in_text = self._has_all(self._own_masks)
+
+    def _has_all(self, masks: IntArray) -> bool:
+        return bool((masks[:, :-1] == -1).all() and (masks[:, -1] | self._padding == -1).all())
 
     def _with_matcher(self, work: Callable[[Any], bool]) -> bool:
         """Run and time some work of the matcher; an exception in llguidance fails this row alone."""
@@ -196,10 +260,16 @@ class MaskThreads:
 
     def begin_masks(self, rows: Sequence[RowGrammar]) -> None:
         """Advance these rows: fast ones together, every other one on its own."""
-        fast = [row for row in rows if not row.is_slow]
+        asked = []
+        for row in rows:
+            if row.rests():
+                row.job = _DONE
+            else:
+                asked.append(row)
+        fast = [row for row in asked if not row.is_slow]
         if fast:
             self._submit(fast)
-        for row in rows:
+        for row in asked:
             if row.is_slow:
                 self._submit([row])
 
@@ -277,7 +347,7 @@ class MaskThreads:
             row.is_slow = is_slow
 
 
-def _bits(token_ids: Sequence[int], num_words: int) -> IntArray:
+def _bits(token_ids: Iterable[int], num_words: int) -> IntArray:
     flags = np.zeros(num_words * WORD_BITS, dtype=np.uint8)
     flags[list(token_ids)] = 1
     return np.packbits(flags, bitorder="little").view(np.int32)

@@ -21,6 +21,7 @@ from typing import Any
 from tokenmill.core.errors import InvalidRequest, Refusal, Unavailable
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import RequestStatus
+from tokenmill.core.sampling_params import Grammar
 from tokenmill.ipc.sandbox import Limits
 from tokenmill.model.structured.compiler import GrammarCompiler, GrammarTokenizer
 from tokenmill.model.structured.trial import GrammarTrial
@@ -32,6 +33,8 @@ _NUM_THREADS = 2
 _NICENESS = 10
 # What a small grammar takes; its own fork finds that much among the memory it already has.
 _LEAST_BYTES = 64 << 10
+# Stands for the template of a grammar that a request does without.
+NO_CONSTRAINT = object()
 # Grammars whose fault is remembered: a few hundred bytes each.
 MOST_FAULTS = 256
 
@@ -73,9 +76,10 @@ class GrammarCache:
         Raises:
             InvalidRequest: the grammar is known to be unusable.
         """
-        if message.params.grammar is None:
+        grammar = message.params.grammar
+        if grammar is None:
             return True
-        text = message.params.grammar.text
+        text = grammar.text
         entry = self._entries.get(text)
         if entry is not None:
             self._entries.move_to_end(text)
@@ -85,7 +89,7 @@ class GrammarCache:
         else:
             self._waiting.setdefault(text, []).append(message.id)
             if text not in self._compiling:
-                self._compiling[text] = self._threads().submit(self._compile, text)
+                self._compiling[text] = self._threads().submit(self._compile, grammar)
         self._text_of[message.id] = text
         return entry is not None
 
@@ -122,7 +126,10 @@ class GrammarCache:
                     del self._compiling[text]
 
     def template(self, text: str) -> Any | None:
-        """Return the compiled grammar, to be deep-copied; None only if no living request needs it."""
+        """Return the compiled grammar, to be deep-copied; None only if no living request needs it.
+
+        `NO_CONSTRAINT`: it was optional, and cannot be compiled.
+        """
         entry = self._entries.get(text)
         return None if entry is None else entry.template
 
@@ -137,12 +144,19 @@ class GrammarCache:
             self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar", initializer=_yield_to_steps)
         return self._pool
 
-    def _compile(self, text: str) -> _Entry:
+    def _compile(self, grammar: Grammar) -> _Entry:
         """Compile a grammar in a thread: on trial where it can do no harm, then here."""
-        num_bytes = self._trial.check(text) + len(text) + _LEAST_BYTES
-        if num_bytes > self._max_bytes:
-            raise InvalidRequest(f"the grammar takes {num_bytes >> 20} MiB; at most {self._max_bytes >> 20}")
-        return _Entry(num_bytes, self._compiler.compile(text))
+        text = grammar.text
+        try:
+            num_bytes = self._trial.check(text) + len(text) + _LEAST_BYTES
+            if num_bytes > self._max_bytes:
+                raise InvalidRequest(f"the grammar takes {num_bytes >> 20} MiB; at most {self._max_bytes >> 20}")
+            return _Entry(num_bytes, self._compiler.template(text, grammar.marks))
+        except InvalidRequest as error:
+            if not grammar.is_optional:
+                raise
+            _logger.warning("a request's tools go without a grammar: %s", error)
+            return _Entry(len(text) + _LEAST_BYTES, NO_CONSTRAINT)
 
     def _keep(self, text: str, future: Future[_Entry]) -> Refusal | None:
         """Keep what was compiled, or the grammar's own fault; return why requests are refused."""

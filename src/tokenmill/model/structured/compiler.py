@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.model.structured.openings import LazyTemplate, Openings
 from tokenmill.model.structured.schema_parts import with_reachable_keys, without_unsupported
 
 # About 10 ms for a mask at most, and 8 MiB of lexer states for a request, by llguidance's own figures.
@@ -60,6 +61,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._openings: dict[tuple[str, ...], Openings] = {}
 
     def load(self) -> None:
         """Load the tokenizer now.
@@ -84,6 +86,24 @@ class GrammarCompiler:
         if probe.is_error():
             raise InvalidRequest(f"the {_written_in(text)} cannot be used: {explain(probe)}")
         return matcher
+
+    def template(self, text: str, marks: tuple[str, ...] | None) -> Any:
+        """Return the same with the marks of its free text, where the grammar has them."""
+        matcher = self.compile(text)
+        if marks is None:
+            return matcher
+        if marks not in self._openings:
+            self._openings[marks] = Openings(marks, self._text_of, self._tokenizer.vocab_size)
+        copy = matcher.deep_copy()
+        return LazyTemplate(matcher, self._openings[marks], copy.is_accepting() and self.is_free(copy))
+
+    def is_free(self, matcher: Any) -> bool:
+        """Return True if a matcher allows any token next."""
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        return bool(np.unpackbits(bits, count=self._tokenizer.vocab_size, bitorder="little").all())
+
+    def _text_of(self, token_id: int) -> bytes:
+        return bytes(self._backend.decode_bytes([token_id]))
 
     def _matcher(self, text: str) -> Any:
         import llguidance

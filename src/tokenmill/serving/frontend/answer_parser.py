@@ -17,14 +17,24 @@ class AnswerParser:
     """
 
     def __init__(
-        self, splitter: ReasoningSplitter | None = None, tools: ToolParser | None = None, max_calls: int | None = None
+        self,
+        splitter: ReasoningSplitter | None = None,
+        tools: ToolParser | None = None,
+        max_calls: int | None = None,
+        keeps_calls: bool = False,
     ) -> None:
-        """`max_calls`: calls after this many are dropped."""
+        """Begin an answer.
+
+        Args:
+            max_calls: drop calls after this many.
+            keeps_calls: a grammar writes the calls: stop strings end none, and what a limit cuts off is no content.
+        """
         self.stop_string: str | None = None
         self.num_reasoning_tokens = 0
         self._splitter = splitter
         self._tools = tools
         self._max_calls = max_calls
+        self._keeps_calls = keeps_calls and tools is not None
         self._num_unsure = 0
         self._num_calls = 0
         self._space: list[str] = []
@@ -33,24 +43,47 @@ class AnswerParser:
         """Add a delta of `num_tokens` tokens. `stops` matches stop strings; None: they cannot end the answer yet."""
         splitter = self._splitter
         if splitter is None:
-            return self._read(self._until_stop(text, stops))
+            return self._read(text, stops)
         reasoning, text = self._split(splitter, text, num_tokens)
         if splitter.is_done:
             self._splitter = None
-        return [*_pieces(PieceKind.REASONING, reasoning), *self._read(self._until_stop(text, stops))]
+        return [*_pieces(PieceKind.REASONING, reasoning), *self._read(text, stops)]
 
-    def finish(self, stops: StopStrings | None = None) -> list[AnswerPiece]:
-        """End the text and return what was held back."""
+    def finish(self, stops: StopStrings | None = None, is_cut: bool = False) -> list[AnswerPiece]:
+        """End the text and return what was held back. `is_cut`: the model did not end it."""
         reasoning, text = ("", "") if self._splitter is None else self._splitter.finish()
-        text = self._until_stop(text, stops)
-        if stops is not None and self.stop_string is None:
-            text += stops.finish()
-        pieces = [*_pieces(PieceKind.REASONING, reasoning), *self._read(text)]
-        if self._tools is not None:
-            pieces += self._answer(self._tools.finish())
-            if not self._num_calls:
-                pieces += _pieces(PieceKind.TEXT, "".join(self._space))
+        pieces = [*_pieces(PieceKind.REASONING, reasoning), *self._read(text, stops)]
+        if self._keeps_calls and not is_cut:
+            pieces += self._answer(self._content_until_stop(self._unread(), stops))
+        held = "" if stops is None or self.stop_string is not None else stops.finish()
+        if self._keeps_calls:
+            pieces += self._answer([Content(held)])
+        else:
+            pieces += [*self._read(held, None), *self._answer(self._unread())]
+        if self._tools is not None and not self._num_calls:
+            pieces += _pieces(PieceKind.TEXT, "".join(self._space))
         return joined(pieces)
+
+    def _unread(self) -> list[Event]:
+        return [] if self._tools is None else self._tools.finish()
+
+    def _content_until_stop(self, events: list[Event], stops: StopStrings | None) -> list[Event]:
+        """Match stop strings in the content of events; return those up to the first match."""
+        if stops is None:
+            return [] if self.stop_string is not None else events
+        kept: list[Event] = []
+        for event in events:
+            if self.stop_string is not None:
+                break
+            match event:
+                case Content(text):
+                    text, self.stop_string = stops.push(text)
+                    kept.append(Content(text))
+                case CallBegins():
+                    kept += [Content(stops.finish()), event]
+                case CallArguments():
+                    kept.append(event)
+        return kept
 
     def _until_stop(self, text: str, stops: StopStrings | None) -> str:
         if self.stop_string is not None:
@@ -70,10 +103,13 @@ class AnswerParser:
                 self.num_reasoning_tokens, self._num_unsure = self.num_reasoning_tokens + self._num_unsure, 0
         return parts
 
-    def _read(self, text: str) -> list[AnswerPiece]:
+    def _read(self, text: str, stops: StopStrings | None) -> list[AnswerPiece]:
+        if not self._keeps_calls:
+            text = self._until_stop(text, stops)
         if self._tools is None:
             return _pieces(PieceKind.TEXT, text)
-        pieces = self._answer(self._tools.feed(text)) if text else []
+        events = self._tools.feed(text) if text else []
+        pieces = self._answer(self._content_until_stop(events, stops) if self._keeps_calls else events)
         return joined(pieces) if len(pieces) > 1 else pieces
 
     def _answer(self, events: list[Event]) -> list[AnswerPiece]:

@@ -23,10 +23,15 @@ from tokenmill.core.messages import (
     DecodeTokens,
     Encoded,
     EncodeText,
+    FindParsers,
+    FromWorker,
     GenerateText,
+    ParsersFound,
     RequestRejected,
     TextOutput,
     TextOutputs,
+    TextQuery,
+    TextReply,
     ToWorker,
 )
 from tokenmill.core.part_messages import EngineNews, Verdict
@@ -223,7 +228,13 @@ class EngineClient:
         assert isinstance(reply, Decoded)
         return reply.text
 
-    def dispatch(self, message: TextOutputs | RequestRejected | Encoded | Decoded) -> None:
+    async def find_parsers(self) -> ParsersFound:
+        """Ask a text worker how the model writes calls and marks its thinking."""
+        reply = await self._call(FindParsers(_new_id()), self._turns.next())
+        assert isinstance(reply, ParsersFound)
+        return reply
+
+    def dispatch(self, message: FromWorker) -> None:
         """Hand a worker's message to its reader; ignore it if the reader has left (an abort crosses outputs)."""
         match message:
             case TextOutputs() if message.source in self._retired:
@@ -234,7 +245,7 @@ class EngineClient:
                     self._deliver(output, now)
             case RequestRejected():
                 self._reject(message)
-            case Encoded() | Decoded():
+            case Encoded() | Decoded() | ParsersFound():
                 call = self._calls.pop(message.id, None)
                 if call is not None and not call.reply.done():
                     call.reply.set_result(message)
@@ -291,7 +302,7 @@ class EngineClient:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    async def _call(self, message: EncodeText | DecodeTokens, worker: int) -> Encoded | Decoded:
+    async def _call(self, message: TextQuery, worker: int) -> TextReply:
         self._raise_failure()
         call = self._calls[message.id] = Call(worker, message, asyncio.get_running_loop().create_future())
         try:

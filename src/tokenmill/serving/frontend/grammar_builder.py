@@ -44,6 +44,9 @@ class Vocabulary(Protocol):
     def token_id(self, token: str) -> int | None:
         """Return the id of a token by its spelling, or None for an unknown one."""
 
+    def ids_outside_text(self) -> Sequence[int]:
+        """Return, ascending, the ids that are no text of their own: added tokens, parts of characters, gaps."""
+
 
 class Thinking(msgspec.Struct, frozen=True):
     """A model's thinking marks, whether the prompt has begun the thinking, and the opening of an answer in text."""
@@ -59,18 +62,22 @@ class GrammarBuilder:
 
     def __init__(self, vocabulary: Vocabulary, any_whitespace: bool = True, max_string_length: int = 0) -> None:
         """`max_string_length`: most characters of a string whose schema sets no length; 0: any number."""
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._max_string_length = max_string_length
         self._any_whitespace = any_whitespace
         self._parts: list[dict[str, Any]] = []
 
     def marker(self, text: str) -> str:
         """Return the rule for a marker: its own token if the vocabulary has one, else characters and special tokens."""
-        token_id = self._vocabulary.token_id(text)
+        return " ".join(self.pieces(text))
+
+    def pieces(self, text: str) -> list[str]:
+        """Return the rules that make up a marker: of tokens, and of texts between them."""
+        token_id = self.vocabulary.token_id(text)
         if token_id is not None:
-            return f"<[{token_id}]>"
+            return [f"<[{token_id}]>"]
         pieces = [piece for piece in _SPECIAL.split(text) if piece]
-        return literal(text) if len(pieces) == 1 else " ".join(map(self.marker, pieces))
+        return [literal(text)] if len(pieces) == 1 else [rule for piece in pieces for rule in self.pieces(piece)]
 
     def schema(self, text: str, param: str, is_lenient: bool = False) -> str:
         """Return the rule for a JSON value that matches a schema.
@@ -136,10 +143,14 @@ class GrammarBuilder:
             text = f"start: {begin} text {end} {_GAP}\ntext: /(?s:.*)/"
         return self.lark(text) + ("" if thinking.has_begun else "?")
 
-    def grammar(self, rules: Sequence[str], param: str) -> Grammar:
-        """Return the whole grammar: these rules, one after the other."""
-        start = {"lark_grammar": f"{_OPTIONS}\nstart: " + " ".join(rules)}
-        return Grammar(json.dumps({"grammars": [start, *self._parts]}, ensure_ascii=False), param)
+    def grammar(
+        self, rules: Sequence[str], param: str, is_optional: bool = False, marks: tuple[str, ...] | None = None
+    ) -> Grammar:
+        """Return the whole grammar: these rules, one after the other; see `Grammar` for `is_optional` and `marks`."""
+        # An optional one must not be taken for its equal that is not: the compiler goes by the text.
+        note = "// optional\n" if is_optional else ""
+        start = {"lark_grammar": f"{_OPTIONS}\n{note}start: " + " ".join(rules)}
+        return Grammar(json.dumps({"grammars": [start, *self._parts]}, ensure_ascii=False), param, is_optional, marks)
 
     def _schema(self, schema: dict[str, Any], is_lenient: bool) -> str:
         spacing = {"whitespace_pattern": _WHITESPACE} if self._any_whitespace else {"whitespace_flexible": False}

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from tokenmill.core.api_messages import FinishedRequest
-from tokenmill.core.messages import Decoded, DecodeTokens, Encoded, EncodeText, GenerateText, ToWorker
+from tokenmill.core.messages import GenerateText, TextQuery, TextReply, ToWorker
 from tokenmill.core.part_messages import Retrial, Verdict
 from tokenmill.serving.frontend.generation import Generation
 
@@ -69,8 +69,8 @@ class Call:
     """An open question to a text worker, with the future of its reply."""
 
     worker: int
-    message: EncodeText | DecodeTokens
-    reply: asyncio.Future[Encoded | Decoded]
+    message: TextQuery
+    reply: asyncio.Future[TextReply]
 
 
 class RequestObserver(Protocol):

@@ -43,6 +43,10 @@ class PromptEncoder:
         token_id = self._tokenizer.token_id(token)
         return None if token_id is None or token_id >= self.vocab_size else token_id
 
+    def ids_outside_text(self) -> Sequence[int]:
+        """Return the model's ids that are no text of their own; see `Tokenizer.ids_outside_text`."""
+        return self._tokenizer.ids_outside_text(self.vocab_size)
+
     def prompt(self, message: GenerateText, attempt: Attempt) -> tuple[list[int], list[MediaInput]]:
         """Return the token ids of a request's prompt, and its images.
 

@@ -14,13 +14,27 @@ import msgspec
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, PromptTooCostly, Unavailable
 from tokenmill.core.media import MediaInput
-from tokenmill.core.messages import CallRules, Decoded, DecodeTokens, Encoded, EncodeText, GenerateText, RequestRejected
+from tokenmill.core.messages import (
+    CallRules,
+    Decoded,
+    DecodeTokens,
+    Encoded,
+    EncodeText,
+    FindParsers,
+    GenerateText,
+    ParsersFound,
+    RequestRejected,
+    TextQuery,
+    TextReply,
+)
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.model.vision.prompts import MediaPrompts
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate
+from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, Thinking
+from tokenmill.serving.frontend.parser_finder import FoundParser, ParserFinder
 from tokenmill.serving.frontend.prompt_encoder import PromptEncoder
 from tokenmill.serving.frontend.template_budget import TakesLong
 from tokenmill.serving.frontend.tokenizer import Tokenizer
@@ -32,7 +46,7 @@ _logger = logging.getLogger(__name__)
 # Tokens at the end of a prompt in which it is looked for the mark that begins thinking.
 _PROMPT_END = 16
 
-Question = GenerateText | EncodeText | DecodeTokens
+Question = GenerateText | TextQuery
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,7 @@ class PreparedPrompt:
     media: list[MediaInput]
 
 
-Prepared = PreparedPrompt | Encoded | Decoded | RequestRejected
+Prepared = PreparedPrompt | TextReply | RequestRejected
 
 
 class PromptProcessor:
@@ -65,6 +79,8 @@ class PromptProcessor:
         media: MediaPrompts | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._architecture = ""
         self._prompts = PromptEncoder(tokenizer, chat_template, media)
         self._any_whitespace = any_whitespace
         self._max_string_length = max_string_length
@@ -73,6 +89,7 @@ class PromptProcessor:
         """Take in the limits of the engine."""
         self._prompts.max_model_len = ready.max_model_len
         self._prompts.vocab_size = ready.vocab_size
+        self._architecture = ready.architecture
 
     def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
         """Prepare a message, or return its refusal; errors in what a client sent are never raised.
@@ -90,10 +107,26 @@ class PromptProcessor:
                 case DecodeTokens():
                     self._prompts.check_to_decode(message.token_ids)
                     return Decoded(message.id, self._tokenizer.decode(message.token_ids))
+                case FindParsers():
+                    return self._find_parsers(message)
         except TakesLong:
             raise
         except Exception as error:
             return rejection(message, error)
+
+    def _find_parsers(self, message: FindParsers) -> ParsersFound:
+        if self._chat_template is None:
+            notation = style = FoundParser("", "the model has no chat template")
+        else:
+            finder = ParserFinder(self._chat_template, self._tokenizer, self._architecture)
+            notation, style = finder.notation(), finder.style()
+        return ParsersFound(
+            id=message.id,
+            notation=notation.name,
+            notation_reason=notation.reason,
+            style=style.name,
+            style_reason=style.reason,
+        )
 
     def _prompt(self, message: GenerateText, attempt: Attempt) -> PreparedPrompt:
         prompt, media = self._prompts.prompt(message, attempt)
@@ -119,6 +152,9 @@ class PromptProcessor:
         if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
         builder = GrammarBuilder(self._prompts, self._any_whitespace, self._max_string_length)
+        if calls is not None and calls.is_lazy and params.ignore_eos:
+            # Behind its end, an answer that goes on has no grammar.
+            calls = msgspec.structs.replace(calls, is_lazy=False)
         grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
         return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
@@ -157,10 +193,26 @@ def answer_grammar(
         named = [read_tool(tool) for tool in tools or ()]
         wanted = [tool for tool in named if tool.name in calls.names]
         alternatives.append(NOTATIONS[calls.parser].rule(builder, wanted, calls.is_parallel))
+    if calls is not None and calls.is_lazy and not alternatives:
+        return _lazy_grammar(builder, calls, tools, thinking)
     if not alternatives:
         return None
     rules = [] if thinking is None else [builder.thinking(thinking)]
     return builder.grammar([*rules, f"({' | '.join(alternatives)})"], param)
+
+
+def _lazy_grammar(
+    builder: GrammarBuilder, calls: CallRules, tools: list[dict[str, Any]] | None, thinking: Thinking | None
+) -> Grammar:
+    """Return the grammar of an answer that is free except in its calls."""
+    notation = NOTATIONS[calls.parser]
+    wanted = [tool for tool in map(read_tool, tools or ()) if tool.name in calls.names]
+    text = FreeText(builder)
+    answer = notation.lazy(text, [tool.loosened() for tool in wanted] if notation.writes_json else wanted)
+    # Where answers have an opening, thinking is one of their messages.
+    before = thinking if thinking is None or not thinking.opening else None
+    rule, is_optional = text.grammar(answer, before), not any(tool.is_strict for tool in wanted)
+    return builder.grammar([rule], "tools", is_optional, None if text.marks is None else tuple(text.marks))
 
 
 def ids_of(message: Question) -> list[str]:

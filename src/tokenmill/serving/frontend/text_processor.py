@@ -28,6 +28,7 @@ from tokenmill.core.messages import (
     AddRequest,
     DecodeTokens,
     EncodeText,
+    FindParsers,
     GenerateText,
     PromptReport,
     RequestRejected,
@@ -136,7 +137,7 @@ class TextProcessor:
                 return Routed()
             case EngineLost() | EngineBack() | EngineDraining():
                 return Routed()
-            case GenerateText() | EncodeText() | DecodeTokens():
+            case GenerateText() | EncodeText() | DecodeTokens() | FindParsers():
                 return self.start(message, self.prepare(message))
 
     def expect(self, request_id: str, params: SamplingParams, num_prompt_tokens: int) -> None:
@@ -294,7 +295,8 @@ class TextProcessor:
             # Only the answer is looked through: a model that thinks may come upon any words.
             answer = parser.feed(text, len(output.token_ids), stops)
             if is_last or parser.stop_string is not None:
-                answer += parser.finish(stops)
+                is_cut = output.finish_reason not in (None, FinishReason.STOP)
+                answer += parser.finish(stops, is_cut)
             return _NewText("", answer, parser.stop_string)
         if stops is None:
             return _NewText(text, None, None)
@@ -367,13 +369,14 @@ def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerPa
     if thinking is None and rules is None:
         return None
     most = None if rules is None or rules.is_parallel else 1
+    keeps_calls = rules is not None and (rules.is_lazy or rules.is_required)
     if message.reasoning == harmony.STYLE_NAME:
-        return harmony.HarmonyParser(rules is not None, most)
+        return harmony.HarmonyParser(rules is not None, most, keeps_calls)
     splitter = None if thinking is None else ReasoningSplitter(STYLES[message.reasoning], thinking.has_begun)
     if rules is None:
         return AnswerParser(splitter)
     tools = [read_tool(tool) for tool in message.tools or ()]
-    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(tools), most)
+    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(tools), most, keeps_calls)
 
 
 def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:

@@ -6,6 +6,7 @@ Does not know chat templates, requests or the model's own vocabulary size (which
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class Tokenizer:
         self.bos_token = _token_text(self._config.get("bos_token"))
         self.eos_token = _token_text(self._config.get("eos_token"))
         self._bos_change = self._find_bos_change()
+        self._outside_text: dict[int, Sequence[int]] = {}
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -149,6 +151,20 @@ class Tokenizer:
         if len(token) == 6 and token.startswith("<0x"):
             return bytes([int(token[3:5], 16)])
         return str(token).replace("▁", " ").encode()
+
+    def ids_outside_text(self, vocab_size: int) -> Sequence[int]:
+        """Return the ids below `vocab_size` that are no text of their own: added tokens, parts of characters, gaps."""
+        if vocab_size not in self._outside_text:
+            added = set(self._backend.get_added_tokens_decoder())
+            outside = (i for i in range(vocab_size) if i in added or not self._is_text(i))
+            self._outside_text[vocab_size] = array("i", outside)
+        return self._outside_text[vocab_size]
+
+    def _is_text(self, token_id: int) -> bool:
+        try:
+            return bool(self.token_bytes(token_id).decode())
+        except UnicodeDecodeError:
+            return False
 
     @property
     def joins_with_spaces(self) -> bool:

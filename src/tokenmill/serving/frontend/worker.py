@@ -25,6 +25,7 @@ from tokenmill.core.messages import (
     AddRequest,
     DecodeTokens,
     EncodeText,
+    FindParsers,
     GenerateText,
     StepOutputs,
     TextMessage,
@@ -188,7 +189,7 @@ class WorkerLoop:
         if isinstance(message, Retrial):
             self._retrials.begin_trials(message.suspects, message.ended)
             return
-        if isinstance(message, GenerateText | EncodeText | DecodeTokens):
+        if isinstance(message, GenerateText | EncodeText | DecodeTokens | FindParsers):
             self._prepare(message, num_bytes)
             return
         if isinstance(message, AbortRequests):
@@ -282,7 +283,7 @@ class WorkerLoop:
 
 def _takes_long(message: Question, num_bytes: int) -> bool:
     """Return True for long texts, and for images, which another process decodes however short they are."""
-    return num_bytes > LONG_BYTES or (not isinstance(message, DecodeTokens) and has_media(message.messages))
+    return num_bytes > LONG_BYTES or (isinstance(message, GenerateText | EncodeText) and has_media(message.messages))
 
 
 def _load_early(launch: LaunchFile, name: str) -> dict[str, Future[TextProcessor]]:

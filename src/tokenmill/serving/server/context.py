@@ -28,11 +28,19 @@ from tokenmill.serving.server.response_store import ResponseStore
 
 @dataclass(frozen=True, slots=True)
 class ToolParsers:
-    """The parsers chosen by `--tool-call-parser`, `--enable-auto-tool-choice` and `--reasoning-parser`."""
+    """The parsers of chat answers, named as in `--tool-call-parser` and `--reasoning-parser`.
+
+    Attributes:
+        notation: of calls; "": there is none.
+        finds_calls: the model decides whether to call tools.
+        reasoning: of thinking; "": there is none.
+        has_grammar: a grammar keeps calls to the schemas of their tools, also where the model decides.
+    """
 
     notation: str = ""
     finds_calls: bool = False
     reasoning: str = ""
+    has_grammar: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,7 @@ class ServerContext:
         adapters: the adapters that requests may name besides the model.
         media: fetches the images that requests name.
         responses: the stored responses of /v1/responses.
+        sse_ping: seconds of silence after which a stream gets a sign of life; 0: never.
     """
 
     client: EngineClient
@@ -84,6 +93,7 @@ class ServerContext:
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
     media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), MediaLimits()))
     responses: ResponseStore = field(default_factory=ResponseStore)
+    sse_ping: float = 0.0
 
     @property
     def names(self) -> tuple[str, ...]:

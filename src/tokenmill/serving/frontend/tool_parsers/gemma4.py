@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenmill.core.json_text import whole_characters
+from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.serving.frontend.tool_parsers.scanners import MarkerFinder
@@ -32,6 +33,7 @@ class Gemma4Notation:
     """Gemma 4's notation of calls."""
 
     needs_special_tokens = True
+    writes_json = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> Gemma4Parser:
         """Return a parser for one answer."""
@@ -44,6 +46,14 @@ class Gemma4Notation:
         )
         call = f"{builder.marker(BEGIN)} ({calls}) {builder.marker(END)}"
         return f"({call})+" if is_parallel else f"({call})"
+
+    def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
+        """Return the rule of text with calls between tokens."""
+        calls = " | ".join(
+            f"{literal('call:' + tool.name)} {text.builder.arguments(tool.parameters, tool.is_strict)}"
+            for tool in tools
+        )
+        return text.with_calls((BEGIN,), f"({calls}) {text.closing(END)}")
 
 
 class Gemma4Parser:

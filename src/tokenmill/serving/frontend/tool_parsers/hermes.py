@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenmill.serving.frontend.free_text import GAP, FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.serving.frontend.tool_parsers.scanners import CallScanner, MarkerFinder
@@ -15,6 +16,7 @@ class HermesNotation:
     """The notation of calls of Hermes and Qwen."""
 
     needs_special_tokens = False
+    writes_json = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> HermesParser:
         """Return a parser for one answer."""
@@ -25,6 +27,11 @@ class HermesNotation:
         calls = " | ".join(json_call(builder, tool, "arguments") for tool in tools)
         call = f'{builder.marker(BEGIN)} "\\n" ({calls}) "\\n" {builder.marker(END)}'
         return f'({call}) ("\\n" {call})*' if is_parallel else f"({call})"
+
+    def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
+        """Return the rule of text with calls between tags, with line breaks or without."""
+        calls = " | ".join(json_call(text.builder, tool, "arguments") for tool in tools)
+        return text.with_calls((BEGIN,), f"{GAP} ({calls}) {GAP} {text.closing(END)}")
 
 
 def json_call(builder: GrammarBuilder, tool: Tool, arguments_key: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tokenmill.serving.frontend.free_text import GAP, FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
 from tokenmill.serving.frontend.tool_parsers.hermes import call_events, json_call
 from tokenmill.serving.frontend.tool_parsers.protocol import Content, Event, Tool
@@ -25,6 +26,7 @@ class JsonListNotation:
     markers: tuple[str, ...]
     end: str = ""
     needs_special_tokens = True
+    writes_json = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> JsonListParser:
         """Return a parser for one answer."""
@@ -36,6 +38,11 @@ class JsonListNotation:
         calls = f'{call} (", " {call})*' if is_parallel else call
         end = builder.marker(self.end) if self.end else ""
         return f'({builder.marker(self.markers[0])} "[" {calls} "]" {end})'
+
+    def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
+        """Return the rule of text with lists of calls; the text after one begins with its end, if it has any."""
+        call = "(" + " | ".join(json_call(text.builder, tool, "arguments") for tool in tools) + ")"
+        return text.with_calls(self.markers, f'{GAP} "[" {call} (/, ?/ {call})* "]"')
 
 
 class JsonListParser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
 from tokenmill.serving.frontend.tool_parsers.protocol import CallBegins, Content, Event, Tool
 from tokenmill.serving.frontend.tool_parsers.pythonic import PythonicNotation, PythonicParser
@@ -16,6 +17,7 @@ class Lfm2Notation:
     """LFM2's notation of calls."""
 
     needs_special_tokens = True
+    writes_json = False
 
     def parser(self, tools: Sequence[Tool] = ()) -> Lfm2Parser:
         """Return a parser for one answer."""
@@ -25,6 +27,11 @@ class Lfm2Notation:
         """Return the rule of a pythonic list of calls between its tokens."""
         calls = PythonicNotation().rule(builder, tools, is_parallel)
         return f"({builder.marker(BEGIN)} {calls} {builder.marker(END)})"
+
+    def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
+        """Return the rule of text with pythonic lists between tokens."""
+        calls = PythonicNotation().rule(text.builder, tools, is_parallel=True)
+        return text.with_calls((BEGIN,), f"{calls} {text.closing(END)}")
 
 
 class Lfm2Parser:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenmill.serving.frontend.free_text import SPACE, FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
 from tokenmill.serving.frontend.tool_parsers.hermes import call_events, json_call
 from tokenmill.serving.frontend.tool_parsers.protocol import Content, Event, Tool
 from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, CallScanner
 
 TAG = "<|python_tag|>"
+_NO_TAG = r" & ~/<\|python_tag\|>(?s:.*)/"
+# Text that is no call at the beginning, and behind a call.
+_NO_CALL = r"/[^{ \t\r\n](?s:.*)/" + _NO_TAG
+_NO_FURTHER_CALL = r"/[^{; ,\t\r\n](?s:.*)/" + _NO_TAG
+_SPACE_BETWEEN = r"/[ \t\r\n;,]{0,256}/"
 _BETWEEN = " \t\r\n;,"
 
 
@@ -17,6 +23,7 @@ class Llama3JsonNotation:
     """Llama 3's notation of calls."""
 
     needs_special_tokens = False
+    writes_json = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> Llama3JsonParser:
         """Return a parser for one answer."""
@@ -26,6 +33,18 @@ class Llama3JsonNotation:
         """Return the rule of one JSON call, or of several after semicolons."""
         call = "(" + " | ".join(json_call(builder, tool, "parameters") for tool in tools) + ")"
         return f'{call} ("; " {call})*' if is_parallel else call
+
+    def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
+        """Return the rule of calls, then text; or of text alone. No text begins with `{`, where a call would be."""
+        call = "(" + " | ".join(json_call(text.builder, tool, "parameters") for tool in tools) + ")"
+        special = text.specials()
+        text.listen_for(TAG)
+        # Special tokens are left out of the text, so a call may stand behind some.
+        before = f"({SPACE} {special})* {SPACE}" if special else SPACE
+        between = f"({_SPACE_BETWEEN} {special})* {_SPACE_BETWEEN}" if special else _SPACE_BETWEEN
+        first, later = text.lexeme(_NO_CALL), text.lexeme(_NO_FURTHER_CALL)
+        rest = f"({special} {text.noise()})?" if special else ""
+        return f"{before} ({call} ({between} {call})* {between} ({later} {rest})? | ({first} {rest})?)"
 
 
 class Llama3JsonParser:

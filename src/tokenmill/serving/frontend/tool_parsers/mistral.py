@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
+from tokenmill.serving.frontend.free_text import FreeText
+from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.serving.frontend.tool_parsers.hermes import call_events, json_call
 from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, CallScanner, MarkerFinder, ValueScanner
 
-BEGIN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
+BEGIN, ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}(?:\[CALL_ID\][A-Za-z0-9]*)?")
 
 
@@ -18,6 +19,7 @@ class MistralNotation:
     """Mistral's notations of calls."""
 
     needs_special_tokens = True
+    writes_json = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> MistralParser:
         """Return a parser for one answer."""
@@ -28,6 +30,20 @@ class MistralNotation:
         call = "(" + " | ".join(json_call(builder, tool, "arguments") for tool in tools) + ")"
         calls = f'{call} (", " {call})*' if is_parallel else call
         return f'{builder.marker(BEGIN)} /[ ]?/ "[" {calls} "]"'
+
+    def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
+        """Return the rule of text with lists of calls, and with single calls where the vocabulary has their marks."""
+        builder = text.builder
+        call = "(" + " | ".join(json_call(builder, tool, "arguments") for tool in tools) + ")"
+        listed = f'/[ ]?/ "[" {call} (/, ?/ {call})* "]"'
+        if builder.vocabulary.token_id(ARGUMENTS) is None:
+            return text.with_calls((BEGIN,), listed)
+        has_ids = builder.vocabulary.token_id(_CALL_ID) is not None
+        mark = (f"({builder.marker(_CALL_ID)} /[A-Za-z0-9]{{1,32}}/)? " if has_ids else "") + builder.marker(ARGUMENTS)
+        single = " | ".join(
+            f"{literal(tool.name)} {mark} {builder.arguments(tool.parameters, tool.is_strict)}" for tool in tools
+        )
+        return text.with_calls((BEGIN,), f"{listed} | /[ ]?/ ({single})")
 
 
 class MistralParser:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
 
 
@@ -35,17 +36,27 @@ Event = Content | CallBegins | CallArguments
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that may be called, with the JSON schema of its arguments; see `GrammarBuilder.arguments`."""
+    """A function that may be called, with the JSON schema of its arguments; see `GrammarBuilder.arguments`.
+
+    Attributes:
+        is_strict: inner objects are closed. is_loose: the arguments may be any object where the model decides to call.
+    """
 
     name: str
     parameters: dict[str, Any]
     is_strict: bool = False
+    is_loose: bool = False
+
+    def loosened(self) -> Tool:
+        """Return the tool with any object as its arguments, if its caller asks for no more than that."""
+        return Tool(self.name, {"additionalProperties": True}) if self.is_loose else self
 
 
 def read_tool(tool: dict[str, Any]) -> Tool:
     """Read a tool of OpenAI's form, which the edge has checked."""
     function = tool["function"]
-    return Tool(function["name"], function.get("parameters") or {}, function.get("strict") is True)
+    strict = function.get("strict")
+    return Tool(function["name"], function.get("parameters") or {}, strict is True, strict is False)
 
 
 class ToolParser(Protocol):
@@ -65,9 +76,11 @@ class Notation(Protocol):
 
     Attributes:
         needs_special_tokens: its markers are special tokens, which must stay in the text.
+        writes_json: the arguments are one JSON object.
     """
 
     needs_special_tokens: bool
+    writes_json: bool
 
     def parser(self, tools: Sequence[Tool] = ()) -> ToolParser:
         """Return a parser for one answer, which may call these tools."""
@@ -75,4 +88,8 @@ class Notation(Protocol):
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
         """Return the grammar rule of one call of these tools, or of several."""
+        ...
+
+    def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
+        """Return the rule, within `text`, of an answer that may call these tools and is free otherwise."""
         ...

@@ -13,12 +13,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenmill.core.json_text import whole_characters
+from tokenmill.serving.frontend.free_text import SPACE, FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.serving.frontend.json_schema import closed
 from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 
 # What may still become the beginning of a list of calls: `[`, a dotted name, `(`.
 _BEGINNING = re.compile(r"\s{0,256}(\[\s{0,16}([A-Za-z_][\w.]{0,127}\s{0,16}(\()?)?)?")
+# The same for grammars: before the name, and text that is no such beginning.
+_OPENING = r"/\s{0,256}\[\s{0,16}/"
+_NO_LIST = r"/(?s:.*)/ & ~/(?s:\s*\[\s*[A-Za-z_][0-9A-Za-z_.]*\s*\(.*)/"
 _DEFINITIONS = ("$defs", "definitions")
 _SEPARATORS = " \t\r\n,"
 _MAX_DEPTH = 32
@@ -30,6 +34,7 @@ class PythonicNotation:
     """The pythonic notation of calls."""
 
     needs_special_tokens = False
+    writes_json = False
 
     def parser(self, tools: Sequence[Tool] = ()) -> PythonicParser:
         """Return a parser for one answer."""
@@ -40,9 +45,25 @@ class PythonicNotation:
         call = "(" + " | ".join(_call_rule(builder, tool) for tool in tools) + ")"
         return f'"[" {call} (", " {call})* "]"' if is_parallel else f'"[" {call} "]"'
 
+    def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
+        """Return the rule of a list of calls, then any text; or of text that does not begin like such a list."""
+        builder, text.marks = text.builder, None  # a list is known by what it begins with, not by a mark
+        heads = [text.lazily(f"{_OPENING} {literal(tool.name + '(')}") for tool in tools]
+        first = " | ".join(f"{head} {_arguments_rule(builder, one)}" for head, one in zip(heads, tools, strict=True))
+        call = "(" + " | ".join(_call_rule(builder, tool) for tool in tools) + ")"
+        noise, other, special = text.noise(), text.lexeme(_NO_LIST), text.specials()
+        # Special tokens are left out of the text, so a list may stand behind some.
+        skipped = f"({SPACE} {special})*" if special else ""
+        rest = f"({special} {noise})?" if special else ""
+        return f'{skipped} ({SPACE} | ({first}) (", " {call})* "]" {noise} | {other} {rest})'
+
 
 def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
-    """Return the rule of a call: required arguments first, then optional ones, each group in schema order."""
+    return f"({literal(tool.name + '(')} {_arguments_rule(builder, tool)})"
+
+
+def _arguments_rule(builder: GrammarBuilder, tool: Tool) -> str:
+    """Return the rule of arguments and `)`: required ones first, then optional ones, each group in schema order."""
     parameters = closed(tool.parameters, tool.is_strict)
     properties: dict[str, Any] = parameters.get("properties") or {}
     demanded = parameters.get("required")
@@ -63,7 +84,7 @@ def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
         # Without a required one, each of the others may be the first.
         tails = [f"{rule}" + "".join(f' (", " {after})?' for after in rest[at + 1 :]) for at, rule in enumerate(rest)]
         inner = f"({' | '.join(tails)})?" if tails else ""
-    return f'({literal(tool.name + "(")} {inner} ")")'
+    return f'{inner} ")"'
 
 
 class PythonicParser:

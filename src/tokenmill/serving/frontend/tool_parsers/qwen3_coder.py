@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenmill.core.json_text import whole_characters
+from tokenmill.serving.frontend.free_text import GAP, FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
@@ -37,6 +38,7 @@ class Qwen3CoderNotation:
     """The notation of calls of Qwen3-Coder and Qwen3.5."""
 
     needs_special_tokens = False
+    writes_json = False
 
     def parser(self, tools: Sequence[Tool] = ()) -> Qwen3CoderParser:
         """Return a parser for one answer, which takes the types of arguments from these tools."""
@@ -47,6 +49,11 @@ class Qwen3CoderNotation:
         calls = " | ".join(_call_rule(builder, tool) for tool in tools)
         call = f'{builder.marker(BEGIN)} "\\n" ({calls}) {literal(_FUNCTION_END)} "\\n" {builder.marker(END)}'
         return f'({call}) ("\\n" {call})*' if is_parallel else f"({call})"
+
+    def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
+        """Return the rule of text with tagged calls."""
+        calls = " | ".join(_call_rule(text.builder, tool) for tool in tools)
+        return text.with_calls((BEGIN,), f"{GAP} ({calls}) {literal(_FUNCTION_END)} {GAP} {text.closing(END)}")
 
 
 def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:

@@ -37,6 +37,9 @@ class MessageUsage(msgspec.Struct):
 class MessageWriter:
     """A `ReplyWriter` for one Anthropic message."""
 
+    # An event and no comment: clients count the seconds since the last event.
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
+
     def __init__(self, id: str, model: str) -> None:
         self._id = id
         self._model = model

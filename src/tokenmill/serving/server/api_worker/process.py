@@ -22,7 +22,7 @@ from tokenmill.core.api_messages import (
 )
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.histogram import Histogram
-from tokenmill.core.messages import Decoded, Encoded, FromWorker, RequestRejected, TextOutputs
+from tokenmill.core.messages import Decoded, Encoded, FromWorker, ParsersFound, RequestRejected, TextOutputs
 from tokenmill.ipc.channels import http_path
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.standard_streams import num_lost_lines
@@ -97,7 +97,7 @@ class ApiWorkerProcess(ApiProcess):
                 self._parts.send(FoundCalls(message.id, calls))
             case AbortCalls():
                 self._client.abort(message.ids)
-            case TextOutputs() | RequestRejected() | Encoded() | Decoded():
+            case TextOutputs() | RequestRejected() | Encoded() | Decoded() | ParsersFound():
                 self._client.dispatch(message)
 
     async def _let_go(self) -> None:

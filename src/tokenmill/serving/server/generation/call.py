@@ -38,6 +38,7 @@ class GenerationCall:
         is_score: the reply is about the prompt only: one token is sampled and left out of the reply.
         pooling: "mean" or "last": the client wants a vector for each prompt.
         timeout: seconds after which the call is given up.
+        wants_progress, wants_timings: a stream says when its prompt is computed, and how long all took.
         kv_transfer_params: parameters from the client for the sources of KV.
         model: the name of its model, which may be an adapter.
     """
@@ -62,6 +63,8 @@ class GenerationCall:
     include_usage: bool = False
     continuous_usage: bool = False
     timeout: float | None = None
+    wants_progress: bool = False
+    wants_timings: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     model: str | None = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -125,18 +125,24 @@ class GenerationReply(Response):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
-        # The headers leave with the first delta: until then a refusal can still have its proper status.
+        # The headers leave with the first delta or ping: until then a refusal can still have its proper status.
         generation.takes_remarks = True
-        async for index, output in generation:
-            if not output.token_ids and output.finish_reason is None:
-                if self._started:
-                    await send_body({"type": "http.response.body", "body": _REMARK, "more_body": True})
-                continue
-            events = self._writer.events(index, self._take(index, output), self._usage)
-            if events:
-                if not self._started:
-                    await self._start(send, _STREAM_HEADERS)
-                await send_body({"type": "http.response.body", "body": events, "more_body": True})
+        silence = SilenceTimer(self._context.sse_ping, generation.remark)
+        try:
+            async for index, output in generation:
+                if not output.token_ids and output.finish_reason is None:
+                    events = _REMARK if self._started and not silence.is_due else b""
+                else:
+                    events = self._writer.events(index, self._take(index, output), self._usage)
+                if not events and silence.is_due:
+                    events = self._writer.ping
+                if events:
+                    silence.sent()
+                    if not self._started:
+                        await self._start(send, _STREAM_HEADERS)
+                    await send_body({"type": "http.response.body", "body": events, "more_body": True})
+        finally:
+            silence.close()
         await _end_stream(send, self._writer.last_events(self._usage))
 
     def _take(self, index: int, output: TextOutput) -> TextOutput:
@@ -182,3 +188,39 @@ async def _disconnected(receive: Receive) -> None:
     """Return when the client has disconnected; its body was read before, so no other message can come."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class SilenceTimer:
+    """Calls `ring` whenever nothing has been sent for some seconds; it never sends anything itself.
+
+    Attributes:
+        is_due: it has rung, and nothing has been sent since.
+    """
+
+    def __init__(self, seconds: float, ring: Callable[[], None]) -> None:
+        """Start to count; 0 seconds: it never rings."""
+        self._loop = asyncio.get_running_loop()
+        self._seconds = seconds
+        self._ring = ring
+        self._last = self._loop.time()
+        self.is_due = False
+        self._timer = self._loop.call_later(seconds, self._look) if seconds else None
+
+    def sent(self) -> None:
+        """Note that something was sent."""
+        self._last = self._loop.time()
+        self.is_due = False
+
+    def close(self) -> None:
+        """Stop counting."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        left = self._last + self._seconds - self._loop.time()
+        if left <= 0:
+            self.is_due = True
+            self._ring()
+            left = self._seconds
+        # One timer a stream, however many deltas it sends.
+        self._timer = self._loop.call_later(left, self._look)

@@ -46,12 +46,14 @@ def call_rules(
         return None
     if not is_required and not (parsers.finds_calls and parsers.notation):
         raise InvalidRequest(
-            "tools with tool_choice auto need a server started with --enable-auto-tool-choice and --tool-call-parser",
+            "tools with tool_choice auto need a server that knows how the model writes calls: --tool-call-parser",
             "tool_choice",
         )
     check_depth(tools, "tools")
     notation = parsers.notation or DEFAULT_NOTATION
-    return CallRules(notation, names if named is None else [named], is_required, is_parallel and named is None)
+    is_lazy = parsers.has_grammar and not is_required
+    wanted = names if named is None else [named]
+    return CallRules(notation, wanted, is_required, is_parallel and named is None, is_lazy)
 
 
 def _checked_name(tool: dict[str, Any], where: str) -> str:

@@ -12,6 +12,9 @@ from tokenmill.core.plan import TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
 
+# A comment, which clients skip. A blank line after it would be an empty event, at which some clients stumble.
+PING = b": ping\n"
+
 LOWEST_LOGPROB = -9999.0
 
 
@@ -74,7 +77,13 @@ class UsageCounter:
 
 
 class ReplyWriter(Protocol):
-    """Writes the bytes of one API's reply: a document or events; `index` numbers the continuations of a call."""
+    """Writes the bytes of one API's reply: a document or events; `index` numbers the continuations of a call.
+
+    Attributes:
+        ping: a sign of life for a stream that is silent for long.
+    """
+
+    ping: bytes
 
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
         """Return the body of a reply that is not streamed, from the whole output of each continuation."""

@@ -79,7 +79,6 @@ FOREIGN = frozenset(
         "slot_id",
         "id_slot",
         "tfs_z",
-        "timings_per_token",
         "top_a",
         "transforms",
         "ttl",

@@ -11,7 +11,8 @@ from msgspec import UNSET, UnsetType
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.serving.server.generation.call import GenerationCall
-from tokenmill.serving.server.generation.writer import DONE, Usage, UsageCounter, finite, token_bytes
+from tokenmill.serving.server.generation.timings import StreamTimer
+from tokenmill.serving.server.generation.writer import DONE, PING, Usage, UsageCounter, finite, token_bytes
 from tokenmill.serving.server.http.errors import error_body
 from tokenmill.serving.server.openai.fields import GenerationFields
 
@@ -43,6 +44,8 @@ class ChoiceEncoder(Protocol):
 class ChoiceWriter:
     """A `ReplyWriter` for OpenAI's documents and chunks; the head is encoded once."""
 
+    ping = PING
+
     def __init__(
         self,
         head: ReplyHead,
@@ -55,6 +58,8 @@ class ChoiceWriter:
         self._choices = choices
         self._call = call
         self._extras = extras
+        self._timer = StreamTimer() if call.wants_timings else None
+        self._wants_progress = call.wants_progress
         self._prefix = b"data: " + _ENCODER.encode(head)[:-1] + b',"choices":'
         self._no_usage = b',"usage":null}\n\n' if call.include_usage else b"}\n\n"
 
@@ -66,14 +71,22 @@ class ChoiceWriter:
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
         """Return the chunk for a delta, or b"" if it changes no choice."""
+        if self._timer is not None:
+            self._timer.note(output)
         choices = self._choices.chunk_choices(index, output)
         if not choices:
             return b""
-        return self._chunk(choices, usage if self._call.continuous_usage else None, self._extra_fields(output))
+        extras = self._extra_fields(output)
+        if self._timer is not None:
+            extras += self._timing_fields(self._timer, usage, is_end=output.finish_reason is not None)
+        return self._chunk(choices, usage if self._call.continuous_usage else None, extras)
 
     def last_events(self, usage: UsageCounter) -> bytes:
         """Return the chunk with the usage, if the client wants it, and `[DONE]`."""
-        return (self._chunk([], usage) if self._call.include_usage else b"") + DONE
+        if not self._call.include_usage:
+            return DONE
+        timings = b"" if self._timer is None else self._timing_fields(self._timer, usage, is_end=True)
+        return self._chunk([], usage, timings) + DONE
 
     def failure(self, error: Exception) -> bytes:
         """Return an error event and `[DONE]`."""
@@ -86,6 +99,14 @@ class ChoiceWriter:
         if output.kv_transfer_params is not None:
             fields.append(b'"kv_transfer_params":' + _ENCODER.encode(output.kv_transfer_params))
         return b"".join(b"," + field for field in fields if field)
+
+    def _timing_fields(self, timer: StreamTimer, usage: UsageCounter, is_end: bool) -> bytes:
+        """Return the progress, with the first chunk, and the timings, with those that end something."""
+        fields = b""
+        if self._wants_progress:
+            self._wants_progress = False
+            fields = b',"prompt_progress":' + _ENCODER.encode(timer.progress(usage))
+        return fields + (b',"timings":' + _ENCODER.encode(timer.timings(usage)) if is_end else b"")
 
     def _chunk(self, choices: list[Any], usage: UsageCounter | None, extras: bytes = b"") -> bytes:
         end = self._no_usage if usage is None else b',"usage":' + _ENCODER.encode(usage.usage()) + b"}\n\n"

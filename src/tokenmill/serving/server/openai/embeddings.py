@@ -18,7 +18,7 @@ from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall, messages_of, split_prompts
 from tokenmill.serving.server.generation.fields import Int32, Label, TokenId
 from tokenmill.serving.server.generation.reply import GenerationReply
-from tokenmill.serving.server.generation.writer import UsageCounter
+from tokenmill.serving.server.generation.writer import PING, UsageCounter
 from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.http.request_id import RequestId
 
@@ -105,6 +105,8 @@ class EmbeddingRoute:
 
 class EmbeddingWriter:
     """A `ReplyWriter` for embeddings, which are never streamed."""
+
+    ping = PING
 
     def __init__(self, model: str, encoding: str) -> None:
         self._model = model

@@ -70,6 +70,8 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     structured_outputs: StructuredOutputsField | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
 
     # Accepted without effect: they concern OpenAI's own bookkeeping, or what models are trained to heed.
     user: str | None = None
@@ -149,6 +151,8 @@ def call_of(body: GenerationFields) -> GenerationCall:
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         timeout=body.timeout,
+        wants_progress=bool(body.return_progress),
+        wants_timings=bool(body.return_progress or body.timings_per_token),
         kv_transfer_params=body.kv_transfer_params or None,
         model=body.model,
     )

@@ -19,7 +19,7 @@ from tokenmill.serving.server.generation.content_blocks import (
     Change,
     ContentBlocks,
 )
-from tokenmill.serving.server.generation.writer import UsageCounter
+from tokenmill.serving.server.generation.writer import PING, UsageCounter
 from tokenmill.serving.server.http.errors import error_body
 
 _ENCODER = msgspec.json.Encoder()
@@ -33,6 +33,8 @@ class ResponseWriter:
         head: the fields that are known before the answer.
         keep: called with the response object when it is complete or has failed.
     """
+
+    ping = PING
 
     def __init__(self, head: dict[str, Any], keep: Callable[[dict[str, Any]], None]) -> None:
         self._head = head

@@ -15,10 +15,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from tokenmill.config.model_files import default_sampling
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
-from tokenmill.core.messages import ToWorker
+from tokenmill.core.messages import ParsersFound, ToWorker
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.log_lines import LineHandler
@@ -38,6 +40,12 @@ from tokenmill.serving.server.http.server import HttpServer, wind_up
 from tokenmill.serving.server.http.unknown_fields import UnknownFields
 from tokenmill.serving.server.media import MediaFetcher
 from tokenmill.serving.server.operators.admin import public_settings
+from tokenmill.serving.server.process.parser_choice import (
+    NOTHING_FOUND,
+    ParserChoice,
+    choose_parsers,
+    needs_finding,
+)
 from tokenmill.serving.server.process.screen import Screen
 from tokenmill.serving.server.process.stop_signals import handled_by
 
@@ -128,6 +136,7 @@ class ApiProcess(ABC):
         self._screen = screen
         self._ending: asyncio.Future[Ending] = loop.create_future()
         self._serving: list[tuple[HttpServer, asyncio.Task[None]]] = []
+        self._choice = ParserChoice(ToolParsers(), [])
         self._log = EventLog(screen.on_line, launch.server.log_format == "json")
 
     async def run(self) -> int:
@@ -162,6 +171,7 @@ class ApiProcess(ABC):
             least = min(ready, key=lambda ready: ready.max_model_len)
             await self._client.start(least, sum(one.max_num_seqs for one in ready))
             self._parts.started()
+            self._choice = choose_parsers(self._server, await self._find_parsers())
             await self._listen(least)
             self._begun(least)
         except TokenMillError as error:
@@ -169,6 +179,15 @@ class ApiProcess(ABC):
         except Exception as error:
             _logger.exception("the server cannot start")
             self._end(Ending(1, f"the server cannot start: {type(error).__name__}: {error}"))
+
+    async def _find_parsers(self) -> ParsersFound:
+        """Return the parsers that suit the model, as far as a flag leaves them open."""
+        if not needs_finding(self._server):
+            return NOTHING_FOUND
+        try:
+            return await self._client.find_parsers()
+        except InvalidRequest as error:  # the model can be served without
+            return msgspec.structs.replace(NOTHING_FOUND, notation_reason=str(error), style_reason=str(error))
 
     @abstractmethod
     def _begun(self, ready: EngineReady) -> None:
@@ -212,11 +231,8 @@ class ApiProcess(ABC):
             default_sampling=_checked_defaults(Path(ready.model)),
             max_logprobs=config.max_logprobs,
             takes_priority=engine.scheduling_policy not in ("fair", "fcfs"),
-            parsers=ToolParsers(
-                notation=config.tool_call_parser or "",
-                finds_calls=bool(config.enable_auto_tool_choice),
-                reasoning=config.reasoning_parser or "",
-            ),
+            parsers=self._choice.parsers,
+            sse_ping=config.sse_ping,
             settings=public_settings(engine, config),
             started=int(time.time()),
             trouble=self._trouble,

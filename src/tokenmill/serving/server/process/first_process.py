@@ -138,7 +138,7 @@ class FirstProcess(ApiProcess):
 
     def _begun(self, ready: EngineReady) -> None:
         self._on_begun()
-        self._screen.on_ready(ready)
+        self._screen.on_ready(ready, self._choice.facts)
 
     def _context(self, ready: EngineReady) -> ServerContext:
         context = replace(

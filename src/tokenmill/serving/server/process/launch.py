@@ -141,20 +141,7 @@ def served_names(engine: EngineConfig, server: ServerConfig) -> tuple[str, ...]:
 def _with_names(engine: EngineConfig, server: ServerConfig) -> tuple[EngineConfig, ServerConfig]:
     """Fill in the demo model if no model is given, and the name under which the model is served."""
     server = replace(server, served_model_name=served_names(engine, server))
-    if engine.model in ("", str(_demo_model())):
-        server = _knowing_demo_model(server)
     return (engine if engine.model else replace(engine, model=str(_demo_model()))), server
-
-
-def _knowing_demo_model(server: ServerConfig) -> ServerConfig:
-    """Fill in how the demo model writes calls and marks its thinking, where the flags do not say it."""
-    finds_calls = server.enable_auto_tool_choice
-    return replace(
-        server,
-        tool_call_parser=server.tool_call_parser or "hermes",
-        enable_auto_tool_choice=True if finds_calls is None else finds_calls,
-        reasoning_parser=server.reasoning_parser or "qwen3",
-    )
 
 
 def _demo_model() -> Path:

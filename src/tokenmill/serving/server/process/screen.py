@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -20,8 +20,8 @@ class Screen(Protocol):
     def on_progress(self, progress: EngineProgress) -> None:
         """Show that a phase of the start began or moved on; the phase before it is over."""
 
-    def on_ready(self, ready: EngineReady) -> None:
-        """Show that the server accepts requests."""
+    def on_ready(self, ready: EngineReady, chat: Sequence[tuple[str, str]] = ()) -> None:
+        """Show that the server accepts requests; `chat`: labels and texts about how chat answers are parsed."""
 
     def on_error(self, sentence: str) -> None:
         """Show why the server cannot start, or ends with another exit code than 0."""
@@ -50,7 +50,7 @@ class StandardError:
     def on_progress(self, progress: EngineProgress) -> None:
         """Show nothing."""
 
-    def on_ready(self, ready: EngineReady) -> None:
+    def on_ready(self, ready: EngineReady, chat: Sequence[tuple[str, str]] = ()) -> None:
         """Show nothing."""
 
     def on_error(self, sentence: str) -> None:

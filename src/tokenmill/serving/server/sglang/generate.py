@@ -18,7 +18,7 @@ from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import MAX_CHOICES, GenerationCall, messages_of, split_prompts
 from tokenmill.serving.server.generation.fields import Int32, Int64, SamplingFields, TokenId, given_params
 from tokenmill.serving.server.generation.reply import GenerationReply
-from tokenmill.serving.server.generation.writer import DONE, UsageCounter, finite, positions, token_bytes
+from tokenmill.serving.server.generation.writer import DONE, PING, UsageCounter, finite, positions, token_bytes
 from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.http.errors import error_body
 from tokenmill.serving.server.http.json_response import json_response
@@ -149,6 +149,8 @@ def _call(body: NativeBody, prompts: Sequence[str | list[int]], own: NativeSampl
 
 class NativeWriter:
     """A `ReplyWriter` for SGLang's documents; each event holds all of the text so far."""
+
+    ping = PING
 
     def __init__(self, label: str, is_list: bool, body: NativeBody) -> None:
         self._label = label
