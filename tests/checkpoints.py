@@ -30,6 +30,7 @@ FAMILIES = (
     "qwen3_5",
     "qwen3_next",
     "olmo2",
+    "arcee",
 )
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 331
@@ -58,6 +59,7 @@ _CLASSES = {
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
+    "arcee": ("ArceeConfig", "ArceeForCausalLM"),
 }
 
 _SHAPE: dict[str, Any] = {

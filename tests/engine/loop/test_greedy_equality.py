@@ -51,6 +51,7 @@ SHAPES: dict[str, dict[str, object]] = {
     "gpt_oss": {"sliding_window": 24},
     "lfm2": {},
     "olmo2": {"num_attention_heads": 4, "num_key_value_heads": 1},
+    "arcee": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "qwen3_5": {"tie_word_embeddings": True},
     "qwen3_next": {},
 }

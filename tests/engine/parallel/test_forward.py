@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"num_key_value_heads": 2, "head_dim": 16, "layer_types": None},
     "phi3": {"num_key_value_heads": 4, "hidden_size": 256},
     "gpt_oss": {"num_key_value_heads": 2, "head_dim": 16, "layer_types": None},
+    "arcee": {"num_key_value_heads": 2, "head_dim": 16, "mlp_bias": True},
 }
 
 

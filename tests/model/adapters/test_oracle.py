@@ -53,7 +53,7 @@ def assert_as_told_by(oracle: torch.nn.Module, prompt: list[int], output: Any) -
     assert difference < 1e-5 + 8 * float((rounded - exact).abs().max())
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "granite", "smollm3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "granite", "smollm3", "qwen3_moe", "arcee"])
 def test_log_probabilities_are_those_of_peft(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
     seed = int(rng.integers(2**31))
     base = make_checkpoint(tmp_path / "base", family, seed=seed)

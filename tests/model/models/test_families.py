@@ -130,6 +130,16 @@ OLMO2 = {
     "torch_dtype": "bfloat16",
     "vocab_size": 100352,
 }
+# Not published: the defaults of transformers' class, which counts as many parameters.
+ARCEE = {
+    "architectures": ["ArceeForCausalLM"],
+    "hidden_act": "relu2",
+    "hidden_size": 2560,
+    "intermediate_size": 18432,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
 SMOLLM3 = {
     "architectures": ["SmolLM3ForCausalLM"],
     "attention_bias": False,
@@ -204,6 +214,7 @@ def sparse_layers(architecture: Architecture) -> list[int]:
         (SMOLLM3, 3_075_098_624, 73_728),
         (GRANITE, 2_533_531_648, 81_920),
         (OLMO2, 1_484_916_736, 131_072),
+        (ARCEE, 4_022_766_080, 327_680),
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else None,
 )
@@ -371,10 +382,11 @@ def test_what_cannot_be_served_is_refused_by_name(change: dict[str, Any], messag
         ({**GRANITE, "residual_multiplier": 0}, "residual_multiplier must be above 0"),
         ({**GRANITE, "logits_scaling": "8"}, "logits_scaling must be a number"),
         ({**GRANITE, "hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({**ARCEE, "hidden_act": "silu"}, "hidden_act 'silu' is not supported; supported: relu2"),
         ({**GRANITE, "architectures": ["GraniteMoeForCausalLM"]}, "GraniteMoeForCausalLM is not supported"),
         (
             {**GRANITE, "architectures": ["GraniteMoeHybridForCausalLM"]},
-            "GraniteMoeHybridForCausalLM is not supported; supported: Gemma3ForCausalLM, ",
+            "GraniteMoeHybridForCausalLM is not supported; supported: ArceeForCausalLM, ",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -127,6 +127,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt-oss without biases in attention": ("gpt_oss", {"attention_bias": False, "num_experts_per_tok": 1}),
     "olmo 2": ("olmo2", {}),
+    "arcee": ("arcee", {}),
+    "arcee gqa 4 tied, biases": (
+        "arcee",
+        {**gqa(4), "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
     "olmo 2 gqa 4 tied, biases": ("olmo2", {**gqa(4), "tie_word_embeddings": True, "attention_bias": True}),
     "lfm 2": ("lfm2", {}),
     "lfm 2 gqa 4, conv of 4 with biases, numbers of layers, adjusted width": (

@@ -43,12 +43,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "gpt_oss": {"head_dim": 32, "intermediate_size": 64, "num_local_experts": 3, "num_experts_per_tok": 3},
     "olmo2": {"num_key_value_heads": 1},
+    "arcee": {"num_key_value_heads": 1, "mlp_bias": True},
     "lfm2": {},
     "qwen3_5": {"head_dim": 32},
     "qwen3_next": {"head_dim": 32, "num_experts": 3, "num_experts_per_tok": 3},
 }
 WITH_EXPERTS = ("qwen3_moe", "gpt_oss", "qwen3_next")
-KERNEL_BY_KERNEL = (*WITH_EXPERTS, "olmo2")
+KERNEL_BY_KERNEL = (*WITH_EXPERTS, "olmo2", "arcee")
 WITH_STATES = ("lfm2", "qwen3_5", "qwen3_next")
 FORMATS = {
     "bf16": UNQUANTIZED,
@@ -112,7 +113,8 @@ def relative_errors(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("stored", FORMATS)
 @pytest.mark.parametrize(
-    "family", ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3", "gemma4", "phi3", "gpt_oss", "olmo2", *WITH_STATES]
+    "family",
+    ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3", "gemma4", "phi3", "gpt_oss", "olmo2", "arcee", *WITH_STATES],
 )
 def test_bits_depend_on_nothing_but_the_request(
     family: str, stored: str, tmp_path: Path, rng: np.random.Generator
@@ -200,6 +202,8 @@ def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Gen
     assert in_one_call(mixture[0], attention) is mixture[0]
     joint = make_checkpoint(tmp_path / "joint", "olmo2", tokenizer=False, dtype=torch.bfloat16)
     assert "norms over all heads" in str(native_pass_obstacle(load(joint, UNQUANTIZED, 1)[0], "native"))
+    ungated = make_checkpoint(tmp_path / "ungated", "arcee", tokenizer=False, dtype=torch.bfloat16)
+    assert "without a gate" in str(native_pass_obstacle(load(ungated, UNQUANTIZED, 1)[0], "native"))
     reference = make_attention("reference", plain[0].attention_spec, 4, 16, torch.bfloat16, native=plain[1])
     assert native_pass_obstacle(plain[0], "cpu") == "the attention is not native"
     assert in_one_call(plain[0], reference) is plain[0]

@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "lfm2": MODEL_ARCH.LFM2,
     "qwen3_5": MODEL_ARCH.QWEN35,
     "olmo2": MODEL_ARCH.OLMO2,
+    "arcee": MODEL_ARCH.ARCEE,
 }
 
 
@@ -72,7 +73,7 @@ def write_gguf(folder: Path, family: str, kind: str | None = None, num_drafting:
     stacked: dict[str, list[np.ndarray]] = {}
     for stored, tensor in unstacked(load_file(folder / "model.safetensors")).items():
         name, values = stored, tensor.float().numpy()
-        if family in ("llama", "smollm3", "granite") and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if family in ("llama", "smollm3", "granite", "arcee") and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = interleaved(values, heads)
         if family == "gemma3" and name.endswith("norm.weight"):

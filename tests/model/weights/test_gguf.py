@@ -70,7 +70,8 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
 
 @pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0", "BF16", "F16"])
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "gpt_oss", "lfm2", "qwen3_5", "olmo2"]
+    "family",
+    ["llama", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "gpt_oss", "lfm2", "qwen3_5", "olmo2", "arcee"],
 )
 def test_a_file_gives_the_logits_of_its_rounded_weights(
     family: str, kind: str | None, tmp_path: Path, cache: str, rng: np.random.Generator

@@ -11,7 +11,7 @@ from tokenmill.model.kernels.measuring import MeasuringKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.linear import Linear
-from tokenmill.model.models.mlp import MLP
+from tokenmill.model.models.moe import MoE
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.sharding.shard import Part
 
@@ -86,8 +86,8 @@ def _places(decoder: Decoder) -> Iterator[Place]:
     for index, layer in enumerate(decoder.layers):
         assert layer.attention is not None, "an adaptable model has attention in every layer"
         linears: list[Linear] = [layer.attention.qkv, layer.attention.output]
-        if isinstance(layer.mlp, MLP):
-            linears += [layer.mlp.gate_up, layer.mlp.down]
+        if not isinstance(layer.mlp, MoE):
+            linears += layer.mlp.linears
         for linear in linears:
             start = 0
             for role, part in linear.parts.items():

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """A dense feed-forward block: a gated pair of projections to `size` and one back.
+    """A dense feed-forward block: a gated pair of projections to `size`, or a single one, and one back.
 
     Attributes:
-        activation: of the gate, `silu`, or `gelu` with tanh.
+        activation: of the gate, `silu`, or `gelu` with tanh; without a gate `relu2`, the square of ReLU.
     """
 
     size: int
     bias: bool = False
     activation: str = "silu"
+    is_gated: bool = True
 
     @property
     def active_size(self) -> int:
@@ -28,7 +29,8 @@ class MlpSpec:
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block."""
-        return 3 * hidden_size * self.size + (2 * self.size + hidden_size) * self.bias
+        inner = (1 + self.is_gated) * self.size
+        return hidden_size * (inner + self.size) + (inner + hidden_size) * self.bias
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.states import StepStates
 from tokenmill.model.models.delta_net import DeltaNet
 from tokenmill.model.models.kv_places import KVPlace
-from tokenmill.model.models.mlp import MLP
+from tokenmill.model.models.mlp import MLP, PlainMLP
 from tokenmill.model.models.moe import MoE
 from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.per_layer import PerLayerBlock
@@ -109,9 +109,10 @@ class Layer:
         self.attention_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
         self.mlp_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
         if isinstance(spec.mlp, MoeSpec):
-            self.mlp: MLP | MoE = MoE(spec.mlp, hidden_size, kernels, collective)
+            self.mlp: MLP | PlainMLP | MoE = MoE(spec.mlp, hidden_size, kernels, collective)
         else:
-            self.mlp = MLP(spec.mlp, hidden_size, kernels, collective)
+            block = MLP if spec.mlp.is_gated else PlainMLP
+            self.mlp = block(spec.mlp, hidden_size, kernels, collective)
         self.mlp_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
         self.scalar = kernels.vector(1) if spec.has_scalar else None
         self.per_layer: PerLayerBlock | None = None
@@ -186,6 +187,8 @@ def native_obstacle(spec: LayerSpec) -> str | None:
     """Return why native/decoder.cpp cannot run a layer in its one call; None: it can."""
     if isinstance(spec.mlp, MoeSpec):
         return "experts are chosen in Python"
+    if not spec.mlp.is_gated:
+        return "feed-forward blocks without a gate are run in Python"
     if not spec.has_in_norms or (spec.attention is not None and spec.attention.joint_norm is not None):
         return "norms over all heads, and blocks without a norm before them, are run in Python"
     return None

@@ -1,4 +1,4 @@
-"""The dense feed-forward block: a gated pair of projections (Shazeer 2020), by SiLU or GELU."""
+"""The dense feed-forward block: a gated pair of projections (Shazeer 2020), by SiLU or GELU, or a single one."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ class MLP:
         self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP, collective)
         self.down = second_linear(f"{prefix}down", inner, hidden_size, spec.bias, kernels, collective)
 
+    @property
+    def linears(self) -> tuple[Linear, Linear]:
+        """Its matrices, which adapters add to."""
+        return self.gate_up, self.down
+
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """Apply the block: [T, hidden] -> [T, hidden]."""
         return self.down.forward(self.gate_up.gated(x, self.gate, adapted), adapted)
@@ -38,4 +43,31 @@ class MLP:
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this block."""
         yield from self.gate_up.targets(scope)
+        yield from self.down.targets(scope)
+
+
+class PlainMLP:
+    """The block without a gate: up, the square of what is positive (So et al. 2021), down."""
+
+    __slots__ = ("_collective", "_inner", "down", "up")
+
+    def __init__(self, spec: MlpSpec, hidden_size: int, kernels: Kernels, collective: Collective) -> None:
+        assert spec.activation == "relu2", "no family has another one"
+        self._inner, self._collective = collective.shard.part(spec.size), collective
+        self.up = Linear(hidden_size, {"up": self._inner}, spec.bias, kernels)
+        self.down = second_linear("down", self._inner, hidden_size, spec.bias, kernels, collective)
+
+    @property
+    def linears(self) -> tuple[Linear, Linear]:
+        """Its matrices, which adapters add to."""
+        return self.up, self.down
+
+    def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
+        """Apply the block: [T, hidden] -> [T, hidden]."""
+        inner = self.up.forward(x, adapted).relu_().square_()
+        return self.down.forward(self._collective.between(inner, self._inner), adapted)
+
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
+        """Yield the checkpoint tensors that fill this block."""
+        yield from self.up.targets(scope)
         yield from self.down.targets(scope)
