@@ -1,4 +1,4 @@
-"""What adapters cost: decode steps of eight streams with none, with one adapter for all, and with one for each.
+"""Time adapters: decode steps of eight streams with none, with one adapter for all, and with one for each.
 
     python benchmarks/adapters.py [--quantization none,int8,int4] [--rank 16] [--turns 7]
 

@@ -1,4 +1,4 @@
-"""What one layer of the native attention costs, against the torch backend and the bytes it reads; and a step's draws.
+"""Measure a layer of the native attention against the torch backend and the bytes it reads; and a step's draws.
 
     python benchmarks/attention.py [--threads 2] [--repeats 30] [--heads 16] [--kv-heads 8] [--head-dim 128]
                                    [--shared-prefix 2048] [--only WORDS]

@@ -38,8 +38,8 @@ from tokenmill.core.transfers import SaveOrder, TransferSettings
 from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.scheduler.config import SchedulerConfig
-from tokenmill.engine.transfer.desk import TransferDesk, TransferExecutor
-from tokenmill.engine.transfer.extension import KVTransfer
+from tokenmill.engine.transfer.connector import KVConnector
+from tokenmill.engine.transfer.extension import KVTransfer, TransferExecutor
 from tokenmill.engine.transfer.orders import PageSave
 from tokenmill.engine.transfer.page_mover import RawPages
 from tokenmill.engine.transfer.protocol import SourceContext
@@ -160,7 +160,7 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
     """Store pages of the prompt as they lie in an engine's memory that has computed nothing."""
     engine = start(options, has_tier=True)
     assert isinstance(engine.executor, TransferExecutor), "an engine with a tier"
-    (tier,), mover = engine.executor.desk.sources, engine.executor.desk.mover
+    (tier,), mover = engine.executor.connector.sources, engine.executor.connector.mover
     num_pages, done = options.prompt // 16, threading.Event()
     tokens = np.array(prompt_of(options)[: 16 * num_pages], dtype=np.int32)
     key = CacheKey(engine.limits.fingerprint)
@@ -224,9 +224,9 @@ def without_model(options: argparse.Namespace, has_tier: bool) -> Engine:
     if (transfers := scheduler.resource(TransferState)) is not None:
         mover = RawPages([torch.zeros(1, 2, 4096, dtype=torch.uint8)], "bytes")
         tier = disk_tier(SourceContext(mover, 16, 2, "idle"), Path(options.folder), 1 << 20)
-        desk = TransferDesk([tier], transfers, mover)
-        executor = TransferExecutor(executor, desk)
-        extensions.append(KVTransfer(scheduler, desk))
+        connector = KVConnector([tier], transfers, mover)
+        executor = TransferExecutor(executor, connector)
+        extensions.append(KVTransfer(scheduler, connector))
     engine = Engine(scheduler, executor, ModelLimits(2 * num_tokens, 100, frozenset()), extensions=extensions)
     params = SamplingParams(ignore_eos=True, max_tokens=num_tokens)
     for number in range(IDLE_REQUESTS):

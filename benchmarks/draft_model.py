@@ -60,7 +60,7 @@ class EveryDraft:
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """See `Drafter`."""
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """See `Drafter`."""
 
 

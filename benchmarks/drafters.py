@@ -1,4 +1,4 @@
-"""What the drafters that need no model bring and cost: accepted tokens a step, and microseconds a call.
+"""Measure the drafters that need no model: accepted tokens a step, and microseconds a call.
 
     python benchmarks/drafters.py [--limit 16] [--repeats 3]
 
@@ -39,7 +39,7 @@ DEPTH = 24
 
 
 class CountingTree:
-    """How often each sequence of at most 24 tokens has been said, and what followed."""
+    """Counts of each sequence of at most 24 tokens, and of what followed."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[int, ...], int] = {}
@@ -94,7 +94,7 @@ class ExactSuffix:
         _, drafted, probabilities = max(found, key=lambda one: one[0])
         return Draft(np.array(drafted, dtype=np.int32), np.array(probabilities, dtype=np.float32))
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """See `TextDrafter`."""
         self.finished.add(request.token_ids[request.num_prompt_tokens :].tolist(), 0)
 
@@ -181,7 +181,7 @@ def drive(drafter: TextDrafter, pairs: list[Text], limit: int) -> dict[str, floa
             num_steps += 1
             num_drafted += len(drafted)
         num_tokens += done
-        drafter.forget(request)
+        drafter.forget_request(request)
     accepted = num_tokens - num_steps
     per_step = {"accepted_per_step": accepted / num_steps, "drafted_per_step": num_drafted / num_steps}
     return {**per_step, "us_per_call": seconds / num_steps * 1e6}
@@ -216,7 +216,7 @@ def beside_full_cache() -> tuple[float, float]:
         request = make_request(str(number), [0], 1000)
         request.append_outputs(rng.choices(range(20_000), k=1000))
         start = time.perf_counter()
-        drafter.forget(request)
+        drafter.forget_request(request)
         took.append(time.perf_counter() - start)
     request = make_request("a", rng.choices(range(20_000), k=1000), 1000)
     drafter.propose(request, 16)

@@ -44,7 +44,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to.
+    """The outcome of a run.
 
     Attributes:
         hit_rate: share of prompt tokens that caches supplied.
@@ -121,7 +121,7 @@ class SimulatedEngine:
         self._pages: OrderedDict[int, None] = OrderedDict()
 
     def num_cached_pages(self, names: Sequence[int]) -> int:
-        """How many pages of a prompt are there, from its start."""
+        """Count the pages of a prompt that are there, from its start."""
         return sum(1 for _ in itertools.takewhile(self._pages.__contains__, names))
 
     def store(self, names: Sequence[int]) -> list[tuple[bool, list[int]]]:
@@ -153,7 +153,7 @@ class AtRandom:
 
 
 class PrefixAffinity:
-    """Where most of the prompt is cached, if that is more than 0.3 of it and the load is balanced, else the shortest
+    """Chooses where most of the prompt is cached, if that is over 0.3 of it and the load is balanced, else the shortest
     queue: the thresholds of SGLang's gateway (64 requests more, and half as many again, are imbalance).
     """
 
@@ -178,7 +178,7 @@ class Fleet:
     def __init__(self, policy: RoutingPolicy, num_engines: int = 8, num_pages: int = 6000) -> None:
         self._policy = policy
         self._router = Router(range(num_engines), policy)
-        self._router.begin(PAGE_SIZE, "")
+        self._router.begin_routing(PAGE_SIZE, "")
         self._names = PrefixIndex(PAGE_SIZE, "")
         self._engines = [SimulatedEngine(index, num_pages) for index in range(num_engines)]
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -222,7 +222,7 @@ class Fleet:
     def _decode(self, engine: SimulatedEngine, request: AddRequest, names: Sequence[int], arrival: Arrival) -> None:
         engine.is_prefilling = False
         engine.num_decodes += 1
-        self._router.take(engine.report(engine.store(names)))
+        self._router.apply_report(engine.report(engine.store(names)))
         self._router.ended([TokenOutput(request.id, [1])])
         self._first_token.append(self._now - arrival.seconds)
         seconds = arrival.num_output_tokens * DECODE_SECONDS
@@ -239,7 +239,7 @@ class Fleet:
 
     def _report(self) -> None:
         for engine in self._engines:
-            self._router.take(engine.report([]))
+            self._router.apply_report(engine.report([]))
         self._at(self._now + REPORT_INTERVAL, self._report)
 
     def _at(self, seconds: float, happens: Callable[..., None], *about: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the API side costs: CPU seconds per streamed token outside the engine, and the time to a first token.
+"""Measure the cost of the API side: CPU seconds per streamed token outside the engine, and the time to a first token.
 
     python benchmarks/frontend.py [--streams 200] [--tokens 100] [--step-ms 50] [--api-servers 1]
 

@@ -1,4 +1,4 @@
-"""What the linear layers of one step cost in each format, against the limits of the machine and against torch.
+"""Time the linear layers of one step in each format, against the limits of the machine and against torch.
 
     python benchmarks/linears.py [--threads 2] [--rows 1,8,32,512] [--repeats 5] [--isa avx512bf16]
 

@@ -1,4 +1,4 @@
-"""What a watched engine pays, without a model: making and encoding a report of its turns, by the processor's clock.
+"""Measure what a watched engine pays, without a model: a report of its iterations, by the processor's clock.
 
     python benchmarks/live_report.py [--rows 256] [--waiting 1000] [--steps-per-second 100]
 
@@ -77,7 +77,7 @@ def main() -> None:
             engine.step()
         began = time.thread_time()
         asked = ShowTurns("x", since, number % REQUESTS_EVERY == 0, number % TREE_EVERY == 0)
-        report = live_report(asked, engine.turns(), engine.scheduler)
+        report = live_report(asked, engine.iterations(), engine.scheduler)
         sizes.append(len(msgspec.msgpack.encode(report)))
         spent.append(time.thread_time() - began)
         since = report.num_turns

@@ -1,4 +1,4 @@
-"""What quantization costs in quality: perplexity on held-out text of the demo model, and agreement with bfloat16.
+"""Measure the quality of quantization: perplexity on held-out text of the demo model, and agreement with bfloat16.
 
     python benchmarks/quantization.py [--samples 400] [--seed 0] [--document docs/quantization.md]
 

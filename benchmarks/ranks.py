@@ -145,7 +145,7 @@ def measure(folder: Path, quantization: str, options: argparse.Namespace) -> lis
 
 
 def _row(quantization: str, case: str, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """What was measured of a case, printed too. `pairs`: what `steps` gave of the ranks, and of one process."""
+    """Return a case, measured, and print it. `pairs`: what `steps` gave of the ranks, and of one process."""
     (ranks, ranks_work), (alone, alone_work) = (list(zip(*side, strict=True)) for side in zip(*pairs, strict=True))
     row = {"quantization": quantization, "case": case, "ranks_ms": _quartiles(ranks), "alone_ms": _quartiles(alone)}
     row["speed"] = round(statistics.median(two / one for one, two in zip(ranks, alone, strict=True)), 3)

@@ -43,7 +43,8 @@ def rows_of(lengths: list[int]) -> StateRows:
     """Requests whose states lie in a row."""
     stops = np.cumsum(lengths)
     spans = np.stack((stops - lengths, stops), 1).astype(np.int32)
-    return StateRows.of(np.arange(len(lengths)), spans, "cpu")
+    starts, stops = torch.from_numpy(spans.T.copy())
+    return StateRows(torch.arange(len(lengths)), starts, stops, spans)
 
 
 def drawn(*shape: int) -> torch.Tensor:

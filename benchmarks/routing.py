@@ -1,4 +1,4 @@
-"""Which engine gets a request: policies beside each other in a simulated fleet, and what one choice takes.
+"""Compare routing policies in a simulated fleet, and time one choice.
 
     python -m benchmarks.routing [--requests 6000]
 
@@ -37,7 +37,7 @@ class ShortestQueue(FewestInFlight):
 
 
 def policies(seed: int) -> dict[str, Callable[[], RoutingPolicy]]:
-    """What is compared."""
+    """Return the policies to compare."""
     return {
         "cost": LeastCost,
         "prefix affinity": PrefixAffinity,
@@ -81,7 +81,7 @@ def time_choices(num_rounds: int, seed: int) -> dict[str, float]:
     medians = []
     for _ in range(num_rounds):
         router, index = Router(range(NUM_ENGINES), LeastCost()), PrefixIndex(PAGE_SIZE, "")
-        router.begin(PAGE_SIZE, "")
+        router.begin_routing(PAGE_SIZE, "")
         choosing, routing = [], []
         for number in range(60):
             head = shared if number % 3 == 0 else []
@@ -91,7 +91,7 @@ def time_choices(num_rounds: int, seed: int) -> dict[str, float]:
             for engine in [*range(NUM_ENGINES)][number % NUM_ENGINES if number % 3 else 0 : 1 + number % NUM_ENGINES]:
                 if number % 3 < 2:
                     cached = names[: len(head) // PAGE_SIZE or len(names)]
-                    router.take(EngineReport(engine=engine, changes=[(True, cached)], num_taken=number))
+                    router.apply_report(EngineReport(engine=engine, changes=[(True, cached)], num_taken=number))
             router.choose(request, names)
             began = time.perf_counter()
             router.choose(request, names)

@@ -1,4 +1,4 @@
-"""What the scheduler costs, without a model: schedule + commit of running decodes, and the admission of many requests.
+"""Time the scheduler, without a model: schedule + commit of running decodes, and the admission of many requests.
 
     python benchmarks/scheduler.py [--rows 256] [--steps 400]
 
@@ -77,7 +77,7 @@ def now() -> Seconds:
 
 
 def since(start: Seconds, parts: int = 1) -> Seconds:
-    """What has passed on both clocks, for each of `parts`."""
+    """Return the time on both clocks, for each of `parts`."""
     wall, cpu = now()
     return (wall - start[0]) / parts, (cpu - start[1]) / parts
 

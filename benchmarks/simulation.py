@@ -1,4 +1,4 @@
-"""How far a simulated run is from a real one: a server under a trace's load, and the same trace simulated.
+"""Compare a simulated run with a real one: a server under a trace's load, and the same trace simulated.
 
     python benchmarks/simulation.py FOLDER [--seconds 600] [--windows 5] [--fit-seconds 30] [--shares 0.5,0.8,0.95]
         [--keep FOLDER]

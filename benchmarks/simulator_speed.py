@@ -1,4 +1,4 @@
-"""How fast simulations are, in seconds of one core's time: the chat profile, and a trace of Mooncake's form on engines.
+"""Time simulations in seconds of one core: the chat profile, and a trace of Mooncake's form on engines.
 
     python -m benchmarks.simulator_speed [--requests 1000] [--engines 4]
 

@@ -136,7 +136,7 @@ def row(
     off: list[tuple[float, float, float]],
     on: list[tuple[float, float, float]],
 ) -> dict[str, Any]:
-    """What one comparison gave."""
+    """Return the result of one comparison."""
     ratios = [with_it / without for (without, *_), (with_it, *_) in zip(off, on, strict=True)]
     return {
         "text": kind,

@@ -1,4 +1,4 @@
-"""What a grammar costs: seconds per token of answers with a JSON schema and of free text, one after the other.
+"""Measure the cost of a grammar: seconds per token of answers with a JSON schema and of free text, one after the other.
 
     python benchmarks/structured.py [--batch 1 16] [--temperature 0 1] [--repeats 25] [--model FOLDER]
 
@@ -48,7 +48,7 @@ CITIES = ("Lisbon", "Paris", "Oslo", "Rome", "Cairo", "Lima", "Delhi", "Quito")
 
 
 class Case(NamedTuple):
-    """What is asked of the model, `{name}`, `{age}` and `{city}` aside, and the form of the answer."""
+    """A question to the model, `{name}`, `{age}` and `{city}` aside, and the form of the answer."""
 
     prompt: str
     schema: dict[str, Any]

@@ -33,8 +33,8 @@ from tokenmill.engine.transfer.remote.client import PageClient
 from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.leases import Lease, LeaseTable, prefix_digest
 from tokenmill.engine.transfer.remote.messages import Ask, Handle, PageFormat
-from tokenmill.engine.transfer.remote.planes import CHUNK_BYTES, StreamSender, WindowSender
 from tokenmill.engine.transfer.remote.server import PageServer, Producer
+from tokenmill.engine.transfer.remote.transports import CHUNK_BYTES, StreamSender, WindowSender
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
 
@@ -53,7 +53,7 @@ def tensors(num_pages: int) -> list[np.ndarray]:
 
 
 def format_of(memory: HostPages) -> PageFormat:
-    """What both sides have."""
+    """Return the format of both sides."""
     return PageFormat("benchmark", "HeadMajorKV", PAGE_SIZE, memory.page_bytes, checksum=memory.checksum)
 
 
@@ -103,8 +103,8 @@ class BareTcp:
 class Fetching:
     """A connection over which all pages are fetched again and again."""
 
-    def __init__(self, address: Address, plane: str, num_pages: int, memory: HostPages) -> None:
-        self._client = PageClient(address, SECRET, format_of(memory), plane)
+    def __init__(self, address: Address, transport: str, num_pages: int, memory: HostPages) -> None:
+        self._client = PageClient(address, SECRET, format_of(memory), transport)
         tokens = np.arange(num_pages * PAGE_SIZE, dtype=np.int32)
         self._ask = Ask(HANDLE, prefix_digest(KEY, tokens), 0, num_pages)
         self._memory = memory
@@ -127,13 +127,13 @@ class Took(NamedTuple):
 
 
 def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have had of processors so far."""
+    """Return the processor seconds of all threads of a process so far."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def took(work: Callable[[], None], producer: int) -> Took:
-    """How long it takes once."""
+    """Return the seconds of one run."""
     theirs, ours, start = cpu_seconds(producer), time.thread_time(), time.perf_counter()
     work()
     wall, consumer = time.perf_counter() - start, time.thread_time() - ours
@@ -159,10 +159,10 @@ def main() -> None:
         source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
         works: dict[str, Callable[[], None]] = {"plain copy": lambda: np.copyto(target, source)}
         works["bare tcp"] = BareTcp(bare, num_bytes).run
-        for (name, (_, plane)), address in zip(WAYS.items(), addresses, strict=True):
+        for (name, (_, transport)), address in zip(WAYS.items(), addresses, strict=True):
             for part in parts:
                 part.fill(0)
-            works[name] = Fetching(address, plane, given.pages, memory).run
+            works[name] = Fetching(address, transport, given.pages, memory).run
             works[name]()
             assert all(np.array_equal(a, b) for a, b in zip(parts, sent, strict=True)), "pages are not as they were"
         pid = producer.pid or 0

@@ -1,4 +1,4 @@
-"""What a verify step costs: decodes of 1 + k rows, whose drafts are all wrong, against decodes of one row.
+"""Measure the cost of a verify step: decodes of 1 + k rows, whose drafts are all wrong, against decodes of one row.
 
     python benchmarks/verify.py [--quantization none,int8,int4] [--requests 1,8] [--contexts 512,4096] [--turns 5]
                                 [--one-core]
@@ -57,7 +57,7 @@ class WrongDrafts:
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """See `Drafter`."""
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """See `Drafter`."""
 
 

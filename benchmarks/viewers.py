@@ -1,4 +1,4 @@
-"""What viewers of /live cost a server: tokens a second without any and with some, in turns, so that drift hits both.
+"""Time a server with viewers of /live: tokens a second without any and with some, in turns, so that drift hits both.
 
     python benchmarks/viewers.py [--url http://127.0.0.1:8000] [--viewers 5] [--clients 16] [--seconds 8] [--rounds 6]
 

@@ -1,4 +1,4 @@
-"""How long an image takes to encode: our tower, the same on torch, and transformers', beside what its products take.
+"""Time the encoding of an image: our tower, the same on torch, and transformers', beside what its products take.
 
     python benchmarks/vision.py [--size 512x512] [--turns 7] [--threads 2]
 
@@ -84,7 +84,7 @@ def multiplications(patches: int) -> int:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """What a turn of some work takes."""
+    """Return the seconds of one round of some work."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

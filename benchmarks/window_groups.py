@@ -1,4 +1,4 @@
-"""What window groups save: Gemma 3 4B's shape, and a prompt of 32k through the real scheduler with a runner that runs
+"""Measure window groups: Gemma 3 4B's shape, and a prompt of 32k through the real scheduler with a runner that runs
 nothing.
 
     python benchmarks/window_groups.py

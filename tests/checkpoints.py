@@ -220,7 +220,7 @@ def greedy_continuation(oracle: transformers.PreTrainedModel, prompt: list[int],
 
 @torch.no_grad()
 def smallest_margin(oracle: transformers.PreTrainedModel, prompt: list[int], output: list[int]) -> float:
-    """How far, at the closest call, the oracle's first choice was ahead of its second; rounding decides below 1e-4."""
+    """Return the oracle's smallest lead of its first choice over its second; rounding decides below 1e-4."""
     logits = oracle(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
     first, second = logits.topk(2).values.unbind(-1)
     return float((first - second).min())

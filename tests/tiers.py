@@ -1,8 +1,8 @@
-"""Which tests run when: three tiers, chosen by the environment variable `TIER`.
+"""Choose the tests of a run: three tiers, by the environment variable `TIER`.
 
 - `check`: what a developer runs all day. No server or engine process, nothing slow, files and tests in random order.
-- `test`, the default: all that a landing needs.
-- `nightly`: long forms too.
+- `test`, the default: all that a landing needs. Of tests with many cases that take long, some, drawn by the run's seed.
+- `nightly`: long forms too, and every case.
 
 A pytest plugin; tests/conftest.py loads it. Files are named here, so that `check` does not even import the others;
 single tests carry `@pytest.mark.processes`, `slow` or `nightly`. A guard fails what does not belong in `check`.
@@ -96,6 +96,34 @@ SLOW = {
     "tools": "gpu_scripts",
 }
 
+# Of each test of these files, how many of its parametrized cases `make test` draws; `make nightly` runs them all.
+DRAWN = {
+    "cli": {"bad_starts": 2, "main": 3, "serve": 2},
+    "engine/loop": {"greedy_equality": 10, "shared_prefix": 2, "window_groups": 3},
+    "engine/parallel": {"exactness": 2, "slices": 1},
+    "engine/parallel/devices": {"collective": 3, "engine": 1},
+    "engine/runner": {"draft_model": 2, "drafts": 2, "grammar_drafts": 2, "not_numbers": 2, "on_device": 2},
+    "integration": {"langchain": 1, "many_clients": 1, "tools": 2},
+    "ipc": {"sandbox": 2},
+    "model/adapters": {"batches": 1, "native": 1, "on_device": 1, "oracle": 2},
+    "model/attention": {"flashinfer": 1},
+    "model/kernels": {"triton_attention": 3, "triton_recurrence": 2, "triton_sampling": 2},
+    "model/models": {"config_fields": 5, "recurrent": 2},
+    "model/structured": {"answers": 1, "cache": 2},
+    "model/vision": {"llm": 2, "native": 1, "on_device": 1},
+    "model/weights": {"hub": 2},
+    "serving/proxy": {"process": 1},
+    "serving/server": {
+        **dict.fromkeys(("api_servers", "engines", "event_loop", "hangs", "lifecycle", "lost_log", "sandboxes"), 1),
+        **dict.fromkeys(("split", "survival"), 1),
+        **dict.fromkeys(("client_cases", "disconnect"), 2),
+    },
+    "serving/web": {"browser": 3},
+    "startup/assembly": {"warm_up": 1},
+    "startup/ranks": {"group": 1},
+    "threats": {"amplification": 1, "browsers": 1, "identity": 1, "large_bodies": 5, "reused_rows": 3, "silence": 1},
+}
+
 Case = TypeVar("Case")
 STARTED = pytest.StashKey[list[str]]()
 
@@ -123,6 +151,29 @@ def some(cases: Sequence[Case], count: int) -> list[Case]:
         return list(cases)
     drawn = random.Random(seed_for(f"{count} of {len(cases)}")).sample(range(len(cases)), count)
     return [cases[index] for index in sorted(drawn)]
+
+
+def drawn_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests without the cases that are not drawn; a test keeps as many as `DRAWN` says of its file."""
+    kept: list[pytest.Item] = []
+    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
+    for (path, name), own in cases.items():
+        count = _drawn_of(path)
+        if count is None or len(own) <= count or tier() == "nightly":
+            kept += own
+        else:
+            chosen = random.Random(seed_for(f"cases of {name}")).sample(range(len(own)), count)
+            kept += [own[index] for index in sorted(chosen)]
+    return kept
+
+
+@cache
+def _drawn_of(file: Path) -> int | None:
+    if not file.is_relative_to(TESTS):
+        return None
+    return DRAWN.get(file.relative_to(TESTS).parent.as_posix(), {}).get(file.stem.removeprefix("test_"))
 
 
 @cache
@@ -173,11 +224,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in marks_of(item.path):
             item.add_marker(mark)
     left_out = {"check": tuple(MARKS), "test": ("nightly",), "nightly": ()}[tier()]
-    others = [item for item in items if any(item.get_closest_marker(mark) for mark in left_out)]
-    if others:
+    wanted = [item for item in items if not any(item.get_closest_marker(mark) for mark in left_out)]
+    # Who names a test wants all of it.
+    kept = wanted if any("::" in name for name in config.args) else drawn_cases(wanted)
+    if others := list(set(items).difference(kept)):
         config.hook.pytest_deselected(items=others)
-        deselected = set(others)
-        items[:] = [item for item in items if item not in deselected]
+        items[:] = kept
     if tier() == "check":
         items[:] = shuffled(items)
 

@@ -35,7 +35,7 @@ BEGIN, END = "<!-- begin: tools/clients.py -->", "<!-- end: tools/clients.py -->
 
 @dataclass(frozen=True)
 class Client:
-    """What is installed, and the program that tries it."""
+    """A client: its packages, and the program that tries it."""
 
     name: str
     packages: tuple[str, ...]
@@ -69,7 +69,7 @@ CLIENTS = (
 
 @dataclass(frozen=True)
 class Trial:
-    """How one client did: its version, and the error of each call (empty: it works)."""
+    """The trial of one client: its version, and the error of each call (empty: it works)."""
 
     client: Client
     version: str

@@ -164,10 +164,11 @@ def facts_of_the_core() -> Iterator[Fact]:
     scheduler = [tree for module, tree in trees().items() if module.startswith("engine.scheduler")]
     yield Fact("questions for a capability in scheduler/", sum(map(num_questions, scheduler)), 0)
     yield Fact("kinds of resources that the scheduler's passes know", len(kinds_known_by_passes()), 0)
-    desk = sum(
-        isinstance(node, ast.Attribute) and node.attr == "_desk" for node in ast.walk(trees()["engine.loop.engine"])
+    connectors = sum(
+        isinstance(node, ast.Attribute) and node.attr == "_connector"
+        for node in ast.walk(trees()["engine.loop.engine"])
     )
-    yield Fact("mentions of the KV desk in the engine", desk, 0)
+    yield Fact("mentions of the KV connector in the engine", connectors, 0)
     capabilities = {"engine/transfer", "engine/speculation", "model/adapters", "model/structured", "model/vision"}
     for module in ("engine", "control"):
         yield Fact(f"capabilities that the {module} knows", len(known_by(f"engine.loop.{module}") & capabilities), 0)

@@ -72,7 +72,7 @@ def has_gpu() -> bool:
 
 
 def pip_settings() -> str:
-    """What files and variables tell pip."""
+    """Return the settings of pip from files and variables."""
     return subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False).stdout
 
 

@@ -147,7 +147,7 @@ def _read(path: Path) -> Lines:
 
 
 def _first_difference(one: Any, other: Any, place: str = "") -> str | None:
-    """Where two values first differ, and how; None: they are equal."""
+    """Return where two values first differ, and how; None: they are equal."""
     if one == other:
         return None
     difference = f"{_short(one)} became {_short(other)}"

@@ -15,7 +15,7 @@ SHAPE_VARIABLE = "TOKENMILL_PEERS_SHAPE"
 
 
 def shape() -> str:
-    """Which model is compared: `--shape`."""
+    """Choose the model to compare: `--shape`."""
     return os.environ.get(SHAPE_VARIABLE, SHAPES[0])
 
 

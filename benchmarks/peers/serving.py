@@ -30,7 +30,7 @@ COMMON = ("--max-model-len", "2048", "--dtype", "bfloat16", "--served-model-name
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How one engine is served on a port."""
+    """An engine served on a port."""
 
     name: str
     command: list[str]

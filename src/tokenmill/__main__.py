@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # -m puts the current folder first, where a torch.py of somebody else may lie; -P does not.
+    # -m puts the current folder first, where another torch.py may lie; -P does not.
     if not sys.flags.safe_path:
         del sys.path[0]
     from tokenmill.cli.main import main

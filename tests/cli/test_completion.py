@@ -44,7 +44,7 @@ def shell(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def offers(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """What the shell offers for the last of some words."""
+    """Return the shell's offers for the last of some words."""
     assert main(["completion", shell]) == 0
     script = tmp_path / "script"
     script.write_text(capsys.readouterr().out)

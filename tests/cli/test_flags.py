@@ -188,7 +188,7 @@ def test_a_bad_variable_is_refused_by_name():
 def test_an_unknown_variable_is_reported_and_ignored(capsys):
     check_names(Given({}, {"TOKENMILL_PROT": "1", "TOKENMILL_URL": "u", "OTHER": "1"}), CONFIGS)
     assert capsys.readouterr().err == (
-        "tokenmill: TOKENMILL_PROT is ignored: there is no such flag; did you mean TOKENMILL_PORT?\n"
+        "tokenmill: TOKENMILL_PROT is ignored: unknown flag; did you mean TOKENMILL_PORT?\n"
     )
 
 

@@ -116,7 +116,7 @@ def test_ctrl_c_keeps_what_is_done(files, tiny_model, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(LLM, "step", interrupted)
         assert generate(files, tiny_model) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command again" in capsys.readouterr().err
     assert list(answers(files)) == [1]
     assert generate(files, tiny_model) == 0
     assert list(answers(files)) == [1, 2]

@@ -54,7 +54,7 @@ def test_at_any_byte_a_full_disk_leaves_whole_lines_and_the_run_goes_on_later(tm
                 size = path.stat().st_size
                 with (
                     room_for(size + rng.randrange(20)),
-                    pytest.raises(TokenMillError, match="the same command goes on"),
+                    pytest.raises(TokenMillError, match="run the same command again"),
                 ):
                     log.append(line(number))
                 assert path.stat().st_size == size, f"seed {seed}"

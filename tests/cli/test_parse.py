@@ -80,7 +80,7 @@ def test_switches(text, value):
     ],
 )
 def test_typed_values_of_a_file(name, value, expected):
-    assert BY_NAME[name].take(value) == expected
+    assert BY_NAME[name].convert_value(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_typed_values_of_a_file(name, value, expected):
 )
 def test_values_of_a_wrong_type_are_refused(name, value):
     with pytest.raises(InvalidConfig):
-        BY_NAME[name].take(value)
+        BY_NAME[name].convert_value(value)

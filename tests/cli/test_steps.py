@@ -60,7 +60,7 @@ def test_a_trace_has_slices_that_nest_and_lanes_that_close(log: Path, capsys: py
     events = json.loads(output(capsys, log, "perfetto"))["traceEvents"]
     records = list(read_log(log)[1])
     slices = [event for event in events if event["ph"] == "X"]
-    steps = [event for event in slices if event["name"].startswith(("step ", "turn "))]
+    steps = [event for event in slices if event["name"].startswith(("step ", "iteration "))]
     assert len(steps) == len(records)
     for number, step in enumerate(steps):
         parts = slices[4 * number + 1 : 4 * number + 4]

@@ -1,4 +1,4 @@
-"""Which GGUF file of several is meant: llama.cpp's rules, on names alone."""
+"""Choose one of several GGUF files by llama.cpp's rules, on names alone."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def test_auto_is_suffix_on_a_cpu_and_nothing_elsewhere() -> None:
         ('{"method": "suffix", "suffix_decoding_max_spec_factor": 1e300}', "suffix_decoding_max_spec_factor above 0"),
         ('{"method": "suffix", "suffix_decoding_max_spec_factor": 0}', "suffix_decoding_max_spec_factor above 0"),
         ('{"method": "suffix", "suffix_decoding_min_token_prob": 1.5}', "suffix_decoding_min_token_prob"),
-        ('{"method": "draft_model"}', "a model belongs to the method draft_model"),
-        ('{"method": "suffix", "model": "x"}', "a model belongs to the method draft_model"),
+        ('{"method": "draft_model"}', "the method draft_model needs a model"),
+        ('{"method": "suffix", "model": "x"}', "the method draft_model needs a model"),
     ],
 )
 def test_what_is_not_there_is_refused(text: str, said: str) -> None:

@@ -11,8 +11,8 @@ from tests.full_disk import contents, room_for
 from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.core.errors import DiskFull
 from tokenmill.core.whole_file import whole_file, write_whole
+from tokenmill.ipc.crash_attribution import PAGE_BYTES, RunningPage, running_at_death
 from tokenmill.ipc.launch_file import LaunchFile
-from tokenmill.ipc.suspects import PAGE_BYTES, RunningPage, running_at_death
 from tokenmill.lab.bench.samples import write_samples
 
 
@@ -80,9 +80,10 @@ def test_samples_are_whole_or_not_there(tmp_path, rng, name):
     samples = [{"step": number, "seconds": rng.random(), "gaps": [rng.random()]} for number in range(200)]
     write_samples(str(tmp_path / name), samples)
     whole = contents(tmp_path)
+    others = [*samples[:-1], {**samples[-1], "step": 200}]  # of the same length
     for _ in range(20):
         with room_for(rng.randrange(len(whole[name]))), pytest.raises(OSError, match=name):
-            write_samples(str(tmp_path / name), [*samples[:-1], {"step": 0}])
+            write_samples(str(tmp_path / name), others)
         assert contents(tmp_path) == whole
 
 

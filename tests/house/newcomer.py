@@ -30,7 +30,7 @@ if sys.argv[1:] and "config" not in sys.argv:
 
 
 def clone(folder: Path) -> None:
-    """What git knows of this tree, changes that are not committed among it, and the environment that make fills."""
+    """Copy what git knows of this tree, uncommitted changes included, and the environment that make fills."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -63,7 +63,7 @@ def _make_environment(folder: Path) -> None:
 
 
 def pip_calls(folder: Path) -> list[str]:
-    """What pip was called with in a clone, in order."""
+    """Return the arguments of pip's calls in a clone, in order."""
     return (folder / ".venv" / "pip-calls").read_text().splitlines()
 
 
@@ -112,7 +112,7 @@ class Terminal:
         return self.text()
 
     def text(self) -> str:
-        """What was printed so far."""
+        """Return the output so far."""
         return self.log.read_text(errors="replace")
 
     def has_ended(self) -> bool:

@@ -1,4 +1,4 @@
-"""What ships TokenMill parses, names files and targets that exist, and gives the server what it takes."""
+"""Check the files that ship TokenMill: they parse, and name files, targets and flags that exist."""
 
 import configparser
 import json
@@ -56,7 +56,7 @@ def test_the_image_starts_a_server_that_is_reached_from_outside():
 
 
 def test_the_wheel_is_built_with_the_pins():
-    """What the wheel stage installs by name is what the build needs, all of it pinned."""
+    """The wheel stage installs by name exactly what the build needs, all of it pinned."""
     installed = re.search(r"--constraint requirements/runtime.txt (.+)", DOCKERFILE)
     assert installed is not None
     needed = {re.split(r"[><=]", requirement)[0] for requirement in PROJECT["build-system"]["requires"]}

@@ -1,4 +1,4 @@
-"""What the documents say is so: links lead somewhere, flags and routes exist, marked commands run."""
+"""Check what the documents say: links lead somewhere, flags and routes exist, marked commands run."""
 
 import os
 import re

@@ -21,7 +21,7 @@ def make(*arguments: str) -> str:
 
 
 def commands(*arguments: str) -> list[str]:
-    """What make would run, without the parts that depend on whether everything is installed."""
+    """Return the commands that make would run, without the parts that depend on whether everything is installed."""
     return make("--dry-run", *arguments).splitlines()
 
 

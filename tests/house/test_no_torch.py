@@ -1,4 +1,4 @@
-"""Where the contract says that no torch is imported, none is, not through others either."""
+"""Check that torch is not imported where the contract forbids it, not through others either."""
 
 import subprocess
 import sys

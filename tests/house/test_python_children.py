@@ -13,7 +13,7 @@ FORBIDDEN_NAMES = {"ProcessPoolExecutor", "create_subprocess_exec", "create_subp
 
 
 def children(module: ast.Module) -> list[ast.AST]:
-    """Whatever can start a program, or names the interpreter that would run."""
+    """Return all that can start a program, or names the interpreter that would run."""
     return [node for node in ast.walk(module) if _starts(node)]
 
 

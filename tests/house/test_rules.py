@@ -155,7 +155,7 @@ def test_the_check_for_blocks_sees_it(name):
 
 @pytest.mark.parametrize("room", ["engine/kv", "engine/runner", "engine/scheduler"])
 def test_a_page_is_never_called_a_block(room):
-    """Where pages are dealt with; a block of a kernel, an answer or a wire format is something else."""
+    """Only where pages are dealt with: a block of a kernel, an answer or a wire format is something else."""
     paths = files(f"src/tokenmill/{room}")
     assert paths
     assert [place(path, node) for path in paths for name, node in identifiers(path) if calls_it_a_block(name)] == []

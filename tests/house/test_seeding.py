@@ -53,7 +53,7 @@ PLUGINS = ("-p", "xdist", "-p", "_hypothesis_pytestplugin", "-p", "tests.seeding
 
 
 def drawn(folder: Path, *arguments: str, seed: str | None = None, turned: bool = False) -> tuple[set[str], str]:
-    """What the tests of the module drew, and what pytest printed; `turned`: from the last test to the first."""
+    """Return the draws of the module's tests, and pytest's output; `turned`: run from the last test to the first."""
     tests = TESTS.splitlines(keepends=True)
     (folder / "test_draws.py").write_text(HEAD + "".join(tests[::-1] if turned else tests))
     notes = folder / "notes"

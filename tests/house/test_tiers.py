@@ -14,7 +14,7 @@ import pytest
 
 from tests import tiers
 from tests.house.source_tree import ROOT
-from tests.tiers import marks_of, scaled, shuffled, some, tier
+from tests.tiers import drawn_cases, marks_of, scaled, shuffled, some, tier
 
 MODULE = """
 import os, subprocess, sys
@@ -40,7 +40,7 @@ PLUGIN = "import tests.tiers\n\ntests.tiers.CPU_SECONDS = 0.4\n"
 
 
 def outcomes(folder: Path, name: str, *arguments: str) -> dict[str, str]:
-    """What became of each test of the module in a tier, in the order in which they ran."""
+    """Return the outcome of each test of the module in a tier, in the order in which they ran."""
     (folder / "test_module.py").write_text(MODULE)
     (folder / "lowered.py").write_text(PLUGIN)
     environment = os.environ | {"TIER": name, "PYTHONPATH": f"{ROOT}:{folder}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -101,6 +101,28 @@ def test_long_forms_are_for_the_night(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIER", "nightly")
     assert scaled(7) == 70
     assert some(range(100), 5) == list(range(100))
+
+
+def test_of_long_tests_some_cases_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def items(folder: str, *names: str) -> list[Any]:
+        path = ROOT / "tests" / folder
+        return [SimpleNamespace(path=path, nodeid=f"tests/{folder}::{name}") for name in names]
+
+    cases = items("integration/test_tools.py", *(f"test_a[{number}]" for number in range(9)), "test_b")
+    others = items("core/test_whole_file.py", *(f"test_a[{number}]" for number in range(9)))
+    monkeypatch.setenv("TIER", "test")
+    kept = drawn_cases([*cases, *others])
+    assert kept == drawn_cases([*cases, *others])
+    assert kept[-10:] == [cases[-1], *others]
+    assert len(kept) == tiers.DRAWN["integration"]["tools"] + 10
+    monkeypatch.setenv("TIER", "nightly")
+    assert drawn_cases([*cases, *others]) == [*cases, *others]
+
+
+def test_files_whose_cases_are_drawn_are_there() -> None:
+    for folder, names in tiers.DRAWN.items():
+        for name in names:
+            assert (ROOT / "tests" / folder / f"test_{name}.py").is_file(), name
 
 
 def test_an_unknown_tier_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def is_healthy(server: RunningServer) -> bool:
 
 @dataclass
 class Answer:
-    """What a client has of one choice."""
+    """A client's part of one choice."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)

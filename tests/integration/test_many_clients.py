@@ -38,7 +38,7 @@ def random_bodies(rng: np.random.Generator, vocab_size: int) -> list[dict[str, A
 
 
 def answer_offline(offline: LLM, bodies: list[dict[str, Any]]) -> list[Answer]:
-    """What `LLM` answers, all of it in one batch."""
+    """Return the answers of `LLM`, all in one batch."""
     results = []
     for body in bodies:
         params = SamplingParams(temperature=0.0, max_tokens=body["max_tokens"], ignore_eos=body["ignore_eos"])

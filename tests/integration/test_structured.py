@@ -118,7 +118,7 @@ def test_choice_regex_and_grammar(client: openai.OpenAI) -> None:
 
 
 class Pet(BaseModel):
-    """What a client may want to parse."""
+    """A class that a client may want to parse."""
 
     name: str = Field(max_length=6)
     is_dog: bool

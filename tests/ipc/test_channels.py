@@ -1,4 +1,4 @@
-"""What comes through a socket and is no message."""
+"""Drop what comes through a socket and is no message."""
 
 import logging
 

@@ -48,7 +48,7 @@ def test_it_beats_beside_a_loop_and_says_what_that_is_busy_with(tmp_path):
                     return beat
 
         assert next_beat(lambda beat: True) == Beat(part="engine", num_dropped=3)
-        heartbeat.begin("a step")
+        heartbeat.begin_job("a step")
         beat = next_beat(lambda beat: beat.seconds > 0.03)
         assert (beat.part, beat.job, beat.limit) == ("engine", "a step", 30)
         heartbeat.rest()
@@ -60,8 +60,8 @@ def test_it_beats_beside_a_loop_and_says_what_that_is_busy_with(tmp_path):
 
 def test_the_job_that_is_most_overdue_is_told():
     heartbeat = Heartbeat(zmq.Context.instance(), None, loop_inbox(), timeout=10)
-    heartbeat.begin("a long text", patience=4, thread="lane")
-    heartbeat.begin("a message")
+    heartbeat.begin_job("a long text", patience=4, thread="lane")
+    heartbeat.begin_job("a message")
     assert (heartbeat.beat().job, heartbeat.beat().limit) == ("a message", 10)
     heartbeat.rest()
     assert (heartbeat.beat().job, heartbeat.beat().limit) == ("a long text", 40)

@@ -1,4 +1,4 @@
-"""What a topology says of the parts, and how the engines of one differ."""
+"""Check the parts of a topology, and how its engines differ."""
 
 import dataclasses
 

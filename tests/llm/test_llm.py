@@ -126,6 +126,15 @@ def test_an_option_that_does_not_exist_is_named() -> None:
         LLM("somewhere", max_len=3)
 
 
+def test_a_size_may_be_a_text_and_another_text_is_refused_by_name(tmp_path: Path) -> None:
+    options = {"kv_cache_memory_bytes": "1MiB", "max_model_len": "32", "dtype": "float32", "enforce_eager": "true"}
+    with LLM(make_checkpoint(tmp_path / "model"), **options) as llm:
+        assert llm.info.max_model_len == 32
+    for name, wrong in (("kv_cache_memory_bytes", "much"), ("max_model_len", "3x"), ("enforce_eager", "perhaps")):
+        with pytest.raises(InvalidConfig, match=f"LLM: {name}: '{wrong}' is not"):
+            LLM("somewhere", **{name: wrong})
+
+
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="there is no folder"):
         LLM(tmp_path / "nothing")

@@ -74,7 +74,7 @@ def test_a_producer_that_dies_costs_nothing_but_time(checkpoint, tmp_path):
 
 
 def test_pages_arrive_as_they_were_and_damage_is_found_out(tmp_path):
-    from tokenmill.engine.transfer.remote.nixl_plane import NixlAgent, NixlReceiver, NixlSender
+    from tokenmill.engine.transfer.remote.nixl_transport import NixlAgent, NixlReceiver, NixlSender
 
     rng, handle = np.random.default_rng(7), Handle("engine-1", "r", "n")
     agents = NixlAgent(), NixlAgent()

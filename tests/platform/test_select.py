@@ -1,4 +1,4 @@
-"""What `--device` means, of several engines too."""
+"""Check the meaning of `--device`, of several engines too."""
 
 import pytest
 

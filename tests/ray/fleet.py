@@ -1,4 +1,4 @@
-"""What tests do to replicas in Ray Serve: deploy, look at, kill, and talk to them."""
+"""Deploy replicas in Ray Serve, look at them, kill them and talk to them, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks the same question over and over, with a key of their own, while somebody else attacks the server."""
+"""Ask the same question over and over, with an own key, while another client attacks the server."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _STALL = re.compile(r"^STALL (\S+)$", re.MULTILINE)
 
 
 class Findings:
-    """What came of the requests."""
+    """The outcomes of the requests."""
 
     def __init__(self) -> None:
         self.statuses: collections.Counter[int] = collections.Counter()

@@ -165,7 +165,7 @@ class OddRequests:
         return "".join([*parts, rng.choice(["--x--\r\n", "--x", ""])]).encode(), {"Content-Type": f"{kind}; boundary=x"}
 
     def _value(self, schema: dict[str, Any], depth: int) -> Any:
-        """What a schema describes."""
+        """Draw a value that a schema describes."""
         rng = self._rng
         if "$ref" in schema:
             return self._value(self._schemas[schema["$ref"].rsplit("/", 1)[1]], depth)
@@ -245,7 +245,7 @@ def _split(path: str) -> list[str]:
 
 
 def _places(value: Any) -> Any:
-    """Where in a value something can be put: its holder, and the key or the index there."""
+    """Return the places in a value where something can be put: the holder, and the key or the index there."""
     if isinstance(value, dict | list):
         for name in list(value) if isinstance(value, dict) else range(len(value)):
             yield value, name

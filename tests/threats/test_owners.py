@@ -1,4 +1,4 @@
-"""Whatever is stored, or can be addressed by an id, belongs to the key that it came by: others are told that it is not
+"""Keep what is stored, or can be addressed by an id, for the key that it came by: others are told that it is not
 there.
 
 Every route with an id in its path is tried, those of tomorrow among them: who adds one says here what a key can have

@@ -183,7 +183,7 @@ def test_a_client_that_reads_slowly_gets_all(slow_server):
 
 
 def half_closed(url: str, *requests: bytes) -> bytes:
-    """What comes back to a client that has sent all it will send, and says so."""
+    """Return the reply to a client that has sent all it will send, and says so."""
     with connect(url, PATIENCE) as connection:
         connection.sendall(b"".join(requests))
         connection.shutdown(socket.SHUT_WR)
@@ -283,6 +283,6 @@ def test_unfinished_requests_leave_a_place_to_watch_the_server_from(stub_folder)
                 assert status(reply) == 503
                 assert b"retry-after: 1\r\n" in reply.lower()
             # Which limit is met first depends on how much of the connections the server has read by then.
-            refusals = ("connections have requests, and no more may", "one that sent nothing was closed for another")
+            refusals = ("connections have requests, which is the most", "one that sent nothing was closed for another")
             assert sum(running.output().count(why) for why in refusals) == 1
         running.wait_for(lambda: status(ask(running.url, "GET", "/v1/models", KEY)) == 200)

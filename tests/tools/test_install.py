@@ -1,4 +1,4 @@
-"""What `make` installs: which torch is taken from where, and what is shown while kernels compile."""
+"""Check what `make` installs: which torch is taken from where, and what is shown while kernels compile."""
 
 import io
 import sys
@@ -31,7 +31,7 @@ def test_torch_comes_from_where_the_user_or_the_machine_says(wanted, system, gpu
 
 
 def installed(monkeypatch, codes, *arguments):
-    """What pip is called with for these arguments of the script, if its calls end with these codes."""
+    """Return pip's arguments for these arguments of the script, if its calls end with these codes."""
     calls = []
 
     def install(words):

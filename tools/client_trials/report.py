@@ -1,4 +1,4 @@
-"""What every trial uses: where the server is, and a decorator that makes a call at once and prints how it went.
+"""Share the server's address among trials, and a decorator that makes a call at once and prints how it went.
 
 Standard library only: it runs inside the environments of the clients.
 """

@@ -9,7 +9,7 @@ model = ChatOpenAI(base_url=BASE, api_key="none", model=MODEL, max_tokens=64)
 
 
 class Verdict(BaseModel):
-    """What is asked for."""
+    """The form of the answer."""
 
     shared: bool
 

@@ -11,7 +11,7 @@ WEATHER = {"type": "function", "function": {"name": "weather", "description": "t
 
 
 class Verdict(BaseModel):
-    """What is asked for."""
+    """The form of the answer."""
 
     shared: bool
 

@@ -1,4 +1,4 @@
-"""What speculation brings by the share of its drafts that are right: a line for each format of the weights."""
+"""Draw the gain of speculation by the share of its drafts that are right: a line for each format of the weights."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
 class Sheet:
-    """What was drawn so far; later things cover earlier ones."""
+    """A drawing so far; later things cover earlier ones."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self._head = (

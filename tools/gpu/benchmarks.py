@@ -31,7 +31,7 @@ NUM_STEPS = 24
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the device does per second: bytes read and written by a copy, operations of a bfloat16 product."""
+    """Rates of the device per second: bytes read and written by a copy, operations of a bfloat16 product."""
 
     copy_bytes: float
     operations: float
@@ -127,7 +127,7 @@ class ModelBench:
         return {**row, "tflops": rate / 1e12, "of_floor": rate / self._rates.operations}
 
     def _recipe(self, engine: Engine) -> dict[str, Any]:
-        """What peers publish, temperature 0.6."""
+        """Return the recipe that peers publish, temperature 0.6."""
         work = recipe(self._architecture.vocab_size, self._is_dry)
         prompts, count = [prompt for prompt, _ in work], len(work)
         params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=tokens) for _, tokens in work]

@@ -30,7 +30,7 @@ WRITTEN_BY_TRANSFORMERS = ("gemma3", "gpt_oss", "phi3", "lfm2", "qwen3_5", "qwen
 
 
 def check_names(is_dry: bool) -> list[str]:
-    """What there is to check, in the order of what it tells; a dry run has time for three."""
+    """Return the checks, the most telling first; a dry run has time for three."""
     small = [f"{ORACLE}qwen3", "graphs-and-eager", "preemption-under-a-tiny-pool"]
     if is_dry:
         return small

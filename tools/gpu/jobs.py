@@ -41,7 +41,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What it is called in a report where it brought no row of its own."""
+        """Return its name in a report where it brought no row of its own."""
         return " ".join(self.arguments)
 
 

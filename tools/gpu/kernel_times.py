@@ -28,7 +28,7 @@ BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a kind of kernel has to do at least: bytes that it reads, operations."""
+    """The least work of a kind of kernel: bytes that it reads, operations."""
 
     num_bytes: float
     operations: float
@@ -67,7 +67,7 @@ def step_costs(architecture: Architecture, tokens: int, outputs: int, seen: floa
 
 
 def kinds_of(calls: Sequence[Call]) -> list[str]:
-    """What each call is for. The head is the last product of a step."""
+    """Return the purpose of each call. The head is the last product of a step."""
     kinds = []
     for name, _ in calls:
         kinds.append("attention" if ATTENTION.search(name) else "products" if PRODUCT.search(name) else "rest")

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, with random weights in the shape of Qwen3-0.6B.
+"""Measure where the time of a step goes, with random weights in the shape of Qwen3-0.6B.
 
     python -m tools.gpu.profile_step [--device cpu] [--seconds 150]
 
@@ -74,7 +74,7 @@ def measure(platform: Any, folder: Path) -> Iterator[Row]:
 
 
 def memory_row(parts: BuiltEngine, platform: Any) -> Row:
-    """What the device holds, what it held at most, and what the engine says of its graphs."""
+    """Return the device's memory, now and at most, and what the engine says of its graphs."""
     ready = parts.ready
     peak = torch.accelerator.max_memory_allocated() if platform.name == "cuda" else None
     row: Row = {"what": "memory", "weights_mib": ready.weight_bytes / 2**20, "kv_mib": ready.kv_bytes / 2**20}
@@ -152,7 +152,7 @@ class StepProfile:
 
 
 def runner_of(engine: Engine) -> ModelRunner:
-    """What steps are on the device; its executor runs them in line."""
+    """Return the runner of steps on the device; its executor runs them in line."""
     runner = getattr(engine.executor, "runner", None)
     assert isinstance(runner, ModelRunner), "the executor of a device runs in line"
     return runner

@@ -1,4 +1,4 @@
-"""What the check found, for machines (JSON) and for people (Markdown)."""
+"""Report what the check found, for machines (JSON) and for people (Markdown)."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def number(value: float | None) -> str:
 
 
 def share(row: dict[str, Any]) -> str:
-    """How near a measurement comes to its floor."""
+    """Return how near a measurement comes to its floor."""
     return f"{row['of_floor']:.0%}" if "of_floor" in row else ""
 
 
 def more(row: dict[str, Any]) -> str:
-    """What only some rows have."""
+    """Return the values that only some rows have."""
     if "tokens_per_s" in row:
         return f"{row['tokens']} tokens in {row['seconds']:.1f} s: {row['tokens_per_s']:,.0f} tokens/s"
     if "tflops" in row:

@@ -1,4 +1,4 @@
-"""What a script of tools/gpu prints: its rows as they come, and all of them once more as one line of JSON last."""
+"""Print the rows of a script of tools/gpu as they come, and all of them once more as one line of JSON last."""
 
 from __future__ import annotations
 

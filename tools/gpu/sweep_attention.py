@@ -56,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is attended to: requests with one new token each (decodes), or with all of their tokens (prompts)."""
+    """A batch of requests with one new token each (decodes), or with all of their tokens (prompts)."""
 
     name: str
     batch: int

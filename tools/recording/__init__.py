@@ -1,1 +1,1 @@
-"""What `tools/recordings.py` consists of: checkpoints and scenarios, traffic, and step logs in a stable form."""
+"""The parts of `tools/recordings.py`: checkpoints and scenarios, traffic, and step logs in a stable form."""

@@ -1,4 +1,4 @@
-"""What every adapter does the same: load, warm up, measure each point, write the outcome.
+"""Run every adapter the same way: load, warm up, measure each point, write the outcome.
 
 Runs in the engines' own environments, so it needs nothing but the standard library.
 """
@@ -42,7 +42,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an adapter is told.
+    """The task of an adapter.
 
     Attributes:
         spawned: when its process was started, on the monotonic clock that all processes of a machine share.

@@ -116,7 +116,7 @@ def read_job(line: int, raw: bytes, defaults: Mapping[str, Any]) -> Job:
     label = decoded.custom_id if isinstance(decoded, BatchLine) else decoded.id
     refuse_unsupported(body)
     if body.stream:
-        raise InvalidRequest("stream has no meaning in a file", "stream")
+        raise InvalidRequest("stream is not supported in a file", "stream")
     prompt = _prompt(body)
     options = {**(body.chat_template_kwargs or {}), **({"tools": body.tools} if body.tools else {})}
     return Job(line, digest(raw), label, is_batch, prompt, _params(body, is_batch, defaults), options)

@@ -125,7 +125,7 @@ class Chat:
                 for name, purpose in _COMMANDS.items():
                     self._say(f"{name:<9}{purpose}\n")
             case _:
-                self._say(f"there is no {command} (/help lists the commands){did_you_mean(command, _COMMANDS)}\n")
+                self._say(f"unknown command {command} (/help lists the commands){did_you_mean(command, _COMMANDS)}\n")
 
     def _save(self, name: str) -> None:
         if name.endswith(".json"):

@@ -24,4 +24,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """Return the parser of `doctor`."""
-    return Parser("doctor", "What this machine has, what will be used of it and why; exit code 1 if it needs mending.")
+    return Parser(
+        "doctor", "Show what this machine has, what is used of it and why; exit code 1 if something needs mending."
+    )

@@ -33,12 +33,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """Return the parser of `estimate`."""
-    parser = Parser("estimate", "What a model would take on this machine, by its config and headers.", "[MODEL]")
+    parser = Parser(
+        "estimate", "Estimate a model's memory and speed on this machine, from its config and headers.", "[MODEL]"
+    )
     parser.add_argument(
         "positional_model",
         nargs="?",
         metavar="MODEL",
-        help="folder, config.json, .gguf file or hub id (none: the bundled demo model)",
+        help="folder, config.json, .gguf file or hub id (default: the bundled demo model)",
     )
     group = parser.add_argument_group("another machine")
     group.add_argument("--memory", metavar="SIZE", help="free memory, e.g. 16g (default: what is free here)")

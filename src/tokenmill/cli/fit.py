@@ -25,5 +25,7 @@ def make_parser() -> Parser:
     """Return the parser of `fit`."""
     parser = Parser("fit", "Fit the time of a step to step logs (serve --step-log FILE).", "LOG...")
     parser.add_argument("logs", type=Path, nargs="+", metavar="LOG", help="step logs of one machine, model and flags")
-    parser.add_argument("-o", "--output", default="steps.json", metavar="FILE", help="where to (default: %(default)s)")
+    parser.add_argument(
+        "-o", "--output", default="steps.json", metavar="FILE", help="file for the step model (default: %(default)s)"
+    )
     return parser

@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
             try:
                 _answer_all(source, log, config, sampling_fields(namespace, without="seed"), num_lines)
             except KeyboardInterrupt:
-                print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+                print("\ninterrupted; run the same command again to continue", file=sys.stderr)
                 raise
         log.sort()
     errors = f", {log.num_errors} of them errors" if log.num_errors else ""
@@ -67,7 +67,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--input", "-i", required=True, metavar="FILE", help="JSONL file with a prompt in each line")
     parser.add_argument("--output", "-o", required=True, metavar="FILE", help="JSONL file for the answers")
-    parser.add_argument("--overwrite", action="store_true", help="forget what the output file already holds")
+    parser.add_argument("--overwrite", action="store_true", help="discard the answers in the output file")
     add_sampling_flags(parser, without="seed")
     add_config_file_flag(parser)
     add_flags(parser, EngineConfig, "engine")

@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """Return the parser of `list`."""
-    parser = Parser("list", "The models of the hub that are in the cache.")
+    parser = Parser("list", "List the models of the hub that are in the cache.")
     parser.add_argument("--catalogue", action="store_true", help="models that can be served by a short name")
     add_cache_flag(parser)
     return parser

@@ -20,17 +20,17 @@ VERBS = {
     "bench": "measure throughput, latency, or a server under load",
     "proxy": "let one server compute prompts and another go on from there",
     "top": "watch a running server: requests, pages, tokens per second",
-    "estimate": "what a model would take on this machine, before it is loaded",
-    "doctor": "what this machine has, what will be used of it, and what to mend",
-    "pull": "download a model of the hub, with a bar; goes on where it was stopped",
-    "list": "the models of the hub that are in the cache",
-    "rm": "take models out of the cache",
-    "simulate": "what would become of a trace: real scheduler, cache and router, no model",
-    "plan": "the load that a machine carries, or the engines that a load needs, by simulation",
-    "fit": "how long steps take, from step logs, for simulate and plan",
-    "replay": "check a recorded schedule, or what other policies would have done",
+    "estimate": "estimate a model's memory and speed on this machine, before loading it",
+    "doctor": "check this machine: what it has, what is used, and what to mend",
+    "pull": "download a model of the hub, with a bar; continue where it stopped",
+    "list": "list the models of the hub that are in the cache",
+    "rm": "delete models from the cache",
+    "simulate": "simulate a trace: real scheduler, cache and router, no model",
+    "plan": "find the load that engines carry, or the engines that a load needs, by simulation",
+    "fit": "fit the time of a step to step logs, for simulate and plan",
+    "replay": "replay a recorded schedule, or compare other policies with it",
     "steps": "print or export a step log",
-    "completion": "completion of verbs and flags for bash, zsh and fish",
+    "completion": "print completion of verbs and flags for bash, zsh or fish",
     "version": "print the versions of what is installed",
 }
 EXIT_INTERRUPTED = 130
@@ -90,7 +90,7 @@ def _dispatch(arguments: list[str]) -> int:
         from tokenmill.core.names import did_you_mean
 
         print(
-            f"tokenmill: there is no {verb!r} (tokenmill --help lists the verbs){did_you_mean(verb, VERBS)}",
+            f"tokenmill: unknown verb {verb!r} (tokenmill --help lists the verbs){did_you_mean(verb, VERBS)}",
             file=sys.stderr,
         )
         return 2

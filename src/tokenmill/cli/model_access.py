@@ -25,7 +25,7 @@ def add_access_flags(parser: Parser) -> None:
         nargs="?",
         const="",
         metavar="MODEL",
-        help="run a model in this process instead: a folder or hub id (none: the bundled demo model)",
+        help="run a model in this process instead: a folder or hub id (default: the bundled demo model)",
     )
 
 

@@ -129,7 +129,9 @@ class OutputLog:
         try:
             yield
         except OSError as error:
-            raise TokenMillError(f"cannot write {self._path}: {error.strerror}; the same command goes on") from None
+            raise TokenMillError(
+                f"cannot write {self._path}: {error.strerror}; run the same command again to continue"
+            ) from None
 
     def _read(self) -> None:
         content = self._file.readall()

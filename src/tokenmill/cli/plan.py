@@ -57,7 +57,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """Return the parser of `plan`."""
-    parser = Parser("plan", "The load that engines carry within limits, or the engines a load needs.", "TRACE")
+    parser = Parser(
+        "plan", "Find the load that engines carry within limits, or the engines that a load needs.", "TRACE"
+    )
     group = parser.add_argument_group("plan")
     group.add_argument(
         "--slo", required=True, metavar="LIMITS", help="e.g. ttft_p99<1s,itl_p99<100ms; also e2e, p50, p90, mean"

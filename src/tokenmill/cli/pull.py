@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """Return the parser of `pull`."""
-    parser = Parser("pull", "Download a model of the hub; what is there already is not downloaded again.", "MODEL")
+    parser = Parser("pull", "Download a model of the hub; files that are in the cache already are kept.", "MODEL")
     parser.add_argument("model", metavar="MODEL", help="owner/name on the hub (HF_TOKEN for what needs an account)")
     parser.add_argument("--revision", metavar="TEXT", help="branch, tag or commit (default: the main branch)")
     add_cache_flag(parser)

@@ -41,7 +41,7 @@ def make_parser() -> Parser:
     """Return the parser of `replay`."""
     parser = Parser("replay", "Drive the scheduler from a step log (serve --step-log FILE), without a model.", "FILE")
     parser.add_argument("file", type=Path, metavar="FILE", help="a step log")
-    group = parser.add_argument_group("what others would have done; repeat a flag for several")
+    group = parser.add_argument_group("run the log under other policies; repeat a flag for several")
     for flag, field in POLICIES.items():
         group.add_argument(flag, dest=field, action="append", metavar="NAME", help=f"as serve --{_serve_flag(flag)}")
     return parser

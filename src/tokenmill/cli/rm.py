@@ -24,7 +24,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """Return the parser of `rm`."""
-    parser = Parser("rm", "Take models of the hub out of the cache, with all of their revisions.", "MODEL ...")
+    parser = Parser("rm", "Delete models of the hub from the cache, with all their revisions.", "MODEL ...")
     parser.add_argument("models", nargs="+", metavar="MODEL", help="as `tokenmill list` shows them")
     add_cache_flag(parser)
     return parser

@@ -68,7 +68,7 @@ def make_parser() -> Parser:
         "positional_model",
         nargs="?",
         metavar="MODEL",
-        help="checkpoint folder or hub id (none: the bundled demo model)",
+        help="checkpoint folder or hub id (default: the bundled demo model)",
     )
     add_config_file_flag(parser)
     add_flags(parser, EngineConfig, "engine")

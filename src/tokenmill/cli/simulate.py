@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: a trace, a model or a step model that cannot be read, or a flag that cannot be simulated.
     """
     namespace = make_parser().parse(arguments)
-    from tokenmill.lab.simulate.lives import side_by_side
+    from tokenmill.lab.simulate.lifetimes import side_by_side
     from tokenmill.lab.simulate.simulation import each_policy, run_recorded
 
     if namespace.step_model == RECORDED:
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """Return the parser of `simulate`."""
-    parser = Parser("simulate", "What would become of a trace: real scheduler, cache and router, no model.", "TRACE")
+    parser = Parser("simulate", "Simulate a trace with the real scheduler, cache and router, without a model.", "TRACE")
     add_simulation_flags(parser, f"a file of `tokenmill fit`, or `{RECORDED}`: a step log with its own times")
     parser.add_argument("--json", action="store_true", help="a JSON line for each column")
     return parser

@@ -52,7 +52,7 @@ def add_simulation_flags(parser: Parser, step_model: str) -> None:
     group.add_argument(
         "--beyond", action="store_true", help="allow steps beyond those that the step model was fitted to"
     )
-    group.add_argument("--no-noise", action="store_true", help="steps take what the model says, no more and no less")
+    group.add_argument("--no-noise", action="store_true", help="steps take exactly the time that the step model gives")
     group = parser.add_argument_group("policies; NAME,NAME and so on: each combination in turn")
     for flag, field in POLICIES.items():
         group.add_argument(flag, dest=f"{field}_names", metavar="NAMES", help=f"as serve's {_serve_flag(field)}")

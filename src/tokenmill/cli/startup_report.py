@@ -61,7 +61,7 @@ def open_to_all(server: ServerConfig) -> str | None:
     """Return a warning if anyone who reaches this machine may use the server."""
     if server.api_key or server.uds is not None or server.host in LOOPBACK:
         return None
-    return f"whoever reaches {server.host} may use it: there is no --api-key"
+    return f"anyone who reaches {server.host} may use it: set --api-key to require a key"
 
 
 def model_name(ready: EngineReady, server: ServerConfig) -> str:

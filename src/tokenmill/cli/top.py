@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     server, console = connect(namespace), Console()
     first = read_sample(server.read("/metrics"))
     if not first.values:
-        raise ServerRefused(f"{namespace.url}/metrics tells nothing of a TokenMill server")
+        raise ServerRefused(f"{namespace.url}/metrics has no metrics of a TokenMill server")
     view = View(namespace.url, first)
     if namespace.once or not console.is_terminal:
         time.sleep(namespace.interval)
@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
             try:
                 live.update(view.frame(read_sample(server.read("/metrics"))), refresh=True)
             except ServerRefused as error:
-                live.update(f"{error}\n(asked again every {namespace.interval:g} s; Ctrl-C ends)", refresh=True)
+                live.update(f"{error}\n(retrying every {namespace.interval:g} s; Ctrl-C ends)", refresh=True)
 
 
 def make_parser() -> Parser:
@@ -74,7 +74,7 @@ def make_parser() -> Parser:
     parser = Parser("top", "Watch a running server: requests, pages, tokens per second, cache hits. Ctrl-C ends.")
     add_server_flags(parser)
     parser.add_argument(
-        "--interval", type=positive, default=1.0, metavar="S", help="seconds between looks (default: 1)"
+        "--interval", type=positive, default=1.0, metavar="S", help="seconds between updates (default: 1)"
     )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
     return parser

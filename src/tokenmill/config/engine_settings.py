@@ -25,7 +25,7 @@ POLICY_PLUGINS = "tokenmill.policies"
 class EngineSettings(VisionConfig):
     """The fields of `EngineConfig`; one left at None is decided when it is resolved, or by the engine at start."""
 
-    model: str = flag("", "checkpoint folder or hub id (none: the bundled demo model)", aliases=("--model-path",))
+    model: str = flag("", "checkpoint folder or hub id (default: the bundled demo model)", aliases=("--model-path",))
     tokenizer: str | None = flag(None, "folder with another tokenizer")
     revision: str | None = flag(None, "revision of the hub repository")
     download_dir: str | None = flag(None, "where hub files are kept")
@@ -71,7 +71,9 @@ class EngineSettings(VisionConfig):
         aliases=("--chunked-prefill-size",),
         size=True,
     )
-    long_prefill_token_threshold: int = flag(0, "tokens of one prompt in a step; 0: no cap of its own", size=True)
+    long_prefill_token_threshold: int = flag(
+        0, "tokens of one prompt in a step at most; 0: only the budget of the step limits them", size=True
+    )
     enable_prefix_caching: bool = flag(True, "share the KV of equal prompt prefixes")
     disable_hybrid_kv_cache_manager: bool = flag(
         False, "keep all pages of layers with a sliding window, as those of the others, whatever lies behind the window"
@@ -85,7 +87,7 @@ class EngineSettings(VisionConfig):
         plugins=POLICY_PLUGINS,
     )
     batch_policy: str = flag(
-        "mixed", "what may share a step", choices=("mixed", "prefill-first"), plugins=POLICY_PLUGINS
+        "mixed", "which requests may share a step", choices=("mixed", "prefill-first"), plugins=POLICY_PLUGINS
     )
     admission: str = flag(
         "whole-prompt",
@@ -94,9 +96,7 @@ class EngineSettings(VisionConfig):
         plugins=POLICY_PLUGINS,
     )
     async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: on a GPU)")
-    kernels: str = flag(
-        "auto", "what models compute with besides attention", choices=("auto", "torch", "native", "triton")
-    )
+    kernels: str = flag("auto", "kernels of everything but attention", choices=("auto", "torch", "native", "triton"))
     attention_backend: str = flag(
         "auto",
         "attention: reference, cpu or native; on a GPU triton, flash, flashinfer, or two as flash,triton: for prompts "
@@ -113,10 +113,10 @@ class EngineSettings(VisionConfig):
         "auto", "type of the KV cache; auto: the model's; int8: CPUs, native attention", choices=("auto", "int8")
     )
     enforce_eager: bool = flag(False, "capture no CUDA graphs")
-    pdl: bool = flag(
-        True, "on a GPU, let a kernel begin while the one in front ends; off: to find what a fault comes from"
+    pdl: bool = flag(True, "on a GPU, let a kernel begin while the one in front ends; off: to locate a fault")
+    shared_splits: bool = flag(
+        True, "on a GPU, read the keys that decodes share once for all of them; off: to locate a fault"
     )
-    shared_splits: bool = flag(True, "on a GPU, read the keys that decodes share once for all of them; off: likewise")
     batch_invariant: bool = flag(False, "on a GPU, a request's tokens do not depend on its batch (slower)")
     num_threads: int | None = flag(None, "CPU threads of a step, of each rank (auto: the cores this process may use)")
     tensor_parallel_size: int = flag(
@@ -126,15 +126,15 @@ class EngineSettings(VisionConfig):
         1, "stages that share the model's layers, each of as many ranks (CPUs)", aliases=("-pp", "--pp", "--pp-size")
     )
     nnodes: int = flag(1, "machines that share the stages; the first one serves")
-    node_rank: int = flag(0, "which of the machines this is; all but 0 wait for the first one")
-    master_addr: str = flag("127.0.0.1", "where the first machine is found by the others")
-    master_port: int = flag(29501, "and at which port; engine N of several at this one + N")
+    node_rank: int = flag(0, "number of this machine, from 0; all others wait for machine 0")
+    master_addr: str = flag("127.0.0.1", "address of the first machine, for the others")
+    master_port: int = flag(29501, "port of the first machine; engine N of several uses this port + N")
     master_secret: str = flag("", "file with the secret that the machines share")
     enable_expert_parallel: bool = flag(False, "whole experts on each rank; so it is on CPUs in any case")
     kv_events_config: str | None = flag(
         None, "JSON: publish what the prefix cache stores and evicts, as vLLM does", json=True
     )
-    kv_disk: str | None = flag(None, "folder in which KV is stored, to be found again after a restart")
+    kv_disk: str | None = flag(None, "folder in which KV is stored; it survives restarts")
     kv_disk_size: int | None = flag(
         None, "bytes that it may take, e.g. 50GiB (auto: a fifth of the free disk, 50 GiB at most)", size=True
     )
@@ -146,7 +146,7 @@ class EngineSettings(VisionConfig):
         None, "JSON: give KV to other engines, or get it from them, as vLLM does", json=True
     )
     kv_load_failure_policy: str = flag(
-        "recompute", "what becomes of a request whose KV cannot be loaded", choices=("recompute", "fail")
+        "recompute", "what to do with a request whose KV cannot be loaded", choices=("recompute", "fail")
     )
     structured_outputs_config: str | None = flag(
         None, "JSON: limits of the grammars that outputs must match", json=True
@@ -171,7 +171,7 @@ class EngineSettings(VisionConfig):
     )
     lora_merge: str | None = flag(None, "folder of an adapter that is folded into the weights")
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
-    seed: int = flag(0, "seed of requests that bring none")
+    seed: int = flag(0, "seed for requests without one")
     # No flag: the engine's index, and how many share the machine.
     replica: tuple[int, int] = (0, 1)
     # No flags: which rank of the engine this is; the file by which ranks find each other, "": rank 0 starts them; and

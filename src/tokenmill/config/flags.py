@@ -99,7 +99,7 @@ def build(config_class: type[C], given: Given) -> C:
         else:
             for key in _keys(setting):
                 if key in given.file:
-                    values[setting.name] = _named(f"{given.file_name}: {key}", setting.take, given.file[key])
+                    values[setting.name] = _named(f"{given.file_name}: {key}", setting.convert_value, given.file[key])
     return config_class(**values)
 
 
@@ -118,9 +118,7 @@ def check_names(given: Given, config_classes: Iterable[type]) -> None:
     for name in given.environment:
         other = name.removeprefix(ENV_PREFIX) in OTHER_VARIABLES
         if name.startswith(ENV_PREFIX) and name not in variables and not other:
-            print(
-                f"tokenmill: {name} is ignored: there is no such flag{did_you_mean(name, variables)}", file=sys.stderr
-            )
+            print(f"tokenmill: {name} is ignored: unknown flag{did_you_mean(name, variables)}", file=sys.stderr)
 
 
 def _keys(setting: Setting) -> list[str]:

@@ -15,7 +15,7 @@ from tokenmill.core.errors import InvalidConfig
 TABLE = Path(__file__).with_suffix(".toml")
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 NEGATION = "--no-"
-# What flags stand at where nobody has given them.
+# The defaults of flags.
 _UNSET = frozenset({"", "none", "null", "{}", "[]"})
 _OFF, _ON = frozenset({"false", "0", "no", "off"}), frozenset({"true", "1", "yes", "on"})
 

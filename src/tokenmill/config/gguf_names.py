@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tokenmill.core.errors import InvalidCheckpoint
 
 SUFFIX = ".gguf"
-# What is taken where nobody says which file is meant.
+# The default where no file is named.
 PREFERRED = ("Q4_K_M", "Q8_0")
 # Files beside a model that are no language models: towers, statistics, drafts.
 _OTHERS = re.compile(r"mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-")

@@ -70,7 +70,7 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.kv_role != "kv_producer"
 
     @property
-    def patience(self) -> dict[str, float]:
+    def timeouts(self) -> dict[str, float]:
         """Seconds after which an engine goes on without pages, or takes them back, regardless of the source."""
         extra = self.kv_connector_extra_config
         return {"load": extra.fetch_seconds + GRACE_SECONDS, "keep": extra.most_lease_seconds + GRACE_SECONDS}
@@ -87,10 +87,12 @@ def parse_kv_transfer_config(text: str | None) -> KVTransferConfig | None:
     try:
         config = msgspec.json.decode(text, type=KVTransferConfig)
         if config.kv_connector not in CONNECTORS:
-            raise InvalidConfig(f"there is no kv_connector {config.kv_connector!r}, only {' and '.join(CONNECTORS)}")
+            raise InvalidConfig(f"unknown kv_connector {config.kv_connector!r}: use {' or '.join(CONNECTORS)}")
         extra = config.kv_connector_extra_config
         if not extra.secret_file:
-            raise InvalidConfig("kv_connector_extra_config needs a secret_file: who asks for KV must know the secret")
+            raise InvalidConfig(
+                "kv_connector_extra_config needs a secret_file: engines that ask for KV must know the secret"
+            )
         if config.consumes and not extra.peers:
             raise InvalidConfig("a consumer needs kv_connector_extra_config.peers, the producers that it may ask")
         if extra.most_lease_seconds < extra.lease_seconds:

@@ -13,7 +13,7 @@ from tokenmill.config.fields import Flag
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.names import did_you_mean
 
-# Nobody has more bytes than 99 digits count, and the largest float has 309.
+# No machine has more bytes than 99 digits count, and the largest float has 309.
 _SIZE = re.compile(r"(\d{1,99}(?:\.\d{1,99})?)\s*(?:([kmgt])(ib|b)?)?", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -67,7 +67,7 @@ class Setting:
             return False
         return ":" in text or bool(entry_points(group=self.how.plugins, name=text))
 
-    def take(self, value: Any) -> Any:
+    def convert_value(self, value: Any) -> Any:
         """Return the value that a typed value of a YAML file stands for.
 
         Raises:

@@ -31,7 +31,7 @@ class ServerSettings:
     port: int = flag(DEFAULT_PORT, "port to listen on")
     uds: str | None = flag(None, "listen on this unix socket instead")
     api_key: tuple[str, ...] = flag((), "require this key; may be repeated", repeat=True)
-    metrics_open: bool = flag(False, "answer /metrics without a key, for scrapers that have none")
+    metrics_open: bool = flag(False, "answer /metrics without a key, for scrapers")
     served_model_name: tuple[str, ...] = flag(
         (), "names of the model in the API, of which replies bear the first; may be repeated", repeat=True
     )
@@ -70,7 +70,7 @@ class ServerSettings:
     )
     batch_dir: str | None = flag(None, "keep files and batches in this folder: /v1/files and /v1/batches")
     batch_max_bytes: int = flag(10 << 30, "bytes that files of batches may take together", size=True)
-    batch_max_files: int = flag(10_000, "files that there may be, of inputs and outputs")
+    batch_max_files: int = flag(10_000, "files of batches at most, inputs and outputs together")
     max_logprobs: int = flag(20, "logprobs a request may ask for at most")
     ssl_keyfile: str | None = flag(None, "TLS key")
     ssl_certfile: str | None = flag(None, "TLS certificate")

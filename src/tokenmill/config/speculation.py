@@ -14,7 +14,7 @@ WITH_HIDDEN_STATES = ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dfl
 # What vLLM calls the same.
 _METHOD_NAMES = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
 MOST_TOKENS = 32
-# Draft tokens at a time where nobody says how many.
+# Draft tokens at a time by default.
 _DEFAULT_TOKENS = {"ngram": 16, "suffix": 24, "draft_model": 4}
 
 
@@ -99,7 +99,7 @@ def _check(config: SpeculativeConfig) -> None:
     ):
         _refuse("suffix_decoding_min_token_prob must be in [0, 1], suffix_decoding_max_spec_factor above 0, at most 32")
     if (config.method == "draft_model") != (config.model is not None):
-        _refuse("a model belongs to the method draft_model, and that method to a model")
+        _refuse("the method draft_model needs a model, and other methods take none")
 
 
 def _refuse(why: str) -> None:

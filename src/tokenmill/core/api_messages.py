@@ -1,7 +1,8 @@
 """Messages between the API processes of a server, where several serve one listening socket.
 
-The first starts engines and text workers and tells its siblings their state. A sibling gets the outputs of its requests
-from text workers of its own, and reports its clients' latencies to the first. See `messages.py` for the other messages.
+The first starts engines and text workers and tells the others, its API workers, their state. An API worker gets the
+outputs of its requests from text workers of its own, and reports its clients' latencies to the first. See `messages.py`
+for the other messages.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ class FinishedRequest(msgspec.Struct, array_like=True):
     num_output_tokens: int
 
 
-# --- sibling -> first ---------------------------------------------------------------------------------------------
+# --- API worker -> first ---------------------------------------------------------------------------------------------
 
 
 class SiblingStarted(Message):
-    """Report that a sibling takes messages, for the first time or after a restart."""
+    """Report that an API worker takes messages, for the first time or after a restart."""
 
     index: int
     pid: int
 
 
 class Observed(Message, kw_only=True):
-    """Report the experience of a sibling's clients since the last report; sent every second.
+    """Report the experience of an API worker's clients since the last report; sent every second.
 
     Attributes:
         num_open: its requests without a terminal output.
@@ -72,22 +73,22 @@ class FoundCalls(Message):
 
 
 class SiblingEnded(Message):
-    """Report that a sibling which was told to stop has no open requests."""
+    """Report that an API worker which was told to stop has no open requests."""
 
     index: int
 
 
-# --- first -> sibling -------------------------------------------------------------------------------------------
+# --- first -> API worker -------------------------------------------------------------------------------------------
 
 
 class ServeNow(Message):
-    """Tell a sibling to serve: all parts are ready. Carries the inboxes of its text workers, by index."""
+    """Tell an API worker to serve: all parts are ready. Carries the inboxes of its text workers, by index."""
 
     workers: dict[int, str]
 
 
 class WorkerBack(Message):
-    """Tell a sibling that one of its text workers has been restarted; see `Owner.replaced`."""
+    """Tell an API worker that one of its text workers has been restarted; see `Owner.replaced`."""
 
     worker: int
     inbox: str
@@ -105,7 +106,7 @@ class WorkerTrouble(Message):
 
 
 class ServerState(Message):
-    """Tell siblings every second whether a part is being restarted."""
+    """Tell API workers every second whether a part is being restarted."""
 
     is_recovering: bool
 

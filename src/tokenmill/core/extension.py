@@ -1,7 +1,7 @@
 """`EngineExtension`: a capability's part in the loop of an engine. Hooks do nothing unless a subclass overrides them.
 
     a request comes    arrived
-    each turn          poll ─> before_schedule ─> schedule, launch, commit ─> committed ─> released
+    each iteration          poll ─> before_schedule ─> schedule, launch, commit ─> committed ─> released
     nothing can run    wait, where one `has_waiting`
     from outside       answer, before_abort, before_reset, forget_stored
 
@@ -16,7 +16,7 @@ from typing import Protocol
 from tokenmill.core.engine_messages import EngineReply
 from tokenmill.core.messages import AddRequest, EngineControl, TokenOutput
 from tokenmill.core.request import Request, RequestStatus
-from tokenmill.core.transfers import KVNews
+from tokenmill.core.transfers import TransferEvent
 
 
 class Host(Protocol):
@@ -32,8 +32,8 @@ class Host(Protocol):
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
         """End requests; return the terminal output of each that was alive."""
 
-    def take_news(self, news: Iterable[KVNews]) -> None:
-        """Take in news of KV from elsewhere."""
+    def apply_transfer_events(self, events: Iterable[TransferEvent]) -> None:
+        """Apply events from sources of KV."""
 
 
 class EngineExtension:
@@ -53,7 +53,7 @@ class EngineExtension:
         return None
 
     def poll(self, engine: Host) -> Sequence[TokenOutput]:
-        """Tell the engine of events since the last turn; return the outputs of requests that these have ended."""
+        """Tell the engine of events since the last iteration; return the outputs of requests that these have ended."""
         return ()
 
     def before_schedule(self, engine: Host) -> None:
@@ -63,7 +63,7 @@ class EngineExtension:
         """Take in, and perhaps complete, the outputs that a step has brought."""
 
     def released(self, ended: Sequence[str], alive: Container[str]) -> None:
-        """Let go of requests that have ended. Called each turn, since launched steps may still use those of `alive`."""
+        """Let go of requests that have ended. Called each iteration: launched steps may still use those of `alive`."""
 
     def wait(self, timeout: float) -> None:
         """Wait for an event that the next `poll` tells of, for at most `timeout` seconds."""

@@ -25,7 +25,7 @@ class Histogram(msgspec.Struct):
     total: float = 0.0
 
     @classmethod
-    def of(cls, bounds: Sequence[float]) -> Histogram:
+    def with_bounds(cls, bounds: Sequence[float]) -> Histogram:
         """Return an empty histogram."""
         return cls(tuple(bounds), [0] * (len(bounds) + 1))
 

@@ -1,4 +1,4 @@
-"""Messages that show an engine's turns, requests and cached prefixes live: small, and without any text of prompts."""
+"""Messages that show an engine's iterations, requests and cached prefixes live: small, without any text of prompts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tokenmill.core.part_messages import EngineMessage, Message
 
 
 class LiveTurn(msgspec.Struct, array_like=True):
-    """One turn of the engine's loop.
+    """One iteration of the engine's loop.
 
     Attributes:
-        number: of the turns that were kept, from 1.
+        number: of the iterations that were kept, from 1.
         step: the step that it launched; 0: none.
         at: its begin, in seconds of the machine's monotonic clock. The next three are the seconds of its parts.
         num_decode_tokens: tokens of rows that lacked one token, without the `num_draft_tokens` behind these.
         num_prefill_tokens: tokens of all other rows.
-        num_brought: tokens brought by the step that the turn committed.
+        num_brought: tokens brought by the step that the iteration committed.
         waiting: the reason why the first of the waiting requests waits.
         error: the reason why a step failed.
         admitted: requests that took a row: id, row, tokens of the prompt, tokens computed before.
@@ -82,10 +82,10 @@ MOST_TURNS = 128
 
 
 class ShowTurns(Message):
-    """Ask for the turns of an engine's loop since a given one; answered with `LiveReport`.
+    """Ask for the iterations of an engine's loop since a given one; answered with `LiveReport`.
 
     Attributes:
-        since: the number of the last turn that the asker knows; 0: none.
+        since: the number of the last iteration that the asker knows; 0: none.
         shows_requests, shows_tree: whether these are wanted too.
     """
 
@@ -96,7 +96,7 @@ class ShowTurns(Message):
 
 
 class LiveReport(EngineMessage, kw_only=True):
-    """Reply to `ShowTurns`: turns in order, up to number `num_turns`; the asker may have to ask for more.
+    """Reply to `ShowTurns`: iterations in order, up to number `num_iterations`; the asker may have to ask for more.
 
     Attributes:
         now: the engine's clock, that of `LiveTurn.at`.

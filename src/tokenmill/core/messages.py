@@ -11,7 +11,7 @@
     API --(SetPaused, ResetPrefixCache, ExplainRequests)--> engine --(Done, RequestStates)--> API
     API --(ShowTurns)--> engine --(LiveReport)--> API, while a client watches
     API --(Ping)--> engine, text workers --(Beat, Pong, PartFailed)--> API
-    first API process <--(`api_messages.py`)--> its siblings, where there are any
+    first API process <--(`api_messages.py`)--> its API workers, where there are any
 
 A text worker chooses the engine of a request. An abort takes the same path as its request, so it never overtakes it.
 Ids are random and internal: a client's own id is a label that stays in the API process.

@@ -94,7 +94,7 @@ class StepPlan:
         page_rows, page_numbers, page_ids: [P] int32 each: new entries of the page table,
             `page_table[page_rows[i], page_numbers[i]] = page_ids[i]`.
         draft_ids: [D] int32, the draft tokens of all requests in batch order, `num_samples - 1` of each that samples;
-            None: there are none.
+            None: absent.
         forget, encode: digests of images whose outputs are dropped, and then of those to encode before the step.
         window_pages: new entries of the page table of layers with a window, if they have a table of their own. Entries
             of pages behind a window stay in it: they are never read again.

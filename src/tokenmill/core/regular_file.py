@@ -15,7 +15,7 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: the file does not exist, may not be read, or is a pipe, a device or a folder.
     """
-    # Without waiting: a pipe that nobody writes to is opened, too, and then refused.
+    # Without waiting: a pipe without a writer is opened, too, and then refused.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -52,7 +52,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             raise InvalidRequest(f"{self.param}: at most {MAX_CHARACTERS} characters", self.param)
 
     def schema_text(self) -> str:
-        """Return the JSON schema as text; None: there is none."""
+        """Return the JSON schema as text; None: absent."""
         if self.json_object:
             return '{"type":"object"}'
         if self.json is None or isinstance(self.json, str):

@@ -1,9 +1,9 @@
-"""KV transfers between an engine and its sources: the orders of a plan, and the news that come back.
+"""KV transfers between an engine and its sources: the orders of a plan, and the events that come back.
 
     scheduler ──(KVQuery)──> sources ──(Found)──> scheduler ──(PlanTransfers, in a plan)──> sources
     sources ──(Loaded, Released)──> scheduler
 
-Orders are part of a plan and news are recorded as they come in, so a step log replays without any source.
+Orders are part of a plan and events are recorded as they come in, so a step log replays without any source.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class PlanTransfers(msgspec.Struct, frozen=True):
     saves: list[SaveOrder]
 
 
-class _News(msgspec.Struct, frozen=True, tag=True):
+class _TransferEvent(msgspec.Struct, frozen=True, tag=True):
     """Base of the messages from sources to a scheduler, between two steps; the class name is the tag."""
 
 
-class Found(_News, frozen=True):
+class Found(_TransferEvent, frozen=True):
     """The answer to a `KVQuery`.
 
     Attributes:
@@ -102,14 +102,14 @@ class Found(_News, frozen=True):
     kept_for: str = ""
 
 
-class Loaded(_News, frozen=True):
+class Loaded(_TransferEvent, frozen=True):
     """Report that a load is over. Its pages are filled and verified up to the first `num_tokens` of the prompt."""
 
     id: int
     num_tokens: int
 
 
-class Released(_News, frozen=True):
+class Released(_TransferEvent, frozen=True):
     """Report that pages are no longer read from outside: they are saved, or were kept and are released.
 
     Attributes:
@@ -120,4 +120,4 @@ class Released(_News, frozen=True):
     is_saved: bool = True
 
 
-KVNews = Found | Loaded | Released
+TransferEvent = Found | Loaded | Released

@@ -1,7 +1,7 @@
 """The unix sockets between the processes of a server: one inbox each, in a private folder.
 
     api.ipc       read by the API process     <- text workers, engines
-    api-1.ipc     read by its sibling, if any <- text workers of its own, the API process
+    api-1.ipc     read by its API worker, if any <- text workers of its own, the API process
     engine-0.ipc  read by engine 0            <- text workers, API process
     worker-0.ipc  read by text worker 0       <- API process, engines
 
@@ -118,7 +118,7 @@ def socket_path(folder: Path, name: str) -> Path:
 
 
 def http_path(folder: Path) -> Path:
-    """Return the path of the socket where the first API process serves its siblings by HTTP."""
+    """Return the path of the socket where the first API process serves its API workers by HTTP."""
     return folder / "http.sock"
 
 

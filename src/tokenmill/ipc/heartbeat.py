@@ -35,7 +35,7 @@ class _Job:
 
 
 class Heartbeat:
-    """Sends beats from `__enter__` to `__exit__`. `begin` and `rest` cost next to nothing; any thread may call them."""
+    """Sends beats from `__enter__` to `__exit__`. `begin_job` and `rest` are cheap; any thread may call them."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Heartbeat:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
-    def begin(self, job: str, patience: float = 1.0, thread: str = LOOP) -> None:
+    def begin_job(self, job: str, patience: float = 1.0, thread: str = LOOP) -> None:
         """Note that a thread begins a job, which ends the one before.
 
         Args:

@@ -103,7 +103,7 @@ class Sandbox:
             self._is_closed = True
             idle, self._idle = self._idle, []
             for process in self._busy:
-                process.kill()  # whoever waits for it takes it down
+                process.kill()  # the thread that waits for it takes it down
         for process in idle:
             process.close()
 

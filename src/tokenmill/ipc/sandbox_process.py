@@ -18,7 +18,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.ipc.sandbox import HEADER, LOOK_SECONDS, Limits, Outcome, Reply, is_stopped
 
 Job = Callable[[bytes], bytes]
-# Nothing that a job does sends these, unlike those of a crash: somebody else did, such as a machine without memory.
+# Nothing that a job does sends these, unlike those of a crash: they come from outside, as where memory runs out.
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _STDIN, _STDOUT = 0, 1
 
@@ -97,7 +97,7 @@ def _report(pipe: int, child: int) -> bytes:
             if not part:
                 return bytes(report)
             report += part
-        elif events:  # nobody sends the next input before this reply: standard input has ended
+        elif events:  # the next input never comes before this reply: standard input has ended
             os.kill(child, signal.SIGKILL)
             sys.exit(0)
         elif is_stopped(child):

@@ -36,13 +36,13 @@ def stack_file(folder: Path, part: str) -> Path:
 def offer_stacks(path: Path) -> None:
     """Write this process's stacks to `path` whenever another process asks."""
     os.mkfifo(_pipe(path), 0o600)
-    # Open for writing, too: a pipe that nobody writes to would be at its end.
+    # Open for writing, too: a pipe without a writer would be at its end.
     questions = os.open(_pipe(path), os.O_RDWR)
     partial = path.with_suffix(".partial")
     stacks = partial.open("ab")
     faulthandler.register(_SIGNAL, stacks, all_threads=True)
     threading.Thread(target=_answer, args=(questions, stacks), name="stacks", daemon=True).start()
-    # Only now: the signal ends a process that does not expect it, so nobody may send it before the file is there.
+    # Only now: the signal ends a process that does not expect it, so it must not be sent before the file is there.
     partial.rename(path)
 
 

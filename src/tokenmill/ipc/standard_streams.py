@@ -117,7 +117,7 @@ class LossyStream(io.TextIOBase):
         if is_file:
             return partial(os.write, descriptor)
         try:
-            # Opened once more: whoever else has this pipe or terminal did not ask for one that never waits.
+            # Opened once more: other holders of this pipe or terminal did not ask for one that never waits.
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
             self._own = os.open(f"/proc/self/fd/{descriptor}", flags)
         except OSError:  # a socket, or another system

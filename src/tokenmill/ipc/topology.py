@@ -34,7 +34,7 @@ class Topology(msgspec.Struct, frozen=True):
     Attributes:
         engines: all with the same model, except while another takes its place.
         tokenizer_workers: text workers of each API process; 0: one that is a thread of it.
-        api_servers: API processes. The first starts the other parts but its siblings, which the keeper starts.
+        api_servers: API processes. The first starts the other parts but its API workers, which the parent starts.
     """
 
     engines: tuple[EngineSpec, ...] = (EngineSpec(0),)
@@ -60,7 +60,7 @@ class Topology(msgspec.Struct, frozen=True):
         return worker // max(1, self.tokenizer_workers)
 
     @property
-    def siblings(self) -> range:
+    def api_workers(self) -> range:
         """Indices of the API processes beside the first."""
         return range(1, self.api_servers)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import functools
 import inspect
 import io
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.config.parse import Setting, settings
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import GenerateText
@@ -91,21 +91,31 @@ def engine_config(model: str | Path, options: Mapping[str, Any]) -> EngineConfig
     Raises:
         InvalidConfig: an option does not exist (it names the nearest one that does), or a value is invalid.
     """
-    spellings = {}
-    for field in (field for field in dataclasses.fields(EngineConfig) if field.metadata):
-        for alias in (field.name, *field.metadata["flag"].aliases):
-            spellings[alias.lstrip("-").replace("-", "_")] = field
+    spellings = {
+        alias.lstrip("-").replace("-", "_"): setting
+        for setting in settings(EngineConfig)
+        for alias in (setting.name, *setting.how.aliases)
+    }
     given: dict[str, Any] = {"model": str(model) or str(demo_model_path())}
     for name, value in options.items():
         if name not in spellings:
             refuse_unknown("option", "LLM", (name, value), spellings, InvalidConfig)
         elif value is not None:
-            how = spellings[name].metadata["flag"]
-            if how.choices and not how.plugins and value not in how.choices:
-                raise InvalidConfig(f"LLM: {name} must be one of {', '.join(how.choices)}, got {value!r}")
-            # vLLM takes its JSON options as dictionaries here.
-            given[spellings[name].name] = json.dumps(value) if isinstance(value, dict) else value
+            given[spellings[name].name] = _option(name, spellings[name], value)
     return EngineConfig(**given).resolve()
+
+
+def _option(name: str, setting: Setting, value: Any) -> Any:
+    """Return the field's value for an option: `"4GiB"` where a number belongs, vLLM's dictionaries for JSON."""
+    how = setting.how
+    if how.choices and not how.plugins and value not in how.choices:
+        raise InvalidConfig(f"LLM: {name} must be one of {', '.join(how.choices)}, got {value!r}")
+    if isinstance(value, str) and setting.kind in ("int", "float", "bool"):
+        try:
+            return setting.read(value)
+        except InvalidConfig as error:
+            raise InvalidConfig(f"LLM: {name}: {error}") from error
+    return json.dumps(value) if isinstance(value, dict) else value
 
 
 def one_each(name: str, given: Any, count: int) -> list[Any]:

@@ -63,7 +63,7 @@ class _Stream:
     def _has_news(self) -> bool:
         return bool(self.inbox) or self.failure is not None or (self.output is not None and self.output.finished)
 
-    def take(self, shown: RequestOutput) -> None:
+    def add_deltas(self, shown: RequestOutput) -> None:
         """Add all deltas in the inbox to a result."""
         assert self.output is not None, "it has begun"
         is_over = self.output.finished
@@ -180,11 +180,11 @@ class AsyncLLM:
             shown.request_id = name
             while not shown.finished:
                 await stream.wait()
-                stream.take(shown)
+                stream.add_deltas(shown)
                 yield shown.copy()
         finally:
             del self._streams[name]
-            # Behind its start, should that still wait for its turn; nobody waits for it.
+            # Behind its start, should that still wait for its turn; no caller waits for it.
             if stream.output is None or not stream.output.finished:
                 self._leave(stream)
 
@@ -215,7 +215,7 @@ class AsyncLLM:
         failure = None
         try:
             self._llm.step()
-        except Exception as error:  # whoever waits is told
+        except Exception as error:  # all waiting callers get it
             failure = error
         for stream in [*self._streams.values()]:
             if stream.output is not None:

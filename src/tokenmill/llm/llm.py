@@ -155,7 +155,7 @@ class LLM:
             TokenMillError: a prompt failed.
         """
         if text_2 is not None:
-            raise InvalidRequest("score compares no texts: it gives the log-likelihood of each prompt", "text_2")
+            raise InvalidRequest("score does not compare texts: it gives the log-likelihood of each prompt", "text_2")
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         found = self._run(arguments.split(prompts, int), params, use_tqdm, is_score=True)
         return [one.answered(one.log_likelihood()) for one in found]

@@ -201,7 +201,7 @@ class LocalEngine:
                 # Of several ranks, the others have ended with the engine, and so has what binds them.
                 self._model = None
             gc.collect()
-            self._platform.available_bytes()  # on a GPU this gives back what torch keeps for whoever asks next
+            self._platform.available_bytes()  # on a GPU this gives back what torch keeps for later
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
         """Take the memory again once both parts are to wake up; weights that were given back are read again.
@@ -265,7 +265,7 @@ class LocalEngine:
     def _take(self, delta: messages.TextOutput) -> messages.TextOutput:
         opened = self._open[delta.id]
         if opened.inbox is not None:
-            opened.inbox.append(delta)  # first: whoever sees a finished result has all of it in the inbox
+            opened.inbox.append(delta)  # first: a finished result that is seen has all of it in the inbox
         opened.output.add(opened.number, delta)
         if delta.finish_reason is not None:
             del self._open[delta.id]

@@ -65,7 +65,7 @@ class Arena:
     def take(self, num_bytes: int) -> torch.Tensor:
         """Return the next bytes, uint8, as they are."""
         start, self._used = self._used, self._used + self.room(num_bytes)
-        assert self._used <= len(self._memory), "whoever makes an arena knows what is taken from it"
+        assert self._used <= len(self._memory), "an arena is made as large as all that is taken from it"
         return self._memory[start : start + num_bytes]
 
     @staticmethod

@@ -19,7 +19,7 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 
 def prefault(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Have the system hand out the memory of tensors, a chunk at each turn of the iterator; they are not changed.
+    """Have the system hand out the memory of tensors, a chunk at each iteration of the iterator; they are not changed.
 
     The iterator ends early where the system cannot do this.
 

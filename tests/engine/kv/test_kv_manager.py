@@ -1,4 +1,4 @@
-"""Who holds which pages: what is taken, what is kept for others, what comes back in which order."""
+"""Track the owners of pages: what is taken, what is kept for others, what comes back in which order."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_cache_is_cleared_only_when_nobody_holds_pages_and_says_so() -> None
     assert kv.clear_cache()
     assert state(kv) == (4, 0, 0)
     assert kv.cache.events is not None
-    assert isinstance(kv.cache.events.take()[-1], CacheCleared)
+    assert isinstance(kv.cache.events.take_events()[-1], CacheCleared)
 
 
 def test_the_tree_takes_copies_for_pages_that_nobody_else_holds() -> None:

@@ -1,4 +1,4 @@
-"""What cannot work is refused before the weights are read, in one sentence that names it."""
+"""Refuse what cannot work before the weights are read, in one sentence that names it."""
 
 from __future__ import annotations
 

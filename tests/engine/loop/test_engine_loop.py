@@ -65,7 +65,7 @@ class Sockets:
 
 
 def diary_of(turns: int, arrivals: dict[int, str]) -> list[str]:
-    """What a loop does that has so many turns of idle work, until it waits."""
+    """Return the actions of a loop with this much idle work, until it waits."""
     diary: list[str] = []
 
     def idle_work() -> Iterator[None]:

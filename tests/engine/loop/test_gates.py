@@ -1,4 +1,4 @@
-"""What requests wait for besides their turn: made-up gates, that open when a test or chance says so."""
+"""Let requests wait at made-up gates, which open when a test or chance says so."""
 
 from __future__ import annotations
 

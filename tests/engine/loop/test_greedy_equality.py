@@ -83,7 +83,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def choices_along(
     oracle: transformers.PreTrainedModel, prompt: list[int], output: list[int]
 ) -> tuple[list[int], float]:
-    """What the oracle would choose at each place of an output, and how far ahead that is at its closest call.
+    """Return the oracle's choice at each place of an output, and its smallest lead over the second choice.
 
     An output that equals its choices is the oracle's own: one pass instead of one per token.
     """

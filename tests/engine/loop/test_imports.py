@@ -1,4 +1,4 @@
-"""What an engine needs installed: not the server's packages, and on a CPU none of a GPU's."""
+"""Check the packages that an engine needs: not the server's, and on a CPU not a GPU's."""
 
 import subprocess
 import sys

@@ -24,7 +24,7 @@ SEED = seed_for(__name__)
 
 
 class Mirror:
-    """What a router knows: name of a page -> the tokens up to its end."""
+    """A router's knowledge: name of a page -> the tokens up to its end."""
 
     def __init__(self) -> None:
         self.prefixes: dict[int, tuple[int, ...]] = {}
@@ -93,7 +93,7 @@ def test_a_name_fits_a_signed_64_bit_integer() -> None:
     log = KVEventLog()
     pages = np.arange(1, 61, dtype=np.int32)
     log.stored(CacheKey(""), None, np.arange(120, dtype=np.int32), pages)
-    (stored,) = log.take()
+    (stored,) = log.take_events()
     assert isinstance(stored, PagesStored)
     assert len(set(stored.hashes)) == 60
     assert all(-(2**63) <= name < 2**63 for name in stored.hashes)

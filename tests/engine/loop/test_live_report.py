@@ -1,4 +1,4 @@
-"""What an engine shows of itself agrees with what it did, on random traces of requests that run short of everything."""
+"""Compare what an engine shows with what it did, on random traces of requests that run short of everything."""
 
 import pytest
 
@@ -18,7 +18,7 @@ class Watcher:
 
     def ask(self):
         asked = ShowTurns("x", self.since, True, True)
-        report = live_report(asked, self.harness.engine.turns(), self.harness.scheduler)
+        report = live_report(asked, self.harness.engine.iterations(), self.harness.scheduler)
         self.turns += report.turns
         self.since = report.num_turns
         return report
@@ -124,14 +124,14 @@ def test_reports_are_bounded(rng, monkeypatch):
     for _ in range(1200):
         harness.add([1], 1)
         harness.drain()
-    assert len(harness.engine.turns()) == 1000, "what is kept is bounded"
+    assert len(harness.engine.iterations()) == 1000, "what is kept is bounded"
 
 
 def test_who_asks_gets_what_is_behind_the_turn_that_it_knows():
     harness = Harness()
     harness.add([1, 2, 3], 4)
     harness.drain()
-    kept = [turn.number for turn in harness.engine.turns()]
+    kept = [turn.number for turn in harness.engine.iterations()]
     for since in (0, kept[0], kept[-1], 10**6):
         watcher = Watcher(harness)
         watcher.since = since

@@ -32,7 +32,7 @@ def record_traffic(path: Path, depth: int, drafts: int = 0) -> Harness:
         prompt = [generator.randrange(3) for _ in range(generator.randint(1, 14))]
         harness.add(prompt, generator.randint(1, 9), priority=generator.randint(0, 2))
         if number % 3 == 0:
-            harness.engine.turns()  # somebody watches
+            harness.engine.iterations()  # somebody watches
         if number == 4:
             harness.open_session(prompt, 3)
         if number == 6:

@@ -15,7 +15,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.parallel.threads import TIMEOUT, chained
 from tokenmill.core.errors import EngineFailed
 from tokenmill.engine.parallel.messages import RunPass
-from tokenmill.engine.parallel.pipeline.chain import Doorman, FirstStage, LaterStage, connect
+from tokenmill.engine.parallel.pipeline.chain import FirstStage, LaterStage, StageListener, connect
 from tokenmill.engine.parallel.pipeline.link import Bye, Hello, Join, Launch, Link, Pass, hidden_states
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
@@ -31,15 +31,15 @@ def secret(text: str = "0123456789abcdef") -> Secret:
     return Secret(text.encode())
 
 
-def doorman(**how: Secret | None) -> Doorman:
-    return Doorman(Address("127.0.0.1"), how.get("secret", secret()), TIMEOUT)
+def listener(**how: Secret | None) -> StageListener:
+    return StageListener(Address("127.0.0.1"), how.get("secret", secret()), TIMEOUT)
 
 
 # --- who has which layers ---------------------------------------------------------------------------------------------
 
 
 def load(architecture: Architecture, stages: list[range]) -> int:
-    """What the slowest stage reads in a step."""
+    """Return the bytes that the slowest stage reads in a step."""
     sizes = [layer.num_parameters(architecture.hidden_size) for layer in architecture.layers]
     head = architecture.vocab_size * architecture.hidden_size
     return max(sum(sizes[i] for i in stage) + head * (number == 0) for number, stage in enumerate(stages))
@@ -70,10 +70,10 @@ def test_what_begins_comes_back_and_what_nobody_waits_for_is_left_out(num_stages
         for thread in followers:
             thread.start()
         assert first.agree(13, TIMEOUT) == 10
-        numbers = [first.begin(RUN, hidden) for hidden in sent]
+        numbers = [first.begin_pass(RUN, hidden) for hidden in sent]
         for number, hidden in list(zip(numbers, sent, strict=True))[1:]:
             assert torch.equal(first.outputs(number, hidden.dtype, 8), hidden + num_stages - 1)
-        first.end()
+        first.send_end()
         for thread in followers:
             thread.join(TIMEOUT)
             assert not thread.is_alive(), "a stage has not heard of the end"
@@ -86,7 +86,7 @@ def follow(stage: LaterStage, count: int) -> None:
         assert received is not None, "nothing has come"
         begun, numbers = received
         stage.hand_on(begun, hidden_states(numbers, torch.float32, 8) + 1)
-    stage.end()
+    stage.send_end()
 
 
 def hand_on_for_ever(stage: LaterStage, hidden: torch.Tensor) -> None:
@@ -98,7 +98,7 @@ def test_both_ends_may_send_more_than_the_system_holds_before_they_read() -> Non
     hidden = torch.zeros(4 << 20)
     with chained(2) as (first, later):
         assert isinstance(first, FirstStage) and isinstance(later, LaterStage)
-        first.begin(RUN, hidden)
+        first.begin_pass(RUN, hidden)
         later.hand_on(Pass(1, RUN), hidden)
         assert len(first.outputs(1, torch.float32, 1)) == 4 << 20
         received = later.receive(TIMEOUT)
@@ -123,8 +123,8 @@ def test_a_stage_that_is_gone_ends_all_and_one_that_gives_up_says_why() -> None:
 
 
 def test_nobody_who_does_not_know_the_secret_is_let_in_nor_spoken_to() -> None:
-    door = doorman()
-    with pytest.raises(EngineFailed, match="is the secret the same"):
+    door = listener()
+    with pytest.raises(EngineFailed, match="check that the secret is the same"):
         connect(door.address, secret("another, of 16 b"), "stage 0", TIMEOUT, 0.0)
     with socket.create_connection((door.address.host, door.address.port)) as stranger:
         stranger.sendall(random.randbytes(4096))
@@ -145,7 +145,7 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def test_who_says_nothing_holds_up_nobody() -> None:
-    door = doorman()
+    door = listener()
     silent = [socket.create_connection((door.address.host, door.address.port)) for _ in range(10)]
     link = connect(door.address, secret(), "stage 0", TIMEOUT, 0.0)
     link.send(Hello(1, "a model", ""))
@@ -158,7 +158,7 @@ def test_who_says_nothing_holds_up_nobody() -> None:
 
 
 def test_a_stage_with_another_model_is_refused() -> None:
-    door = doorman()
+    door = listener()
     first = FirstStage(door, 2, 1, Launch("", TIMEOUT))
     link = connect(door.address, secret(), "stage 0", TIMEOUT, 0.0)
     link.send(Hello(1, "another", ""))
@@ -169,7 +169,7 @@ def test_a_stage_with_another_model_is_refused() -> None:
 
 
 def test_a_machine_that_cannot_start_its_ranks_says_why() -> None:
-    door = doorman()
+    door = listener()
     first = FirstStage(door, 2, 2, Launch("a model", 7.0))
     link = connect(door.address, secret(), "the first machine", TIMEOUT, 0.0)
     link.send(Join(1))
@@ -190,7 +190,7 @@ def refused(first: FirstStage) -> None:
 
 def test_who_does_not_come_is_named() -> None:
     for num_nodes, sentence in ((1, "stage 1 of 3 has not come"), (3, "machine 1 of 3 has not come")):
-        first = FirstStage(doorman(), 3, num_nodes, Launch("", TIMEOUT))
+        first = FirstStage(listener(), 3, num_nodes, Launch("", TIMEOUT))
         with pytest.raises(EngineFailed, match=sentence):
             first.gather("a model", 0.1)
         first.close()
@@ -199,14 +199,14 @@ def test_who_does_not_come_is_named() -> None:
 def test_an_end_that_does_not_read_is_not_waited_for() -> None:
     one, other = socket.socketpair()
     link = Link(one, "stage 2", 1.0)
-    with pytest.raises(EngineFailed, match="stage 2 has not read in time"):
+    with pytest.raises(EngineFailed, match="stage 2 did not read its messages in time"):
         hand_on_for_ever(LaterStage(Shard(0, 1, 0, 3), link, None, None, TIMEOUT), torch.zeros(1 << 20))
     other.close()
     link.close()
 
 
 def test_shards_are_counted_stage_after_stage() -> None:
-    shards = [Shard.of(number, 2, 3) for number in range(6)]
+    shards = [Shard.from_rank(number, 2, 3) for number in range(6)]
     assert [(one.stage, one.rank) for one in shards] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert [one.is_first_stage for one in shards] == [True, True, False, False, False, False]
     assert [one.is_last_stage for one in shards] == [False, False, False, False, True, True]

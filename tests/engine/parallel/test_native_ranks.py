@@ -1,4 +1,4 @@
-"""Where ranks wait: nobody is lost or overtaken, and every wait ends, whatever becomes of the others."""
+"""Check the waits of ranks: none is lost or overtaken, and every wait ends, whatever happens to the others."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Ring:
         return importlib.import_module(MODULE).Ranks(self.memory.ctypes.data, 0, self.size, spin, timeout, descriptors)
 
     def line(self, one: subprocess.Popen[str]) -> str:
-        """What a peer says next."""
+        """Return the next line of a peer."""
         assert one.stdout is not None, "it is a pipe"
         return one.stdout.readline().strip()
 

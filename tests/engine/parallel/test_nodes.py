@@ -53,13 +53,13 @@ class Machines:
         return pid
 
     def said(self) -> list[str]:
-        """What it has told its user."""
+        """Return its output so far."""
         self.log.seek(0)
         return self.log.read().splitlines()
 
 
 def command(model: Path, options: dict[str, Any]) -> list[str]:
-    """What is typed on the other machine."""
+    """Return the command line of the other machine."""
     flags = [word for name, value in options.items() for word in flag(name, value)]
     return [sys.executable, "-m", "tokenmill", "serve", str(model), *flags, "--node-rank", "1"]
 

@@ -218,6 +218,6 @@ def test_ranks_say_once_what_is_left_out(
     head = torch.zeros_like(tensors["model.embed_tokens.weight"])
     save_file({**tensors, "lm_head.weight": head}, tmp_path / "model.safetensors")
     for number in range(size * num_stages):
-        part_of(tmp_path, Shard.of(number, size, num_stages))
+        part_of(tmp_path, Shard.from_rank(number, size, num_stages))
     (record,) = caplog.records
     assert "tensor lm_head.weight is left out" in record.getMessage()

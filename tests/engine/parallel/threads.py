@@ -17,7 +17,7 @@ from tests.paging import make_attention
 from tokenmill.engine.parallel.layout import Layout, StepShape
 from tokenmill.engine.parallel.messages import End
 from tokenmill.engine.parallel.model import PartialModel, RankedModel
-from tokenmill.engine.parallel.pipeline.chain import Doorman, FirstStage, LaterStage, connect
+from tokenmill.engine.parallel.pipeline.chain import FirstStage, LaterStage, StageListener, connect
 from tokenmill.engine.parallel.pipeline.link import Launch
 from tokenmill.engine.parallel.shared_memory import SharedMemory
 from tokenmill.ipc.address import Address
@@ -56,7 +56,7 @@ class Form:
 
 @contextlib.contextmanager
 def memories(folder: Path, size: int, step: StepShape, stage: int = 0, num_stages: int = 1) -> Iterator[Memories]:
-    """What each of `size` ranks of a stage has of the memory that they share."""
+    """Return the view of each of `size` ranks of a stage on the memory that they share."""
     layout = Layout(read_architecture(folder), step, size, num_stages)
     descriptor = os.memfd_create("test-ranks")
     os.ftruncate(descriptor, layout.num_bytes)
@@ -98,7 +98,7 @@ def ranks(
             if not memory.is_broken:
                 memory.post(End())
             if first is not None:
-                first.end()
+                first.send_end()
             for thread in threads:
                 thread.join(TIMEOUT)
             assert not any(thread.is_alive() for thread in threads), "a rank has not ended"
@@ -119,11 +119,11 @@ def chained(num_stages: int, secret: Secret | None = None) -> Iterator[list[Firs
         return
     with tempfile.TemporaryDirectory() as folder:
         meeting = Address(f"unix:{folder}/first")
-        first = FirstStage(Doorman(meeting, secret, TIMEOUT), num_stages, 1, Launch("", TIMEOUT))
+        first = FirstStage(StageListener(meeting, secret, TIMEOUT), num_stages, 1, Launch("", TIMEOUT))
         later = []
         for stage in range(1, num_stages):
             link = connect(meeting, secret, "stage 0", TIMEOUT, TIMEOUT)
-            own = Doorman(Address(f"unix:{folder}/{stage}"), secret, TIMEOUT) if stage > 1 else None
+            own = StageListener(Address(f"unix:{folder}/{stage}"), secret, TIMEOUT) if stage > 1 else None
             later.append(LaterStage(Shard(0, 1, stage, num_stages), link, own, secret, TIMEOUT))
         threads = [threading.Thread(target=end.join, args=("a model", TIMEOUT)) for end in later]
         for thread in threads:

@@ -42,7 +42,7 @@ _TORCH_TYPES = {
 
 @dataclass
 class Seen:
-    """What has been issued, by phase: `start`, `capture` or `step`.
+    """Record what has been issued, by phase: `start`, `capture` or `step`.
 
     Attributes:
         copies: (phase, direction, whether the host waits, line) -> how often.
@@ -64,7 +64,7 @@ class Seen:
             store.clear()
 
     def told(self) -> dict[str, Any]:
-        """What captures and steps did, and which kernels were first compiled while requests ran, for what."""
+        """Return the work of captures and steps, and the kernels first compiled while requests ran, with reasons."""
         before = self.compiled.get("start", set()) | self.compiled.get("capture", set())
         late = sorted(map(str, self.compiled.get("step", set()) - before))
         copies = [[*what, count] for what, count in self.copies.items() if what[0] != "start"]
@@ -150,7 +150,7 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas", "launch_pdl")
 
 
 def _specialized(param: Any, value: Any) -> Any:
-    """What a kernel's code depends on, of an argument."""
+    """Return the part of an argument that a kernel's code depends on."""
     if param.is_constexpr or value is None or isinstance(value, bool | float | str):
         return value if param.is_constexpr or not isinstance(value, float) else "float"
     if isinstance(value, torch.Tensor):
@@ -240,7 +240,7 @@ class FakeStaging(ImmediateStream):
             found.append(_OnHost(np.full(tuple(tensor.shape), not number, dtype=dtype)))
         return found
 
-    def finish(self) -> Any:
+    def finish_step(self) -> Any:
         return self.record()
 
 

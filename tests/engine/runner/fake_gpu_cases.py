@@ -2,7 +2,7 @@
 
     python -m tests.engine.runner.fake_gpu_cases FOLDER [CASE ...]
 
-A line of JSON for each case; `test_fake_gpu.py` says what may be in it.
+A line of JSON for each case; `test_fake_gpu.py` says what may be in it. Without names some are drawn, all at night.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.checkpoints import make_checkpoint
 from tests.engine.runner.fake_gpu import MODE, SEEN, WATCH, FakeGpu, FakeStaging
+from tests.tiers import some
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import StepPlan
@@ -29,6 +30,7 @@ from tokenmill.model.weights import loader
 from tokenmill.startup.assembly import runners
 from tokenmill.startup.assembly.setup import build_engine
 
+NUM_DRAWN = 7
 SMALL: dict[str, Any] = {"max_num_seqs": 5, "max_num_batched_tokens": 64, "max_model_len": 512, "page_size": 4}
 SMALL |= {"num_pages": 900, "num_threads": 1, "device": "cpu", "async_scheduling": True, "attention_backend": "triton"}
 SMALL |= {"load_format": "dummy", "dtype": "bfloat16"}
@@ -119,13 +121,12 @@ def cases(folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def main() -> None:
-    """Print a line for each case."""
+    """Print a line for each case that is named, or else drawn."""
     folder, names = Path(sys.argv[1]), sys.argv[2:]
-    for name, work in cases(folder).items():
-        if names and name not in names:
-            continue
+    made = cases(folder)
+    for name in names or some(list(made), NUM_DRAWN):
         try:
-            found = work()
+            found = made[name]()
         except Exception:
             found = {"failure": traceback.format_exc()[-3000:]}
         print(json.dumps({"case": name, **found}), flush=True)

@@ -179,7 +179,7 @@ def test_nor_on_a_device(models: dict[str, Path], options: dict[str, Any], monke
 
 @contextmanager
 def nan_in_new_memory() -> Iterator[None]:
-    """What nobody has written is NaN: tokens of padding may leave it, and no others may see it."""
+    """Fill new memory with NaN: tokens of padding may leave it, and no others may see it."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
@@ -219,7 +219,7 @@ def plan_of(columns: list[tuple[int, int, int, int]], drafts: list[int] | None =
 
 def test_samples_stand_where_the_plan_says() -> None:
     # A chunk that samples nothing, a decode with two drafts, the end of a prompt, one with a draft behind its prompt.
-    samples = Samples.of(plan_of([(4, 0, 5, 0), (2, 10, 3, 3), (7, 3, 4, 1), (1, 0, 3, 2)], [50, 51, 52]))
+    samples = Samples.from_plan(plan_of([(4, 0, 5, 0), (2, 10, 3, 3), (7, 3, 4, 1), (1, 0, 3, 2)], [50, 51, 52]))
     assert samples.query_starts.tolist() == [0, 5, 8, 12, 15]
     assert samples.indices.tolist() == [1, 1, 1, 2, 3, 3]
     assert samples.rows.tolist() == [2, 2, 2, 7, 1, 1]
@@ -230,7 +230,7 @@ def test_samples_stand_where_the_plan_says() -> None:
 
 
 def test_tokens_are_due_up_to_the_first_that_was_not_drafted() -> None:
-    samples = Samples.of(plan_of([(0, 9, 3, 3), (1, 9, 3, 3), (2, 9, 3, 3), (3, 9, 1, 1)], [1, 2, 1, 2, 1, 2]))
+    samples = Samples.from_plan(plan_of([(0, 9, 3, 3), (1, 9, 3, 3), (2, 9, 3, 3), (3, 9, 1, 1)], [1, 2, 1, 2, 1, 2]))
     drawn = np.array([1, 2, 3, 1, 9, 3, 9, 2, 3, 5], dtype=np.int32)
     assert samples.are_due(drawn).tolist() == [True] * 3 + [True, True, False] + [True, False, False] + [True]
-    assert Samples.of(plan_of([(0, 9, 1, 1), (1, 0, 8, 0)])).are_due(drawn[:1]).tolist() == [True]
+    assert Samples.from_plan(plan_of([(0, 9, 1, 1), (1, 0, 8, 0)])).are_due(drawn[:1]).tolist() == [True]

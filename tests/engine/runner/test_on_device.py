@@ -358,7 +358,7 @@ def test_eager_on_a_cpu_is_accepted_with_one_line(model: Path, caplog: pytest.Lo
         ({"quantization": "fp8"}, "--quantization fp8 needs --dtype bfloat16"),
         ({"quantization": "int8"}, "a GPU has fp8"),
         ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 is for CPUs"),
-        ({"kernels": "torch", "batch_invariant": True}, "--batch-invariant goes neither with --kernels torch"),
+        ({"kernels": "torch", "batch_invariant": True}, "--batch-invariant cannot be combined with --kernels torch"),
         ({"attention_backend": "cpu"}, "--attention-backend cpu is unknown on fake"),
     ],
 )

@@ -26,7 +26,7 @@ def test_what_arrives_is_what_was_sent_for_as_many_steps_as_there_are_slots(rng:
         if rng.random() < 0.3:
             arrays["large"] = rng.integers(0, 9, 20_000)
         sent.append((arrays, staging.send(arrays)))
-        staging.finish()
+        staging.finish_step()
         for own, tensors in sent[-NUM_SLOTS:]:
             for name, values in own.items():
                 assert torch.equal(tensors[name], torch.from_numpy(values)), name
@@ -45,7 +45,7 @@ def test_a_step_starts_behind_its_copies_and_a_slot_is_filled_behind_its_step() 
         assert compute.waited_for[-1] is copied
         # The host waits for the step that used the slot before, and for no other.
         assert platform.host_waits == finished[: max(0, step - NUM_SLOTS + 1)]
-        finished.append(staging.finish())
+        finished.append(staging.finish_step())
 
 
 def test_results_come_back_to_memory_of_their_own_step() -> None:
@@ -54,7 +54,7 @@ def test_results_come_back_to_memory_of_their_own_step() -> None:
     for step in range(NUM_SLOTS):
         staging.send({})
         kept += staging.fetch(torch.tensor([step, step + 1]))
-        staging.finish()
+        staging.finish_step()
     assert [values.tolist() for values in kept] == [[step, step + 1] for step in range(NUM_SLOTS)]
 
 
@@ -69,7 +69,7 @@ def test_results_of_a_step_come_back_in_one_copy(rng: np.random.Generator) -> No
             torch.empty(0, dtype=torch.int64),
         ]
         came = staging.fetch(*sent)
-        staging.finish()
+        staging.finish_step()
         assert len({tensor.untyped_storage().data_ptr() for tensor in came}) == 1
         for want, got in zip(sent, came, strict=True):
             assert got.dtype == want.dtype
@@ -82,5 +82,5 @@ def test_memory_grows_by_doubling_and_is_kept() -> None:
     for size in (10, 100_000, 90_000, 130_000):
         for _ in range(NUM_SLOTS):
             staging.send({"a": np.zeros(size, dtype=np.uint8)})
-            staging.finish()
+            staging.finish_step()
     assert platform.pinned_sizes == [1 << 16] * NUM_SLOTS + [1 << 17] * NUM_SLOTS

@@ -1,4 +1,4 @@
-"""What clients are told by a run without drafts and by one with them, compared."""
+"""Compare what clients get from a run without drafts and from one with them."""
 
 from __future__ import annotations
 

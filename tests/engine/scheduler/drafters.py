@@ -28,7 +28,7 @@ class KnowingDrafter:
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         assert 0 <= num_accepted <= num_drafts
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         pass
 
 

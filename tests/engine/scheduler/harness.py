@@ -27,8 +27,8 @@ from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache
 from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.engine.scheduler.seniority import is_ready
-from tokenmill.engine.transfer.desk import TransferDesk, TransferExecutor
-from tokenmill.engine.transfer.extension import KVTransfer
+from tokenmill.engine.transfer.connector import KVConnector
+from tokenmill.engine.transfer.extension import KVTransfer, TransferExecutor
 
 
 @dataclass
@@ -62,13 +62,13 @@ class Settings:
     encoder_cache_tokens: int = 0
     whole_images: bool = False
     state_slots: int = 0
-    connect: Callable[[Harness], TransferDesk] | None = None
+    connect: Callable[[Harness], KVConnector] | None = None
     window: WindowSettings | None = None
 
 
 @dataclass
 class Record:
-    """What was asked and what came back."""
+    """The input and the output of one request."""
 
     prompt: list[int]
     params: SamplingParams
@@ -133,13 +133,13 @@ class Harness:
         )
         limits = ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos)
         observer = Observer(StepLog(s.log, self.header), Watchdog(s.watchdog))
-        self.desk = None if s.connect is None else s.connect(self)
-        executor = self.runner if self.desk is None else TransferExecutor(self.runner, self.desk)
+        self.connector = None if s.connect is None else s.connect(self)
+        executor = self.runner if self.connector is None else TransferExecutor(self.runner, self.connector)
         self.uses = PageUses(self.scheduler)
         self.runner.told.append(self.uses.launched)
         extensions: list[EngineExtension] = [Gates(s.gates)] if s.gates else []
-        if self.desk is not None:
-            extensions.append(KVTransfer(self.scheduler, self.desk))
+        if self.connector is not None:
+            extensions.append(KVTransfer(self.scheduler, self.connector))
         self.engine = Engine(self.scheduler, executor, limits, s.depth, observer, extensions)
         self.records: dict[str, Record] = {}
         self.turns: dict[str, Turns] = {}

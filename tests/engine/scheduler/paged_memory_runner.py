@@ -191,7 +191,7 @@ class PagedMemoryRunner:
         return tokens
 
     def reports(self, plan: StepPlan) -> tuple[dict[int, list[TokenLogprobs]], dict[int, bytes]]:
-        """What the step tells of prompts: a "log probability" is the token's position, a "vector" the length run."""
+        """Return a step's reports on prompts: a "log probability" is a token's position, a "vector" the length run."""
         logprobs, vectors = {}, {}
         for index, (row, start, count) in enumerate(zip(plan.rows, plan.num_computed, plan.num_scheduled, strict=True)):
             owner, end = self.owners[int(row)], int(start + count)

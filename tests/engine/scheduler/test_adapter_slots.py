@@ -73,16 +73,16 @@ def test_who_has_waited_gets_the_slot_of_one_that_would_never_end(depth: int) ->
     harness.drain()
 
 
-def test_the_heir_that_leaves_frees_its_claim() -> None:
+def test_the_promoted_request_that_leaves_frees_its_claim() -> None:
     harness = Harness(max_loras=1, lora_patience=2, num_pages=200, max_model_len=300)
     harness.add([1, 2, 3], 100, adapter="a")
-    heir = harness.add([4, 5, 6], 2, adapter="b")
+    promoted = harness.add([4, 5, 6], 2, adapter="b")
     for _ in range(4):
         harness.step()
         slots = harness.scheduler.resource(AdapterSlots)
-        if slots is not None and slots._heir is not None:
+        if slots is not None and slots._promoted is not None:
             break
-    harness.abort(heir)
+    harness.abort(promoted)
     third = harness.add([4, 5, 6], 2, adapter="c")
     harness.drain()
     assert harness.records[third].tokens
@@ -113,7 +113,7 @@ def test_many_adapters_over_few_slots_wait_no_longer_than_the_bound(policy: str,
         most_waiting = max(most_waiting, len(waiting))
     harness.check_outputs()
     waits = {request_id: began[request_id] - arrived[request_id] for request_id in arrived if request_id in began}
-    # A turn of a slot: its holders' patience, the prompts that must bring a token first, and the next one's admission.
+    # A turn of a slot: its holders' aging steps, the prompts that must bring a token first, and the next admission.
     bound = (patience + 16) * (most_waiting + 1)
     assert max(waits.values()) <= bound, Counter(waits).most_common(3)
 

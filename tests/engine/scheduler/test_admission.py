@@ -1,4 +1,4 @@
-"""What an admitted request must find: pages for its whole prompt, unless another policy is asked for."""
+"""Admit a request only where there are pages for its whole prompt, unless another policy is asked for."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tokenmill.core.request import FinishReason, Request, TokenArray
 
 
 def counts_of(harness: Harness) -> set[int]:
-    """How many tokens a step brought a request that sampled."""
+    """Return the number of tokens that a step brought each request that sampled."""
     return {
         count
         for plan, starts in zip(harness.runner.plans, harness.runner.starts, strict=True)

@@ -1,4 +1,4 @@
-"""What the scheduler does with calls that make no sense: it says so, with or without `assert`, and nothing changes."""
+"""Refuse calls that make no sense, with or without `assert`, and change nothing."""
 
 from __future__ import annotations
 

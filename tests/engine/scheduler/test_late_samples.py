@@ -1,4 +1,4 @@
-"""Steps that bring a request no token: the mask of its grammar was late, or its grammar cannot go on."""
+"""Steps that bring a request no token: its grammar mask was not ready in time, or its grammar cannot go on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine.scheduler.paged_memory_runner import PagedMemoryRunner, result
 from tests.engine.transfer.fake_source import TransferHarness
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason
-from tokenmill.engine.transfer.desk import TransferExecutor
+from tokenmill.engine.transfer.extension import TransferExecutor
 
 
 class LateRunner(PagedMemoryRunner):
@@ -28,10 +28,10 @@ class LateRunner(PagedMemoryRunner):
         self.failing_rows: set[str] = set()
         self.next_position: dict[int, int] = {}
         harness.runner = self
-        if harness.desk is None:
+        if harness.connector is None:
             harness.engine.executor = self
         else:
-            harness.engine.executor = TransferExecutor(self, harness.desk)
+            harness.engine.executor = TransferExecutor(self, harness.connector)
 
     def execute(self, plan: StepPlan) -> StepResult:
         for new in plan.new_rows:

@@ -39,7 +39,7 @@ def test_a_victim_is_told_why_and_each_preemption_is_counted_once() -> None:
     assert counted[ids[0]] == 0, "the first in order never yields"
     assert sum(counted.values()) == harness.scheduler.num_preemptions > 0
     assert reasons <= {
-        "was preempted: what it held was needed by a request before it",
+        "was preempted for a request before it",
         "running requests come first, and one of them is short of pages",
     }
     harness.drain()
@@ -67,7 +67,7 @@ def test_with_a_step_in_flight_the_last_still_yields_and_its_pages_are_waited_fo
     harness.step()
     harness.step()  # the first needs a third page; nobody's pages are about to return, so the last one yields
     assert harness.scheduler.num_preemptions == 1
-    assert harness.scheduler.explain(first) == "waits for 1 page that launched steps still use"
+    assert harness.scheduler.explain(first) == "waiting for 1 page that in-flight steps still use"
     assert harness.scheduler.requests[last].status.value == "preempted"
     harness.drain()
 
@@ -79,7 +79,7 @@ def test_with_a_step_in_flight_nobody_yields_for_more_than_is_missing() -> None:
     assert harness.kv.num_available == 1
     harness.step()  # the first needs two pages more; one is there, and the last has one
     assert harness.scheduler.num_preemptions == 1
-    assert harness.scheduler.explain(first) == "waits for 1 page that launched steps still use"
+    assert harness.scheduler.explain(first) == "waiting for 1 page that in-flight steps still use"
     assert harness.scheduler.requests[last].status.value == "preempted"
     harness.drain()
 
@@ -90,6 +90,6 @@ def test_with_a_step_in_flight_what_an_aborted_request_returns_is_enough() -> No
     harness.step()
     harness.abort(last)
     harness.step()
-    assert harness.scheduler.explain(first) == "waits for 1 page that launched steps still use"
+    assert harness.scheduler.explain(first) == "waiting for 1 page that in-flight steps still use"
     harness.drain()
     assert harness.scheduler.num_preemptions == 0

@@ -1,4 +1,4 @@
-"""What the scheduler says: why a request waits, how many wait for what, what came from the cache."""
+"""Check the scheduler's reports: why a request waits, how many wait for what, what came from the cache."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_a_request_behind_others_is_told_how_many_and_why_the_first_waits() -> N
     harness = Harness(max_num_seqs=1)
     ids = [harness.add([n, 1, 2], max_tokens=5) for n in range(3)]
     assert harness.scheduler.explain(ids[0]) == "has just arrived"
-    assert harness.scheduler.explain(ids[2]) == "2 ahead of it; the first has just arrived"
+    assert harness.scheduler.explain(ids[2]) == "2 ahead of it; the first: has just arrived"
     harness.step()
     assert harness.scheduler.explain(ids[0]) == "", "it runs"
     assert harness.scheduler.explain(ids[1]) == "needs a row, all 1 are in use"
-    assert harness.scheduler.explain(ids[2]) == "1 ahead of it; the first needs a row, all 1 are in use"
+    assert harness.scheduler.explain(ids[2]) == "1 ahead of it; the first: needs a row, all 1 are in use"
     harness.drain()
 
 
@@ -55,7 +55,7 @@ def test_the_reasons_name_pages_and_budget() -> None:
     harness.step()
     harness.step()
     assert harness.scheduler.explain(big) == "needs 5 pages, 3 are free or evictable"
-    assert harness.scheduler.explain(small).startswith("1 ahead of it; the first needs 5 pages")
+    assert harness.scheduler.explain(small).startswith("1 ahead of it; the first: needs 5 pages")
     harness.drain()
 
 

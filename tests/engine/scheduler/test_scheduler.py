@@ -202,7 +202,7 @@ def test_with_steps_in_flight_a_short_request_waits_for_returning_pages_instead_
     while harness.engine.has_work:
         harness.step()
         reasons |= {request.wait_reason for request in harness.scheduler._state.running}
-    assert any("that launched steps still use" in reason for reason in reasons)
+    assert any("that in-flight steps still use" in reason for reason in reasons)
     harness.drain()
 
 

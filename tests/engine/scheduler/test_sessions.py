@@ -35,7 +35,7 @@ def test_a_paused_session_keeps_its_row_and_pages_while_others_run() -> None:
     session = harness.open_session([1, 2, 3, 4, 5], max_tokens=3)
     run_turn(harness)
     assert (harness.scheduler._state.rows.num_free, harness.kv.num_pinned) == (1, 2)
-    assert harness.scheduler.explain(session) == "waits for the next input of its session"
+    assert harness.scheduler.explain(session) == "waiting for the next input of its session"
     harness.add([9, 8, 7], max_tokens=3)
     run_turn(harness)
     assert harness.extend(session, [6], max_tokens=2)

@@ -36,7 +36,7 @@ class BusyTenants:
         self._harness.step()
 
     def steps_until(self, request_id: str, most: int) -> int:
-        """How many steps pass until a request has ended; fails where it takes more."""
+        """Return the number of steps until a request has ended; fail where it takes more."""
         for number in itertools.count():
             if self._harness.records[request_id].finish_reason is not None:
                 return number

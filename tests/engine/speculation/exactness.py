@@ -74,10 +74,10 @@ class MixedDrafter(LyingDrafter):
     def holds(self, request: Request, num_running: int) -> bool:
         return self.rng.random() < 0.3
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         for drafter in self._texts:
             assert drafter is not None, "both draft from text"
-            drafter.forget(request)
+            drafter.forget_request(request)
 
 
 def wishes(rng: random.Random, number: int) -> list[AddRequest]:

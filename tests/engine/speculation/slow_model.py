@@ -1,4 +1,4 @@
-"""What the drafters propose, by plain search: slow and obvious."""
+"""Find the drafters' proposals by plain search: slow and obvious."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Tokens = list[int]
 
 
 def places_behind(text: Tokens, context: Tokens) -> list[int]:
-    """Where in a text this context ends and something follows, the newest first."""
+    """Return the places where this context ends and something follows, the newest first."""
     length = len(context)
     return [place for place in range(len(text) - 1, length - 1, -1) if text[place - length : place] == context]
 
 
 def copy_on(text: Tokens, place: int, count: int) -> Tokens:
-    """What followed; a copy that reaches the end of the text goes on with what it has written itself."""
+    """Copy what followed; a copy that reaches the end of the text goes on with its own output."""
     grown = list(text)
     for number in range(count):
         grown.append(grown[place + number])
@@ -24,7 +24,7 @@ def copy_on(text: Tokens, place: int, count: int) -> Tokens:
 
 
 def ngram_draft(text: Tokens, lengths: range, limit: int) -> Tokens:
-    """What followed the earliest occurrence of the longest n-gram."""
+    """Return what followed the earliest occurrence of the longest n-gram."""
     for length in reversed(lengths):
         if length <= len(text) and (places := places_behind(text, text[-length:])):
             return copy_on(text, places[-1], limit)
@@ -32,7 +32,7 @@ def ngram_draft(text: Tokens, lengths: range, limit: int) -> Tokens:
 
 
 def equal_tokens(text: Tokens, place: int, end: Tokens) -> int:
-    """How many tokens before a place are those at the end."""
+    """Count the tokens before a place that equal those at the end."""
     count = 0
     while count < min(len(end), place) and text[place - 1 - count] == end[-1 - count]:
         count += 1

@@ -49,7 +49,7 @@ TEXTS = {
 
 
 def lines_run(call: Callable[[], object]) -> int:
-    """How many lines of Python a call executes: its work, but for what numpy and slices do."""
+    """Count the lines of Python that a call executes: its work, without that of numpy and slices."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., object]:
@@ -73,7 +73,7 @@ def test_a_call_does_little_whatever_the_text(kind: str, name: str) -> None:
     text = TEXTS[name]
     finished = make_request("finished", [0])
     say(finished, text)
-    drafter.forget(finished)
+    drafter.forget_request(finished)
     request = make_request("a", text)
     for _ in range(len(text) // 2048):
         assert not len(drafter.propose(request, 24).token_ids), "has not read all of it yet"
@@ -93,7 +93,7 @@ def test_a_token_of_a_request_takes_half_a_kilobyte(kind: str, is_random: bool, 
         for _ in range(31):
             drafter.propose(request, 8)
         taken, _ = tracemalloc.get_traced_memory()
-        drafter.forget(request)
+        drafter.forget_request(request)
         left, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

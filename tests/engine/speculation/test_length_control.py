@@ -1,4 +1,4 @@
-"""How many drafts are run: as many as pay by the table of costs, the likeliest first."""
+"""Run as many drafts as pay by the table of costs, the likeliest first."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PER_TOKEN = StepCosts([(1, 1.0), (64, 64.0)])
 
 def test_costs_lie_on_straight_lines_and_never_fall() -> None:
     costs = StepCosts([(1, 2.0), (3, 4.0), (9, 3.0), (17, 12.0)])
-    assert [costs.of(size) for size in (1, 2, 3, 6, 9)] == [2.0, 3.0, 4.0, 4.0, 4.0]
-    assert costs.of(17) == 12.0
-    assert costs.of(25) == 20.0, "behind the table as between its last two sizes"
-    sizes = [costs.of(size) for size in range(1, 100)]
+    assert [costs.seconds_of(size) for size in (1, 2, 3, 6, 9)] == [2.0, 3.0, 4.0, 4.0, 4.0]
+    assert costs.seconds_of(17) == 12.0
+    assert costs.seconds_of(25) == 20.0, "behind the table as between its last two sizes"
+    sizes = [costs.seconds_of(size) for size in range(1, 100)]
     assert sizes == sorted(sizes)
 
 
@@ -65,8 +65,8 @@ def test_the_choice_is_the_best_there_is() -> None:
 
         def gain(lengths: tuple[int, ...]) -> float:
             accepted = sum(sum(one[:length]) for one, length in zip(survivals, lengths, strict=True))  # noqa: B023
-            more = costs.of(count + sum(lengths)) - costs.of(count)  # noqa: B023
-            return (count + accepted) / count * costs.of(count) / (costs.of(count) + more)  # noqa: B023
+            more = costs.seconds_of(count + sum(lengths)) - costs.seconds_of(count)  # noqa: B023
+            return (count + accepted) / count * costs.seconds_of(count) / (costs.seconds_of(count) + more)  # noqa: B023
 
         chosen = LengthControl(costs).choose(survivals, count, count, budget)
         every = [lengths for lengths in product(*(range(len(one) + 1) for one in survivals)) if sum(lengths) <= budget]

@@ -78,7 +78,7 @@ def test_the_mask_of_the_draft_before_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_matcher_that_is_told_what_was_drawn_behind_a_wrong_draft_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = RowSamples.take
+    take = RowSamples.take_samples
 
     def one_more(samples: RowSamples, tokens: Sequence[int], take_one: Callable[[int], bool]) -> bool:
         is_taken = take(samples, tokens, take_one)
@@ -86,7 +86,7 @@ def test_a_matcher_that_is_told_what_was_drawn_behind_a_wrong_draft_is_found(mon
             samples.row.taken.append(tokens[samples.index + samples.num_taken])
         return is_taken
 
-    monkeypatch.setattr(RowSamples, "take", one_more)
+    monkeypatch.setattr(RowSamples, "take_samples", one_more)
     with pytest.raises(AssertionError):
         check_grammars(monkeypatch)
 

@@ -54,6 +54,6 @@ def test_an_id_can_be_used_again_once_forgotten() -> None:
     drafter = NgramDrafter(2, 3)
     first = make_request("a", [1, 2, 3, 1, 2])
     assert drafter.propose(first, 1).token_ids.tolist() == [3]
-    drafter.forget(first)
-    drafter.forget(first)
+    drafter.forget_request(first)
+    drafter.forget_request(first)
     assert drafter.propose(make_request("a", [1, 2, 4, 1, 2]), 1).token_ids.tolist() == [4]

@@ -114,7 +114,7 @@ def test_a_draft_model_is_trusted_as_far_as_it_was_right() -> None:
     assert lengths[0] > 0
     assert sum(lengths[-20:]) < sum(lengths[:20])
     assert speculation.holds(request, 1) is False
-    speculation.forget(request)
+    speculation.forget_request(request)
     (drafted,) = speculation.propose([request_of([1, 2, 3])], [4], 1)
     assert not len(drafted), "there is no proposal"
     (drafted,) = speculation.propose([request], [4], 1)

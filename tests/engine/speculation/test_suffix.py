@@ -59,7 +59,7 @@ def test_it_proposes_what_the_rule_says(
             if rng.random() < 0.1:
                 del running[request.id]
                 output = text_of(request)[request.num_prompt_tokens :]
-                drafter.forget(request)
+                drafter.forget_request(request)
                 outputs += [output] if len(output) > 1 else []
     assert num_drafted > 100
 
@@ -68,7 +68,7 @@ def test_another_request_follows_what_a_finished_one_has_said() -> None:
     drafter = SuffixDrafter()
     first = make_request("a", [50, 51])
     say(first, [1, 2, 3, 4, 5, 6])
-    drafter.forget(first)
+    drafter.forget_request(first)
     draft = drafter.propose(make_request("b", [60, 61, 1, 2, 3]), 8)
     assert draft.token_ids.tolist() == [4, 5, 6]
     assert draft.probabilities == pytest.approx([3 / 4, 4 / 5, 5 / 6])
@@ -80,7 +80,7 @@ def test_a_salted_request_neither_gives_nor_takes() -> None:
     for salt, output in (("", [1, 2, 3, 4]), ("secret", [5, 6, 7, 8])):
         request = make_request("a", [0], salt=salt)
         say(request, output)
-        drafter.forget(request)
+        drafter.forget_request(request)
     assert drafter.propose(make_request("b", [1, 2, 3]), 1).token_ids.tolist() == [4]
     assert not len(drafter.propose(make_request("c", [1, 2, 3], salt="secret"), 1).token_ids)
     assert not len(drafter.propose(make_request("d", [5, 6, 7]), 1).token_ids)
@@ -104,6 +104,6 @@ def test_without_a_cache_only_the_own_text_counts() -> None:
         drafter = SuffixDrafter(**none)
         first = make_request("a", [50])
         say(first, [1, 2, 3, 4])
-        drafter.forget(first)
+        drafter.forget_request(first)
         assert not len(drafter.propose(make_request("b", [1, 2, 3]), 1).token_ids)
         assert drafter.propose(make_request("c", [1, 2, 3, 1, 2]), 1).token_ids.tolist() == [3]

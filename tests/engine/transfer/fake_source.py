@@ -18,17 +18,17 @@ from tests.engine.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRu
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import KVQuery, TransferSettings
-from tokenmill.engine.transfer.desk import Patience, TransferDesk
+from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
 from tokenmill.engine.transfer.protocol import Answer, KeptPages
 from tokenmill.engine.transfer.state import TransferState
 
 # In turns of the engine: the clock of these tests.
-PATIENCE = Patience(lookup=4, load=8, save=8, keep=10, close=50)
+PATIENCE = TransferTimeouts(lookup=4, load=8, save=8, keep=10, close=50)
 
 
 def _as_written(tokens: TokenArray) -> NDArray[np.int64]:
-    """What the runner writes of tokens: images have surrogates here, and placeholders there."""
+    """Return tokens as the runner writes them: images have surrogates here, and placeholders there."""
     return np.where(tokens < VOCAB_SIZE, tokens, VOCAB_SIZE - 1).astype(np.int64)
 
 
@@ -182,7 +182,7 @@ class FakeSource:
         self._loads, self._saves, self._kept = [], [], {}
 
 
-class ImpatientDesk(TransferDesk):
+class ImpatientDesk(KVConnector):
     """Its clock counts turns, so it never waits."""
 
     def wait(self, timeout: float) -> None:
@@ -197,7 +197,7 @@ class TransferHarness(Harness):
         self.sources: list[FakeSource] = []
         settings.transfers = TransferSettings(("store",), save_chunk=2, min_saved=1)
 
-        def connect(harness: Harness) -> TransferDesk:
+        def connect(harness: Harness) -> KVConnector:
             mover = TokenMover(harness.runner)
             self.sources = [
                 FakeSource("peer", mover, settings.page_size, generator, trouble, stores=False),
@@ -221,7 +221,7 @@ class TransferHarness(Harness):
         """All that is outside has ended after so many turns."""
         for _ in range(12):
             self.step()
-        assert self.desk is not None
-        assert not self.desk.has_waiting, "something outside is never over"
+        assert self.connector is not None
+        assert not self.connector.has_waiting, "something outside is never over"
         for source in self.sources:
             assert not source.known, f"{source.name} remembers requests that have ended: {source.known}"

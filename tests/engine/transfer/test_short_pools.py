@@ -1,4 +1,4 @@
-"""Who waits for pages that are being saved waits only for those that nobody else holds, and is told so."""
+"""Let requests wait for pages that are being saved only where no other request holds them, and say so."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def deaf_harness(rng: random.Random, **settings: object) -> TransferHarness:
     """Its store takes saves and never reads them, and no deadline comes: its clock stands still."""
     harness = TransferHarness(Settings(**settings), rng, 0.0)  # type: ignore[arg-type]
     harness.sources[1]._go_on_saving = lambda save: False  # type: ignore[method-assign]
-    assert harness.desk is not None
-    harness.desk._clock = lambda: 0.0
+    assert harness.connector is not None
+    harness.connector._clock = lambda: 0.0
     return harness
 
 
@@ -59,4 +59,4 @@ def test_who_waits_for_a_save_is_told_so() -> None:
     second = harness.add(list(range(20, 34)), 16)
     for _ in range(16):
         harness.step()
-    assert harness.scheduler.explain(second) == "waits for 1 page that saves still use"
+    assert harness.scheduler.explain(second) == "waiting for 1 page that saves still use"

@@ -1,4 +1,4 @@
-"""What becomes of a request whose KV is elsewhere, in every state, one thing at a time."""
+"""Follow a request whose KV is elsewhere through every state, one event at a time."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_source_that_never_answers_is_not_waited_for_for_ever() -> None:
     harness.sources[0].lookup = lambda query, params: harness.sources[0].known.setdefault(query.request_id)  # type: ignore[method-assign]
     request_id = harness.add(PROMPT, max_tokens=2)
     harness.step()
-    assert harness.scheduler.explain(request_id) == "is looked up: what others have of its prompt"
+    assert harness.scheduler.explain(request_id) == "waiting for KV sources to look up its prompt"
     run(harness)
     assert harness.turn >= PATIENCE.lookup
     harness.drain()

@@ -202,6 +202,6 @@ def test_the_same_seed_gives_the_same_requests_and_each_repeat_others(seed):
 
 def test_a_kind_that_is_not_there_is_answered_with_the_one_that_was_meant(capsys):
     assert main(["bench", "throughptu"]) == 2
-    assert "there is no 'throughptu'; did you mean throughput?" in capsys.readouterr().err
+    assert "unknown kind 'throughptu'; did you mean throughput?" in capsys.readouterr().err
     assert main(["bench"]) == 2
-    assert "there is no" not in capsys.readouterr().err
+    assert "unknown kind" not in capsys.readouterr().err

@@ -23,7 +23,7 @@ PIECES = [
 
 
 def answer(pieces: list[bytes], status: int = 200) -> Stream:
-    """What `run_stream` makes of a reply in these pieces; a piece may be split anywhere."""
+    """Return the result of `run_stream` for a reply in these pieces; a piece may be split anywhere."""
 
     async def content() -> AsyncIterator[bytes]:
         for piece in pieces:

@@ -24,10 +24,10 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def feed(scorer: Scorer, logits: np.ndarray, rng: np.random.Generator) -> None:
     """Chunks in pieces of any size, as steps bring them."""
     for number, chunk in enumerate(logits):
-        scorer.begin(number)
+        scorer.begin_chunk(number)
         cuts = sorted(rng.choice(np.arange(1, CONTEXT - 1), 3, replace=False).tolist())
         for piece in np.split(chunk, cuts):
-            scorer.take(piece)
+            scorer.add_logits(piece)
 
 
 def test_figures_are_those_of_the_whole_distributions(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -19,7 +19,7 @@ from tokenmill.core.plan import StepOutcome, StepPlan
 from tokenmill.engine.loop.step_log import LogHeader, StepLog, StepRecord, plain_plan, read_log
 from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.lab.simulate.fleet import Fleet, SimulatedEngine
-from tokenmill.lab.simulate.lives import Outcome, jain, side_by_side
+from tokenmill.lab.simulate.lifetimes import Outcome, jain, side_by_side
 from tokenmill.lab.simulate.replay import RecordedExecutor
 from tokenmill.lab.simulate.simulation import Simulation, each_policy, run_recorded
 from tokenmill.lab.simulate.step_model import KNOTS, StepModel
@@ -101,7 +101,7 @@ def conversations(
 
 
 def moments(outcome: Outcome) -> list[tuple[float, list[float], float | None]]:
-    return [(life.arrived, life.times, life.end) for life in outcome.lives.values()]
+    return [(lifetime.arrived, lifetime.times, lifetime.end) for lifetime in outcome.lifetimes.values()]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -138,11 +138,11 @@ def test_a_recorded_run_comes_out_again_with_its_latencies(tmp_path: Path, depth
     assert outcome.num_preemptions == harness.scheduler.num_preemptions
     assert outcome.num_steps == len(harness.runner.plans)
     for request_id, record in harness.records.items():
-        life = outcome.lives[request_id]
-        assert life.arrived == pytest.approx(clock[arrived[request_id]]), f"seed {SEED}"
-        assert life.times == pytest.approx([clock[turn] for turn in brought[request_id]]), f"seed {SEED}"
-        assert len(life.times) == len(record.tokens)
-        assert life.end == life.times[-1]
+        lifetime = outcome.lifetimes[request_id]
+        assert lifetime.arrived == pytest.approx(clock[arrived[request_id]]), f"seed {SEED}"
+        assert lifetime.times == pytest.approx([clock[turn] for turn in brought[request_id]]), f"seed {SEED}"
+        assert len(lifetime.times) == len(record.tokens)
+        assert lifetime.end == lifetime.times[-1]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -158,7 +158,7 @@ def test_a_log_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     record_traffic(tmp_path / "log", 1)
     data = (tmp_path / "log").read_bytes()
     (tmp_path / "log").write_bytes(data[: len(data) * 2 // 3])
-    with pytest.raises(TokenMillError, match="more turns than the log"):
+    with pytest.raises(TokenMillError, match="more iterations than the log"):
         run_recorded(tmp_path / "log")
 
 
@@ -190,30 +190,31 @@ def test_runs_repeat_bit_for_bit_and_other_seeds_differ(tmp_path: Path, num_engi
     assert moments(first) != moments(other)
     assert first.summary() == again.summary()
     assert all(
-        len(life.times) == one.num_output_tokens for life, one in zip(first.lives.values(), arrivals, strict=True)
+        len(lifetime.times) == one.num_output_tokens
+        for lifetime, one in zip(first.lifetimes.values(), arrivals, strict=True)
     )
 
 
 def test_one_request_alone_takes_what_the_model_says(tmp_path: Path) -> None:
     arrival = Arrival(5.0, np.arange(100, dtype=np.int32), 3, "")
-    [life] = simulation(seed=None).run([arrival]).lives.values()
+    [lifetime] = simulation(seed=None).run([arrival]).lifetimes.values()
     prefill = 0.01 + 0.0005 * 100 + 0.0001 + 1e-8 * 5050
     decodes = [0.01 + 0.0005 + 0.0001 + 1e-7 * keys for keys in (101, 102)]
-    assert life.times == pytest.approx(5.0 + np.cumsum([prefill, *decodes]))
+    assert lifetime.times == pytest.approx(5.0 + np.cumsum([prefill, *decodes]))
 
 
 def test_overlapped_steps_follow_each_other_without_a_gap() -> None:
     own = simulation(seed=None)
     own.header.depth = 2
-    [life] = own.run([Arrival(0.0, np.arange(100, dtype=np.int32), 4, "")]).lives.values()
-    [plain] = simulation(seed=None).run([Arrival(0.0, np.arange(100, dtype=np.int32), 4, "")]).lives.values()
-    assert life.times == pytest.approx(plain.times), "one request cannot overlap with itself"
+    [lifetime] = own.run([Arrival(0.0, np.arange(100, dtype=np.int32), 4, "")]).lifetimes.values()
+    [plain] = simulation(seed=None).run([Arrival(0.0, np.arange(100, dtype=np.int32), 4, "")]).lifetimes.values()
+    assert lifetime.times == pytest.approx(plain.times), "one request cannot overlap with itself"
 
 
 def test_several_engines_share_the_load_and_prefixes_stay_together(tmp_path: Path) -> None:
     arrivals = at_speed(conversations(tmp_path, count=90)[0], 20.0)
     one, three = simulation(seed=None).run(arrivals), simulation(num_engines=3, seed=None).run(arrivals)
-    assert {life.engine for life in three.lives.values()} == {0, 1, 2}
+    assert {lifetime.engine for lifetime in three.lifetimes.values()} == {0, 1, 2}
     assert three.seconds < one.seconds, f"seed {SEED}"
     assert three.hits > 0
 

@@ -1,4 +1,4 @@
-"""What other policies would have done: the log's own come out as recorded, others as they are made to."""
+"""Run a log under other policies: its own come out as recorded, others as they are made to."""
 
 from __future__ import annotations
 
@@ -119,16 +119,16 @@ def test_a_step_costs_what_the_recorded_ones_did(noise: float) -> None:
         StepRecord(plan={"num_scheduled": [count]}, seconds=(0.0, spent, 0.0))
         for count, spent in zip(tokens, seconds, strict=True)
     ]
-    cost = StepCost.of([*records, StepRecord(seconds=(9.0, 9.0, 9.0))])
+    cost = StepCost.fit_records([*records, StepRecord(seconds=(9.0, 9.0, 9.0))])
     assert cost.per_step == pytest.approx(0.01, abs=0.001), f"seed {SEED}"
     assert cost.per_token == pytest.approx(0.0002, rel=0.05)
 
 
 def test_a_cost_is_never_below_nothing() -> None:
     falling = [StepRecord(plan={"num_scheduled": [count]}, seconds=(0.0, 9.0 - count, 0.0)) for count in (1, 5)]
-    assert StepCost.of(falling) == StepCost(6.0, 0.0)
-    assert StepCost.of(falling[:1]) == StepCost(8.0, 0.0)
-    assert StepCost.of([]) == StepCost(0.0, 0.0)
+    assert StepCost.fit_records(falling) == StepCost(6.0, 0.0)
+    assert StepCost.fit_records(falling[:1]) == StepCost(8.0, 0.0)
+    assert StepCost.fit_records([]) == StepCost(0.0, 0.0)
 
 
 def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ SEED = seed_for(__name__)
 
 
 def roofline(size: StepSize) -> float:
-    """What is to be found again: the weights' bytes until operations take longer, and attention by what it reads."""
+    """Return the times to be found again: the weights' bytes until operations take longer, and attention's reads."""
     return max(0.020, 0.004 + size.tokens * 0.0005) + 2e-7 * size.keys + 3e-8 * size.pairs + 1e-5 * size.sampled
 
 
@@ -96,7 +96,7 @@ def test_a_log_has_a_time_for_each_step_that_ended_well(tmp_path: Path, depth: i
     harness = record_traffic(tmp_path / "log", depth)
     _, records = read_log(tmp_path / "log")
     steps = list(recorded_steps(records))
-    sizes = {plan.step: StepSize.of(plan) for plan in harness.runner.plans}
+    sizes = {plan.step: StepSize.from_plan(plan) for plan in harness.runner.plans}
     assert 20 < len(steps) <= len(sizes)
     assert all(size in sizes.values() and seconds > 0.0 for size, seconds in steps)
 

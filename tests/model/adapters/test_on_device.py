@@ -88,7 +88,7 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def tell(engine: Engine, wanted: list[AddRequest], folders: list[Path]) -> list[Any]:
-    """What clients are told; every fourth request wants the base model."""
+    """Return the outputs of clients; every fourth request wants the base model."""
     adapters = engine.extension(AdapterRequests)
     assert adapters is not None
     for request in wanted:

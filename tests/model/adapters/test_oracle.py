@@ -1,4 +1,4 @@
-"""What adapters do is what peft does, in several families and with every option that is supported."""
+"""Compare adapters with peft, in several families and with every option that is supported."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def gathered(memory: torch.Tensor, table: torch.Tensor, length: int) -> torch.Te
 
 
 def attention_over_pages(q, keys, values, page_table, query_starts, context_lens, window, scale):
-    """What both libraries promise, written out: causal, aligned at the end, keys in pages."""
+    """Compute what both libraries promise, written out: causal, aligned at the end, keys in pages."""
     output = torch.empty_like(q)
     for request, length in enumerate(context_lens.tolist()):
         start, end = query_starts[request : request + 2].tolist()

@@ -1,4 +1,4 @@
-"""Which attention is chosen, what is said of it, and what is refused; a GPU is imagined."""
+"""Check the choice of an attention backend, its reasons and its refusals, on an imagined GPU."""
 
 from __future__ import annotations
 

@@ -118,13 +118,15 @@ ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
 # Decodes with four and with eight drafts, and those that share pages.
 DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32}, {"SHARES": True})
-# Products of few rows, plain and with a gate.
+# Products of few rows, plain and with a gate, by a weight in bfloat16 and in eight-bit floats.
 FEW = [
-    (tiling, {"ROWS": tiling.rows, "COLUMNS": tiling.columns, "TILE": tiling.depth, "GATE": gate_kind})
+    (tiling, {"ROWS": tiling.rows, "COLUMNS": tiling.columns, "TILE": tiling.depth, "GATE": kind, "HAS_SCALES": is_fp8})
+    for is_fp8 in (False, True)
     for num_rows in (1, few_rows.MOST_ROWS)
-    for gate_kind in (-1, 0)
-    for tiling in [few_rows.tiling_for(1024, num_rows, gate_kind >= 0)]
+    for kind in (-1, 0)
+    for tiling in [few_rows.tiling_for(1024, num_rows, kind >= 0, is_fp8)]
 ]
+LEAST_FP8_CAPABILITY = 89
 NORMS = (
     {"ROUNDS": False, "IS_OFFSET": False},
     {"ROUNDS": True, "IS_OFFSET": False},
@@ -167,6 +169,9 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     pointers = {**POINTERS, **dict.fromkeys(ACTIVATIONS, f"*{dtype}")}
     if constants.get("IS_FP4"):
         pointers["weight"] = "*u8"
+    if kernel is few_rows._few_rows:
+        constants = {**constants, "BY_BITS": dtype == "bf16"}
+        pointers["weight"] = "*fp8e4nv" if constants["HAS_SCALES"] else pointers["weight"]
     if "PDL" in kernel.arg_names:
         constants = {**constants, "PDL": capability >= 90}
     types = {**pointers, **NUMBERS, **dict.fromkeys(constants, "constexpr")}
@@ -182,7 +187,8 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     if kernel is attention._attend:
         options["num_stages"] = ATTENTION_STAGES[dtype]
     if kernel is few_rows._few_rows:
-        options["num_stages"] = few_rows.tiling_for(1024, constants["ROWS"], constants["GATE"] >= 0).stages
+        kinds = constants["GATE"] >= 0, constants["HAS_SCALES"]
+        options["num_stages"] = few_rows.tiling_for(1024, constants["ROWS"], *kinds).stages
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -192,19 +198,19 @@ def units_of(ptx: str) -> str:
 
 
 def layout_of(ttgir: str) -> str:
-    """How matrix units are used: warps along rows x columns of a tile, and the shapes of the instructions."""
+    """Return the use of matrix units: warps along rows x columns of a tile, and the shapes of the instructions."""
     found = re.findall(r"nvidia_mma<{.*?warpsPerCTA = \[(.*?)\], instrShape = \[(.*?)\]", ttgir)
     warps, shapes = (sorted({match[part].replace(", ", "x") for match in found}) for part in (0, 1))
     return "+".join(warps) + ":" + "+".join(shapes)
 
 
 def open_copies(ptx: str) -> int:
-    """How many groups of copies to shared memory are still on their way when a loop goes on."""
+    """Count the groups of copies to shared memory still on their way when a loop goes on."""
     return max((int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0)
 
 
 def loads_ahead(ptx: str) -> str:
-    """How many loads stand before a kernel's wait for those in front of it; `-` if it does not wait."""
+    """Count the loads before a kernel's wait for those in front of it; `-` if it does not wait."""
     before, wait, _ = ptx.partition("griddepcontrol.wait")
     assert not wait or "st.global" not in before, "what others may still read is not written"
     return str(before.count("ld.global")) if wait else "-"
@@ -222,6 +228,8 @@ def main() -> None:
             for tiles, num_warps in PROMPTS[dtype]
         ]
         for kernel, constants, warps in [*prompts, *CASES]:
+            if constants.get("HAS_SCALES") and (dtype != "bf16" or capability < LEAST_FP8_CAPABILITY):
+                continue
             compiled = compile_one(kernel, constants, warps, capability, dtype)
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
             ptx, layout = compiled.asm["ptx"], layout_of(compiled.asm["ttgir"])

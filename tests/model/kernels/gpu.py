@@ -1,4 +1,4 @@
-"""Where the Triton kernels of a test run: on a GPU where there is one, else interpreted on the CPU."""
+"""Choose where the Triton kernels of a test run: on a GPU where there is one, else interpreted on the CPU."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def draw_step(rng: np.random.Generator, most_tokens: int, device: str = "cpu") -
 
 
 def is_in(rows: StateRows, num_tokens: int) -> torch.Tensor:
-    """Which tokens run through a state, [num_tokens] bool."""
+    """Return the tokens that run through a state, [num_tokens] bool."""
     inside = torch.zeros(num_tokens, dtype=torch.bool)
     for start, stop in rows.spans.tolist():
         inside[start:stop] = True
@@ -41,7 +41,7 @@ def is_in(rows: StateRows, num_tokens: int) -> torch.Tensor:
 
 
 def run_into(out: torch.Tensor, rows: StateRows, kernel: Callable[[torch.Tensor], None]) -> torch.Tensor:
-    """What a kernel writes to the tokens of some rows, the others among it, which are as they were."""
+    """Return a kernel's output for the tokens of some rows; those of others are unchanged."""
     kernel(out.fill_(UNTOUCHED))
     outside = ~is_in(rows, len(out))
     assert (out[outside.to(out.device)] == UNTOUCHED).all(), "tokens of no row are left as they are"
@@ -76,7 +76,7 @@ def poison(state: torch.Tensor, rows: StateRows) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Conv:
-    """What `short_conv` takes but for the rows."""
+    """The arguments of `short_conv` without the rows."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -97,7 +97,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class Delta:
-    """What `delta_rule` takes but for the rows."""
+    """The arguments of `delta_rule` without the rows."""
 
     mixed: torch.Tensor
     gates: torch.Tensor

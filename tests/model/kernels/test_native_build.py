@@ -1,4 +1,4 @@
-"""What is built, what is said where nothing can be, and what the stub promises."""
+"""Check what is built, the message where nothing can be, and what the stub promises."""
 
 import ast
 import importlib.util

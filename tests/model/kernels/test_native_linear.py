@@ -179,7 +179,7 @@ def test_argmax_takes_the_lowest_of_equals_and_none_that_is_no_number(isa, rng):
 @every_isa
 @every_format
 def test_nothing_beside_a_row_is_read_into_it(isa, format, rng):
-    """What lies before, between and behind the rows of x is poison."""
+    """Put poison before, between and behind the rows of x."""
     for in_size in (1, 33, 64, 97):
         weight, x = drawn(50, in_size), drawn(11, in_size)
         poisoned = torch.full((13, in_size + 9), torch.nan).bfloat16()

@@ -15,7 +15,7 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def steps_apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """How many bfloat16 numbers lie between two, plus 1; 0 where they are the same."""
+    """Count the bfloat16 numbers between two, plus 1; 0 where they are the same."""
     ordered = [torch.where(bits < 0, -(bits & 0x7FFF), bits) for bits in (x.view(torch.int16).int() for x in (a, b))]
     return (ordered[0] - ordered[1]).abs()
 

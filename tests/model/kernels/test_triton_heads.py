@@ -35,7 +35,7 @@ def test_it_equals_the_reference_and_writes_nowhere_else(
             torch.full((pages, page_size, kv_heads, head_dim), torch.nan, dtype=dtype, device=DEVICE) for _ in "kv"
         ]
 
-        q, k, v = split_heads(qkv.clone(), (num_heads, kv_heads), norms, StepAngles(positions).of(rotary))
+        q, k, v = split_heads(qkv.clone(), (num_heads, kv_heads), norms, StepAngles(positions).angles_of(rotary))
         expected = [part.clone() for part in memory]
         for part, values in zip(expected, (k, v), strict=True):
             part.view(-1, kv_heads, head_dim)[slots] = values

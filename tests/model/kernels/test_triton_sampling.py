@@ -71,7 +71,7 @@ def test_every_kind_of_draw_gives_the_token_of_the_reference(rng: np.random.Gene
 
 
 def compare(logits: torch.Tensor, draws: torch.Tensor) -> int:
-    """How many rows are so near a border that rounding may give another token than the reference's, and does."""
+    """Count the rows so near a border that rounding may give another token than the reference's, and does."""
     got, want = draw(logits.to(DEVICE), draws).tolist(), reference.draw(logits.float(), draws.cpu()).tolist()
     differing = [row for row in range(len(got)) if got[row] != want[row]]
     for row in differing:

@@ -180,7 +180,7 @@ SUPPORTED = ", ".join(sorted(FAMILIES))
 
 
 def attention_of(architecture: Architecture) -> SelfAttentionSpec:
-    """What attention is in every layer, where they are all alike."""
+    """Return the attention of every layer, where they are all alike."""
     (one,) = {layer.attention for layer in architecture.layers}
     return one
 

@@ -161,7 +161,7 @@ def test_matchers_follow_what_steps_bring(
             step = rows.step(*(np.array(column) for column in zip(*columns, strict=True)))
             assert step is not None
             token_ids = draw(step, sequences, drafts, rng)
-            assert step.take(token_ids) == {}
+            assert step.take_samples(token_ids) == {}
             start = 0
             for one, own in zip(sequences, drafts, strict=True):
                 samples = token_ids[start : start + 1 + len(own)].tolist()

@@ -108,7 +108,7 @@ def allowed(found: TokenBitmask | None) -> dict[int, set[int]]:
 
 
 def masks(now: GrammarStep) -> dict[int, set[int]]:
-    """What all rows of a step are left with that have a mask by now."""
+    """Return the tokens left by the masks that the rows of a step have by now."""
     return {**allowed(now.ready(CPU)), **allowed(now.deciding(torch.zeros(0)))}
 
 
@@ -117,7 +117,7 @@ def test_a_row_follows_its_output_and_forgets_its_former_owner(rows: GrammarRows
     assert masks(step(rows, (0, 5), (1, 2))) == {0: {3}, 1: {0}}
     now = step(rows, (0, 5))
     now.ready(CPU)
-    assert now.take(np.array([3], dtype=np.int32)) == {}
+    assert now.take_samples(np.array([3], dtype=np.int32)) == {}
     rows.set([new_row(1, [], grammar=None)])
     assert masks(step(rows, (0, 6), (1, 3))) == {0: {4}}
     rows.set([new_row(0, [9])])
@@ -133,14 +133,14 @@ def test_a_late_mask_costs_its_own_row_a_token_and_no_other(rows: GrammarRows, t
     now = step(rows, (0, 2), (1, 2))
     assert masks(now) == {0: {0}}
     token_ids = np.array([0, 33], dtype=np.int32)
-    assert now.take(token_ids) == {}
+    assert now.take_samples(token_ids) == {}
     assert token_ids.tolist() == [0, -1]
     # A step that was launched before that was known goes without too, though the mask is there now.
     template.gate.set()
     ahead = step(rows, (0, 3), (1, 3))
     ahead.ready(CPU)
     token_ids = np.array([1, 33], dtype=np.int32)
-    ahead.take(token_ids)
+    ahead.take_samples(token_ids)
     assert token_ids.tolist() == [1, -1]
     assert masks(step(rows, (1, 2))) == {0: {0}}
 
@@ -152,11 +152,11 @@ def test_a_grammar_that_fails_says_so_and_its_row_goes_without(rows: GrammarRows
     first = step(rows, (0, 2), (1, 2))
     first.ready(CPU)
     token_ids = np.array([0, 0], dtype=np.int32)
-    assert first.take(token_ids) == {1: "its grammar is gone"}
+    assert first.take_samples(token_ids) == {1: "its grammar is gone"}
     second = step(rows, (0, 3), (1, 2))
     assert second.ready(CPU) is None
     token_ids = np.array([4, 4], dtype=np.int32)
-    failures = second.take(token_ids)
+    failures = second.take_samples(token_ids)
     assert "nothing matches" in failures[0]
     assert token_ids.tolist() == [-1, -1]
 
@@ -182,7 +182,7 @@ def run(rows: GrammarRows, drawn: dict[tuple[int, int], int]) -> dict[int, set[i
     again = allowed(now.deciding(torch.from_numpy(token_ids)))
     for index, left in again.items():
         token_ids[index] = min(left)
-    assert now.take(token_ids) == {}
+    assert now.take_samples(token_ids) == {}
     return again
 
 
@@ -205,7 +205,7 @@ def test_rows_with_filters_keep_their_masks_on_the_host(host_rows: GrammarRows) 
         assert allowed(now.ready(CPU)) == {row: {position - 2} for row in range(3)}
         token_ids = np.full(3, position - 2, dtype=np.int32)
         assert now.deciding(torch.from_numpy(token_ids)) is None
-        assert now.take(token_ids) == {}
+        assert now.take_samples(token_ids) == {}
 
 
 def test_a_resumed_row_replays_its_output_and_its_mask_only_decides(host_rows: GrammarRows, template: Counting) -> None:
@@ -216,7 +216,7 @@ def test_a_resumed_row_replays_its_output_and_its_mask_only_decides(host_rows: G
     token_ids = np.array([3, 9, 3], dtype=np.int32)
     assert allowed(now.deciding(torch.from_numpy(token_ids))) == {1: {3}}
     token_ids[1] = 3
-    assert now.take(token_ids) == {}
+    assert now.take_samples(token_ids) == {}
     now = step(host_rows, (0, 6), (1, 6))
     assert now.ready(CPU) is None
     assert now.deciding(torch.tensor([4, 4])) is None
@@ -258,7 +258,7 @@ def test_a_row_whose_grammar_has_become_slow_goes_back_to_masks_and_is_not_asked
     slow = host_rows._rows[0]
     slow.is_slow = True
     template.gate.clear()
-    now.take(np.array([0, 0], dtype=np.int32))
+    now.take_samples(np.array([0, 0], dtype=np.int32))
     # Its mask is being filled: it goes without a token, and the other is asked as before.
     now = step(host_rows, (0, 3), (1, 3))
     template.copies[1].gate = threading.Event()
@@ -266,7 +266,7 @@ def test_a_row_whose_grammar_has_become_slow_goes_back_to_masks_and_is_not_asked
     assert now.ready(CPU) is None
     token_ids = np.array([1, 1], dtype=np.int32)
     assert now.deciding(torch.from_numpy(token_ids)) is None
-    assert now.take(token_ids) == {}
+    assert now.take_samples(token_ids) == {}
     assert token_ids.tolist() == [-1, 1]
     template.gate.set()
     now = step(host_rows, (0, 3))
@@ -281,7 +281,7 @@ def test_a_row_that_drew_first_and_whose_grammar_fails_says_so(host_rows: Gramma
     now.ready(CPU)
     token_ids = np.array([0, 0], dtype=np.int32)
     assert now.deciding(torch.from_numpy(token_ids)) is None
-    assert "nothing matches" in now.take(token_ids)[1]
+    assert "nothing matches" in now.take_samples(token_ids)[1]
     assert token_ids.tolist() == [0, -1]
 
 

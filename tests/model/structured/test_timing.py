@@ -81,7 +81,7 @@ def running(model: Path, overlap: bool) -> Iterator[Engine]:
 
 
 def run(engine: Engine, requests: list[AddRequest], preempts: random.Random | None = None) -> Outputs:
-    """What each request sampled and how it ended; `preempts` decides when all that run are preempted."""
+    """Return each request's samples and its end; `preempts` decides when all that run are preempted."""
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}
     logprobs: dict[str, list[TokenLogprobs]] = {request.id: [] for request in requests}
     ends: dict[str, tuple[FinishReason | None, str | None]] = {}

@@ -48,7 +48,7 @@ def chat(*parts: str | Image.Image | Frames, fps: float = 2.0) -> list[dict[str,
 
 
 def patches(frames: Frames) -> tuple[torch.Tensor, torch.Tensor]:
-    """What their video processor, which needs torchvision, makes of frames, [patches, 1536]; and the grid."""
+    """Return the patches that their video processor, which needs torchvision, makes of frames; and the grid."""
     size = frames[0].height, frames[0].width
     height, width = their_frame_resize(len(frames), *size, 2, 32, MIN_PIXELS, MAX_VIDEO_PIXELS)
     resized = [np.asarray(one.resize((width, height), Image.Resampling.BICUBIC)) for one in frames]

@@ -42,7 +42,7 @@ ARCHITECTURES = {
 
 
 def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """What llama.cpp's converter does to q and k of Llama and of what it takes for a Llama."""
+    """Permute q and k as llama.cpp's converter does for Llama and what it takes for a Llama."""
     return weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
@@ -107,7 +107,7 @@ def kv_heads(config: dict[str, Any]) -> int | list[int]:
 
 
 def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
-    """What one family has."""
+    """Add the values of one family."""
     if family == "qwen3_moe":
         writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])

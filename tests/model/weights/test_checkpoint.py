@@ -33,7 +33,7 @@ def load(folder: Path, **options: Any) -> Decoder:
 
 
 def parameters(decoder: Decoder) -> dict[str, torch.Tensor]:
-    """Where each tensor of a checkpoint must have gone, written out by hand."""
+    """Return the place of each tensor of a checkpoint, written out by hand."""
     found = {"model.embed_tokens.weight": decoder.embedding.weight, "model.norm.weight": decoder.final_norm.weight}
     if not decoder.architecture.tie_embeddings:
         found["lm_head.weight"] = decoder.head.weight
@@ -72,7 +72,7 @@ def linear_parameters(prefix: str, linear: Linear) -> Iterator[tuple[str, torch.
 
 
 def refusal(folder: Path) -> str:
-    """What loading the folder says; one sentence on one line."""
+    """Return the error of loading the folder; one sentence on one line."""
     with pytest.raises(InvalidCheckpoint) as raised:
         load(folder)
     assert "\n" not in str(raised.value)

@@ -87,7 +87,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         faults = [] if count else [LineFault("empty_file", "no lines")]
         places = [LinePlace(number, f"id {number}", number * 10, 10) for number in range(1, count + 1)]
-        self.store.begin(batch_id, InputLines(places, faults, "m"), self.now)
+        self.store.begin_batch(batch_id, InputLines(places, faults, "m"), self.now)
         if self.status(batch_id) == "validating":
             self.move_model(batch_id, "in_progress" if count else "failed")
             self.lines[batch_id] = dict.fromkeys(range(1, count + 1))
@@ -124,7 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.status(batch_id) not in ENDS:
             return
         file = File(id=new_id("file-"), bytes=4, created_at=self.now, filename="o", purpose="batch_output")
-        ended = self.store.end(batch_id, file if has_output else None, None, self.now)
+        ended = self.store.end_batch(batch_id, file if has_output else None, None, self.now)
         self.move_model(batch_id, ENDS[self.status(batch_id)])
         self.lines.pop(batch_id, None)
         assert (ended.output_file_id, ended.error_file_id) == (file.id if has_output else None, None)

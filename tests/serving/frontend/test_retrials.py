@@ -23,7 +23,7 @@ def test_nobody_waits_while_nobody_is_under_suspicion():
 def test_each_suspect_is_alone_and_others_follow_in_order():
     cleared = []
     retrials = Retrials(cleared.append)
-    retrials.begin(["a", "b"], ended=["gone"])
+    retrials.begin_trials(["a", "b"], ended=["gone"])
     assert cleared == [["gone"]]
     messages = [prompt("a", "a2"), EncodeText(id="b", text="x"), prompt("c"), prompt("d")]
     for message in messages:
@@ -44,7 +44,7 @@ def test_each_suspect_is_alone_and_others_follow_in_order():
 def test_who_is_aborted_in_line_has_no_turn():
     cleared = []
     retrials = Retrials(cleared.append)
-    retrials.begin(["a", "b"], ended=[])
+    retrials.begin_trials(["a", "b"], ended=[])
     for message in (prompt("a"), prompt("b"), prompt("c", "d")):
         retrials.wait(message, 1)
     retrials.abort(["b", "d"])

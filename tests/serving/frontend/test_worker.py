@@ -35,7 +35,7 @@ def test_a_text_that_is_prepared_in_a_thread_shows_in_the_beats(tmp_path):
     try:
         assert heartbeat.beat().job == ""
         for size in (LONG_BYTES + 1, HUGE_BYTES + 1):
-            loop.take(EncodeText(id="a", text="long"), size)
+            loop.handle_message(EncodeText(id="a", text="long"), size)
             assert processor.begun.acquire(timeout=10)
             assert heartbeat.beat().limit == 30 * PREPARE_PATIENCE
         assert heartbeat.beat().job == "a long text", "it has waited for longer"
@@ -50,7 +50,7 @@ def test_an_image_is_decoded_in_a_thread_however_short_its_message_is(tmp_path):
     loop = WorkerLoop("worker-0", processor, (None, None, None), heartbeat, WorkPage(tmp_path / "page"), 2.0)
     parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
     try:
-        loop.take(EncodeText(id="a", messages=[{"role": "user", "content": parts}]), 100)
+        loop.handle_message(EncodeText(id="a", messages=[{"role": "user", "content": parts}]), 100)
         assert processor.begun.acquire(timeout=10)
     finally:
         processor.let_go.set()

@@ -87,9 +87,9 @@ def samples(metrics: Metrics) -> dict[str, float]:
 def engine(*told: EngineStats, index: int = 0) -> EngineHandle:
     """An engine that is ready and has told these numbers."""
     handle = EngineHandle(index, lambda message: None, [PartHealth("the engine", 30)])
-    handle.take(ready(num_pages=64, engine=index))
+    handle.handle_message(ready(num_pages=64, engine=index))
     for numbers in told:
-        handle.take(numbers)
+        handle.handle_message(numbers)
     return handle
 
 
@@ -108,7 +108,7 @@ def busy_metrics(**how) -> Metrics:
 
 
 def busy_stats(**changes) -> EngineStats:
-    histogram = Histogram.of(SECONDS)
+    histogram = Histogram.with_bounds(SECONDS)
     histogram.add(0.002)
     return stats(
         waiting_by_reason={"capacity": 1},
@@ -235,7 +235,7 @@ def test_a_request_that_never_ran_has_no_phases():
 
 
 def test_histograms_of_the_engine_are_cumulative():
-    histogram = Histogram.of((1.0, 10.0))
+    histogram = Histogram.with_bounds((1.0, 10.0))
     for value in (0.5, 1.0, 5.0, 50.0, 60.0):
         histogram.add(value)
     shown = samples(metrics_of(stats(step_tokens=histogram)))

@@ -67,10 +67,10 @@ def outputs(source: str, *ones: TokenOutput) -> StepOutputs:
 def test_what_an_engine_has_brought_goes_to_the_next_life() -> None:
     ours, boxes = dispatcher()
     ours.add(request("a"))
-    assert ours.take(outputs("engine-0", TokenOutput("a", [5, 6])))
-    assert ours.hear(EngineLost(0)) == []
+    assert ours.apply_outputs(outputs("engine-0", TokenOutput("a", [5, 6])))
+    assert ours.apply_news(EngineLost(0)) == []
     ours.add(request("b"))  # it waits
-    assert [one.id for one in ours.hear(EngineBack(0, "engine-0-life-1"))] == ["a", "b"]
+    assert [one.id for one in ours.apply_news(EngineBack(0, "engine-0-life-1"))] == ["a", "b"]
     again = boxes["engine-0-life-1"].requests
     assert again["a"].output_token_ids == [5, 6] and again["b"].output_token_ids == []
 
@@ -79,28 +79,28 @@ def test_a_suspect_that_has_ended_is_cleared_by_whoever_had_it() -> None:
     ours, _ = dispatcher(mark="1-")
     ours.add(request("1-a"))
     ours.add(request("1-b"))
-    ours.take(outputs("engine-0", TokenOutput("1-b", [5], FinishReason.LENGTH)))
-    ours.hear(EngineLost(0, ["1-a", "1-b", "2-c"]))
+    ours.apply_outputs(outputs("engine-0", TokenOutput("1-b", [5], FinishReason.LENGTH)))
+    ours.apply_news(EngineLost(0, ["1-a", "1-b", "2-c"]))
     assert ours.cleared() == ["1-b"], "not those of another text worker, nor one that is open"
 
 
 def test_what_a_dead_engine_had_on_its_way_is_dropped() -> None:
     ours, _ = dispatcher()
     ours.add(request("a"))
-    ours.hear(EngineLost(0))
-    assert not ours.take(outputs("engine-0", TokenOutput("a", [5])))
-    ours.hear(EngineBack(0, "engine-0-life-1"))
-    assert not ours.take(outputs("engine-0", TokenOutput("a", [5])))
-    assert ours.take(outputs("engine-0-life-1", TokenOutput("a", [5])))
+    ours.apply_news(EngineLost(0))
+    assert not ours.apply_outputs(outputs("engine-0", TokenOutput("a", [5])))
+    ours.apply_news(EngineBack(0, "engine-0-life-1"))
+    assert not ours.apply_outputs(outputs("engine-0", TokenOutput("a", [5])))
+    assert ours.apply_outputs(outputs("engine-0-life-1", TokenOutput("a", [5])))
 
 
 def test_prompt_log_probabilities_that_are_out_are_not_asked_for_again() -> None:
     journal = Journal()
     asked = request("a", prompt_logprobs=1)
     journal.accept(asked)
-    journal.take([TokenOutput("a", [])])
+    journal.record_outputs([TokenOutput("a", [])])
     assert [one.params.prompt_logprobs for one in journal] == [1]
-    journal.take([TokenOutput("a", [4])])
+    journal.record_outputs([TokenOutput("a", [4])])
     assert [one.params.prompt_logprobs for one in journal] == [None]
 
 
@@ -115,12 +115,12 @@ def test_suspects_run_one_after_the_other_and_others_do_not_wait() -> None:
     ours, boxes = dispatcher()
     for name in "abc":
         ours.add(request(name))
-    ours.hear(EngineLost(0, suspects=["a", "b"]))
-    ours.hear(EngineBack(0, "next"))
+    ours.apply_news(EngineLost(0, suspects=["a", "b"]))
+    ours.apply_news(EngineBack(0, "next"))
     assert set(boxes["next"].requests) == {"a", "c"}
     for _ in range(HARMLESS_OUTPUTS):
         assert "b" not in boxes["next"].requests
-        ours.take(outputs("next", TokenOutput("a", [1])))
+        ours.apply_outputs(outputs("next", TokenOutput("a", [1])))
     assert set(boxes["next"].requests) == {"a", "b", "c"}
     assert ours.cleared() == ["a"]
     ours.abort(["b"])
@@ -132,8 +132,8 @@ def test_an_aborted_request_is_not_sent_again(engines: int) -> None:
     ours, boxes = dispatcher(engines)
     ours.add(request("a"))
     ours.abort(["a"])
-    ours.hear(EngineLost(0))
-    assert ours.hear(EngineBack(0, "next")) == []
+    ours.apply_news(EngineLost(0))
+    assert ours.apply_news(EngineBack(0, "next")) == []
     assert not boxes["next"].requests
 
 
@@ -142,12 +142,12 @@ def test_a_draining_engine_gets_nothing_new_and_says_once_that_it_is_idle() -> N
     ours.add(request("a"))
     (home,) = [number for number in (0, 1) if boxes[f"engine-{number}"].requests]
     assert ours.idle() == []
-    ours.hear(EngineDraining(home))
+    ours.apply_news(EngineDraining(home))
     for number in range(4):
         ours.add(request(f"b{number}"))
     assert set(boxes[f"engine-{home}"].requests) == {"a"}
     assert ours.idle() == []
-    ours.take(outputs(f"engine-{home}", TokenOutput("a", [1], FinishReason.STOP)))
+    ours.apply_outputs(outputs(f"engine-{home}", TokenOutput("a", [1], FinishReason.STOP)))
     assert ours.idle() == [home] and ours.idle() == []
 
 
@@ -155,10 +155,10 @@ def test_what_is_bound_to_an_engine_waits_for_it_until_that_is_removed() -> None
     ours, boxes = dispatcher(2)
     ours.add(request("a"))
     (home,) = [number for number in (0, 1) if boxes[f"engine-{number}"].requests]
-    ours.hear(EngineDraining(home, is_bound=True))
-    assert ours.hear(EngineLost(home)) == []
-    assert [one.id for one in ours.hear(EngineBack(home, "next"))] == ["a"]
-    assert [one.id for one in ours.hear(EngineLost(home, is_removed=True))] == ["a"]
+    ours.apply_news(EngineDraining(home, is_bound=True))
+    assert ours.apply_news(EngineLost(home)) == []
+    assert [one.id for one in ours.apply_news(EngineBack(home, "next"))] == ["a"]
+    assert [one.id for one in ours.apply_news(EngineLost(home, is_removed=True))] == ["a"]
     assert "a" in boxes[f"engine-{1 - home}"].requests
 
 
@@ -197,14 +197,14 @@ class Lives(RuleBasedStateMachine):
             assert had == self.told[name], "it goes on behind what is known"
             fresh = [*range(len(had), len(had) + count)]
             had += fresh
-            assert self.ours.take(outputs(inbox, TokenOutput(name, fresh)))
+            assert self.ours.apply_outputs(outputs(inbox, TokenOutput(name, fresh)))
             self.told[name] += fresh
 
     @rule(name=consumes(open_requests))
     def finish(self, name: str) -> None:
         if name in self.told and (inbox := self.engine_with(name)) is not None:
             del self.boxes[inbox].requests[name]
-            self.ours.take(outputs(inbox, TokenOutput(name, [0], FinishReason.STOP)))
+            self.ours.apply_outputs(outputs(inbox, TokenOutput(name, [0], FinishReason.STOP)))
             del self.told[name]
 
     @rule(name=consumes(open_requests))
@@ -217,7 +217,7 @@ class Lives(RuleBasedStateMachine):
         if (inbox := self.living.pop(engine, None)) is not None:
             ran = list(self.boxes[inbox].requests) if is_suspicious else []
             self.suspects |= set(ran)
-            self.ours.hear(EngineLost(engine, suspects=ran))
+            self.ours.apply_news(EngineLost(engine, suspects=ran))
 
     @rule(engine=st.integers(0, ENGINES - 1), is_bound=st.booleans())
     def drain(self, engine: int, is_bound: bool) -> None:
@@ -225,7 +225,7 @@ class Lives(RuleBasedStateMachine):
             self.draining.add(engine)
             if is_bound:
                 self.home |= {name: engine for name in self.told if name in self.boxes[self.living[engine]].requests}
-            self.ours.hear(EngineDraining(engine, is_bound))
+            self.ours.apply_news(EngineDraining(engine, is_bound))
 
     @rule(engine=st.integers(0, ENGINES - 1))
     def remove(self, engine: int) -> None:
@@ -233,14 +233,14 @@ class Lives(RuleBasedStateMachine):
             self.living.pop(engine, None)
             self.draining.discard(engine)
             self.home = {name: its for name, its in self.home.items() if its != engine}
-            self.ours.hear(EngineLost(engine, is_removed=True))
+            self.ours.apply_news(EngineLost(engine, is_removed=True))
 
     @rule(engine=st.integers(0, ENGINES - 1))
     def come_back(self, engine: int) -> None:
         if engine not in self.living:
             self.num_lives += 1
             self.living[engine] = f"life-{self.num_lives}"
-            self.ours.hear(EngineBack(engine, self.living[engine]))
+            self.ours.apply_news(EngineBack(engine, self.living[engine]))
 
     @invariant()
     def each_is_with_an_engine_or_waits_for_a_reason(self) -> None:

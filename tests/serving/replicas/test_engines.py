@@ -34,7 +34,7 @@ def test_an_engine_that_is_removed_is_not_waited_for() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         pair.engines.remove(1)
-        pair.engines[0].take(Done(pair.asked[0].id, True))
+        pair.engines[0].handle_message(Done(pair.asked[0].id, True))
         assert await asyncio.wait_for(call, 10)
         assert [engine.index for engine in pair.engines] == [0]
 
@@ -49,7 +49,7 @@ def test_every_engine_is_told_what_to_forget() -> None:
         await asyncio.sleep(0)
         assert [(asked.preempt_running, asked.reset_external) for asked in pair.asked.values()] == [(False, True)] * 2
         for index, asked in pair.asked.items():
-            pair.engines[index].take(Done(asked.id, True))
+            pair.engines[index].handle_message(Done(asked.id, True))
         assert await asyncio.wait_for(call, 10)
 
     asyncio.run(work())
@@ -62,7 +62,7 @@ def test_an_engine_that_dies_leaves_the_call_without_an_answer() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         pair.engines[1].lose()
-        pair.engines[0].take(Done(pair.asked[0].id, True))
+        pair.engines[0].handle_message(Done(pair.asked[0].id, True))
         with pytest.raises(EngineDead, match="started again"):
             await asyncio.wait_for(call, 10)
 

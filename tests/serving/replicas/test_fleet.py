@@ -34,7 +34,7 @@ class Parts:
 
 
 def replace(model: str) -> tuple[str, list[str]]:
-    """What is said of a path, and which engines were started."""
+    """Return the answer for a path, and the engines that were started."""
     parts = Parts()
     with pytest.raises((InvalidRequest, NotImplementedError)) as raised:
         asyncio.run(Fleet(cast("Supervisor", parts)).replace_weights(model))

@@ -24,7 +24,7 @@ def test_silence_is_trouble_within_five_seconds_of_a_missed_beat():
     health.pass_time(4)
     assert health.trouble is None
     health.pass_time(0.5)
-    assert health.trouble == "the engine has not been heard for 4 seconds"
+    assert health.trouble == "the engine has not reported for 4 seconds"
     assert health.is_deaf
     health.beats(Beat(part="engine"))
     assert health.trouble is None
@@ -111,7 +111,7 @@ def test_each_loop_is_asked_once_until_it_answers():
     watched.watch.tick(0.5)
     watched.watch.tick(0.5)
     assert watched.pinged == ["engine", "worker-0"]
-    watched.watch.hear("worker-0", Pong("worker-0"))
+    watched.watch.note_sign("worker-0", Pong("worker-0"))
     watched.watch.tick(0.5)
     assert watched.pinged == ["engine", "worker-0", "worker-0"]
 
@@ -152,15 +152,15 @@ def test_a_hang_is_one_line_with_the_stack_and_its_end_another():
         watched = Watched()
         watched.watch.started()
         for _ in range(12):
-            watched.watch.hear("worker-0", Beat(part="worker-0"))
+            watched.watch.note_sign("worker-0", Beat(part="worker-0"))
             watched.watch.tick(TICK_SECONDS)
             await asyncio.sleep(0)
-        assert watched.watch.trouble == "the engine has not been heard for 6 seconds"
+        assert watched.watch.trouble == "the engine has not reported for 6 seconds"
         assert watched.told[-2:] == [("engine", True), ("worker-0", False)]
-        watched.watch.hear("engine", Beat(part="engine"))
+        watched.watch.note_sign("engine", Beat(part="engine"))
         watched.watch.tick(TICK_SECONDS)
         assert watched.said == [
-            ("engine", "the engine has not been heard for 4 seconds | Thread 1 | stack of engine"),
+            ("engine", "the engine has not reported for 4 seconds | Thread 1 | stack of engine"),
             ("engine", "the engine goes on"),
         ]
         assert watched.watch.trouble is None
@@ -180,6 +180,6 @@ def test_a_part_whose_stacks_cannot_be_had_is_reported_all_the_same():
             watched.watch.tick(TICK_SECONDS)
             await asyncio.sleep(0)
         assert watched.watch.has_reported("engine"), "so that it is killed"
-        assert dict(watched.said)["engine"].endswith("its stacks cannot be had: No space left on device")
+        assert dict(watched.said)["engine"].endswith("its stacks cannot be read: No space left on device")
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""How often a part comes back, and when."""
+"""Count the restarts of a part, and time them."""
 
 from hypothesis import given
 from hypothesis import strategies as st

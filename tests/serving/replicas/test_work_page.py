@@ -1,10 +1,10 @@
-"""What a text worker was at when it died, and who is to blame."""
+"""Find a text worker's work when it died, and the request to blame."""
 
 import random
 from pathlib import Path
 
 from tokenmill.core.part_messages import Verdict
-from tokenmill.ipc.suspects import RunningPage, page_path
+from tokenmill.ipc.crash_attribution import RunningPage, page_path
 from tokenmill.serving.replicas.trials import Trials
 from tokenmill.serving.replicas.work_page import Work, WorkPage, work_at_death
 

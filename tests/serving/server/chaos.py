@@ -157,7 +157,7 @@ def num_restarts(server: RunningServer) -> float:
 
 
 async def disturbed(server: RunningServer, count: int, faults: list[str], rng: random.Random) -> tuple[list, list]:
-    """What clients hear while these faults happen, and how long each lasted: the streams come again until all have."""
+    """Return the clients' streams during these faults, and how long each lasted: streams come again until all have."""
     heard, lasted = [], []
     while faults:
         calls = asyncio.ensure_future(answers(server.url, count))

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from tokenmill.ipc.suspects import MarkingExecutor
+from tokenmill.ipc.crash_attribution import MarkingExecutor
 from tokenmill.startup.assembly.engine_process import main
 
 KILLS = 7

@@ -34,7 +34,7 @@ KINDS = [
 
 
 async def answers(url: str, count: int) -> list[tuple]:
-    """What clients hear of so many streams at once."""
+    """Return the clients' answers of this many streams at once."""
     limits = httpx.Limits(max_connections=None)
     async with (
         httpx.AsyncClient(limits=limits, timeout=300) as http,
@@ -44,7 +44,7 @@ async def answers(url: str, count: int) -> list[tuple]:
 
 
 async def answer(client: openai.AsyncOpenAI, number: int) -> tuple:
-    """What a client hears of one stream, whose number says of which kind it is."""
+    """Return a client's answer of one stream, whose number says of which kind it is."""
     kind = {"seed": number, **KINDS[number % len(KINDS)]}
     question = f"{number} " + " ".join(
         random.Random(number).choices(["tell", "me", "of", "mills"], k=kind.pop("words", 6))

@@ -99,7 +99,7 @@ def test_what_one_process_keeps_all_answer(server):
 
 
 def established(server) -> list[int]:
-    """How many connections each process has with clients."""
+    """Count the connections of each process with clients."""
     port = f":{int(server.url.rsplit(':', 1)[1]):04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     inodes = {row[9] for row in rows if row[1].endswith(port) and row[3] == "01"}
@@ -118,7 +118,7 @@ def test_connections_that_come_at_once_are_spread(server):
     port = int(server.url.rsplit(":", 1)[1])
 
     def spread(count: int) -> list[int]:
-        """How many of so many clients, which all knock before any is let in, each process takes."""
+        """Count the clients that each process takes, of some that all connect before any is accepted."""
         with contextlib.ExitStack() as stack:
             for _ in range(count):
                 client = stack.enter_context(socket.socket())

@@ -1,4 +1,4 @@
-"""Whatever a client sends: a 4xx in OpenAI's form, and everybody else is served as if nothing had happened."""
+"""Answer bad requests with a 4xx in OpenAI's form, and serve all other clients as if nothing had happened."""
 
 import concurrent.futures
 import json

@@ -1,4 +1,4 @@
-"""What bodies on their way may hold together, and which of them gives way."""
+"""Bound the bytes of bodies on their way, and choose the body that gives way."""
 
 import asyncio
 import contextlib

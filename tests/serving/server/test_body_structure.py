@@ -1,4 +1,4 @@
-"""What a body makes is counted before it is decoded, and what is long is read beside the loop."""
+"""Count the values of a body before it is decoded, and read long bodies beside the loop."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ ODD = ['"', "\\", "\\\\", '\\"', ",", "[", "{", ":", "]", "}", "\n", "\t", "\u20
 
 
 def weight(value) -> int:
-    """What `check_structure` counts, from the value itself."""
+    """Return the count of `check_structure`, from the value itself."""
     if isinstance(value, dict):
         return 2 + 6 * len(value) + max(0, len(value) - 1) + sum(map(weight, value.values()))
     if isinstance(value, list):
@@ -37,7 +37,7 @@ def draw(rng: random.Random, depth: int = 0):
 
 
 def test_only_what_stands_outside_of_strings_counts(rng, monkeypatch):
-    """Whatever is in strings, and wherever the pieces end in which a body is looked at."""
+    """Try all contents of strings, and all ends of the pieces in which a body is looked at."""
     drawn = random.Random(int(rng.integers(2**32)))
     for _ in range(300):
         value = draw(drawn)

@@ -1,4 +1,4 @@
-"""What is asked for by one API or another comes to the same call, and the same message to a text worker."""
+"""Compare the APIs: the same request comes to the same call, and the same message to a text worker."""
 
 import msgspec
 import pytest

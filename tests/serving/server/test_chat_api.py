@@ -1,4 +1,4 @@
-"""What a client of /v1/chat/completions gets; the stub engine repeats the prompt, so every text is known."""
+"""Check the replies of /v1/chat/completions; the stub engine repeats the prompt, so every text is known."""
 
 import openai
 import pytest

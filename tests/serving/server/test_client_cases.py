@@ -1,4 +1,4 @@
-"""What clients send and others take: ids beyond the model's, nulls everywhere, whole contexts, our own replies."""
+"""Try what clients send and others take: ids beyond the model's, nulls everywhere, whole contexts, our replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which connection gives way, for whom places are kept, and what counts as silence."""
+"""Choose the connection that gives way, keep places, and measure silence."""
 
 import math
 

@@ -116,11 +116,11 @@ def test_both_engines_are_described_and_their_load_is_one(server):
 def test_the_engine_that_hangs_is_named(server):
     pid = child(server, "stub_engine 1 0")
     with stopped(pid):
-        assert "the engine 1 has not been heard for" in wait_for_trouble(server, "engine 1")
+        assert "the engine 1 has not reported for" in wait_for_trouble(server, "engine 1")
         assert "engine 0" not in health(server)[1]
         troubles = [one["trouble"] for one in server.http.get(f"{server.url}/server_info").json()["engines"]]
         assert troubles[0] is None
-        assert "the engine 1 has not been heard" in troubles[1]
+        assert "the engine 1 has not reported" in troubles[1]
         server.wait_for(lambda: f"kill -CONT {pid}" in server.output())
     server.wait_for(lambda: health(server)[0] == 200)
     server.wait_for(lambda: "the engine 1 goes on" in server.output())
@@ -165,7 +165,7 @@ def test_the_ranks_of_an_engine_are_started_and_watched(tmp_path):
         assert described["num_ranks"] == 2
         pid = child(server, "stub_engine 0 1")
         with stopped(pid):
-            assert "the engine rank 1 has not been heard" in wait_for_trouble(server, "engine rank 1")
+            assert "the engine rank 1 has not reported" in wait_for_trouble(server, "engine rank 1")
         server.wait_for(lambda: health(server)[0] == 200)
         os.kill(pid, signal.SIGKILL)
         assert server.wait_for_end(60) == 1

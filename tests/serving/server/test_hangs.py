@@ -1,4 +1,4 @@
-"""What hangs is noticed: /health names it, the log has its stack, and calls do not wait for it behind a green light."""
+"""Notice what hangs: /health names it, the log has its stack, and calls do not wait for it behind a green light."""
 
 import concurrent.futures
 import contextlib
@@ -65,7 +65,7 @@ def hanging_server(gate):
 
 
 def engine_reports(server) -> list[dict]:
-    """What the log says of hangs of the engine; on a busy machine a text worker may be late too."""
+    """Return the log's lines on hangs of the engine; on a busy machine a text worker may be late too."""
     lines = [json.loads(line) for line in server.output().splitlines() if line.startswith('{"time"')]
     return [line for line in lines if line["event"] == "hang" and line["part"] == "engine"]
 
@@ -74,7 +74,7 @@ def engine_reports(server) -> list[dict]:
     ("first_token", "sentence", "frame"),
     [
         (WAITS, "the engine has been busy with a step for", "in wait_for_gate"),
-        (HOLDS_THE_LOCK, "the engine has not been heard for", "in hold_the_lock"),
+        (HOLDS_THE_LOCK, "the engine has not reported for", "in hold_the_lock"),
     ],
 )
 def test_a_step_that_hangs_turns_health_red_and_its_stack_is_logged_once(
@@ -103,7 +103,7 @@ def test_a_stopped_engine_turns_health_red_until_it_goes_on(stub_model):
     with start_server(EngineConfig(model=str(stub_model))) as server:
         pid = child(server, "stub_engine")
         with stopped(pid):
-            assert "the engine has not been heard for" in wait_for_trouble(server, "the engine")
+            assert "the engine has not reported for" in wait_for_trouble(server, "the engine")
         server.wait_for(lambda: health(server)[0] == 200)
 
 
@@ -116,7 +116,7 @@ def test_calls_go_past_a_stopped_text_worker(slow_model):
         server.wait_for(lambda: server.metric("num_requests_running") == 2)
         pid = child(server, "frontend.worker 1")
         with stopped(pid):
-            assert "the text worker 1 has not been heard for" in wait_for_trouble(server, "text worker")
+            assert "the text worker 1 has not reported for" in wait_for_trouble(server, "text worker")
             server.wait_for(lambda: f"kill -CONT {pid}" in server.output())
             for _ in range(6):
                 assert server.post("/v1/completions", TEXT).status_code == 200
@@ -125,7 +125,7 @@ def test_calls_go_past_a_stopped_text_worker(slow_model):
             assert health(server)[0] == 503
         assert [reply.result().status_code for reply in early] == [200, 200], "what it had goes on when it does"
         server.wait_for(lambda: health(server)[0] == 200)
-        (line,) = [line for line in server.output().splitlines() if "text worker 1 has not been heard" in line]
+        (line,) = [line for line in server.output().splitlines() if "text worker 1 has not reported" in line]
         assert f"kill -CONT {pid}" in line
         server.wait_for(lambda: "the text worker 1 goes on" in server.output())
         assert httpx.get(f"{server.url}/health_generate", timeout=10).status_code == 200

@@ -1,4 +1,4 @@
-"""How a server starts and ends, and that nothing is left behind, whichever way it does."""
+"""Start and end a server in many ways, and check that nothing is left behind."""
 
 import contextlib
 import json

@@ -69,7 +69,7 @@ async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 def fetch(handler: Handler, *more: str, path: str = "/a.png?b=1", limit: int = 4) -> list[str]:
-    """What becomes of an image of that host, and of further ones."""
+    """Return the outcome for an image of that host, and for further ones."""
 
     async def run() -> list[str]:
         async with answering(handler) as port:
@@ -157,7 +157,7 @@ def test_a_host_that_answers_otherwise_a_moment_later_is_asked_once(monkeypatch:
         async with answering(reply(b"secret")) as port:
             fetcher = MediaFetcher([f"{HOST}:{port}"], MediaLimits(4), rebinding)
             url = f"http://{HOST}:{port}/"
-            with pytest.raises(InvalidRequest, match=r"within|cannot be asked"):  # 8.8.8.8 has nothing there
+            with pytest.raises(InvalidRequest, match=r"within|cannot be reached"):  # 8.8.8.8 has nothing there
                 await fetcher.fetched([prompt(url)])
             assert len(asked) == 1
             with pytest.raises(InvalidRequest, match="not public"):

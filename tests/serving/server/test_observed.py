@@ -129,7 +129,7 @@ def test_spans_and_lines_are_of_the_same_calls(tiny_checkpoint, collector):  # n
 
 
 def spans(received) -> list[dict]:
-    """What the collector has, with the attributes of each as `values`."""
+    """Return the collector's spans, with the attributes of each as `values`."""
     found = []
     for _, _, body in received:
         for span in body["resourceSpans"][0]["scopeSpans"][0]["spans"]:

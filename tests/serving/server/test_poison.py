@@ -46,7 +46,7 @@ def text_of(reply: httpx.Response) -> str:
 
 
 def ask(server, goods: list[str], bads: list[str], rng: random.Random) -> tuple[list[str], list[httpx.Response]]:
-    """What good and bad chats bring that are sent together, in any order."""
+    """Return the outcomes of good and bad chats sent together, in any order."""
     texts = rng.sample(goods + bads, len(goods) + len(bads))
     with concurrent.futures.ThreadPoolExecutor(len(texts)) as pool:
         replies = dict(zip(texts, pool.map(lambda text: chat(server, text), texts), strict=True))

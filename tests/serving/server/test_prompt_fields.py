@@ -1,4 +1,4 @@
-"""What replies tell of prompts, and what limits the tokens, against transformers on the same checkpoint."""
+"""Compare replies' fields on prompts and the limits of tokens with transformers on the same checkpoint."""
 
 import asyncio
 from functools import partial

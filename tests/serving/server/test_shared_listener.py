@@ -1,4 +1,4 @@
-"""How processes share the connections that come to one socket."""
+"""Share the connections of one socket between processes."""
 
 import random
 

@@ -65,7 +65,7 @@ def num_cached(reply: httpx.Response) -> int:
 
 
 def computed_prompt(split: Split, prompt: list[int]) -> dict:
-    """What a producer answers a proxy."""
+    """Return a producer's answer to a proxy."""
     reply = split.prefill.post("/v1/completions", body_of(prompt, max_tokens=1, kv_transfer_params=ASKED))
     assert reply.status_code == 200, reply.text
     return reply.json()["kv_transfer_params"]
@@ -194,7 +194,7 @@ _JSON = st.recursive(
 @settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(params=st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=9), overrides=st.booleans())
 def test_no_parameters_end_an_engine(split, params, overrides):
-    """Whatever a client says, it is answered 200 or 400, and the engine lives."""
+    """Every client is answered 200 or 400, and the engine lives."""
     if overrides:
         params = {"do_remote_prefill": True, "remote_block_ids": [1, 2, 3, 4], "remote_host": "127.0.0.1"} | params
     for server in (split.prefill, split.decode):
@@ -278,7 +278,7 @@ def test_engines_with_other_pages_compute_alone(tiny_checkpoint, tmp_path):
 
 
 def test_both_roles_in_one_server(tiny_checkpoint, tmp_path):
-    """What one has computed for the other, the other goes on with, and the other way round."""
+    """Each continues what the other has computed for it."""
     configs = [transfer_config("kv_both", tmp_path, "unix", 0, own=i, peer=1 - i) for i in range(2)]
     with (
         start_server(engine_config(tiny_checkpoint, configs[0]), ENGINE_MODULE) as one,

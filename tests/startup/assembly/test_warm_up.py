@@ -1,4 +1,4 @@
-"""What an engine runs before it serves: on a device a step as full as any, so that a lack of memory shows at once."""
+"""Check the steps before serving: on a device one as full as any, so that a lack of memory shows at once."""
 
 from __future__ import annotations
 

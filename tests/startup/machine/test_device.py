@@ -1,4 +1,4 @@
-"""How many threads a step gets."""
+"""Choose the threads of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cores engines keep to, on machines that are made of files."""
+"""Choose the cores of engines, on machines that are made of files."""
 
 import os
 

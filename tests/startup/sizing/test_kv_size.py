@@ -1,4 +1,4 @@
-"""How the KV cache is sized, and what is said when one request does not fit."""
+"""Size the KV cache, and check the message when one request does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How memory is parted between full pages and those of layers with a window. The shape is Gemma 3 4B's."""
+"""Divide memory between full pages and those of layers with a window. The shape is Gemma 3 4B's."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class KVEventLog:
         """Record that the whole cache was evicted, page by page."""
         self._events.append(CacheCleared())
 
-    def take(self) -> list[KVEvent]:
+    def take_events(self) -> list[KVEvent]:
         """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events

@@ -223,7 +223,7 @@ class WindowPages:
                 assert page not in self._full_of, "a window page beside two pages"
                 self.beside[full_page], self._full_of[page] = page, full_page
 
-    def forget(self, full_pages: Iterable[int]) -> None:
+    def forget_pages(self, full_pages: Iterable[int]) -> None:
         """Free the pages beside these pages, which the tree has given up."""
         for full_page in full_pages:
             page = int(self.beside[full_page])

@@ -42,7 +42,7 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
             requests = [alive[request_id] for request_id in message.request_ids if request_id in alive]
             return RequestStates(message.id, [_state(engine, request) for request in requests])
         case ShowTurns():
-            return live_report(message, engine.turns(), engine.scheduler)
+            return live_report(message, engine.iterations(), engine.scheduler)
 
 
 def _drain(engine: Engine, publish: Callable[[list[TokenOutput]], None]) -> None:

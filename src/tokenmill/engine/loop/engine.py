@@ -26,17 +26,17 @@ from tokenmill.core.messages import AddRequest, EngineControl, TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TurnInput
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.core.transfers import KVNews
+from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.kv.events import KVEvent
 from tokenmill.engine.loop.observer import Observer
 from tokenmill.engine.loop.stats import engine_stats
-from tokenmill.engine.loop.step_log import Aborted, Added, CacheReset, Extended, Paused, Turn, Woken
+from tokenmill.engine.loop.step_log import Aborted, Added, CacheReset, Extended, Iteration, Paused, Woken
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# How long a turn of the loop waits for an event when there is nothing else to do, in seconds.
+# How long an iteration of the loop waits for an event when there is nothing else to do, in seconds.
 EVENT_WAIT = 0.005
 
 Extension = TypeVar("Extension", bound=EngineExtension)
@@ -80,7 +80,7 @@ class Engine:
         """
         Args:
             depth: steps that may be launched before the first of them is committed.
-            extensions: what else takes part in the loop. A replay has no gates and no sources: their news is recorded.
+            extensions: other parts of the loop. A replay has no gates and no sources: their events are recorded.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -122,7 +122,7 @@ class Engine:
         """
         if message.id in self.scheduler.requests:
             # Whatever was answered under this id would be taken for the other's.
-            logger.error("a second request came under the id %s and was dropped", message.id)
+            logger.error("request id %s is in use already: the second request is dropped", message.id)
             return []
         if message.adapter is not None and not self.scheduler.config.max_loras:
             refusal = InvalidRequest("adapters need an engine started with --enable-lora", "model")
@@ -216,11 +216,11 @@ class Engine:
                 extension.forget_stored()
         return is_reset
 
-    def take_news(self, news: Iterable[KVNews]) -> None:
-        """Take in news from sources of KV."""
-        for one in news:
-            self._observer.record(one)
-            self.scheduler.take_news(one)
+    def apply_transfer_events(self, events: Iterable[TransferEvent]) -> None:
+        """Record events from sources of KV, and apply them."""
+        for event in events:
+            self._observer.record(event)
+            self.scheduler.apply_transfer_event(event)
 
     def set_paused(self, is_paused: bool) -> None:
         """Stop launching steps, or go on. Requests keep what they hold, and may be added and aborted meanwhile."""
@@ -241,7 +241,7 @@ class Engine:
         return self._publish(outputs)
 
     def _receive(self) -> list[TokenOutput]:
-        """Take in what has happened outside since the last turn, and let paused sessions go on that have new input."""
+        """Take in outside events since the last iteration, and let paused sessions go on that have new input."""
         outputs = [output for poll in self._poll for output in poll(self)]
         outputs += self.scheduler.begin_turns()
         for before_schedule in self._before_schedule:
@@ -250,7 +250,7 @@ class Engine:
 
     def _schedule(self) -> StepPlan | None:
         """Plan the next step; None: nothing can run before a commit or an arrival."""
-        self._observer.begin()
+        self._observer.begin_iteration()
         plan = None if self.is_paused else self.scheduler.schedule()
         self._observer.scheduled(plan, self.scheduler.take_preempted())
         return plan
@@ -303,11 +303,11 @@ class Engine:
     def take_kv_events(self) -> list[KVEvent]:
         """Return what the prefix cache stored and evicted since the last call; empty unless events are on."""
         events = self.scheduler.kv.cache.events
-        return [] if events is None else events.take()
+        return [] if events is None else events.take_events()
 
-    def turns(self) -> list[Turn]:
-        """Return the last thousand turns, oldest first."""
-        return self._observer.turns()
+    def iterations(self) -> list[Iteration]:
+        """Return the last thousand iterations, oldest first."""
+        return self._observer.iterations()
 
     def stats(self) -> EngineStats:
         """Return counters since start, and the state now."""

@@ -16,7 +16,7 @@ import numpy as np
 from tokenmill.core.live import MOST_TURNS, LiveNode, LiveReport, LiveRequest, LiveTurn, ShowTurns
 from tokenmill.core.plan import IntArray, StepPlan
 from tokenmill.core.request import Request
-from tokenmill.engine.loop.step_log import Turn
+from tokenmill.engine.loop.step_log import Iteration
 from tokenmill.engine.scheduler.scheduler import Scheduler
 
 MOST_REQUESTS = 512
@@ -25,16 +25,16 @@ NO_ROW = -1
 NO_NODE = -1
 
 
-def live_report(asked: ShowTurns, kept: Sequence[Turn], scheduler: Scheduler) -> LiveReport:
-    """Answer `asked` from the kept turns and the current state."""
+def live_report(asked: ShowTurns, kept: Sequence[Iteration], scheduler: Scheduler) -> LiveReport:
+    """Answer `asked` from the kept iterations and the current state."""
     first = bisect_right(kept, asked.since, key=attrgetter("number"))
-    turns = kept[first : first + MOST_TURNS]
-    prompts = _Prompts(kept, turns, scheduler)
+    iterations = kept[first : first + MOST_TURNS]
+    prompts = _Prompts(kept, iterations, scheduler)
     report = LiveReport(
         id=asked.id,
         now=time.perf_counter(),
-        num_turns=turns[-1].number if turns else asked.since,
-        turns=[_shown(turn, prompts) for turn in turns],
+        num_turns=iterations[-1].number if iterations else asked.since,
+        turns=[_shown(iteration, prompts) for iteration in iterations],
         num_requests=len(scheduler.requests),
     )
     if asked.shows_requests:
@@ -45,18 +45,18 @@ def live_report(asked: ShowTurns, kept: Sequence[Turn], scheduler: Scheduler) ->
 
 
 class _Prompts:
-    """Prompt lengths of live requests, and of those that kept turns have admitted.
+    """Prompt lengths of live requests, and of those that kept iterations have admitted.
 
-    Also kept by row, so that numpy can search a step with many decodes: the owners of rows in the first of the `turns`
-    to be shown, then those that each turn admits.
+    Also kept by row, so that numpy can search a step with many decodes: the owners of rows in the first of the
+    `iterations` to be shown, then those that each iteration admits.
     """
 
-    def __init__(self, kept: Sequence[Turn], turns: Sequence[Turn], scheduler: Scheduler) -> None:
+    def __init__(self, kept: Sequence[Iteration], iterations: Sequence[Iteration], scheduler: Scheduler) -> None:
         self._alive = scheduler.requests
-        admitted = (new for turn in kept if turn.plan is not None for new in turn.plan.new_rows)
+        admitted = (new for iteration in kept if iteration.plan is not None for new in iteration.plan.new_rows)
         self._admitted = {new.request_id: new.num_prompt_tokens for new in admitted}
         self._by_row = np.zeros(scheduler.config.max_num_seqs, np.int64)
-        plans = [turn.plan for turn in turns if turn.plan is not None]
+        plans = [iteration.plan for iteration in iterations if iteration.plan is not None]
         for plan in (*plans[-1:], *plans[:1]):
             self._by_row[plan.rows] = [self.length(request_id) for request_id in plan.request_ids]
 
@@ -76,11 +76,11 @@ class _Prompts:
         return [plan.request_ids[index] for index in found if self.length(plan.request_ids[index]) == ends[index]]
 
 
-def _shown(turn: Turn, prompts: _Prompts) -> LiveTurn:
-    plan, record, news = turn.plan, turn.record, turn.news
+def _shown(iteration: Iteration, prompts: _Prompts) -> LiveTurn:
+    plan, record, news = iteration.plan, iteration.record, iteration.news
     schedule, run, commit = record.seconds
     shown = LiveTurn(
-        number=turn.number,
+        number=iteration.number,
         at=news.at,
         schedule=schedule,
         run=run,
@@ -137,7 +137,7 @@ def _request(request: Request, scheduler: Scheduler) -> LiveRequest:
         request.id,
         request.status.value,
         _row(request),
-        request.wait_reason or ("" if request.is_running or request.is_finished else "waits for its turn"),
+        request.wait_reason or ("" if request.is_running or request.is_finished else "waiting for its iteration"),
         request.num_prompt_tokens,
         request.num_output_tokens,
         request.num_computed_tokens,

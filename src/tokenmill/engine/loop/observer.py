@@ -15,13 +15,13 @@ from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.whole_file import whole_file
 from tokenmill.engine.loop.stats import StepStats
-from tokenmill.engine.loop.step_log import Added, Extended, News, RecordedInput, StepLog, StepRecord, Turn
+from tokenmill.engine.loop.step_log import Added, Extended, Iteration, News, RecordedInput, StepLog, StepRecord
 
 logger = logging.getLogger(__name__)
 
 
 class Observer:
-    """Receives each part of a step as it ends: `begin` -> `scheduled` -> `ran` -> `committed`."""
+    """Receives each part of a step as it ends: `begin_iteration` -> `scheduled` -> `ran` -> `committed`."""
 
     def __init__(self, log: StepLog | None = None, watchdog: Watchdog | None = None) -> None:
         self.stats = StepStats()
@@ -45,8 +45,8 @@ class Observer:
             case Extended():
                 self.stats.prompt_tokens += len(arrived.token_ids)
 
-    def begin(self) -> None:
-        """Begin a turn of the loop."""
+    def begin_iteration(self) -> None:
+        """Begin an iteration of the loop."""
         self._laps = [time.perf_counter()]
         self._rest = 0.0 if self._busy_since is None else self._laps[0] - self._busy_since
 
@@ -64,12 +64,12 @@ class Observer:
         self._laps.append(time.perf_counter())
 
     def committed(self, outputs: Sequence[TokenOutput], waiting: str, is_stuck: bool, goes_on: bool) -> None:
-        """Record the outputs of the turn and end it.
+        """Record the outputs of the iteration and end it.
 
         Args:
             waiting: why the first of the waiting requests waits.
             is_stuck: nothing was launched or taken in, though requests could go on.
-            goes_on: the next turn comes at once.
+            goes_on: the next iteration comes at once.
         """
         started, scheduled, ran = self._laps
         ended = time.perf_counter()
@@ -90,12 +90,12 @@ class Observer:
         self.stats.stamp(outputs)
         self._news.ended += [(output.id, output.finish_reason or "") for output in outputs]
 
-    def turns(self) -> list[Turn]:
-        """Return the last thousand turns, oldest first; news since the last of them makes one more."""
+    def iterations(self) -> list[Iteration]:
+        """Return the last thousand iterations, oldest first; news since the last of them makes one more."""
         if self._news:
             self._news.at = time.perf_counter()
             self._log.add_news(self._take_news())
-        return self._log.turns()
+        return self._log.iterations()
 
     def _take_news(self) -> News:
         news, self._news = self._news, News()
@@ -120,11 +120,11 @@ class Watchdog:
         self._has_reported = True
         logger.error("no request makes progress although some could")
         try:
-            # A name that nobody can guess: the folder is everybody's.
+            # A name that cannot be guessed: all users share the folder.
             path = (self._folder or Path(tempfile.gettempdir())) / f"tokenmill-stuck-{secrets.token_hex(8)}.jsonl"
             with whole_file(path, 0o600) as file:
                 for record in log.recent():
                     file.write(msgspec.json.encode(record) + b"\n")
-            logger.error("the last steps are in %s", path)
+            logger.error("the last steps were written to %s", path)
         except OSError as error:
             logger.error("the last steps could not be written: %s", error.strerror)

@@ -22,8 +22,8 @@ class StepStats:
     """
 
     def __init__(self) -> None:
-        self.step_tokens = Histogram.of(TOKENS)
-        self.step_seconds = {part: Histogram.of(SECONDS) for part in ("schedule", "run", "commit")}
+        self.step_tokens = Histogram.with_bounds(TOKENS)
+        self.step_seconds = {part: Histogram.with_bounds(SECONDS) for part in ("schedule", "run", "commit")}
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self._scheduled_at: dict[str, float] = {}
@@ -35,7 +35,7 @@ class StepStats:
             self._scheduled_at.setdefault(new_row.request_id, time.monotonic())
 
     def observe(self, seconds: tuple[float, float, float]) -> None:
-        """Count the seconds of one turn of the loop."""
+        """Count the seconds of one iteration of the loop."""
         for histogram, spent in zip(self.step_seconds.values(), seconds, strict=True):
             histogram.add(spent)
 

@@ -27,7 +27,7 @@ from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.core.transfers import KVNews, TransferSettings
+from tokenmill.core.transfers import TransferEvent, TransferSettings
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.engine.kv.prefix_cache import NullCache
@@ -91,7 +91,7 @@ class Paused(_Input):
     is_paused: bool
 
 
-RecordedInput = Added | Extended | Woken | Aborted | CacheReset | Paused | KVNews
+RecordedInput = Added | Extended | Woken | Aborted | CacheReset | Paused | TransferEvent
 
 
 class LogHeader(msgspec.Struct, kw_only=True):
@@ -111,7 +111,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
     window: WindowSettings | None = None
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         config: EngineConfig,
         num_pages: int,
@@ -156,7 +156,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
 
 
 class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One turn of the engine's loop.
+    """One iteration of the engine's loop.
 
     Attributes:
         inputs: what arrived before it, in order.
@@ -185,16 +185,16 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def all_seconds(self) -> float:
-        """Seconds from the end of the turn before, if that was busy, to the end of this one."""
+        """Seconds from the end of the iteration before, if that was busy, to the end of this one."""
         return math.fsum((self.rest, *self.seconds))
 
 
 @dataclass(slots=True)
 class News:
-    """Events of a turn that its plan and result do not show. Ids and small numbers only.
+    """Events of an iteration that its plan and result do not show. Ids and small numbers only.
 
     Attributes:
-        at: when the turn began, in seconds of the machine's monotonic clock.
+        at: when the iteration began, in seconds of the machine's monotonic clock.
         arrived: ids, and the tokens of their prompts.
         ended: ids, and the reasons.
     """
@@ -209,8 +209,8 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A turn as memory keeps it. `number` counts all kept turns, from 1."""
+class Iteration:
+    """An iteration as memory keeps it. `number` counts all kept iterations, from 1."""
 
     number: int
     plan: StepPlan | None
@@ -225,7 +225,7 @@ def check_writable(path: Path) -> None:
         InvalidConfig: it cannot.
     """
     try:
-        # Without waiting: a pipe that nobody reads is refused.
+        # Without waiting: a pipe without a reader is refused.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666))
     except OSError as error:
         raise InvalidConfig(f"--step-log {path}: {error.strerror}") from error
@@ -237,14 +237,14 @@ class StepLog:
     def __init__(self, path: Path | None = None, header: LogHeader | None = None) -> None:
         """Create or overwrite `path`, if given, and write its header at once."""
         self._inputs: list[RecordedInput] = []
-        self._recent: deque[Turn] = deque(maxlen=RECORDS_KEPT)
-        self.num_turns = 0
+        self._recent: deque[Iteration] = deque(maxlen=RECORDS_KEPT)
+        self.num_iterations = 0
         self._num_bytes = 0  # of whole records
         self._file: int | None = None
         if path is not None:
             assert header is not None, "a log file begins with its header"
             try:
-                # Without waiting: nobody may hold up the engine by reading a pipe slowly.
+                # Without waiting: a slow reader of a pipe must not hold up the engine.
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
                 self._file = os.open(path, flags, 0o666)
             except OSError as error:
@@ -257,10 +257,10 @@ class StepLog:
             self._inputs.append(arrived)
 
     def add(self, plan: StepPlan | None, result: StepResult | None, record: StepRecord, news: News) -> None:
-        """Add a finished turn of the loop; `record` and `news` hold what its plan and result do not."""
+        """Add a finished iteration of the loop; `record` and `news` hold what its plan and result do not."""
         inputs, self._inputs = self._inputs, []
         if plan is None and result is None and not inputs and not news and record.error is None:
-            return  # an idle turn
+            return  # an idle iteration
         if result is not None:
             record = msgspec.structs.replace(
                 record,
@@ -275,19 +275,19 @@ class StepLog:
             self._write(_with_plan(plan, msgspec.structs.replace(record, inputs=inputs)))
 
     def add_news(self, news: News) -> None:
-        """Add news from between two turns as a turn in memory alone, since the file is replayed."""
+        """Add news from between two iterations as an iteration in memory alone, since the file is replayed."""
         self._keep(None, StepRecord(), news)
 
     def _keep(self, plan: StepPlan | None, record: StepRecord, news: News) -> None:
-        self.num_turns += 1
-        self._recent.append(Turn(self.num_turns, plan, record, news))
+        self.num_iterations += 1
+        self._recent.append(Iteration(self.num_iterations, plan, record, news))
 
     def recent(self) -> Iterator[StepRecord]:
         """Return the last thousand records, oldest first."""
-        return (_with_plan(turn.plan, turn.record) for turn in self._recent)
+        return (_with_plan(iteration.plan, iteration.record) for iteration in self._recent)
 
-    def turns(self) -> list[Turn]:
-        """Return the last thousand turns, oldest first."""
+    def iterations(self) -> list[Iteration]:
+        """Return the last thousand iterations, oldest first."""
         return list(self._recent)
 
     def close(self) -> None:

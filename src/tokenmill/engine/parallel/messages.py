@@ -41,7 +41,7 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
     of_row: memoryview = memoryview(b"")
 
     @classmethod
-    def of(cls, batch: ForwardBatch) -> RunPass:
+    def from_batch(cls, batch: ForwardBatch) -> RunPass:
         """Make the message for a batch on the CPU."""
         return cls(
             _bytes(batch.token_ids.numpy()),
@@ -95,7 +95,7 @@ class RunStep(msgspec.Struct, tag=4, array_like=True):
     plan: memoryview
 
     @classmethod
-    def of(cls, plan: StepPlan) -> RunStep:
+    def from_plan(cls, plan: StepPlan) -> RunStep:
         """Make the message for a plan."""
         return cls(memoryview(_PLANS.encode(plan)))
 

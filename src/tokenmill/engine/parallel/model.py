@@ -37,7 +37,7 @@ class RankedModel:
     def __init__(self, own: PartialModel, memory: SharedMemory, stages: FirstStage | None = None) -> None:
         """
         Args:
-            stages: the stages behind this one; None: there are none.
+            stages: the stages behind this one; None: absent.
         """
         self._own = own
         self._memory = memory
@@ -45,17 +45,17 @@ class RankedModel:
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         """Run a pass on all ranks and return the final hidden states of its outputs."""
-        return self.begin(batch, attention)()
+        return self.begin_pass(batch, attention)()
 
-    def begin(self, batch: ForwardBatch, attention: AttentionBackend) -> Callable[[], torch.Tensor]:
+    def begin_pass(self, batch: ForwardBatch, attention: AttentionBackend) -> Callable[[], torch.Tensor]:
         """Post a pass and run the first layers; return a function that waits for the outputs."""
-        run = RunPass.of(batch)
+        run = RunPass.from_batch(batch)
         with self._memory.together():
             self._memory.post(run)
             hidden = self._own.forward(batch, attention)
             if self._stages is None:
                 return lambda: hidden
-            number = self._stages.begin(run, hidden)
+            number = self._stages.begin_pass(run, hidden)
         return partial(self._outputs, self._stages, number, hidden)
 
     def _outputs(self, stages: FirstStage, number: int, hidden: torch.Tensor) -> torch.Tensor:

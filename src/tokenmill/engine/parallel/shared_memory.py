@@ -129,7 +129,7 @@ class SharedMemory:
         if first == self.shard.rank:
             return EngineFailed(f"rank {first} cannot go on: {self.read_note(first).trouble}")
         if first >= 0:
-            trouble = f"rank {first} has given up: {self.read_note(first).trouble or 'it does not say why'}"
+            trouble = f"rank {first} has given up: {self.read_note(first).trouble or 'for an unknown reason'}"
         elif outcome == _GONE:
             trouble = "another rank is gone"
         else:

@@ -106,7 +106,7 @@ class CapturedDecodes:
         """Run the decodes of the step whose arrays `fit`, and sample.
 
         Args:
-            outputs: [m, hidden_size] of the model, from which the last m of the samples are; None: there are none.
+            outputs: [m, hidden_size] of the model, from which the last m of the samples are; None: absent.
         """
         num = len(samples) - (0 if outputs is None else len(outputs))
         starts = sent.get("decode_starts")

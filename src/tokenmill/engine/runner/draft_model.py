@@ -41,7 +41,7 @@ LongArray = npt.NDArray[np.int64]
 
 # Rows that are drafted for in a step at most: beyond, a step is busy with the tokens of its requests.
 MOST_ROWS = 32
-# Steps that a row whose drafts nobody runs sits out at most, before it is drafted for again.
+# Steps that a row whose drafts are not run sits out at most, before it is drafted for again.
 MOST_REST = 31
 
 

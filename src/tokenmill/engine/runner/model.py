@@ -27,5 +27,5 @@ class Model(Protocol):
 class PipelinedModel(Model, Protocol):
     """A decoder whose later layers run elsewhere, while this process goes on."""
 
-    def begin(self, batch: ForwardBatch, attention: AttentionBackend) -> Callable[[], torch.Tensor]:
+    def begin_pass(self, batch: ForwardBatch, attention: AttentionBackend) -> Callable[[], torch.Tensor]:
         """Run the first layers; return a function that waits for the others and returns what `forward` does."""

@@ -114,7 +114,7 @@ class ModelRunner:
 
     def _enter(self, plan: StepPlan) -> EnteredStep:
         """Take in a plan, and send the arrays that it needs."""
-        rows, samples = self._rows, Samples.of(plan)
+        rows, samples = self._rows, Samples.from_plan(plan)
         arrays = rows.enter(plan, samples)
         metadata = rows.sampling.select(samples.rows, samples.positions)
         arrays["draws"] = metadata.draws
@@ -140,7 +140,7 @@ class ModelRunner:
         rows, samples, sent, reports, sampled = self._rows, step.samples, step.sent, Reports(), None
         masks = partial(self._masks, samples, previous)
         if outputs is not None and step.wanted.spans:
-            reports = rows.prompts.take(step.plan, step.wanted.spans, outputs, rows.tables, self._logits_of)
+            reports = rows.prompts.report_prompts(step.plan, step.wanted.spans, outputs, rows.tables, self._logits_of)
             outputs = outputs[sent["samples"]]
         if step.num_captured and self.graphs is not None:
             sampled = self.graphs.sample(samples, step.metadata, sent, masks, outputs)
@@ -148,7 +148,7 @@ class ModelRunner:
         elif outputs is not None and len(samples):
             sampled = self._sampler.sample(outputs, samples, step.metadata, sent, masks)
         on_host = None if sampled is None else sampled.on_host(self._transport)
-        done = self._transport.finish()
+        done = self._transport.finish_step()
 
         def finish() -> StepResult:
             done.wait()
@@ -211,7 +211,7 @@ class PipelinedRunner(ModelRunner):
         """Start a step by running the first layers; return a function that waits for the outputs and samples."""
         step = self._enter(plan)
         self._rows.apply(plan, step.sent)
-        outputs = self.model.begin(self._batch(step), self._attention)
+        outputs = self.model.begin_pass(self._batch(step), self._attention)
         return partial(self._finish, step, outputs)
 
     @torch.inference_mode()

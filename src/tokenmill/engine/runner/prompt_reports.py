@@ -111,7 +111,7 @@ class PromptReports(RowExtension):
         spans = dict(zip(reporting, zip(first, end, strict=True), strict=True))
         return OutputTokens(indices, np.searchsorted(indices, samples.outputs), spans)
 
-    def take(
+    def report_prompts(
         self,
         plan: StepPlan,
         spans: dict[int, tuple[int, int]],

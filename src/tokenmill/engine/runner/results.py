@@ -63,7 +63,7 @@ def _failures_of(token_ids: IntArray, samples: Samples, sampled: Sampled | None)
     # Behind a draft it may not be due; if it is, the next step comes upon it again.
     broken = {number: _FAILURES[int(token_ids[number])] for number in missing if samples.is_first(number)}
     masks = None if sampled is None else sampled.masks
-    grammars = {} if masks is None else masks.take(token_ids)
+    grammars = {} if masks is None else masks.take_samples(token_ids)
     failures = {**{number: RowFailure(why, status=400) for number, why in grammars.items()}, **broken}
     return {int(samples.indices[number]): why for number, why in failures.items()}
 

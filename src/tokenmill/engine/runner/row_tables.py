@@ -21,7 +21,7 @@ class RowTables:
     Attributes:
         pages: [num_rows, max_pages] int32, page ids; entries past a request's pages are stale and never read.
         tokens: [num_rows, max_pages * page_size] int32, prompt and output ids.
-        window_pages: as `pages`, for the window group; entries behind a window are stale too. None: there is none.
+        window_pages: as `pages`, for the window group; entries behind a window are stale too. None: absent.
         window: most tokens that its layers attend to.
     """
 

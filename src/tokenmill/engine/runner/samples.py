@@ -40,7 +40,7 @@ class Samples:
     drafts: npt.NDArray[np.int32] | None
 
     @classmethod
-    def of(cls, plan: StepPlan) -> Self:
+    def from_plan(cls, plan: StepPlan) -> Self:
         """Derive the samples of a plan."""
         query_starts = np.zeros(len(plan.rows) + 1, dtype=np.int32)
         np.cumsum(plan.num_scheduled, out=query_starts[1:])

@@ -87,7 +87,7 @@ class Staging:
         parts = results.split([len(own) for own in words])
         return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
-    def finish(self) -> Event:
+    def finish_step(self) -> Event:
         """Return the event on the compute stream behind all of the step's work."""
         event = self._compute.record()
         self._slots[self._current].used = event

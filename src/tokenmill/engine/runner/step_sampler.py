@@ -40,7 +40,7 @@ class Sampled:
     Attributes:
         token_ids: [S] int64, `NO_TOKEN` or `NOTHING_LEFT` where there is none.
         logprobs: of the samples that asked; None: none did.
-        masks: the grammars that need the tokens; None: there are none.
+        masks: the grammars that need the tokens; None: absent.
     """
 
     token_ids: torch.Tensor

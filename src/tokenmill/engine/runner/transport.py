@@ -27,7 +27,7 @@ class Transport(Protocol):
     def fetch(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         """Begin to copy eight-byte numbers to the host, once a step; they are there after the event of `finish`."""
 
-    def finish(self) -> Event:
+    def finish_step(self) -> Event:
         """Return the event behind all of the step's work."""
 
 
@@ -42,6 +42,6 @@ class HostTransport(ImmediateStream):
         """Return the tensors as they are."""
         return tensors
 
-    def finish(self) -> Event:
+    def finish_step(self) -> Event:
         """Return an event behind the step's work."""
         return self.record()

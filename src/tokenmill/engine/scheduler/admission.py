@@ -11,7 +11,7 @@ from tokenmill.engine.scheduler.policies import AdmissionPolicy
 from tokenmill.engine.scheduler.seniority import is_ready
 from tokenmill.engine.scheduler.state import SchedulerState
 
-_SAME_PROMPT = "waits for a request that computes the same prompt"
+_SAME_PROMPT = "waiting for a request that computes the same prompt"
 
 
 class Admission:
@@ -107,7 +107,7 @@ class Admission:
     def _resume(self, request: Request) -> str:
         """Resume a request that kept its row: a session with new input, or one that a launched step still pins."""
         if request.num_inflight_steps:
-            return "waits for a launched step that still uses its row"
+            return "waiting for an in-flight step that still uses its row"
         start, first_page = request.num_computed_tokens, len(self._kv.pages(request))
         num_tokens, reason = self._first_chunk(request, start)
         if reason:

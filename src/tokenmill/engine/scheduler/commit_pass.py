@@ -129,7 +129,7 @@ class CommitPass:
             self._state.rewind(request)
 
     def _fail(self, request: Request, failure: RowFailure) -> None:
-        self._state.queues.of(request).remove(request)
+        self._state.queues.queue_of(request).remove(request)
         request.finish(FinishReason.ERROR)
         self._state.num_corrupted += failure.status >= 500
         output = TokenOutput(request.id, [], FinishReason.ERROR, error=failure.error, error_status=failure.status)

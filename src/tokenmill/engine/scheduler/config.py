@@ -28,11 +28,11 @@ class SchedulerConfig:
         seed: for requests that bring none.
         num_stages: of the pipeline that runs the steps, several at a time: a request runs again only when its token is
             known, and decodes are shared out over as many steps.
-        max_loras: adapters in a step at most; 0: none. lora_patience: steps that a request is passed over for want of a
-            slot before one is freed for it.
+        max_loras: adapters in a step at most; 0: none. lora_patience: steps that a request without a slot is passed
+            over before one is freed for it.
         encoder_budget: tokens of images that a step encodes. encoder_cache_tokens: of those whose outputs are kept.
         disable_chunked_mm_input: a step does not end within an image.
-        patience: steps between two looks for the oldest request; see `Seniority`.
+        patience: steps between two looks for the oldest request; see `Seniority`. Step logs bear both names.
         state_slots: for recurrent states, of requests that run and of prefixes; 0: the model has none.
     """
 

@@ -39,7 +39,7 @@ class Drafter(Protocol):
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Take in the commit of a step that ran `num_drafts` >= 1 draft tokens of a request."""
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """Forget a request that has ended."""
 
 

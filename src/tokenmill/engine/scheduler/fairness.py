@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from tokenmill.core.request import Request
 
-# Steps that a turn lasts for: whoever has just come waits for two at most.
+# Steps that a turn lasts for: a request that has just come waits for two at most.
 QUANTUM = 2
 
 

@@ -236,5 +236,5 @@ def find_policy(flag: str, name: str, known: dict[str, type[Policy]], kind: type
         )
     policy = found() if isinstance(found, type) else found
     if not isinstance(policy, kind):
-        raise InvalidConfig(f"{flag} {name}: is no {kind.__name__} (tokenmill.engine.scheduler.policies)")
+        raise InvalidConfig(f"{flag} {name}: is not a {kind.__name__} (tokenmill.engine.scheduler.policies)")
     return cast(Policy, policy)

@@ -70,15 +70,15 @@ class Queues:
         seniority: finds the elder, which comes before all others.
     """
 
-    def __init__(self, policy: QueuePolicy, patience: int) -> None:
+    def __init__(self, policy: QueuePolicy, aging_steps: int) -> None:
         self.waiting = RequestQueue()
         self.running = RequestQueue()
         self.num_changes = 0
-        self.seniority = Seniority(patience)
+        self.seniority = Seniority(aging_steps)
         self._policy = policy
         self._rounds = Rounds() if policy.by_tenant else None
 
-    def of(self, request: Request) -> RequestQueue:
+    def queue_of(self, request: Request) -> RequestQueue:
         """Return the queue of a request; paused and finished requests are in none."""
         return self.running if request.is_running else self.waiting
 

@@ -48,8 +48,8 @@ def wait_reason(request: Request, waiting: RequestQueue) -> str:
     if request.is_running:
         return request.wait_reason
     if request.is_paused:
-        return "waits for the next input of its session"
+        return "waiting for the next input of its session"
     ahead = waiting.position(request)
     if request.wait_reason or not ahead:
         return request.wait_reason or "has just arrived"
-    return f"{ahead} ahead of it; the first {waiting[0].wait_reason or 'has just arrived'}"
+    return f"{ahead} ahead of it; the first: {waiting[0].wait_reason or 'has just arrived'}"

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 
 from tokenmill.core.request import Request, RequestStatus
 from tokenmill.engine.scheduler.admission import Admission
+from tokenmill.engine.scheduler.capacity import make_room
 from tokenmill.engine.scheduler.config import Policies, SchedulerConfig
 from tokenmill.engine.scheduler.drafts import Drafts
 from tokenmill.engine.scheduler.fairness import serving_order
 from tokenmill.engine.scheduler.plan_builder import PlanBuilder
-from tokenmill.engine.scheduler.room import make_room
 from tokenmill.engine.scheduler.state import SchedulerState
 
 # Decodes of a step that take hardly longer than one: they wait for weights. Shared out, they would be read more often.
@@ -107,18 +107,18 @@ class SchedulePass:
         Properties of `Request` are written out: each decode of each step comes this way.
         """
         if request.mask_missed or request.has_drafts:
-            why = "the mask of its grammar was late" if request.mask_missed else "one runs its draft tokens"
-            return 0, f"waits for launched steps: {why}"
+            why = "its grammar mask was not ready in time" if request.mask_missed else "one verifies its draft tokens"
+            return 0, f"waiting for in-flight steps: {why}"
         num_tokens = request.num_tokens + request.num_pending_tokens
         remaining = num_tokens - request.num_computed_tokens
         if remaining == 0 or num_tokens >= request.max_tokens_total:
             return 0, request.wait_reason  # its last token is being sampled by a launched step
         if request.num_pending_tokens and (self._config.num_stages > 1 or self._is_held(request)):
-            return 0, "waits for the launched step that samples its next token"
+            return 0, "waiting for the in-flight step that samples its next token"
         if self.builder.budget == 0:
             return 0, _BUDGET_USED_UP
         if remaining == 1 and not self._num_decodes_left:
-            return 0, "goes with the next step: each stage has a share of the requests"
+            return 0, "runs in the next step: each stage has a share of the requests"
         if remaining > 1 or self._state.resources.limit:
             count, reason = self.builder.chunk(request, request.num_computed_tokens)
         else:
@@ -142,8 +142,8 @@ class SchedulePass:
             enough_pages = False
             missing = self._pages.num_missing(request, end)
             if self._state.will_return(missing):
-                users = "saves" if self._state.num_saving_pages else "launched steps"
-                request.wait_reason = f"waits for {self._pages.in_words(missing)} that {users} still use"
+                users = "saves" if self._state.num_saving_pages else "in-flight steps"
+                request.wait_reason = f"waiting for {self._pages.in_words(missing)} that {users} still use"
                 self._pages.reserve(request, end)
                 return False
             if not self._state.preempt_idle():

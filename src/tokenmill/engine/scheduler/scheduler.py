@@ -14,7 +14,7 @@ from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import ARRIVING, WAITING_FOR_EVENT, FinishReason, Request, RequestStatus, TurnInput
-from tokenmill.core.transfers import Found, KVNews, KVQuery
+from tokenmill.core.transfers import Found, KVQuery, TransferEvent
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.scheduler.commit_pass import CommitPass
 from tokenmill.engine.scheduler.config import SchedulerConfig, find_policies
@@ -189,12 +189,12 @@ class Scheduler:
             queries += transfers.look_up(islice(ready, self._state.num_free_rows + 1))
         return queries
 
-    def take_news(self, news: KVNews) -> None:
-        """Take in news from sources of KV."""
-        if not isinstance(news, Found) or news.request_id in self._state.requests:
+    def apply_transfer_event(self, event: TransferEvent) -> None:
+        """Apply an event from a source of KV."""
+        if not isinstance(event, Found) or event.request_id in self._state.requests:
             self._state.queues.num_changes += 1
             for transfers in self._state.transfers:
-                transfers.apply(news, self._state.step)
+                transfers.apply(event, self._state.step)
 
     def extend(self, request_id: str, turn: TurnInput) -> None:
         """Continue a session with further input; see `Sessions.extend`."""
@@ -252,7 +252,7 @@ class Scheduler:
             for request in step.requests:
                 request.num_inflight_steps -= 1
                 if request.awaits_step:
-                    self._state.end(request, FinishReason.ERROR)
+                    self._state.end_request(request, FinishReason.ERROR)
                     outputs.append(TokenOutput(request.id, [], FinishReason.ERROR, error=error))
                 elif request.is_finished:
                     self._state.retire(request)
@@ -299,5 +299,5 @@ class Scheduler:
             raise InvalidRequest(f"{num_tokens} tokens need {num_tokens - 1} in a step without chunks; {budget} fit")
 
     def _abort(self, request: Request) -> TokenOutput:
-        self._state.end(request, FinishReason.ABORT)
+        self._state.end_request(request, FinishReason.ABORT)
         return TokenOutput(request.id, [], FinishReason.ABORT)

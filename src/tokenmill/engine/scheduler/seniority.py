@@ -1,7 +1,7 @@
 """`Seniority`: put the oldest request before all others at last, whatever the policy.
 
-A policy may prefer later requests for as long as they come: those of a better priority, of new tenants, all that
-are not in the background. So every `patience` steps the oldest request is looked for. If it was the oldest at the last
+A policy may prefer later requests for as long as they come: those of a better priority, of new tenants, all that are
+not in the background. So every `aging_steps` steps the oldest request is looked for. If it was the oldest at the last
 look too, it is the elder: it comes first until it ends, and waits for no other that computes the same prompt. So a
 request ends after as many turns of an elder as there were requests before it, whatever comes later.
 """
@@ -19,14 +19,14 @@ class Seniority:
     """Finds the elder by counting steps, without a clock: the same calls give the same choices.
 
     Attributes:
-        elder: the request that comes before all others; None: there is none.
+        elder: the request that comes before all others; None: absent.
     """
 
-    def __init__(self, patience: int) -> None:
+    def __init__(self, aging_steps: int) -> None:
         self.elder: Request | None = None
-        self._patience = patience
+        self._aging_steps = aging_steps
         self._oldest: Request | None = None  # at the last look
-        self._next_look = patience
+        self._next_look = aging_steps
 
     def chosen(self, step: int, requests: Iterable[Request]) -> Request | None:
         """Look for a new elder before a step is scheduled.
@@ -40,22 +40,22 @@ class Seniority:
         if self.elder is not None:
             if not (self.elder.is_finished or self.elder.is_paused):
                 return None
-            self.forget(self.elder, step)
+            self.forget_request(self.elder, step)
         if step < self._next_look:
             return None
-        self._next_look = step + self._patience
+        self._next_look = step + self._aging_steps
         oldest = next((request for request in requests if request.is_running or is_ready(request)), None)
         if oldest is not None and oldest is self._oldest:
             self.elder = oldest
         self._oldest = oldest
         return self.elder
 
-    def forget(self, request: Request, step: int) -> None:
+    def forget_request(self, request: Request, step: int) -> None:
         """Count a request that ends, or begins another turn, as one that has just come."""
         if self._oldest is request:
             self._oldest = None
         if self.elder is request:
-            self.elder, self._next_look = None, step + self._patience
+            self.elder, self._next_look = None, step + self._aging_steps
 
 
 def is_ready(request: Request) -> bool:

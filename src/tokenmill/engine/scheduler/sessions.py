@@ -38,7 +38,7 @@ class Sessions:
         if request is None or request.is_finished or not request.is_resumable:
             raise InvalidRequest("the session has ended, or its last turn runs")
         if any(queued.is_last for queued in request.inputs):
-            raise InvalidRequest("the session ends with an input that it has already")
+            raise InvalidRequest("the session has its last input already")
         if len(request.inputs) == MAX_QUEUED_INPUTS:
             raise InvalidRequest(f"{MAX_QUEUED_INPUTS} inputs of this session wait for the end of its turn already")
         self._check(request, request.max_tokens_with(turn))
@@ -68,7 +68,7 @@ class Sessions:
             self._check(request, request.max_tokens_with(turn))
             request.extend(turn)
         except InvalidRequest as error:
-            self._state.end(request, FinishReason.ERROR)
+            self._state.end_request(request, FinishReason.ERROR)
             return [TokenOutput(request.id, [], FinishReason.ERROR, error=str(error))]
         self._state.begin_turn(request)
         return []

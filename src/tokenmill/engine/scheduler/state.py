@@ -150,7 +150,7 @@ class SchedulerState:
         self.running.remove(victim)
         victim.move_to(RequestStatus.PREEMPTED)
         victim.num_preemptions += 1
-        victim.wait_reason = "was preempted: what it held was needed by a request before it"
+        victim.wait_reason = "was preempted for a request before it"
         self.num_preemptions += 1
         self.preempted.append(victim.id)
         self.waiting.add(victim)
@@ -163,7 +163,7 @@ class SchedulerState:
 
     def begin_turn(self, request: Request) -> None:
         """Queue a session that has further input, as one that has just come."""
-        self.queues.seniority.forget(request, self.step)
+        self.queues.seniority.forget_request(request, self.step)
         self.requests[request.id] = self.requests.pop(request.id)
         self.queues.enter_again(request)
 
@@ -199,10 +199,10 @@ class SchedulerState:
         elif request.is_paused and request.num_inflight_steps:
             self._too_far.add(request.id)
 
-    def end(self, request: Request, reason: FinishReason) -> None:
+    def end_request(self, request: Request, reason: FinishReason) -> None:
         """End a request wherever it is."""
         if not request.is_paused:
-            self.queues.of(request).remove(request)
+            self.queues.queue_of(request).remove(request)
         request.finish(reason)
         self.retire(request)
 
@@ -224,7 +224,7 @@ class SchedulerState:
             del self.requests[request.id]
             self.queues.leave(request)
             for drafter in self.drafters:
-                drafter.forget(request)
+                drafter.forget_request(request)
 
     def _release(self, request: Request) -> None:
         self.queues.num_changes += 1

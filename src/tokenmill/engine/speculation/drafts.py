@@ -28,11 +28,11 @@ NO_DRAFT = Draft(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32))
 class TextDrafter(Protocol):
     """Drafts from text alone. Proposals depend only on earlier calls, so plans can be replayed.
 
-    A request's state is made at its first `propose` and kept under its id until `forget`.
+    A request's state is made at its first `propose` and kept under its id until `forget_request`.
     """
 
     def propose(self, request: Request, limit: int) -> Draft:
         """Return at most `limit` tokens that may follow `request.token_ids`; perhaps none."""
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """Forget a request that has ended."""

@@ -41,7 +41,7 @@ class StepCosts:
         for _, seconds in table:
             self._seconds.append(max(seconds, self._seconds[-1] if self._seconds else 0.0))
 
-    def of(self, num_tokens: int) -> float:
+    def seconds_of(self, num_tokens: int) -> float:
         """Return the seconds of a step of `num_tokens` tokens."""
         sizes, seconds = self._sizes, self._seconds
         right = min(max(1, bisect_left(sizes, num_tokens)), len(sizes) - 1)
@@ -136,6 +136,6 @@ class LengthControl:
 
     def _gain(self, num_samples: int, num_tokens: int, accepted: float, num_drafts: int) -> float:
         """Return tokens a second with drafts over tokens a second without, leaving out the cost of prompts."""
-        alone = self._costs.of(num_samples)
-        more = self._costs.of(num_tokens + num_drafts) - self._costs.of(num_tokens)
+        alone = self._costs.seconds_of(num_samples)
+        more = self._costs.seconds_of(num_tokens + num_drafts) - self._costs.seconds_of(num_tokens)
         return (num_samples + accepted) / num_samples * alone / (alone + more)

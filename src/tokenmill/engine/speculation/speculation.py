@@ -76,13 +76,13 @@ class Speculation:
             acceptance, probabilities = launched
             acceptance.observe(probabilities[:num_drafts], num_accepted)
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """Forget a request that has ended."""
         self._acceptance.pop(request.id, None)
         self._acceptance_of_forced.pop(request.id, None)
         self._launched.pop(request.id, None)
         if self._text is not None:
-            self._text.forget(request)
+            self._text.forget_request(request)
 
     def _draft(self, request: Request, limit: int) -> Draft:
         proposal = request.proposal
@@ -141,6 +141,6 @@ class NgramDrafter:
         equal = np.arange(length, length + limit, dtype=np.float32)
         return Draft(np.array(text.copy_from(places[0], limit), dtype=np.int32), equal / (equal + 1))
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """Forget a request that has ended."""
         self._texts.pop(request.id, None)

@@ -88,7 +88,7 @@ class SuffixDrafter:
         length, copies = self._look_up(text, limit, is_shared=not request.cache_key.salt)
         return self._vote(copies, length) if copies and copies[0] else NO_DRAFT
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """Forget a request that has ended, and keep its output for others unless it has a salt."""
         self._texts.pop(request.id, None)
         if not request.cache_key.salt:

@@ -57,7 +57,7 @@ class RawPages:
 class DevicePages:
     """A page mover that copies on a stream of its own, beside the step that runs; only the caller waits.
 
-    A save reads what a committed step has written, and a load writes what steps launched after its news will read.
+    A save reads what a committed step has written, and a load writes what steps launched after its event will read.
     So no stream has to wait for another.
     """
 

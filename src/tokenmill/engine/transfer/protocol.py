@@ -99,7 +99,7 @@ class KVSource(Protocol):
         """
 
     def lookup(self, query: KVQuery, params: dict[str, Any] | None) -> Answer | None:
-        """Return what it has of a prompt, or None to be asked again at each turn of the engine, up to a deadline."""
+        """Return what it has of a prompt, or None to be asked again in each iteration of the loop, up to a deadline."""
 
     def load(self, load: PageLoad) -> None:
         """Begin to fill pages. Give each verified page to `load.fill`, and call `load.finish` when no more come."""
@@ -117,7 +117,7 @@ class KVSource(Protocol):
         """
 
     def poll(self) -> Iterable[int]:
-        """Return the ids of kept pages that are not needed any longer. Called at each turn of the engine."""
+        """Return the ids of kept pages that are not needed any longer. Called at each iteration of the engine."""
 
     def expired(self, kept_id: int) -> None:
         """Stop reading kept pages whose time is up: they are released."""

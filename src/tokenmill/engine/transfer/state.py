@@ -4,7 +4,7 @@
     WAITING_FOR_REMOTE_KV, pages held ──Loaded──> WAITING, what came is the prefix cache's ──its turn──> RUNNING
 
 Pages that are saved or kept stand in the tree, locked there like a request's, until `Released`. Knows no source, no
-thread and no clock: the same calls and the same news give the same orders.
+thread and no clock: the same calls and the same events give the same orders.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TokenArray
 from tokenmill.core.transfers import (
     Found,
-    KVNews,
     KVQuery,
     Loaded,
     LoadOrder,
     PlanTransfers,
     Released,
     SaveOrder,
+    TransferEvent,
     TransferSettings,
 )
 from tokenmill.engine.kv.kv_manager import CachedPages, KVManager
@@ -136,7 +136,7 @@ class TransferState(Transfers):
         self._queries.append(KVQuery(request.id, request.cache_key, tokens, num_local))
         self._asked[request.id] = request
         request.move_to(RequestStatus.WAITING_FOR_REMOTE_KV)
-        request.wait_reason = "is looked up: what others have of its prompt"
+        request.wait_reason = "waiting for KV sources to look up its prompt"
 
     def fetch(self, request: Request, match: PrefixMatch, step: int, spare: int, num_free_rows: int) -> str:
         """Order a load for a request if a source has more of it; return why it must wait, or ""."""
@@ -148,7 +148,7 @@ class TransferState(Transfers):
         if end <= match.num_tokens:
             return ""
         if len(self.loads) >= num_free_rows:
-            return "waits to load KV until there are rows for those that do"
+            return "waiting to load KV: requests that do have claimed all free rows"
         if not self._kv.acquire(request, match, end, step, spare):
             return f"needs {self._kv.num_pages_for(end - match.num_tokens)} pages to load KV into"
         self._load(request, found, len(match.pages))
@@ -236,11 +236,11 @@ class TransferState(Transfers):
         for save in saves:
             self._unpin(save.id, False, step)
 
-    def apply(self, news: KVNews, step: int) -> None:
-        """Take in news of an answer, a load or a pin; ignore news of what is over already."""
-        match news:
+    def apply(self, event: TransferEvent, step: int) -> None:
+        """Apply an answer, or the end of a load or a pin; ignore an event of something that is over."""
+        match event:
             case Found():
-                self._take_answer(news)
+                self._take_answer(event)
             case Loaded(load_id, num_tokens):
                 self._end_load(load_id, num_tokens, step)
             case Released(pin_id, is_saved):
@@ -308,7 +308,7 @@ class TransferState(Transfers):
             assert held[load.order.first_page :] == load.order.page_ids, "a load fills other pages than its request has"
             assert load.request.awaits_kv or load.request.is_finished, "a request went on while it loads"
         for pin in self.pins.values():
-            assert pin.node.locks > 0, "pages that somebody reads are not locked"
-            assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that somebody reads have moved"
+            assert pin.node.locks > 0, "pages that are read are not locked"
+            assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that are read have moved"
         assert self.num_saving_pages == sum(pin.num_saving for pin in self.pins.values()), "a save is lost"
         assert set(self.kept.values()) == {i for i, pin in self.pins.items() if pin.kept_of}, "a pin is lost"

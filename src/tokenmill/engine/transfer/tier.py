@@ -129,7 +129,7 @@ class Tier:
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
             if self._thread.is_alive():
-                logger.error("the KV tier %s hangs and is left as it is", self.name)
+                logger.error("KV tier %s abandoned: it hangs", self.name)
                 return
         self._rewrite()
         self._store.close()
@@ -157,7 +157,7 @@ class Tier:
                 self._touch(found)
             for number, slot in enumerate(found[load.order.first_page :]):
                 if not self._store.read(slot, self._buffer):
-                    logger.warning("a page of the KV tier %s is damaged and is computed again", self.name)
+                    logger.warning("KV tier %s: a page is damaged and is computed again", self.name)
                     self._drop(slot)
                     break
                 if not load.fill(number, self._buffer):
@@ -259,5 +259,5 @@ class Tier:
     def _give_up(self, error: OSError) -> None:
         """Write nothing more, as the disk is full or broken; stored pages can still be read."""
         if not self._is_broken:
-            logger.error("the KV tier %s stores nothing any more: %s", self.name, error.strerror or error)
+            logger.error("KV tier %s disabled: writes failed: %s", self.name, error.strerror or error)
         self._is_broken = True

@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
         print("tokenmill bench KIND --help lists the flags of one.")
         return 0
     if kind not in KINDS:
-        meant = f"there is no {kind!r}{did_you_mean(kind, KINDS)}; " if kind else ""
+        meant = f"unknown kind {kind!r}{did_you_mean(kind, KINDS)}; " if kind else ""
         print(f"tokenmill bench: {meant}say what to measure:", *_list(), sep="\n", file=sys.stderr)
         return 2
     return int(importlib.import_module(f"tokenmill.lab.bench.{kind}").run(arguments[1:]))

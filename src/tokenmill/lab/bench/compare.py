@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = make_parser()
     namespace = parser.parse(arguments)
     if len(namespace.files) < 2:
-        parser.error("say at least two files to compare")
+        parser.error("give at least two files to compare")
     documents = [read_document(path) for path in namespace.files]
     comparison = compare(documents)
     if not namespace.force:
@@ -132,7 +132,7 @@ def _legend(comparison: Mapping[str, Any]) -> list[str]:
             "so the difference says nothing."
         )
     if words & {"better?", "worse?"}:
-        lines.append("?: one value without a range, so nobody knows what chance alone would do to it.")
+        lines.append("?: one value without a range: the effect of chance is unknown.")
     if "requests_per_second" in comparison["figures"]:
         lines.append("The ranges of a server's figures are of one run: at another moment it may differ by more.")
     return ["", *lines] if lines else []

@@ -78,11 +78,11 @@ class Scorer:
         self._num_same = 0
         self._chunk = self._position = 0
 
-    def begin(self, chunk: int) -> None:
+    def begin_chunk(self, chunk: int) -> None:
         """Begin a chunk: logits that come are those of its positions, from the first on."""
         self._chunk, self._position = chunk, 0
 
-    def take(self, logits: Floats) -> None:
+    def add_logits(self, logits: Floats) -> None:
         """Take in the logits of the next positions, [n, vocabulary]."""
         start, end = self._position, self._position + len(logits)
         self._position = end

@@ -78,7 +78,9 @@ def make_parser() -> Parser:
     group.add_argument("--input-len", default="32,256", metavar="N,N", help="prompt tokens (default: %(default)s)")
     group.add_argument("--output-len", type=int, default=64, metavar="N", help="tokens of each (default: %(default)s)")
     group.add_argument("--num-iters", type=int, default=3, metavar="N", help="measured batches (default: %(default)s)")
-    group.add_argument("--num-iters-warmup", type=int, default=1, metavar="N", help="batches before (default: 1)")
+    group.add_argument(
+        "--num-iters-warmup", type=int, default=1, metavar="N", help="batches before, as warm-up (default: 1)"
+    )
     add_output_flags(parser)
     add_engine_flags(parser)
     return parser

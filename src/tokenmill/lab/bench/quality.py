@@ -210,12 +210,12 @@ def _run(llm: LLM, chunks: Sequence[Sequence[int]], store: Path, title: str) -> 
     from tokenmill.llm.local import watch_prompt_logits
 
     scorer = Scorer(chunks, llm.info.vocab_size, store, is_reference=title == REFERENCE)
-    watch_prompt_logits(llm, scorer.take)
+    watch_prompt_logits(llm, scorer.add_logits)
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0)
     with progress_bar() as bar:
         task = bar.add_task(title, total=len(chunks), rate="")
         for number, chunk in enumerate(chunks):
-            scorer.begin(number)
+            scorer.begin_chunk(number)
             output = llm.submit(list(chunk), params)
             while not output.finished:
                 llm.step()

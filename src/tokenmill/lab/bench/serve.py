@@ -111,7 +111,9 @@ def make_parser() -> Parser:
     group.add_argument("--model", default=None, help="name of the model at the server (default: the first it lists)")
     add_workload_flags(parser, num_prompts=100, lengths="6:64")
     group = parser.add_argument_group("images, for models that take them")
-    group.add_argument("--images", type=int, default=0, metavar="N", help="of each request, no two alike (default: 0)")
+    group.add_argument(
+        "--images", type=int, default=0, metavar="N", help="images of each request, all different (default: 0)"
+    )
     group.add_argument("--image-size", default="512x512", metavar="WxH", help="in pixels (default: %(default)s)")
     group = parser.add_argument_group("load")
     group.add_argument(
@@ -121,7 +123,9 @@ def make_parser() -> Parser:
     group.add_argument("--max-concurrency", type=int, metavar="N", help="requests open at once (default: no limit)")
     group.add_argument("--temperature", type=finite, default=0.0, metavar="X", help="of every request (default: 0)")
     group.add_argument("--max-token-id", type=int, default=1000, metavar="N", help="prompts are drawn from 0 to this")
-    group.add_argument("--num-warmups", type=int, default=1, metavar="N", help="short requests before (default: 1)")
+    group.add_argument(
+        "--num-warmups", type=int, default=1, metavar="N", help="short requests before, as warm-up (default: 1)"
+    )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths, prompts and times (default: 0)")
     add_output_flags(parser)
     return parser

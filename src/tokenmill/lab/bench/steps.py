@@ -72,7 +72,9 @@ def run(arguments: Sequence[str]) -> int:
 def make_parser() -> Parser:
     """Return the parser of `bench steps`."""
     parser = Parser("bench steps", "Run steps of many sizes and fit the time of a step (see `fit`).")
-    parser.add_argument("-o", "--output", default="steps.json", metavar="FILE", help="where to (default: %(default)s)")
+    parser.add_argument(
+        "-o", "--output", default="steps.json", metavar="FILE", help="file for the step model (default: %(default)s)"
+    )
     parser.add_argument("--longest", type=int, default=2048, metavar="N", help="tokens of a request (default: 2048)")
     parser.add_argument("--most-rows", type=int, default=64, metavar="N", help="requests at a time (default: 64)")
     add_engine_flags(parser)

@@ -207,7 +207,7 @@ def find_profile(name: str) -> Profile:
     """
     if name not in PROFILES:
         raise InvalidConfig(
-            f"--profile: there is no {name!r}; there are: {', '.join(PROFILES)}{did_you_mean(name, PROFILES)}"
+            f"--profile: unknown profile {name!r}; there are: {', '.join(PROFILES)}{did_you_mean(name, PROFILES)}"
         )
     return PROFILES[name]
 

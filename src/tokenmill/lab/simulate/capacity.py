@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.core.errors import InvalidConfig, TokenMillError
-from tokenmill.lab.simulate.lives import PERCENTILES
+from tokenmill.lab.simulate.lifetimes import PERCENTILES
 from tokenmill.lab.simulate.simulation import Simulation
 from tokenmill.lab.simulate.traces import Arrival, at_speed
 

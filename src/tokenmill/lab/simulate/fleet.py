@@ -1,8 +1,8 @@
 """Simulate engines behind a router on a virtual clock: the real engine loop, scheduler, cache and router, no model.
 
-A turn of an engine's loop begins when input has come or its last turn has ended, with all input until then. Its outputs
-are seen when it ends. `StepTimes` decide how long it takes. Between events nothing happens, so an hour of traffic takes
-only as long as the decisions of its turns. It does not simulate text workers, HTTP and the network.
+An iteration of an engine's loop begins when input has come or its last iteration has ended, with all input until then.
+Its outputs are seen when it ends. `StepTimes` decide how long it takes. Between events nothing happens, so an hour of
+traffic takes only as long as the decisions of its iterations. It does not simulate text workers, HTTP and the network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.observer import Observer
 from tokenmill.engine.loop.step_log import Added, LogHeader, News, RecordedInput, StepLog, StepRecord
 from tokenmill.engine.runner.executor import Executor
-from tokenmill.lab.simulate.lives import Life, Outcome
+from tokenmill.lab.simulate.lifetimes import Lifetime, Outcome
 from tokenmill.lab.simulate.replay import apply_input
 from tokenmill.lab.simulate.times import StepTimes
 from tokenmill.serving.replicas.routing.policies import RoutingPolicy
@@ -32,7 +32,7 @@ from tokenmill.serving.replicas.routing.router import Router
 
 # The inbox of the text worker that asks engines how they are.
 WORKER = "worker-0"
-# What comes at the same moment as a turn begins is there for it.
+# What comes at the same moment as an iteration begins is there for it.
 ARRIVES, TURNS = 0, 1
 
 
@@ -94,18 +94,18 @@ class WatchedExecutor:
 
 
 class SimulatedLog(StepLog):
-    """A step log whose turns last as long as on the simulation's clock: each is held until that is known."""
+    """A step log whose iterations last as long as on the simulation's clock: each is held until that is known."""
 
     def __init__(self, path: Path, header: LogHeader) -> None:
         super().__init__(path, header)
         self._held: tuple[StepPlan | None, StepResult | None, StepRecord, News] | None = None
 
     def add(self, plan: StepPlan | None, result: StepResult | None, record: StepRecord, news: News) -> None:
-        """Hold a turn until its end is known."""
+        """Hold an iteration until its end is known."""
         self._held = plan, result, record, news
 
-    def end(self, began: float, ended: float) -> None:
-        """Write the held turn with its simulated times."""
+    def end_iteration(self, began: float, ended: float) -> None:
+        """Write the held iteration with its simulated times."""
         if self._held is not None:
             plan, result, record, news = self._held
             self._held, news.at = None, began
@@ -114,12 +114,12 @@ class SimulatedLog(StepLog):
 
 
 class SimulatedEngine:
-    """The loop of an engine, a turn at a time. `log`: the log of its steps; None: they are not logged.
+    """The loop of an engine, an iteration at a time. `log`: the log of its steps; None: they are not logged.
 
     Attributes:
-        inbox: inputs since the last turn began.
-        is_busy: a turn is going on or about to begin.
-        busy_seconds: of all turns so far.
+        inbox: inputs since the last iteration began.
+        is_busy: an iteration is going on or about to begin.
+        busy_seconds: of all iterations so far.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class SimulatedEngine:
         self.busy_seconds = 0.0
         self._times = times
 
-    def turn(self, now: float) -> tuple[list[TokenOutput], float]:
-        """Run a turn that begins at `now`; returns its outputs and its end."""
+    def run_iteration(self, now: float) -> tuple[list[TokenOutput], float]:
+        """Run an iteration that begins at `now`; returns its outputs and its end."""
         came, self.inbox = self.inbox, []
         outputs = [output for one in came for output in apply_input(self.engine, one)]
         self._executor.launched = self._executor.committed = None
@@ -146,10 +146,10 @@ class SimulatedEngine:
         if plan is not None:
             self.num_steps += 1
             self.num_tokens += plan.num_tokens
-        end = self._times.end_of_turn(now, plan, self._executor.committed, bool(came))
+        end = self._times.end_of_iteration(now, plan, self._executor.committed, bool(came))
         self.busy_seconds += end - now
         if self._log is not None:
-            self._log.end(now, end)
+            self._log.end_iteration(now, end)
         return outputs, end
 
     def close(self) -> None:
@@ -170,18 +170,18 @@ class Fleet:
         self._engines = engines
         self._router = Router(range(len(engines)), policy) if len(engines) > 1 else None
         self._reporters: list[Reporter] = []
-        self._lives: dict[str, Life] = {}
+        self._lifetimes: dict[str, Lifetime] = {}
         self._events: list[tuple[float, int, int]] = []
         self._outputs: list[list[TokenOutput]] = [[] for _ in engines]
         if self._router is not None:
-            self._router.begin(page_size, "")
+            self._router.begin_routing(page_size, "")
             for index, one in enumerate(engines):
                 self._reporters.append(self._reporter(self._router, one, index))
 
     def _reporter(self, router: Router, one: SimulatedEngine, index: int) -> Reporter:
         def send(_: str, report: EngineReport) -> None:
             report.engine = index
-            router.take(report)
+            router.apply_report(report)
 
         one.engine.scheduler.kv.cache.events = log = KVEventLog()
         reporter = Reporter(send, log.names)
@@ -195,7 +195,7 @@ class Fleet:
             inputs: each with its moment, in order; all but `Added` go to the first engine.
 
         Raises:
-            TokenMillError: a turn has no time; see `StepTimes`.
+            TokenMillError: an iteration has no time; see `StepTimes`.
         """
         came = list(inputs)
         self._events = [(seconds, ARRIVES, place) for place, (seconds, _) in enumerate(came)]
@@ -207,10 +207,10 @@ class Fleet:
             if kind == ARRIVES:
                 self._arrive(now, came[place][1])
             else:
-                self._turn(now, place)
+                self._run_iteration(now, place)
         stats = [one.engine.stats() for one in self._engines]
         return Outcome(
-            lives=self._lives,
+            lifetimes=self._lifetimes,
             seconds=now - first,
             num_steps=sum(one.num_steps for one in self._engines),
             num_tokens=sum(one.num_tokens for one in self._engines),
@@ -228,22 +228,22 @@ class Fleet:
                 message.worker = WORKER
                 index = self._router.route(message) or 0
                 self._reporters[index].heed(message)
-            self._lives[message.id] = Life(message.tenant, now, index, len(message.prompt_token_ids))
+            self._lifetimes[message.id] = Lifetime(message.tenant, now, index, len(message.prompt_token_ids))
         engine = self._engines[index]
         engine.inbox.append(arrived)
         if not engine.is_busy:
             engine.is_busy = True
             heapq.heappush(self._events, (now, TURNS, index))
 
-    def _turn(self, now: float, index: int) -> None:
-        """Show the outputs of an engine's last turn, if there was one, and begin the next."""
+    def _run_iteration(self, now: float, index: int) -> None:
+        """Show the outputs of an engine's last iteration, if there was one, and begin the next."""
         self._observe(now, index)
         engine = self._engines[index]
         if not engine.inbox and not engine.engine.has_work:
             engine.is_busy = False
             return
         had_inputs = bool(engine.inbox)
-        self._outputs[index], end = engine.turn(now)
+        self._outputs[index], end = engine.run_iteration(now)
         if engine.engine.is_idle and not had_inputs:
             # What waits, waits for something from outside.
             engine.is_busy = False
@@ -257,8 +257,8 @@ class Fleet:
             self._reporters[index].report(changes_of(engine.take_kv_events()), engine.scheduler.requests, now)
             self._router.ended(outputs)
         for output in outputs:
-            life = self._lives[output.id]
-            life.times += [now] * len(output.token_ids)
+            lifetime = self._lifetimes[output.id]
+            lifetime.times += [now] * len(output.token_ids)
             if output.finish_reason is not None:
-                life.end = now
-                life.error = (output.error or "failed") if output.finish_reason is FinishReason.ERROR else None
+                lifetime.end = now
+                lifetime.error = (output.error or "failed") if output.finish_reason is FinishReason.ERROR else None

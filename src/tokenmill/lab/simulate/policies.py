@@ -17,7 +17,7 @@ import numpy as np
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import RowFailure, StepOutcome, StepPlan, StepResult
-from tokenmill.core.transfers import KVNews
+from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.step_log import Aborted, Added, LogHeader, RecordedInput, StepRecord, read_log
 from tokenmill.engine.scheduler.config import SchedulerConfig, find_policies
@@ -57,7 +57,7 @@ class StepCost:
     per_token: float
 
     @classmethod
-    def of(cls, records: Sequence[StepRecord]) -> StepCost:
+    def fit_records(cls, records: Sequence[StepRecord]) -> StepCost:
         """Fit a line through the recorded steps."""
         steps = [record for record in records if record.plan is not None]
         seconds = np.array([sum(record.seconds) for record in steps])
@@ -109,7 +109,7 @@ class RecordedTokens:
 def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
     """Return the schedule of a log's own policies, and those of other policies, all on the same clock.
 
-    KV that sources brought the recorded engine is computed here: their news answer only that engine's orders.
+    KV that sources brought the recorded engine is computed here: their events answer only that engine's orders.
 
     Args:
         others: for each, fields of `SchedulerConfig` that differ.
@@ -129,7 +129,7 @@ def _simulate(header: LogHeader, config: SchedulerConfig, records: Sequence[Step
     """Run a scheduler on the arrivals of a log."""
     tokens = dict(tokens_of(records))
     arrivals, leaves = arrivals_of(records)
-    cost, executor = StepCost.of(records), RecordedTokens(tokens)
+    cost, executor = StepCost.fit_records(records), RecordedTokens(tokens)
     limits = ModelLimits(header.max_model_len, header.vocab_size, frozenset(header.eos_token_ids))
     header.scheduler, header.transfers = config, None
     engine = Engine(header.make_scheduler(), executor, limits, header.depth)
@@ -204,7 +204,7 @@ def arrivals_of(records: Sequence[StepRecord]) -> tuple[list[tuple[float, Record
             if isinstance(arrival, Aborted):
                 leaves |= {one: counts[one] for one in arrival.ids if one in counts}
                 found.append((clock, Aborted([one for one in arrival.ids if one not in counts])))
-            elif not isinstance(arrival, KVNews):
+            elif not isinstance(arrival, TransferEvent):
                 found.append((clock, arrival))
         clock += record.all_seconds
         plan = plans.get(record.committed)

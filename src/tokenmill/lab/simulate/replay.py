@@ -130,7 +130,7 @@ def apply_input(engine: Engine, arrived: RecordedInput) -> list[TokenOutput]:
         case Paused(is_paused):
             engine.set_paused(is_paused)
         case _:
-            engine.take_news([arrived])
+            engine.apply_transfer_events([arrived])
     return []
 
 

@@ -16,7 +16,7 @@ from tokenmill.engine.kv.page_pool import RESERVED_PAGES
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.scheduler.config import find_policies
 from tokenmill.lab.simulate.fleet import CountingExecutor, Fleet, SimulatedEngine, SimulatedLog
-from tokenmill.lab.simulate.lives import Outcome
+from tokenmill.lab.simulate.lifetimes import Outcome
 from tokenmill.lab.simulate.replay import RecordedExecutor
 from tokenmill.lab.simulate.step_model import StepModel
 from tokenmill.lab.simulate.times import ModelTimes, recorded_run
@@ -139,7 +139,7 @@ def header_of(config: EngineConfig) -> LogHeader:
         raise InvalidConfig("a simulation has no memory of its own: say --state-memory, for recurrent states")
     config = with_states(config, architecture, 0)
     slots = num_states(config, architecture)
-    return LogHeader.of(config, num_pages, max_model_len, architecture.vocab_size, [], slots)
+    return LogHeader.from_config(config, num_pages, max_model_len, architecture.vocab_size, [], slots)
 
 
 def each_policy(names: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
@@ -156,7 +156,7 @@ def _architecture(model: str) -> Architecture:
     folder, name = (path.parent, path.name) if path.suffix == ".json" else (path, "config.json")
     found = read_json(folder, name)
     if not found:
-        raise InvalidCheckpoint(f"a simulation needs a model's folder or its config.json; there is none at {model!r}")
+        raise InvalidCheckpoint(f"a simulation needs a model's folder or its config.json; {model!r} is neither")
     return read_architecture(found, str(folder / name))
 
 

@@ -22,7 +22,7 @@ PARTS = ("schedule", "run", "commit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One turn of the engine's loop.
+    """One iteration of the engine's loop.
 
     Attributes:
         step: the step that it launched; None: none.
@@ -87,7 +87,7 @@ def trace_events(records: Iterable[StepRecord]) -> Iterator[dict[str, Any]]:
     for row in rows(kept):
         start = _microseconds(row.at)
         spent = {"schedule": row.schedule, "run": row.run, "commit": row.commit}
-        name = "turn without a step" if row.step is None else f"step {row.step}"
+        name = "iteration without a step" if row.step is None else f"step {row.step}"
         facts = {"requests": row.requests, "tokens": row.tokens, "brought": row.brought, "waiting": row.waiting}
         yield _slice(name, start, _microseconds(math.fsum(spent.values())), facts | {"error": row.error})
         for part, seconds in spent.items():
@@ -139,7 +139,7 @@ def _microseconds(seconds: float) -> float:
 
 
 def write_text(stream: IO[str], header: LogHeader, records: Iterable[StepRecord]) -> None:
-    """Write a line for each turn."""
+    """Write a line for each iteration."""
     config = header.scheduler
     print(f"{header.num_pages} pages of {header.page_size} tokens; {config.policy}, {config.admission}", file=stream)
     titles = "step", "at s", "ms", "came", "requests", "new", "tokens", "pages", "brought"
@@ -158,7 +158,7 @@ def write_jsonl(stream: IO[str], header: LogHeader, records: Iterable[StepRecord
 
 
 def write_csv(stream: IO[str], header: LogHeader, records: Iterable[StepRecord]) -> None:
-    """Write the numbers of each turn, with the names of `StepRow`."""
+    """Write the numbers of each iteration, with the names of `StepRow`."""
     writer = csv.writer(stream, lineterminator="\n")
     names = [field.name for field in dataclasses.fields(StepRow)]
     writer.writerow(names)

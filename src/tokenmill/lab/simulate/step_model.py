@@ -54,7 +54,7 @@ class StepSize(msgspec.Struct, frozen=True):
     pages: int
 
     @classmethod
-    def of(cls, plan: StepPlan) -> Self:
+    def from_plan(cls, plan: StepPlan) -> Self:
         """Return the size of a plan."""
         return cls._of(plan.num_computed, plan.num_scheduled, plan.num_samples, len(plan.page_ids))
 

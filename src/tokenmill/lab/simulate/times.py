@@ -1,4 +1,4 @@
-"""Time the turns of an engine in a simulation: by a fitted model, or as they were recorded."""
+"""Time the iterations of an engine in a simulation: by a fitted model, or as they were recorded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tokenmill.lab.simulate.step_model import StepModel, StepSize
 class StepTimes(Protocol):
     """The clock of one engine."""
 
-    def end_of_turn(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
-        """Return the end of the turn that began at `now`.
+    def end_of_iteration(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
+        """Return the end of the iteration that began at `now`.
 
         Args:
             launched: the step that it launched.
@@ -27,7 +27,7 @@ class StepTimes(Protocol):
 
 
 class ModelTimes:
-    """Times by a model: steps run one after the other; a turn lasts until its committed step has ended, or no time."""
+    """Times by a model: steps run one by one; an iteration lasts until its committed step has ended, or no time."""
 
     def __init__(self, model: StepModel, seed: int | None, is_bound: bool = True) -> None:
         """
@@ -41,14 +41,14 @@ class ModelTimes:
         self._ends: dict[int, float] = {}
         self._free_at = 0.0
 
-    def end_of_turn(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
-        """Return the end of a turn by the model's seconds of its steps.
+    def end_of_iteration(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
+        """Return the end of an iteration by the model's seconds of its steps.
 
         Raises:
             InvalidConfig: a step is beyond the sizes that the model was fitted to.
         """
         if launched is not None:
-            size = StepSize.of(launched)
+            size = StepSize.from_plan(launched)
             if self._is_bound:
                 self._model.check_domain(size)
             key = None if self._seed is None else (self._seed << 40) + launched.step
@@ -58,29 +58,29 @@ class ModelTimes:
 
 
 class RecordedTimes:
-    """Times by a log: turns last as long as its turns did, one after the other."""
+    """Times by a log: iterations last as long as its iterations did, one after the other."""
 
     def __init__(self, seconds: Iterable[float]) -> None:
         self._seconds = iter(seconds)
 
-    def end_of_turn(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
-        """Return the end of a turn by the log's next recorded time. Turns in which nothing happened are in no log.
+    def end_of_iteration(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
+        """Return the end of an iteration by the log's next recorded time. Logs leave out iterations without events.
 
         Raises:
-            TokenMillError: the log has no more turns.
+            TokenMillError: the log has no more iterations.
         """
         if launched is None and committed is None and not had_inputs:
             return now
         seconds = next(self._seconds, None)
         if seconds is None:
             raise TokenMillError(
-                "the simulation has more turns than the log: it was cut off, or records another version"
+                "the simulation has more iterations than the log: it was cut off, or records another version"
             )
         return now + seconds
 
 
 def recorded_run(path: Path) -> tuple[LogHeader, list[StepRecord], list[tuple[float, RecordedInput]], RecordedTimes]:
-    """Read everything for running a log again: header, records, inputs with their times, and the times of its turns.
+    """Read everything for running a log again: header, records, inputs with their times, and iterations' times.
 
     The clock counts only the time in which there was work.
 

@@ -154,7 +154,7 @@ class AdapterConfig:
                 alpha = _first(self._alphas, found, place, self._fields.lora_alpha)
                 scale = alpha / (math.sqrt(rank) if self._fields.use_rslora else rank)
                 if not abs(scale) < _MOST:
-                    raise self._refusal(f"the scale of {module} is no number of float32")
+                    raise self._refusal(f"the scale of {module} is not a float32 number")
                 strengths[module] = Strength(rank, scale)
         return strengths
 

@@ -152,7 +152,7 @@ def _checked(path: Path, name: str, tensor: torch.Tensor, shape: tuple[int, int]
     if tuple(tensor.shape) != shape:
         raise InvalidCheckpoint(f"{path}: tensor {name} has the shape {tuple(tensor.shape)}, the model needs {shape}")
     if not bool(tensor.isfinite().all()):
-        raise InvalidCheckpoint(f"{path}: tensor {name} has values that are no numbers or infinite")
+        raise InvalidCheckpoint(f"{path}: tensor {name} has NaN or infinite values")
     return tensor
 
 
@@ -162,5 +162,5 @@ def _why_unused(name: str, places: Sequence[Place]) -> str:
             return f"is {what}, which is not supported"
     module, _, _ = name.removeprefix(_PREFIX).rpartition(".lora_")
     if any(place.module == module for place in places):
-        return "is of a module that the config does not name"
-    return "is of no module that adapters are applied to"
+        return "belongs to a module that the config does not name"
+    return "belongs to a module that takes no adapters"

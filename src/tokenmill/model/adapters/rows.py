@@ -31,7 +31,7 @@ class _Slots:
         self.of_row = np.full(num_rows, -1, dtype=np.int32)
         self._find = find
 
-    def take(self, plan: StepPlan) -> dict[int, PackedAdapter]:
+    def apply_plan(self, plan: StepPlan) -> dict[int, PackedAdapter]:
         """Take in the new rows of a plan; return the adapters that they have, by slot."""
         found = {}
         for new in plan.new_rows:
@@ -50,7 +50,7 @@ class HostRowAdapters(RowExtension):
 
     def enter(self, plan: StepPlan) -> Arrays:
         """Take in the new rows of a plan; nothing is to be sent."""
-        self._adapters |= self._slots.take(plan)
+        self._adapters |= self._slots.apply_plan(plan)
         return {}
 
     def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
@@ -92,7 +92,7 @@ class DeviceRowAdapters(RowExtension):
 
     def enter(self, plan: StepPlan) -> Arrays:
         """Take in the new rows of a plan; return these rows and their slots for the device."""
-        for slot, adapter in self._slots.take(plan).items():
+        for slot, adapter in self._slots.apply_plan(plan).items():
             if self._digests.get(slot) != adapter.digest:
                 self._digests[slot], self._new[slot] = adapter.digest, adapter
         if not plan.new_rows:

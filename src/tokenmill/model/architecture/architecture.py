@@ -31,8 +31,8 @@ class SelfAttentionSpec:
         scale: factor on q.k before the softmax.
         rope: the rotary embedding of q and k; None: the layer does not know the positions of its tokens.
         window: how many tokens a token attends to, itself among them; None: all before it.
-        head_norm: over each head of q and k, before the rotary embedding; None: there is none.
-        joint_norm: over all heads of q together, and over those of k, before the rotary embedding; None: there is none.
+        head_norm: over each head of q and k, before the rotary embedding; None: absent.
+        joint_norm: over all heads of q together, and over those of k, before the rotary embedding; None: absent.
         output_bias: bias on the projection that ends the block.
         has_sinks: each head has a sink; see `AttentionLayer.sinks`.
         norms_values: each head of v is normed, too, by a norm without a weight.
@@ -203,7 +203,7 @@ class LayerSpec:
         has_in_norms: the input of each block goes through one.
         has_out_norms: the output of each block goes through one.
         residual_multiplier: factor on the output of a block.
-        per_layer_size: of the embedding that a third block takes; 0: there is none.
+        per_layer_size: of the embedding that a third block takes; 0: absent.
         has_scalar: the layer's output is multiplied by a number that is a weight.
     """
 
@@ -245,7 +245,7 @@ class Architecture:
         tie_embeddings: the output head is the embedding table.
         embedding_multiplier: factor on the embeddings. rounds_multiplier: it is rounded to the model's dtype.
         logits_scaling: logits are divided by it.
-        logits_cap: bound that tanh keeps logits below; None: there is none.
+        logits_cap: bound that tanh keeps logits below; None: absent.
         per_layer: None: there are no such embeddings.
         max_position: the context the model is made for, in tokens.
         eos_token_ids: as config.json has them (generation_config.json may say more).

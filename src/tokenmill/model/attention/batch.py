@@ -21,7 +21,7 @@ class DeviceLens:
     query_starts: torch.Tensor
 
     @classmethod
-    def of(cls, batch: ForwardBatch) -> DeviceLens:
+    def from_batch(cls, batch: ForwardBatch) -> DeviceLens:
         """Copy a batch's lengths to its device."""
         device = batch.token_ids.device
         return cls(torch.from_numpy(batch.context_lens).to(device), torch.from_numpy(batch.query_starts).to(device))

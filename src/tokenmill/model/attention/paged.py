@@ -124,7 +124,7 @@ class PagedAttention:
 
     def plan(self, batch: ForwardBatch) -> PagedPlan:
         """Split the batch into decodes and the rest, and plan each part."""
-        lens = batch.lens or DeviceLens.of(batch)
+        lens = batch.lens or DeviceLens.from_batch(batch)
         is_chunk = batch.query_lens > 1
         num_decodes = int(is_chunk.argmax()) if is_chunk.any() else len(is_chunk)
         parts = []

@@ -74,7 +74,7 @@ class StepAngles:
         self._axes = axes
         self._found: dict[RotaryTables, CosSin] = {}
 
-    def of(self, rotary: RotaryTables | None) -> CosSin | None:
+    def angles_of(self, rotary: RotaryTables | None) -> CosSin | None:
         """Return cos and sin for `split_heads` in a layer with these tables; None without tables."""
         if rotary is None:
             return None

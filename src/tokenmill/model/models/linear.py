@@ -22,7 +22,7 @@ class Linear:
         parts: role of each projection in a table of names -> this rank's part of its outputs.
         inputs: this rank's part of the inputs.
         weight: [sum of part sizes, inputs].
-        bias: [sum of part sizes]; None: there is none, or another rank adds it.
+        bias: [sum of part sizes]; None: absent, or another rank adds it.
     """
 
     __slots__ = ("_collective", "_has_bias", "bias", "inputs", "parts", "weight")

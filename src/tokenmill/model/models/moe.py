@@ -24,7 +24,7 @@ class MoE:
     Every rank routes for itself. It has some of the experts or, where ranks sum, a part of each.
 
     Attributes:
-        shared: an expert that every token is sent to, by as much as `shared_gate` lets through; None: there is none.
+        shared: an expert that every token is sent to, by as much as `shared_gate` lets through; None: absent.
         part: this rank's experts. inner: this rank's part of the numbers between the projections of each.
     """
 

@@ -32,8 +32,8 @@ class SelfAttention:
     Attributes:
         spec: specification of this rank's heads. heads: this rank's part of all query heads.
         layer: description of this layer for the backend.
-        gate: the projection whose sigmoid multiplies the output of attention; None: there is none.
-        joint_norms: of all heads of q together, and of those of k; empty: there are none.
+        gate: the projection whose sigmoid multiplies the output of attention; None: absent.
+        joint_norms: of all heads of q together, and of those of k; empty: absent.
     """
 
     __slots__ = ("_collective", "_kernels", "gate", "heads", "joint_norms", "layer", "output", "qkv", "spec")

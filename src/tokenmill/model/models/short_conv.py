@@ -21,7 +21,7 @@ class ShortConv:
         place: index of its states among those of the model.
 
     Attributes:
-        weight: [size, kernel]. bias: [size]; None: there is none.
+        weight: [size, kernel]. bias: [size]; None: absent.
     """
 
     __slots__ = ("_kernels", "bias", "inputs", "output", "place", "spec", "weight")

@@ -14,7 +14,7 @@ said that the mask would have the token, the token is the same. A greedy row may
 Masks are filled beside the steps, each begun as soon as the token before it is known:
 
     set(row) ─> replay its output, fill its mask ─┐ (threads; llguidance gives up the interpreter lock)
-    launch ─> forward ─> `ready` ─> sample ─> `take` the tokens ─> fill the next masks ...
+    launch ─> forward ─> `ready` ─> sample ─> `take_samples` ─> fill the next masks ...
 
 One that is late does not hold up the batch: its row goes without a token in that step, and the scheduler runs it again.
 
@@ -22,7 +22,7 @@ Where the host itself runs the model, masks cannot be filled beside it, and aski
 times cheaper than a mask. So rows that may do without a mask get one only if their token is rejected (as in llama.cpp),
 except those that have just resumed or whose grammar has become slow:
 
-    launch ─> forward ─> sample ─> `deciding` ─> redraw these rows ─> `take` the tokens ...
+    launch ─> forward ─> sample ─> `deciding` ─> redraw these rows ─> `take_samples` ...
 
 A row with drafts draws by the same rule at each of its positions, from the state behind the drafts before it. Its masks
 there are filled from `step` on, beside the forward pass; rows without masks offer one token after the other up to the
@@ -90,7 +90,7 @@ class RowSamples:
                 break
         return found
 
-    def take(self, tokens: Sequence[int], take: Callable[[int], bool]) -> bool:
+    def take_samples(self, tokens: Sequence[int], take: Callable[[int], bool]) -> bool:
         """Let the row `take` what the step has sampled, as long as it is due. Return False if `take` does."""
         for number in range(self.num_taken, 1 + len(self.drafts)):
             token_id = tokens[self.index + number]
@@ -108,7 +108,7 @@ class GrammarStep:
     """The rows of one step that have a grammar, and where they sample.
 
     Attributes:
-        proposals: after `take`: tokens that grammars force to follow, by the index of the row's first sample.
+        proposals: after `take_samples`: tokens that grammars force to follow, by the index of the row's first sample.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class GrammarStep:
     def _ask(self, tokens: Sequence[int]) -> list[RowSamples]:
         """Let rows without a mask take in what they drew; return those whose mask has been filled instead."""
         started = time.thread_time()
-        filled = [one for one in self._asked if not one.take(tokens, one.row.accepts)]
+        filled = [one for one in self._asked if not one.take_samples(tokens, one.row.accepts)]
         if time.thread_time() - started > SLOW_SECONDS:
             for one in self._asked:
                 one.row.is_slow = True
@@ -171,7 +171,7 @@ class GrammarStep:
             one.trim()
         return filled
 
-    def take(self, token_ids: IntArray) -> dict[int, str]:
+    def take_samples(self, token_ids: IntArray) -> dict[int, str]:
         """Take in the sampled tokens, find those that must follow, and begin the next masks.
 
         Args:
@@ -184,7 +184,7 @@ class GrammarStep:
         tokens = token_ids.tolist()
         alive = [one for one in self._ready if not one.row.failure]
         for one in alive:
-            one.take(tokens, one.row.take)
+            one.take_samples(tokens, one.row.note_token)
         # What fails behind a draft fails in the next step again.
         failures = {one.index: one.row.failure for one in self._ready if one.row.failure and not one.num_taken}
         void = [*self._late]
@@ -205,7 +205,7 @@ class GrammarStep:
     def _go_on(self, rows: Sequence[RowGrammar]) -> None:
         """Prepare the next token: of `rows` that have sampled with a mask, and of those whose matcher took theirs."""
         if not self._on_host:
-            self._threads.begin(rows)
+            self._threads.begin_masks(rows)
             return
         accepted = [one.row for one in self._asked if not one.row.has_mask]
         slow = [row for row in (*rows, *accepted) if row.is_slow]
@@ -213,7 +213,7 @@ class GrammarStep:
         for row in rows:
             if not row.is_slow:
                 row.follow() if row.goes_unmasked else row.advance()
-        self._threads.begin(slow)
+        self._threads.begin_masks(slow)
 
 
 class GrammarRows(RowExtension):
@@ -259,7 +259,7 @@ class GrammarRows(RowExtension):
                 self._rows[new.row] = row
                 if row.has_mask:
                     begun.append(row)
-        self._threads.begin(begun)
+        self._threads.begin_masks(begun)
 
     def step(
         self,

@@ -71,7 +71,7 @@ class RowGrammar:
         """Return the first of these tokens, up to one that ends the request."""
         return list(takewhile(lambda token_id: token_id not in self._stop_token_ids, token_ids))
 
-    def take(self, token_id: int) -> bool:
+    def note_token(self, token_id: int) -> bool:
         """Note a sampled token for the next job to take in, unless the token ends the request."""
         self.position += 1
         if token_id not in self._stop_token_ids:
@@ -194,7 +194,7 @@ class MaskThreads:
 
         return llguidance.LLExecutor(self._num_threads)
 
-    def begin(self, rows: Sequence[RowGrammar]) -> None:
+    def begin_masks(self, rows: Sequence[RowGrammar]) -> None:
         """Advance these rows: fast ones together, every other one on its own."""
         fast = [row for row in rows if not row.is_slow]
         if fast:

@@ -161,7 +161,7 @@ class Sampler:
         # Greedy rows draw before their mask, which decides afterwards: as a rule, then, none is asked for here.
         if not metadata.only_argmax or (masks is not None and masks.ready(source.hidden.device) is not None):
             return self.sample_logits(source.logits(), metadata, token_table, masks)
-        # Nobody needs the logits themselves: kernels may find the largest without writing them down.
+        # The logits themselves are not needed: kernels may find the largest without writing them down.
         token_ids = source.argmax()
         if masks is not None:
             draws = torch.from_numpy(metadata.draws)

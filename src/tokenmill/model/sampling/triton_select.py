@@ -108,7 +108,7 @@ def cuts_of(sums, num_chunks, draw, shape, CHUNKS: tl.constexpr, LEVEL: tl.const
         one = _narrowed(one, in_one, end, end)
         spare = tl.exp(-one[0] / tl.maximum(scale, 1e-30) / temperature) * 1.001
         two = _narrowed(two, in_two, uniform * top_p * total, uniform * tl.minimum(top_p * total + spare, total))
-        # A range that nobody asks for is empty.
+        # A range that no row asks for is empty.
         one = (one[0], tl.where(counts | (top_p < 1.0), one[1], one[0]), one[2])
         two = (two[0], tl.where(counts, two[0], two[1]), two[2])
     return one, two, total

@@ -66,7 +66,7 @@ class Alone:
 
     def failure(self) -> Exception:
         """Return an assertion error: there are no ranks to meet."""
-        return AssertionError("nobody is to be met")
+        return AssertionError("a rank alone meets no other")
 
     def between(self, own: torch.Tensor, part: Part) -> torch.Tensor:
         """Return the output as it is."""

@@ -67,7 +67,7 @@ class Shard:
     sums: bool = False
 
     @classmethod
-    def of(cls, number: int, size: int, num_stages: int) -> Shard:
+    def from_rank(cls, number: int, size: int, num_stages: int) -> Shard:
         """Return the shard of rank `number` of an engine, whose ranks are counted stage after stage."""
         return cls(number % size, size, number // size, num_stages)
 

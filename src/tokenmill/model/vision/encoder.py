@@ -170,7 +170,7 @@ class Encoder(RowExtension):
         return _Row(new.media, *prompt_positions(new.num_prompt_tokens, new.media, self._spec.merge))
 
     def _output(self, digest: str) -> torch.Tensor:
-        # One that a failed step was to encode is missing, and is encoded now: whoever needs it has brought its pixels.
+        # One that a failed step was to encode is missing, and is encoded now: its request has brought its pixels.
         if digest not in self._outputs:
             one = self._pixels.find(digest)
             size = self._spec.patch_size

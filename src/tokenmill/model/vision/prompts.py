@@ -85,7 +85,7 @@ class MediaPrompts:
         self._processor = f"{spec.patch_size}/{spec.factor}/{spec.min_pixels}/{spec.max_pixels}/{spec.mean}/{spec.std}"
         self._decoder = ImageDecoder()
 
-    def take(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[MediaItem]]:
+    def take_media(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[MediaItem]]:
         """Return messages with a bare part for each image and video, and the media that these show, in order.
 
         Raises:

@@ -47,7 +47,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
         InvalidRequest: one side is more than 200 times the other.
     """
     _check_aspect(height, width)
-    # Python rounds a half to the even number, and so must whoever wants the same size.
+    # Python rounds a half to the even number, as must all code that wants the same size.
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if rows * columns > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)

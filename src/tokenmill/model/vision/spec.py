@@ -20,7 +20,7 @@ class VisionSpec:
         deepstack: the blocks whose output also goes into the text model, behind its layers 0, 1, ...
         window: side of the squares that attention stays within, in merged patches; 0: it is within the image.
         full_blocks: the blocks that attend to the whole image in spite of that.
-        table_side: side of the square of learned positions; 0: there are none.
+        table_side: side of the square of learned positions; 0: absent.
         theta: base of the rotary embedding.
         merge: patches in each direction that become one embedding. frames: how often an image is repeated.
         sections: frequencies of the text model's rotary embedding that turn by time, row and column.

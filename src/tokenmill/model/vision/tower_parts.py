@@ -21,7 +21,7 @@ class TowerParts(Protocol):
 
     Attributes:
         dtype, device: of patches and of results.
-        positions: the learned positions, [side**2, hidden_size]; None: there are none.
+        positions: the learned positions, [side**2, hidden_size]; None: absent.
         num_bytes: memory of all weights.
     """
 

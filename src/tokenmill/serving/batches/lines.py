@@ -167,7 +167,7 @@ def line_body(raw: bytes, batch_id: str) -> bytes:
     body, peek = bytes(line.body), decode_json(line.body, _Peek)
     for name in ("stream", "background"):
         if getattr(peek, name):
-            raise InvalidRequest(f"{name} has no meaning in a line of a batch", name)
+            raise InvalidRequest(f"{name} is not supported in a batch", name)
     if peek.seed is None and line.url != "/v1/embeddings":
         fields = body.rstrip()[:-1].rstrip()
         comma = b"" if fields.endswith(b"{") else b","

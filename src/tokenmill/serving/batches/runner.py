@@ -139,7 +139,7 @@ class BatchRunner:
                 return await self._work(batch_id)
             except Exception:
                 # All that matters is in the database: to begin again is what a restart does.
-                _logger.exception("a batch could not go on, and is tried again")
+                _logger.exception("a batch failed and is tried again")
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _work(self, batch_id: str) -> None:
@@ -147,7 +147,7 @@ class BatchRunner:
         batch = await ask(store.batch, None, batch_id)
         if batch.status is BatchStatus.VALIDATING:
             lines = await asyncio.to_thread(self._read_lines, batch)
-            batch = await ask(store.begin, batch_id, lines, self._clock())
+            batch = await ask(store.begin_batch, batch_id, lines, self._clock())
             await self._flush()
         if batch.status is BatchStatus.IN_PROGRESS:
             is_through = await self._feed_until_over(batch)
@@ -227,7 +227,7 @@ class BatchRunner:
             try:
                 await self._flush()
             except Exception as error:
-                _logger.error("answers of batches cannot be written, no line is fed meanwhile: %s", error)
+                _logger.error("answers of batches cannot be written, batches are paused: %s", error)
                 self._answered.set()
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -278,7 +278,7 @@ class BatchRunner:
                 await asyncio.to_thread(incoming.keep, name, OUTPUT, self._clock()) if incoming.num_bytes else None
                 for incoming, name in zip(both, names, strict=True)
             ]
-            await self._storage.ask(store.end, batch.id, *kept, self._clock())
+            await self._storage.ask(store.end_batch, batch.id, *kept, self._clock())
         except Exception:
             # Not where this is cancelled: the store's thread may still let the batch end with them.
             files.remove(incoming.id for incoming in both)

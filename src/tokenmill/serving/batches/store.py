@@ -59,7 +59,7 @@ class BatchStore:
             InvalidConfig: the database cannot be used.
         """
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # answers are nobody else's business
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # answers are private
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=full")
@@ -95,7 +95,7 @@ class BatchStore:
         """
         row = self._db.execute("select object from files where id=? and owner=?", (file_id, owner)).fetchone()
         if row is None:
-            raise NotFound("there is no file of this id", "file_id")
+            raise NotFound("no file has this id", "file_id")
         return msgspec.json.decode(row[0], type=File)
 
     def files(self, owner: str, page: Page, purpose: str | None = None) -> tuple[list[File], bool]:
@@ -158,7 +158,7 @@ class BatchStore:
         """
         row = self._db.execute("select owner, object from batches where id=?", (batch_id,)).fetchone()
         if row is None or owner not in (None, row[0]):
-            raise NotFound("there is no batch of this id", "batch_id")
+            raise NotFound("no batch has this id", "batch_id")
         return msgspec.json.decode(row[1], type=Batch)
 
     def batches(self, owner: str, page: Page) -> tuple[list[Batch], bool]:
@@ -184,7 +184,7 @@ class BatchStore:
                 batch.move_to(status, now)
             return self._put(batch)
 
-    def begin(self, batch_id: str, lines: InputLines, now: float) -> Batch:
+    def begin_batch(self, batch_id: str, lines: InputLines, now: float) -> Batch:
         """Begin a checked batch with its lines, or fail it for their faults; return the batch."""
         with self._transaction():
             batch = self.batch(None, batch_id)
@@ -229,7 +229,7 @@ class BatchStore:
         rows = self._db.execute(f"select {what}", (batch_id, after, limit))
         return [LineEnd(line, name, Outcome(end) if end else None, answer) for line, name, end, answer in rows]
 
-    def end(self, batch_id: str, output: File | None, errors: File | None, now: float) -> Batch:
+    def end_batch(self, batch_id: str, output: File | None, errors: File | None, now: float) -> Batch:
         """End a batch with these files of answers, and forget its lines; return the batch."""
         with self._transaction():
             batch = self.batch(None, batch_id)

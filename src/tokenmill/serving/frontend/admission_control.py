@@ -29,7 +29,7 @@ class AdmissionLimits:
     max_tokens: int | None = None
 
     @classmethod
-    def of(cls, config: ServerConfig) -> AdmissionLimits:
+    def from_config(cls, config: ServerConfig) -> AdmissionLimits:
         """Read the limits from the flags; each API process gets an equal share of the tokens.
 
         The engines count the waiting requests of all API processes together; each process counts only its own tokens.

@@ -17,7 +17,7 @@ _COMPACT_AT = 64
 class Generation:
     """Yields `(index, delta)` until each of its requests has ended; leaving its `async with` aborts the rest.
 
-    Deltas that come while nobody reads are merged, so a slow reader costs no more memory than its text.
+    Deltas that come while the client does not read are merged, so a slow reader costs no more memory than its text.
 
     Attributes:
         takes_remarks: its reader takes empty deltas as signs of life.

@@ -149,7 +149,7 @@ class PromptEncoder:
             text = self._render(message, attempt, is_cut)
             return self._encode(text, attempt, "messages", is_cut, adds_special_tokens=adds_special_tokens), []
         assert message.messages is not None, "only chats have images"
-        bare, items = self._media.take(message.messages)
+        bare, items = self._media.take_media(message.messages)
         (bare, tools), mark = self._media.hide([bare, message.tools])
         text = self._render(msgspec.structs.replace(message, messages=bare, tools=tools), attempt, is_cut)
         attempt.begin_encoding(len(text))

@@ -20,7 +20,7 @@ class PromptReporter:
         if self._report is not None and self._report.logprobs is not None:
             self._report.logprobs = []
 
-    def take(self, output: TokenOutput) -> PromptReport | None:
+    def add_output(self, output: TokenOutput) -> PromptReport | None:
         """Take in an output; return the report with the first one that the client sees."""
         report = self._report
         if report is not None and report.logprobs is not None and output.prompt_logprobs:

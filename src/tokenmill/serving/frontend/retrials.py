@@ -35,7 +35,7 @@ class Retrials:
         """True while the next message must be prepared alone."""
         return bool(self._suspects)
 
-    def begin(self, suspects: Iterable[str], ended: Sequence[str]) -> None:
+    def begin_trials(self, suspects: Iterable[str], ended: Sequence[str]) -> None:
         """Expect these suspects, and clear those whose requests have ended."""
         self._suspects.update(suspects)
         if ended:

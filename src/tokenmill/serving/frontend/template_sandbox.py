@@ -120,7 +120,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > LARGEST_NUMBER_BITS:
-                raise OverflowError("a number of more digits than a template has use for")
+                raise OverflowError("a number with too many digits for a template")
         elif operator == "*" and isinstance(left, int):
             context.budget.ask(left * _size(right))
         elif operator == "*" and isinstance(right, int):

@@ -224,7 +224,7 @@ class TextProcessor:
     # --- tokens out -------------------------------------------------------------------------------------------------
 
     def _step_outputs(self, message: StepOutputs) -> Routed:
-        # First tokens go first: whoever waits for one has nothing yet, and every delta before it costs time.
+        # First tokens go first: a client that waits for one has nothing yet, and every delta before it costs time.
         first_outputs: list[TextOutput] = []
         later_outputs: list[TextOutput] = []
         stopped: list[str] = []
@@ -236,7 +236,7 @@ class TextProcessor:
             if output.error is not None and output.error_status != TokenMillError.status:
                 refused.append(_refusal(self._open.pop(output.id), output))
                 continue
-            prompt = None if request.reporter is None else request.reporter.take(output)
+            prompt = None if request.reporter is None else request.reporter.add_output(output)
             if not (output.token_ids or output.finish_reason):
                 continue
             outputs = later_outputs if request.num_output_tokens else first_outputs

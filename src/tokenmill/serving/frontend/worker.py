@@ -45,12 +45,12 @@ from tokenmill.core.part_messages import (
 )
 from tokenmill.core.request import FinishReason
 from tokenmill.ipc.channels import API, LAST_WORD_MILLISECONDS, Inbox, Outbox, api_name, engine_name, worker_name
+from tokenmill.ipc.crash_attribution import page_path
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.interrupts import accept_signals
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.log_lines import logged
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
-from tokenmill.ipc.suspects import page_path
 from tokenmill.ipc.topology import request_mark
 from tokenmill.model.vision.prompts import has_media
 from tokenmill.serving.frontend.attempt import Attempt
@@ -121,30 +121,30 @@ def _serve(launch: LaunchFile, page: WorkPage, sockets: Sockets, alive_fd: int, 
     early = _load_early(launch, inbox.name)
     try:
         while not _parent_is_gone(alive_fd, events := dict(poller.poll())):
-            heartbeat.begin("finished messages")
+            heartbeat.begin_job("finished messages")
             if loop is not None:
                 loop.acknowledge(events)
             while (message := inbox.receive()) is not None:
-                heartbeat.begin(f"a message ({type(message).__name__})")
+                heartbeat.begin_job(f"a message ({type(message).__name__})")
                 if isinstance(message, Ping):
                     supervisor.send(Pong(inbox.name))
                     continue
                 if isinstance(message, EngineReady):
-                    heartbeat.begin("loading the tokenizer", START_PATIENCE)
+                    heartbeat.begin_job("loading the tokenizer", START_PATIENCE)
                     loaded = early.get(message.model) or _load(launch, message.model, inbox.name)
                     ways, seconds = (supervisor, api, engines), launch.server.prompt_timeout
                     loop = WorkerLoop(inbox.name, loaded.result(), ways, heartbeat, page, seconds)
                     caches = launch.engine.enable_prefix_caching
-                    engines.begin(inbox.name, message.page_size if caches else 0, message.fingerprint)
+                    engines.begin_dispatch(inbox.name, message.page_size if caches else 0, message.fingerprint)
                     for fd in loop.fds:
                         poller.register(fd, zmq.POLLIN)
                 if loop is None and isinstance(message, EngineLost | EngineBack | EngineDraining):
-                    engines.hear(message)
+                    engines.apply_news(message)
                     continue
                 if loop is None:
                     inbox.drop("it came before EngineReady")
                     continue
-                loop.take(message, inbox.num_bytes)
+                loop.handle_message(message, inbox.num_bytes)
                 loop.hand_on_finished()
             if loop is not None:
                 loop.hand_on_finished()
@@ -183,10 +183,10 @@ class WorkerLoop:
         self._threads = (self._long, self._huge)
         self.fds = [thread.fd for thread in self._threads]
 
-    def take(self, message: TextMessage | EngineReport | Retrial, num_bytes: int) -> None:
+    def handle_message(self, message: TextMessage | EngineReport | Retrial, num_bytes: int) -> None:
         """Handle a message of `num_bytes` bytes, or let a thread begin it."""
         if isinstance(message, Retrial):
-            self._retrials.begin(message.suspects, message.ended)
+            self._retrials.begin_trials(message.suspects, message.ended)
             return
         if isinstance(message, GenerateText | EncodeText | DecodeTokens):
             self._prepare(message, num_bytes)
@@ -195,12 +195,12 @@ class WorkerLoop:
             self._abort(message.ids)
         if isinstance(message, EngineLost) and message.convicted:
             errors = [TokenOutput(one, [], FinishReason.ERROR, error=KILLS_ENGINES) for one in message.convicted]
-            self.take(StepOutputs(0, errors), 0)
+            self.handle_message(StepOutputs(0, errors), 0)
         if isinstance(message, EngineReport):
             self._engines.heed(message)
         elif isinstance(message, EngineLost | EngineBack | EngineDraining):
-            self._processor.resubmitted(self._engines.hear(message))
-        elif not isinstance(message, StepOutputs) or self._engines.take(message):
+            self._processor.resubmitted(self._engines.apply_news(message))
+        elif not isinstance(message, StepOutputs) or self._engines.apply_outputs(message):
             self._send(self._processor.process(message))
         if cleared := self._engines.cleared():
             self._supervisor.send(Cleared(cleared))
@@ -243,7 +243,7 @@ class WorkerLoop:
         while (waiting := self._retrials.next()) is not None:
             message, num_bytes = waiting
             if isinstance(message, AbortRequests):
-                self.take(message, num_bytes)
+                self.handle_message(message, num_bytes)
             else:
                 self._begin(message, num_bytes)
 
@@ -337,7 +337,7 @@ class Desk:
         """Return `prepare` for a thread of its own, reported to the heartbeat as `job`."""
 
         def work(message: Question) -> Prepared:
-            heartbeat.begin(job, patience, thread=job)
+            heartbeat.begin_job(job, patience, thread=job)
             try:
                 return self.prepare(message)
             finally:

@@ -26,11 +26,13 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
     info = InfoMetricFamily(f"{prefix}:cache_config", "Size of the KV cache", labels=["engine"])
     families: dict[str, _Family] = {}
     waiting = GaugeMetricFamily(
-        f"{prefix}:num_requests_waiting_by_reason", "Requests that wait, by what for", labels=["engine", "reason"]
+        f"{prefix}:num_requests_waiting_by_reason",
+        "Waiting requests, by the resource they wait for",
+        labels=["engine", "reason"],
     )
     accepted = CounterMetricFamily(
         f"{prefix}:spec_decode_num_accepted_tokens_per_pos",
-        "Draft tokens that were kept, by their position in the draft",
+        "Draft tokens that were accepted, by their position in the draft",
         labels=["engine", "position"],
     )
     tokens = HistogramMetricFamily(f"{prefix}:iteration_tokens_total", "Tokens of a step", labels=["engine"])
@@ -39,7 +41,7 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
     )
     loras = GaugeMetricFamily(
         f"{prefix}:lora_requests_info",
-        "Adapters that requests run with and wait with; the value is the time",
+        "Adapters of running and of waiting requests; the value is the time",
         labels=["engine", "max_lora", "waiting_lora_adapters", "running_lora_adapters"],
     )
     for engine in engines:
@@ -81,15 +83,15 @@ def _gauges(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     used = stats.num_pages_pinned / stats.num_pages if stats.num_pages else 0.0
     yield "num_requests_running", "Requests that run", stats.num_running
     yield "num_requests_waiting", "Requests that wait", stats.num_waiting
-    yield "num_rows_used", "Rows of the page table that are taken", stats.num_rows_used
+    yield "num_rows_used", "Rows of the page table in use", stats.num_rows_used
     yield "num_pages", "KV pages", stats.num_pages
     yield "num_pages_pinned", "KV pages that running requests use", stats.num_pages_pinned
     yield "num_pages_evictable", "KV pages that only the prefix cache keeps", stats.num_pages_evictable
     if stats.num_window_pages:
         pinned, evictable = stats.num_window_pages_pinned, stats.num_window_pages_evictable
         yield "num_window_pages", "KV pages of layers with a sliding window", stats.num_window_pages
-        yield "num_window_pages_pinned", "Those of them that running requests use", pinned
-        yield "num_window_pages_evictable", "Those of them that only the prefix cache keeps", evictable
+        yield "num_window_pages_pinned", "Pages of these layers that running requests use", pinned
+        yield "num_window_pages_evictable", "Pages of these layers that only the prefix cache keeps", evictable
     yield "kv_cache_usage_perc", "Share of KV pages in use by requests, 0 to 1", used
 
 
@@ -105,13 +107,13 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "generation_tokens", "Tokens generated", stats.generation_tokens
     yield "mm_encoder_tokens", "Image tokens encoded", stats.encoder_tokens
     yield "mm_cache_queries", "Images that steps needed", stats.encoder_queries
-    yield "mm_cache_hits", "Images whose encoder output was there", stats.encoder_hits
-    yield "state_saves", "Recurrent states kept of prefixes", stats.num_states_kept
-    yield "state_hits", "Requests that began with one of them", stats.num_state_hits
-    yield "state_evictions", "Those of them that were given up", stats.num_states_given_up
+    yield "mm_cache_hits", "Images whose encoder output was cached", stats.encoder_hits
+    yield "state_saves", "Recurrent states kept for prefixes", stats.num_states_kept
+    yield "state_hits", "Requests that began with a kept recurrent state", stats.num_state_hits
+    yield "state_evictions", "Kept recurrent states that were evicted", stats.num_states_given_up
     yield "spec_decode_num_drafts", "Drafts that speculation made", stats.num_drafts
-    yield "spec_decode_num_draft_tokens", "Tokens of these drafts", stats.num_draft_tokens
-    yield "spec_decode_num_accepted_tokens", "Those of them that were kept", stats.num_accepted_tokens
+    yield "spec_decode_num_draft_tokens", "Draft tokens that speculation made", stats.num_draft_tokens
+    yield "spec_decode_num_accepted_tokens", "Draft tokens that were accepted", stats.num_accepted_tokens
 
 
 def _add(family: HistogramMetricFamily, labels: list[str], values: Histogram) -> None:

@@ -48,7 +48,7 @@ class Metrics:
         self._traces = traces
         self._registry = CollectorRegistry()
         # Once for every delta of every stream: Prometheus' own histogram costs twenty times as much.
-        self._between_tokens = Histogram.of(SECONDS)
+        self._between_tokens = Histogram.with_bounds(SECONDS)
         self._registry.register(_Collector(engines, parts, self._between_tokens))
         self._alias = _Alias(self._registry, prefix, model_name) if prefix != PREFIX else None
         self._success = Counter(

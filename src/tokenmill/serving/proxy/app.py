@@ -48,7 +48,7 @@ MOST_FAILURES = 2
 _METHODS = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]
 # What may be asked twice: it changes nothing.
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
-# Of one hop only, made anew by whoever sends the body on, or of a browser: its page is the proxy's own, which the
+# Of one hop only, made anew by the sender of the next hop, or of a browser: its page is the proxy's own, which the
 # servers cannot know.
 _OWN_HEADERS = frozenset(
     {"accept-encoding", "connection", "content-length", "date", "host", "keep-alive", "origin", "proxy-authenticate"}

@@ -81,7 +81,7 @@ class Relay(Response):
                 async for part in self._parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except httpx.HTTPError:
-            error = ServerFailed("the server that answered this has failed; what came before is all there is")
+            error = ServerFailed("the server that answered this has failed; the answer is incomplete")
         except TimeoutError:
             error = ServerStopping("the server is stopping")
         # What is no stream stays without its end, and the connection is closed: the client sees that it is not whole.

@@ -118,5 +118,5 @@ def _number(key: str, value: object) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < math.inf:
-        raise InvalidConfig(f"the arguments of build_app: {key}: {value!r} is no number that is 0 or more")
+        raise InvalidConfig(f"the arguments of build_app: {key}: {value!r} is not a number of 0 or more")
     return number

@@ -31,8 +31,8 @@ class EmbeddedServer(FirstProcess):
         Raises:
             InvalidConfig, InvalidCheckpoint: see `check_start`.
         """
-        if launch.topology.siblings:
-            raise InvalidConfig("--api-server-count: whoever runs this server serves its app, in this one process")
+        if launch.topology.api_workers:
+            raise InvalidConfig("--api-server-count must be 1 here: the app is served in this one process")
         raise_limit()
         check_start(launch.server, launch.topology)
         self._private = Path(tempfile.mkdtemp(prefix="tokenmill-"))

@@ -60,7 +60,7 @@ class Dispatcher:
         self._cleared: list[str] = []
         self._draining: set[int] = set()
 
-    def begin(self, worker: str, page_size: int, fingerprint: str) -> None:
+    def begin_dispatch(self, worker: str, page_size: int, fingerprint: str) -> None:
         """Begin once the engines are ready; have them report to this text worker if the routing policy needs reports.
 
         Args:
@@ -68,7 +68,7 @@ class Dispatcher:
             page_size, fingerprint: see `PrefixIndex`.
         """
         if self._router.policy.reads_cache:
-            self._router.begin(page_size, fingerprint)
+            self._router.begin_routing(page_size, fingerprint)
             self._watcher = worker
             for outbox in self._outboxes.values():
                 outbox.send(WatchEngine(worker))
@@ -76,7 +76,7 @@ class Dispatcher:
     def heed(self, report: EngineReport) -> None:
         """Take in an engine's report, unless that engine has died."""
         if report.source not in self._retired:
-            self._router.take(report)
+            self._router.apply_report(report)
 
     def add(self, request: AddRequest) -> None:
         """Accept a request and send it to an engine if one can take it."""
@@ -91,12 +91,12 @@ class Dispatcher:
         for engine, own in self._router.leave(ids).items():
             self._outboxes[engine].send(AbortRequests(own))
 
-    def take(self, message: StepOutputs) -> bool:
+    def apply_outputs(self, message: StepOutputs) -> bool:
         """Take in the outputs of a step; return False, and ignore them, if their engine has died."""
         if message.source in self._retired:
             return False
         self._router.ended(message.outputs)
-        self._journal.take(message.outputs)
+        self._journal.record_outputs(message.outputs)
         if self._suspects:
             self._watch(message.outputs)
         return True
@@ -115,7 +115,7 @@ class Dispatcher:
         self._draining -= idle
         return sorted(idle)
 
-    def hear(self, news: EngineNews) -> list[AddRequest]:
+    def apply_news(self, news: EngineNews) -> list[AddRequest]:
         """Take in that an engine has died, is back, or takes no new requests.
 
         Returns:
@@ -231,7 +231,7 @@ class Journal:
         """Record an accepted request."""
         self._open[request.id] = request
 
-    def take(self, outputs: Iterable[TokenOutput]) -> None:
+    def record_outputs(self, outputs: Iterable[TokenOutput]) -> None:
         """Record the outputs of a step."""
         for output in outputs:
             request = self._open.get(output.id)

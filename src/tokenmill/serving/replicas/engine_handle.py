@@ -107,7 +107,7 @@ class EngineHandle:
         """Wait until the draining engine has no requests."""
         await self._is_idle.wait()
 
-    def take(self, message: EngineReady | EngineStats | EngineReply) -> None:
+    def handle_message(self, message: EngineReady | EngineStats | EngineReply) -> None:
         """Take in a message of the engine, and hand an answer to its caller if the caller still waits."""
         match message:
             case EngineReady():

@@ -75,7 +75,9 @@ class Fleet:
                 raise Conflict("no engine takes requests now")
             await asyncio.to_thread(_check_model, model)
             if _folder(model) == Path(ready.model).resolve():
-                raise InvalidRequest("the engines run from this folder: give new weights another one", "model_path")
+                raise InvalidRequest(
+                    "the engines run from this folder already: put new weights into another one", "model_path"
+                )
             new = await self._start(model, (0, len(old)))
             if (trouble := _difference(ready, new)) is not None:
                 await self._parts.remove_engine(new.engine)
@@ -88,7 +90,7 @@ class Fleet:
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
         if self._changing.locked() or self._leaving:
-            raise Conflict("the engines are being changed already")
+            raise Conflict("the engines are being changed already; try again later")
         async with self._changing:
             yield
 
@@ -101,7 +103,7 @@ class Fleet:
     def _check_is_spared(self, index: int) -> None:
         takers = [engine.index for engine in self._parts.engines if not engine.is_draining]
         if index not in self._parts.engines:
-            raise NotFound(f"there is no engine {index}")
+            raise NotFound(f"no engine has the number {index}")
         if takers in ([], [index]):
             raise Conflict("no other engine takes requests")
 
@@ -130,14 +132,14 @@ def _check_model(model: str) -> None:
     except InvalidCheckpoint as error:
         raise InvalidRequest(f"model_path: {error}", "model_path") from None
     except (OSError, ValueError, RuntimeError):
-        raise InvalidRequest("model_path is no path", "model_path") from None
+        raise InvalidRequest("model_path must be a path", "model_path") from None
 
 
 def _folder(model: str) -> Path:
     try:
         return Path(model).resolve()
     except (OSError, ValueError, RuntimeError):
-        raise InvalidRequest("model_path is no path", "model_path") from None
+        raise InvalidRequest("model_path must be a path", "model_path") from None
 
 
 def _difference(old: EngineReady, new: EngineReady) -> str | None:

@@ -51,7 +51,7 @@ class HangWatch:
         for part in self.parts.values():
             part.started()
 
-    def forget(self, name: str) -> None:
+    def forget_part(self, name: str) -> None:
         """Forget a part that was removed."""
         del self.parts[name]
         self._hanging.discard(name)
@@ -61,7 +61,7 @@ class HangWatch:
         """Return True if a part hangs and its stacks have been reported."""
         return name in self._reported
 
-    def hear(self, name: str, message: SignOfLife) -> None:
+    def note_sign(self, name: str, message: SignOfLife) -> None:
         """Take in a beat or a pong of a part."""
         part = self.parts[name]
         match message:
@@ -118,7 +118,7 @@ class HangWatch:
         try:
             lines = (await self._stacks(name)).splitlines()
         except OSError as error:  # a full disk, or too many open files: it is killed all the same
-            lines = [f"its stacks cannot be had: {error.strerror}"]
+            lines = [f"its stacks cannot be read: {error.strerror}"]
         self._say(name, " | ".join([trouble, *(line.strip() for line in lines if line.strip())]))
         if name in self._hanging:
             self._reported.add(name)

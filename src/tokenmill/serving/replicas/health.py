@@ -29,9 +29,9 @@ class PartHealth:
         """`timeout`: seconds within which the part's loop must answer."""
         self.name = name
         self._timeout = timeout
-        self.begin()
+        self.mark_starting()
 
-    def begin(self) -> None:
+    def mark_starting(self) -> None:
         """Mark the part as starting, for the first time or after a death."""
         self.waits_for_pong = False
         self.is_starting = True
@@ -99,7 +99,7 @@ class PartHealth:
     def trouble(self) -> str | None:
         """A sentence that names the part and its trouble, or None."""
         if self._silence > self._silent_seconds:
-            return f"{self.name} has not been heard for {self._silence:.0f} seconds"
+            return f"{self.name} has not reported for {self._silence:.0f} seconds"
         beat = self._beat
         # Only what a beat has said counts: the job may have ended right after it.
         if beat is not None and beat.job and beat.seconds > beat.limit:

@@ -68,7 +68,7 @@ class Part:
         if self.watcher is not None and self.watcher is not asyncio.current_task():
             self.watcher.cancel()
 
-    async def end(self) -> None:
+    async def end_process(self) -> None:
         """End the process or thread without a report; drop the messages on their way to it."""
         self.ignore()
         if self.child is not None:

@@ -184,11 +184,11 @@ class Supervisor:
             await self._bury(name)
             self._lives[name] = self._parts[name].life
             self._part_at.pop(self._parts[name].inbox)
-            self._hangs.forget(name)
+            self._hangs.forget_part(name)
             del self._parts[name], self._engine_of[name], self._restarts[name]
         self.engines.remove(spec.index)
         self.topology = self.topology.with_engines([one for one in self.topology.engines if one.index != spec.index])
-        with contextlib.suppress(DiskFull):  # the file names one too many then, which nobody starts
+        with contextlib.suppress(DiskFull):  # the file names one too many then, which is not started
             self._set_topology(self.topology.engines)
 
     def _set_topology(self, engines: Sequence[EngineSpec]) -> None:
@@ -291,12 +291,12 @@ class Supervisor:
     async def _bury(self, name: str) -> None:
         """End the rest of a part and ignore it; give its next life another inbox."""
         part = self._parts[name]
-        await part.end()
+        await part.end_process()
         self._part_at.pop(part.inbox, None)
         part.life += 1
         part.inbox = f"{name}-life-{part.life}"
         self._part_at[part.inbox] = name
-        self._hangs.parts[name].begin()
+        self._hangs.parts[name].mark_starting()
 
     def news(self) -> list[EngineNews]:
         """Return the state of all engines, for a receiver that knows nothing yet."""
@@ -330,7 +330,7 @@ class Supervisor:
                 if not self._is_started:
                     self._owner.progress(message)
             case EngineMessage() if message.engine in self.engines:
-                self.engines[message.engine].take(message)
+                self.engines[message.engine].handle_message(message)
                 if isinstance(message, EngineReady | EngineStats):
                     self._owner.told(message)
                 if isinstance(message, EngineReady) and self._is_started:
@@ -371,7 +371,7 @@ class Supervisor:
         health = self._hangs.parts[name]
         if self._is_started and health.is_starting and name in self._worker_of:
             health.started()
-        self._hangs.hear(name, message)
+        self._hangs.note_sign(name, message)
         if isinstance(message, Beat):
             label = self._parts[name].label
             self.counts.dropped |= {label: message.num_dropped, API: self._inbox.num_dropped}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tokenmill.core.part_messages import Verdict
-from tokenmill.ipc.suspects import Suspicion, page_path, running_at_death
+from tokenmill.ipc.crash_attribution import CrashAttribution, page_path, running_at_death
 from tokenmill.serving.replicas.work_page import Work, work_at_death
 
 
@@ -16,8 +16,8 @@ class Trials:
     def __init__(self, folder: Path) -> None:
         """`folder`: the folder of the pages."""
         self._folder = folder
-        self._engines = Suspicion()
-        self._workers: dict[str, Suspicion] = {}
+        self._engines = CrashAttribution()
+        self._workers: dict[str, CrashAttribution] = {}
 
     @property
     def under_trial(self) -> list[str]:
@@ -45,7 +45,7 @@ class Trials:
         page = page_path(self._folder, inbox)
         if is_engine:
             return Verdict(*self._engines.died(running_at_death(page), called))
-        suspicion = self._workers.setdefault(called, Suspicion())
+        suspicion = self._workers.setdefault(called, CrashAttribution())
         before = suspicion.suspects
         suspects, convicted = suspicion.died([one.id for one in work_at_death(page)], called)
         # Those whose turn to be tried had not come stay under suspicion.

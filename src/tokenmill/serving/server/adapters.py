@@ -81,7 +81,7 @@ class AdapterRegistry:
         try:
             folder = (root / path).resolve()
         except (OSError, ValueError, RuntimeError):
-            raise InvalidRequest("lora_path is no path", "lora_path") from None
+            raise InvalidRequest("lora_path must be a path", "lora_path") from None
         if root not in folder.parents:
             raise InvalidRequest("lora_path must lie in the folder of --lora-dir", "lora_path")
         return folder

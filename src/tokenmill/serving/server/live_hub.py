@@ -56,11 +56,11 @@ class _Viewer:
     def give(self, frame: bytes) -> None:
         """Queue a frame; if the queue is full, empty it and end the viewer."""
         if self.frames.full():
-            self.end()
+            self.end_stream()
         else:
             self.frames.put_nowait(frame)
 
-    def end(self) -> None:
+    def end_stream(self) -> None:
         while not self.frames.empty():
             self.frames.get_nowait()
         self.frames.put_nowait(None)
@@ -73,7 +73,7 @@ class _Memory:
         self.turns: deque[LiveTurn] = deque(maxlen=TURNS_KEPT)
         self.latest: Frame = {}
 
-    def take(self, frame: Frame) -> None:
+    def add_frame(self, frame: Frame) -> None:
         self.turns.extend(frame["turns"])
         self.latest |= frame
 
@@ -117,7 +117,7 @@ class LiveHub:
     def close(self) -> None:
         """End the streams of all viewers, because the server ends."""
         for viewer in self._viewers:
-            viewer.end()
+            viewer.end_stream()
 
     def _rest(self) -> None:
         """Stop asking the engines and forget all frames, as the last viewer has left."""
@@ -152,7 +152,7 @@ class LiveHub:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             frame = _frame(engine, report, is_first=since == 0)
-            memory.take(frame)
+            memory.add_frame(frame)
             self._tell(frame)
             since, count = report.num_turns, count + 1
             if len(report.turns) < MOST_TURNS:

@@ -99,9 +99,9 @@ class MediaFetcher:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:
-            raise _refusal("the address of an image is none") from None
+            raise _refusal("the address of an image is not a URL") from None
         if not host or parts.username is not None or parts.password is not None or not url.isascii() or " " in url:
-            raise _refusal("the address of an image is none")
+            raise _refusal("the address of an image is not a URL")
         name = host if port is None else f"{host}:{port}"
         if name not in self._domains:
             raise _refusal(f"images of {name[:100]} are not fetched: it is not among --allowed-media-domains")
@@ -128,7 +128,7 @@ async def _get(parts: SplitResult, address: str, port: int, num_urls: int) -> by
                     raise _refusal(f"an image of more than {most >> 20} MiB")
             return bytes(data)
     except (httpx.HTTPError, httpx.InvalidURL):
-        raise _refusal(f"the host {parts.hostname} of an image cannot be asked") from None
+        raise _refusal(f"the host {parts.hostname} of an image cannot be reached") from None
 
 
 def is_public_address(address: str) -> bool:

@@ -36,18 +36,18 @@ class DeviceFollower:
         self._memory = memory
         self._running: deque[Callable[[], StepResult]] = deque()
 
-    def run(self, on_turn: Callable[[bool], None] = lambda has_work: None) -> None:
+    def run(self, on_iteration: Callable[[bool], None] = lambda has_work: None) -> None:
         """Follow until rank 0 ends.
 
         Args:
-            on_turn: see `Follower.run`.
+            on_iteration: see `Follower.run`.
 
         Raises:
             EngineFailed: another rank is gone, has given up, or has not come in time.
         """
         with self._memory.together():
             while not isinstance(command := self._memory.receive(IDLE_SECONDS), End | EndPhase):
-                on_turn(command is not None)
+                on_iteration(command is not None)
                 if command is None:
                     self._finish(0)
                     continue

@@ -27,13 +27,13 @@ from tokenmill.engine.loop.control import answer
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.loop.kv_publisher import KVPublisher
 from tokenmill.ipc.channels import LAST_WORD_MILLISECONDS, LINGER_MILLISECONDS, engine_name
+from tokenmill.ipc.crash_attribution import MarkingExecutor, RunningPage, page_path
 from tokenmill.ipc.engine_sockets import EngineSockets
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.interrupts import accept_signals, end_with_parent
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, logged
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
-from tokenmill.ipc.suspects import MarkingExecutor, RunningPage, page_path
 from tokenmill.ipc.topology import Topology
 from tokenmill.serving.replicas.routing.reporter import Reporter
 
@@ -53,7 +53,7 @@ class EngineLoop:
     """Receive, step, publish, until told to stop.
 
     Args:
-        idle_work: advances by a turn of about a millisecond whenever there is nothing else to do.
+        idle_work: advances by an iteration of about a millisecond whenever there is nothing else to do.
         reporter: reports the engine's load to text workers that have several engines to choose from.
     """
 
@@ -87,7 +87,7 @@ class EngineLoop:
             has_idle_work = self._idle_work is not None and not self._engine.has_work
             self._heartbeat.rest()
             messages = self._sockets.receive(0 if is_busy or has_idle_work else IDLE_POLL_MS)
-            self._heartbeat.begin("a step")
+            self._heartbeat.begin_job("a step")
             for message in messages:
                 self._publish(self._accept(message))
             if self._engine.has_work:
@@ -135,7 +135,7 @@ class EngineLoop:
         self._sockets.leave_worker(worker)
 
     def _publish(self, outputs: list[TokenOutput]) -> None:
-        # First, so that whoever hears of a prompt's first token knows what is cached of it.
+        # First, so that a router that hears of a prompt's first token knows what is cached of it.
         self._publish_kv_events()
         by_worker: dict[str, list[TokenOutput]] = {}
         for output in outputs:
@@ -177,7 +177,7 @@ def serve(folder: Path, index: int, life: int = 0) -> int:
 
 def _serve(config: EngineConfig, topology: Topology, index: int, sockets: EngineSockets, heartbeat: Heartbeat) -> None:
     def report(phase: str, done: int, total: int) -> None:
-        heartbeat.begin(phase, START_PATIENCE)
+        heartbeat.begin_job(phase, START_PATIENCE)
         sockets.send_to_api(EngineProgress(phase, done, total))
 
     check_tokenizer(config.model, config.tokenizer)
@@ -197,7 +197,7 @@ def _serve(config: EngineConfig, topology: Topology, index: int, sockets: Engine
     built.engine.executor = MarkingExecutor(built.engine.executor, built.engine.scheduler.in_flight, page)
     loop = EngineLoop(built.engine, sockets, publisher, built.idle_work, heartbeat, reporter)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-    # Before it is ready, so that whoever scrapes a fresh server finds the engine's metrics.
+    # Before it is ready, so that a scrape of a fresh server finds the engine's metrics.
     sockets.send_to_api(built.engine.stats())
     sockets.send_to_api(built.ready)
     loop.run()

@@ -34,7 +34,7 @@ class Follower:
 
     Args:
         model, attention: its part of them. adapters: its parts of the adapters; None: it has none.
-        idle_work: advances by a turn whenever there is nothing else to do.
+        idle_work: advances by an iteration whenever there is nothing else to do.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class Follower:
         self._idle_work: Iterator[None] | None = idle_work
 
     @torch.inference_mode()
-    def run(self, on_turn: Callable[[bool], None] = lambda has_work: None) -> None:
+    def run(self, on_iteration: Callable[[bool], None] = lambda has_work: None) -> None:
         """Follow until rank 0 ends.
 
         Args:
-            on_turn: called with True before each piece of work, and with False now and then while idle.
+            on_iteration: called with True before each piece of work, and with False now and then while idle.
 
         Raises:
             EngineFailed: another rank is gone, has given up, or has not come in time.
         """
         with self._memory.together():
             while not isinstance(command := self._receive(self._patience()), End):
-                on_turn(command is not None)
+                on_iteration(command is not None)
                 if command is not None:
                     self._obey(command)
 
@@ -118,7 +118,7 @@ class StageLeader(Follower):
             return None
         if isinstance(received, Bye):
             self._memory.post(End())
-            self._stage.end()
+            self._stage.send_end()
             return End()
         self._begun, numbers = received
         hidden = hidden_states(numbers, self._dtype, self._memory.layout.hidden_size)

@@ -1,4 +1,4 @@
-"""Connect an engine to its KV sources: make them from the config, and set up the desk between them and the engine.
+"""Connect an engine to its KV sources: make them from the config, and set up the connector between them and the engine.
 
 Two tiers come with TokenMill: a disk that outlives the engine, and the host's memory for the pages of a GPU. Users
 bring others, found by the name of an entry point or by `module:name`.
@@ -22,7 +22,7 @@ from tokenmill.core.plugins import find_plugin
 from tokenmill.core.transfers import TransferSettings
 from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.scheduler import Scheduler
-from tokenmill.engine.transfer.desk import Patience, TransferDesk
+from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import PageMover
 from tokenmill.engine.transfer.protocol import SOURCE_PLUGINS, KVSource, SourceContext
 from tokenmill.engine.transfer.slot_file import SlotFile
@@ -46,14 +46,14 @@ class Connection:
     Attributes:
         mover: moves the pages that the sources fill and read.
         policy: what happens to a request whose load fails.
-        patience: how long an outside source may take.
+        timeouts: how long an outside source may take.
         takes_params: clients may send parameters to these sources.
     """
 
     sources: tuple[KVSource, ...]
     mover: PageMover
     policy: str
-    patience: Patience
+    timeouts: TransferTimeouts
     takes_params: bool
 
     def with_settings(self, header: LogHeader) -> LogHeader:
@@ -61,11 +61,11 @@ class Connection:
         stores = tuple(source.name for source in self.sources if source.stores)
         return msgspec.structs.replace(header, transfers=TransferSettings(stores))
 
-    def open_desk(self, scheduler: Scheduler) -> TransferDesk:
-        """Return the desk between the sources and a scheduler, which is made from a header `with_settings`."""
+    def open_connector(self, scheduler: Scheduler) -> KVConnector:
+        """Return the connector between the sources and a scheduler, which is made from a header `with_settings`."""
         state = scheduler.resource(TransferState)
         assert state is not None, "a header with settings makes a scheduler with transfers"
-        return TransferDesk(self.sources, state, self.mover, self.policy, self.patience)
+        return KVConnector(self.sources, state, self.mover, self.policy, self.timeouts)
 
 
 def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str) -> Connection:
@@ -84,7 +84,7 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
     index, _ = config.replica
     context = SourceContext(mover, config.page_size, memory.size.num_pages, fingerprint, engine=index)
     sources = [find_source(name)(context) for name in config.kv_source]
-    policy, patience = config.kv_load_failure_policy, Patience()
+    policy, timeouts = config.kv_load_failure_policy, TransferTimeouts()
     remote = parse_kv_transfer_config(config.kv_transfer_config)
     if remote is not None:
         if platform.is_accelerator:
@@ -92,13 +92,13 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
         from tokenmill.engine.transfer.remote.source import remote_source
 
         sources.append(remote_source(remote, context, memory.kv_tensors, layout))
-        policy, patience = remote.kv_load_failure_policy or policy, Patience(**remote.patience)
+        policy, timeouts = remote.kv_load_failure_policy or policy, TransferTimeouts(**remote.timeouts)
     if config.kv_host_size:
         sources.append(host_tier(context, config.kv_host_size))
     if config.kv_disk:
         folder = Path(config.kv_disk).expanduser()
         sources.append(disk_tier(context, folder, config.kv_disk_size or _free_share(folder)))
-    return Connection(tuple(sources), mover, policy, patience, bool(remote or config.kv_source))
+    return Connection(tuple(sources), mover, policy, timeouts, bool(remote or config.kv_source))
 
 
 def _page_mover(platform: Platform, memory: StepMemory, layout: str) -> PageMover:

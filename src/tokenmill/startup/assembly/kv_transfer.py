@@ -17,7 +17,7 @@ from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.memory import StepMemory
 
 if TYPE_CHECKING:
-    from tokenmill.engine.transfer.desk import TransferDesk
+    from tokenmill.engine.transfer.connector import KVConnector
     from tokenmill.startup.assembly.kv_sources import Connection
 
 
@@ -25,7 +25,7 @@ class KVTransfers(Capability):
     """Connects the sources once steps run, and hands their orders to them with each plan."""
 
     _connection: Connection
-    _desk: TransferDesk
+    _connector: KVConnector
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
@@ -48,17 +48,17 @@ class KVTransfers(Capability):
         return self._connection.with_settings(header)
 
     def engine_extensions(self, scheduler: Scheduler) -> Sequence[EngineExtension]:
-        """Open the desk between the sources and this scheduler."""
+        """Open the connector between the sources and this scheduler."""
         from tokenmill.engine.transfer.extension import KVTransfer
 
-        self._desk = self._connection.open_desk(scheduler)
-        return (KVTransfer(scheduler, self._desk),)
+        self._connector = self._connection.open_connector(scheduler)
+        return (KVTransfer(scheduler, self._connector),)
 
     def executor(self, executor: Executor) -> Executor:
-        """Return an executor that hands the orders of each plan to the desk."""
-        from tokenmill.engine.transfer.desk import TransferExecutor
+        """Return an executor that hands the orders of each plan to the connector."""
+        from tokenmill.engine.transfer.extension import TransferExecutor
 
-        return TransferExecutor(executor, self._desk)
+        return TransferExecutor(executor, self._connector)
 
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
         """Tell whether clients may send parameters to the sources."""

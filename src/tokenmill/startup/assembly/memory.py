@@ -60,7 +60,7 @@ def allocate(
 ) -> StepMemory:
     """Allocate the memory of steps with a KV cache of this size, the pages of a draft model included."""
     device = torch.device(platform.device)
-    # An accelerator has a row more: one that belongs to nobody, for padding.
+    # An accelerator has one row more, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
     window = 0 if size.window is None else size.window.window
     # A prompt of the whole context is run where no output is needed; what it samples is written down all the same.
@@ -74,7 +74,7 @@ def allocate(
 
 
 def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) -> Iterator[None]:
-    """Touch KV memory before it is used, a little at each turn, if the config asks for its size.
+    """Touch KV memory before it is used, a little at each iteration, if the config asks for its size.
 
     A share of the machine's memory is taken as it is used, and so is more than the machine has.
     """

@@ -27,7 +27,7 @@ from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, logged
 
 logger = logging.getLogger(__name__)
 
-# How often a rank that is busy looks whether somebody has asked it something.
+# How often a busy rank looks for questions.
 LOOK_SECONDS = 0.1
 # As an engine: how many times the time of a step a phase of the start may take.
 START_PATIENCE = 20.0
@@ -69,12 +69,12 @@ class _Signs:
 
     def starting(self, phase: str, done: int, total: int) -> None:
         """Report the current phase of the start."""
-        self._heartbeat.begin(phase, START_PATIENCE)
+        self._heartbeat.begin_job(phase, START_PATIENCE)
 
-    def turn(self, has_work: bool) -> None:
-        """Report a piece of work that is about to begin, or an idle turn."""
+    def report_iteration(self, has_work: bool) -> None:
+        """Report a piece of work that is about to begin, or an idle iteration."""
         if has_work:
-            self._heartbeat.begin("a step")
+            self._heartbeat.begin_job("a step")
         else:
             self._heartbeat.rest()
         if (now := time.monotonic()) >= self._next_look or not has_work:
@@ -99,7 +99,7 @@ def _follow(config: EngineConfig, signs: _Signs | None = None) -> None:
         if signs is None:
             build(own, group, platform).run()
         else:
-            build(own, group, platform, signs.starting).run(signs.turn)
+            build(own, group, platform, signs.starting).run(signs.report_iteration)
     except BaseException as error:
         group.abandon(error)
         raise

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine, the description of it that the other processes get, and work for idle turns.
+    """An engine, the description of it that the other processes get, and work for idle iterations.
 
     Attributes:
         model: the model that it runs; another engine may be built on it once this one is closed.
@@ -253,6 +253,6 @@ def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHe
         InvalidConfig: the scheduler cannot be configured so; see `scheduler_config_of`.
     """
     eos = sorted(limits.eos_token_ids)
-    header = LogHeader.of(config, size.num_pages, size.max_model_len, limits.vocab_size, eos, size.num_states)
+    header = LogHeader.from_config(config, size.num_pages, size.max_model_len, limits.vocab_size, eos, size.num_states)
     header.window = size.window
     return header

@@ -36,7 +36,7 @@ class SizedDrafter:
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Ignore the outcome of a draft."""
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """Ignore the end of a request."""
 
 

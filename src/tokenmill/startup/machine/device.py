@@ -66,13 +66,13 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform, dtype: torch.dtype)
     if config.num_ranks > 1 and config.enable_lora:
         yield "--enable-lora needs one GPU, or CPUs: ranks on GPUs have no adapters yet"
     if config.num_ranks > 1 and config.batch_invariant:
-        yield "--batch-invariant needs one GPU: in which order several add up depends on the size of a step"
+        yield "--batch-invariant needs one GPU: the order in which several add up depends on the size of a step"
     if config.kernels == "native":
         yield f"--kernels native does not run on {platform.device}; use auto"
     if config.quantization in ("int8", "int4"):
         yield f"--quantization {config.quantization} is for CPUs; a GPU has fp8"
     if config.batch_invariant and (config.kernels == "torch" or config.quantization == "fp8"):
-        yield "--batch-invariant goes neither with --kernels torch nor with --quantization fp8"
+        yield "--batch-invariant cannot be combined with --kernels torch or --quantization fp8"
     if config.quantization == "fp8" and dtype != torch.bfloat16:
         yield "--quantization fp8 needs --dtype bfloat16"
     # What stands in for a GPU in a test has no generation.

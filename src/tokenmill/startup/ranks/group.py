@@ -26,7 +26,7 @@ from tokenmill.engine.parallel.devices.collective import DeviceCollective
 from tokenmill.engine.parallel.layout import Layout, StepShape
 from tokenmill.engine.parallel.messages import End
 from tokenmill.engine.parallel.model import PartialModel, RankedModel
-from tokenmill.engine.parallel.pipeline.chain import Doorman, FirstStage, LaterStage, connect
+from tokenmill.engine.parallel.pipeline.chain import FirstStage, LaterStage, StageListener, connect
 from tokenmill.engine.parallel.pipeline.link import Launch
 from tokenmill.engine.parallel.shared_memory import Note, SharedMemory
 from tokenmill.engine.runner.executor import Executor
@@ -72,7 +72,7 @@ class Group:
         """
         if importlib.util.find_spec(MODULE) is None:
             raise InvalidConfig("--tensor-parallel-size: ranks meet in native code, which is not built: run `make`")
-        self.shard = Shard.of(config.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
+        self.shard = Shard.from_rank(config.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
         self.first_stage: FirstStage | None = None
         self.later_stage: LaterStage | None = None
         self.devices: DeviceCollective | None = None
@@ -136,15 +136,17 @@ class Group:
             meeting = Address(config.master_addr, config.master_port)
         if shard.is_first_stage:
             launch = Launch(config.model, timeout)
-            self.first_stage = FirstStage(Doorman(meeting, secret, timeout), shard.num_stages, config.nnodes, launch)
+            self.first_stage = FirstStage(
+                StageListener(meeting, secret, timeout), shard.num_stages, config.nnodes, launch
+            )
             self.first_stage.gather(model, self._patience)
             return
         first = connect(meeting, secret, "stage 0", timeout, self._patience)
         own = Address(f"unix:{self._rendezvous}.stage-{shard.stage}")
         if config.nnodes > 1:
             own = Address(first.own_host)
-        doorman = Doorman(own, secret, timeout) if shard.stage > 1 else None
-        self.later_stage = LaterStage(shard, first, doorman, secret, timeout)
+        listener = StageListener(own, secret, timeout) if shard.stage > 1 else None
+        self.later_stage = LaterStage(shard, first, listener, secret, timeout)
         self.later_stage.join(model, self._patience)
 
     def wait_for_all(self) -> None:
@@ -200,7 +202,7 @@ class Group:
             with contextlib.suppress(EngineFailed):
                 self._memory.post(End())
             if self.first_stage is not None:
-                self.first_stage.end()
+                self.first_stage.send_end()
         self._let_go()
 
     def abandon(self, error: BaseException) -> None:

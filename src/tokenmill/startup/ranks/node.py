@@ -95,7 +95,7 @@ class _Agent:
         link.send(Join(self._config.node_rank))
         said = link.receive(_ANSWER_SECONDS)
         if said is None or not isinstance(launch := said[0], Launch):
-            raise EngineFailed("the first machine does not want this one")
+            raise EngineFailed("the first machine refuses this one")
         count = self._config.num_ranks_here
         ranks = range(self._config.node_rank * count, (self._config.node_rank + 1) * count)
         self._say(f"starts rank {ranks.start}" + (f" to {ranks.stop - 1}" if count > 1 else ""))

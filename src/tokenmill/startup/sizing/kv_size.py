@@ -77,7 +77,7 @@ def least_kv_bytes(config: EngineConfig, max_position: int, bytes_per_page: int)
         return bytes_of(config.num_pages, bytes_per_page)
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
-    # A context that nobody asked for shrinks to what there is.
+    # A context that was not asked for shrinks to the memory there is.
     tokens = config.max_model_len or min(SMALLEST_CONTEXT, max_position)
     needed = bytes_of(-(-tokens // config.page_size), bytes_per_page)
     return math.ceil(needed / config.gpu_memory_utilization)

@@ -1,4 +1,4 @@
-"""What ranks on devices tell each other, counted; and what stands in for their devices: gloo between CPUs."""
+"""Count the messages between ranks on devices, with gloo between CPUs in place of the devices."""
 
 from __future__ import annotations
 

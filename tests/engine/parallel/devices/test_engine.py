@@ -66,7 +66,7 @@ def ranks(config: EngineConfig, folder: Path) -> Iterator[tuple[Engine, RankPlat
 
 
 def tell(config: EngineConfig, wanted: list[AddRequest]) -> list[Any]:
-    """What one device tells."""
+    """Return the record of one device."""
     engine = build_engine(config, platform=RankPlatform()).engine
     try:
         outputs = run(engine, wanted)

@@ -16,8 +16,8 @@ from tokenmill.engine.transfer.remote.client import PageClient
 from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.leases import Lease, LeaseTable, prefix_digest
 from tokenmill.engine.transfer.remote.messages import Ask, Handle, PageFormat
-from tokenmill.engine.transfer.remote.planes import StreamSender, WindowSender
 from tokenmill.engine.transfer.remote.server import PageServer, Producer
+from tokenmill.engine.transfer.remote.transports import StreamSender, WindowSender
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
 
@@ -51,11 +51,11 @@ class Pair:
     parts: list[np.ndarray]
     memory: HostPages
     format: PageFormat
-    plane: str
+    transport: str
     clients: list[PageClient] = field(default_factory=list)
 
     def connect(self, secret: Secret = SECRET, format: PageFormat | None = None) -> PageClient:
-        client = PageClient(self.server.address, secret, format or self.format, self.plane)
+        client = PageClient(self.server.address, secret, format or self.format, self.transport)
         self.clients.append(client)
         return client
 
@@ -67,7 +67,7 @@ class Pair:
 
 
 def storing(memory: HostPages, own: list[int], taken: list[int] | None = None):
-    """What takes pages in: into these of ours; lists those that are there."""
+    """Return a function that stores pages in these of ours, and lists those that have come."""
 
     def store(first: int, data: memoryview, checksums: list[int]) -> None:
         pages = own[first : first + len(checksums)]
@@ -85,17 +85,19 @@ def soon(seconds: float = 20.0) -> float:
 
 
 @contextlib.contextmanager
-def running_pair(rng: np.random.Generator, plane: str, folder: Path, num_pages: int = 40, **leases) -> Iterator[Pair]:
+def running_pair(
+    rng: np.random.Generator, transport: str, folder: Path, num_pages: int = 40, **leases
+) -> Iterator[Pair]:
     parts = random_pages(rng, num_pages)
     memory = HostPages(parts)
     format = PageFormat("print", "Layout", PAGE_SIZE, memory.page_bytes, checksum=memory.checksum)
     table = LeaseTable(**{"seconds": 30.0, "most_seconds": 60.0} | leases)
-    address = Address(f"unix:{folder}/pages.sock") if plane == "window" else Address("127.0.0.1")
+    address = Address(f"unix:{folder}/pages.sock") if transport == "window" else Address("127.0.0.1")
     size = memory.page_bytes
     senders = {"stream": lambda: StreamSender(size), "window": lambda: WindowSender(size)}
     server = PageServer(address, Producer("engine-1", format, SECRET, table, memory.copy_out, senders))
     server.start()
-    pair = Pair(server, table, parts, memory, format, plane)
+    pair = Pair(server, table, parts, memory, format, transport)
     try:
         yield pair
     finally:

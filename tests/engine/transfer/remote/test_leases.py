@@ -46,7 +46,7 @@ def test_a_lease_ends_when_nobody_renews_it(table, clock):
     clock.now = 10.0
     assert table.take_ended() == [1]
     assert table.take_ended() == []
-    with pytest.raises(LeaseRefused, match="nothing is held"):
+    with pytest.raises(LeaseRefused, match="no pages are held"):
         table.find(handle(1))
 
 
@@ -76,9 +76,9 @@ def test_a_lease_that_is_renewed_for_ever_ends_all_the_same(table, clock):
 
 def test_a_finished_lease_ends_at_once_and_only_once(table, clock):
     table.grant(lease(1))
-    table.finish(handle(1))
-    table.finish(handle(1))
-    table.finish(handle(7))
+    table.end_lease(handle(1))
+    table.end_lease(handle(1))
+    table.end_lease(handle(7))
     assert table.take_ended() == [1]
     clock.now = 100.0
     assert table.take_ended() == [] and len(table) == 0
@@ -86,7 +86,7 @@ def test_a_finished_lease_ends_at_once_and_only_once(table, clock):
 
 def test_a_handle_may_come_again_after_its_lease_has_ended(table, clock):
     table.grant(lease(1))
-    table.finish(handle(1))
+    table.end_lease(handle(1))
     assert table.take_ended() == [1]
     clock.now = 9.0
     table.grant(Lease(8, handle(1), [1], KEY, TOKENS[:PAGE_SIZE]))

@@ -31,7 +31,7 @@ HANDLE = Handle("engine-1", "request-1", "nonce")
 
 
 class Told:
-    """What fetches say at their end."""
+    """The outcomes of fetches."""
 
     def __init__(self) -> None:
         self.whys: list[str] = []
@@ -128,7 +128,7 @@ def test_each_fetch_is_told_of_once_and_an_error_ends_only_its_own(pair, link, r
     link.fetch(fetch_of(tokens, 4, store, told, is_wanted=lambda: False))
     link.fetch(fetch_of(tokens, 4, store, told))
     whys = told.wait(5)
-    assert "nothing is held under this handle" in whys[0]
+    assert "no pages are held under this handle" in whys[0]
     assert whys[1] == "page 0 is damaged"
     assert whys[2] == whys[3] == "they did not come in time"
     assert whys[4] == ""

@@ -16,7 +16,7 @@ from tests.engine.transfer.remote.pair import (
     zero_pages,
 )
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.engine.transfer.remote import planes
+from tokenmill.engine.transfer.remote import transports
 from tokenmill.engine.transfer.remote.channel import PagesRefused, TransferError
 from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.messages import Handle, PageFormat
@@ -42,7 +42,7 @@ def held(pair: Pair, rng: np.random.Generator, count: int, handle: Handle = HAND
 
 
 def test_pages_arrive_as_they_were(pair, rng, monkeypatch):
-    monkeypatch.setattr(planes, "CHUNK_BYTES", 3 * pair.memory.page_bytes)  # more chunks than a window has slots
+    monkeypatch.setattr(transports, "CHUNK_BYTES", 3 * pair.memory.page_bytes)  # more chunks than a window has slots
     pages, tokens = held(pair, rng, 29)
     ours = zero_pages(pair.parts, 64)
     memory, client = HostPages(ours), pair.connect()
@@ -85,8 +85,8 @@ def test_a_handle_gives_the_pages_of_its_own_tokens_only(pair, rng):
     refused = [
         (pair.ask(HANDLE, other, 0, 3), "those of another prompt"),
         (pair.ask(HANDLE, tokens, 5, 5), "9 are held"),
-        (pair.ask(Handle("engine-1", "request-1", "guess"), tokens, 0, 3), "nothing is held"),
-        (pair.ask(Handle("engine-2", "request-1", "nonce"), tokens, 0, 3), "nothing is held"),
+        (pair.ask(Handle("engine-1", "request-1", "guess"), tokens, 0, 3), "no pages are held"),
+        (pair.ask(Handle("engine-2", "request-1", "nonce"), tokens, 0, 3), "no pages are held"),
     ]
     for ask, why in refused:
         with pytest.raises(PagesRefused, match=why):
@@ -137,7 +137,7 @@ def test_unlike_pages_are_refused_by_name(rng, tmp_path, field, value, why):
 
 
 def test_strangers_cannot_bring_a_server_down(pair, rng):
-    """Whatever comes instead of a proof, or after one, ends its own connection and nothing else."""
+    """Odd messages instead of a proof, or after one, end their own connection and nothing else."""
     _, tokens = held(pair, rng, 4)
     for number in range(60):
         length = int(rng.integers(0, 200))
@@ -158,7 +158,7 @@ def test_strangers_cannot_bring_a_server_down(pair, rng):
 
 
 def test_a_consumer_that_stops_reading_holds_a_lease_no_longer_than_it_may(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr(planes, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(transports, "CHUNK_BYTES", 1)
     with running_pair(rng, "window", tmp_path, seconds=0.05, most_seconds=0.05) as pair:
         _, tokens = held(pair, rng, 20)
         client = pair.connect()
@@ -170,7 +170,7 @@ def test_a_consumer_that_stops_reading_holds_a_lease_no_longer_than_it_may(rng, 
 
 
 def test_a_lease_ends_in_the_middle_of_a_read_and_no_page_is_looked_at_any_more(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr(planes, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(transports, "CHUNK_BYTES", 1)
     with running_pair(rng, "window", tmp_path) as pair:
         pages, tokens = held(pair, rng, 20)
         ours = zero_pages(pair.parts, 20)
@@ -196,7 +196,7 @@ def test_a_silent_server_is_given_up_at_the_deadline(rng, tmp_path, monkeypatch)
     monkeypatch.setattr("tokenmill.engine.transfer.remote.client.HANDSHAKE_SECONDS", 0.2)
     with running_pair(rng, "stream", tmp_path) as pair, socket.create_server(("127.0.0.1", 0)) as silent:
         pair.server.address = Address("127.0.0.1", silent.getsockname()[1])
-        with pytest.raises(TransferError, match="did not go on in time"):
+        with pytest.raises(TransferError, match="did not respond in time"):
             pair.connect()
         pair.server.address = Address("127.0.0.1", 1)
         with pytest.raises(TransferError, match=r"no producer answers at tcp://127.0.0.1:1"):
@@ -205,7 +205,7 @@ def test_a_silent_server_is_given_up_at_the_deadline(rng, tmp_path, monkeypatch)
 
 def test_a_window_that_may_shrink_is_not_mapped(rng, tmp_path):
     with running_pair(rng, "window", tmp_path) as pair:
-        real = planes.WindowSender
+        real = transports.WindowSender
 
         class Unsealed(real):
             def welcomed(self, channel):

@@ -1,4 +1,4 @@
-"""What users and clients say of transfers: refused by name, or within bounds."""
+"""Check the parameters of transfers from users and clients: refused by name, or within bounds."""
 
 import json
 
@@ -37,13 +37,13 @@ def test_nothing_said_is_nothing_done(text):
 def test_a_config_is_read():
     config = parse_kv_transfer_config(json.dumps(GOOD))
     assert config is not None and config.consumes and not config.produces
-    assert config.patience["load"] > 30
+    assert config.timeouts["load"] > 30
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"kv_connector": "LMCacheConnectorV1"}, "there is no kv_connector 'LMCacheConnectorV1'"),
+        ({"kv_connector": "LMCacheConnectorV1"}, "unknown kv_connector 'LMCacheConnectorV1'"),
         ({"kv_role": "kv_maybe"}, "kv_role"),
         ({"kv_rank": 0}, "kv_rank"),
         ({"kv_port": 0}, "kv_port"),

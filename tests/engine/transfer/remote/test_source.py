@@ -1,4 +1,4 @@
-"""`RemoteSource` as the desk calls it: a producer and a consumer in one process, without engines."""
+"""`RemoteSource` as the connector calls it: a producer and a consumer in one process, without engines."""
 
 import json
 import threading

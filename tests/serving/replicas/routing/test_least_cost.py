@@ -18,7 +18,7 @@ SYSTEM = list(range(1000, 1000 + 20 * SIZE))
 
 def router(num_engines: int = 2, page_size: int = SIZE) -> Router:
     made = Router(range(num_engines), LeastCost())
-    made.begin(page_size, "model")
+    made.begin_routing(page_size, "model")
     return made
 
 
@@ -66,7 +66,7 @@ def test_among_equals_each_has_its_turn(policy):
 
 def test_a_prefix_stays_where_its_pages_are_reported():
     two = router()
-    two.take(stored(1, pages(SYSTEM)))
+    two.apply_report(stored(1, pages(SYSTEM)))
     for number in range(5):
         assert two.route(request(str(number), [*SYSTEM, number])) == 1
         two.ended([first_token(str(number))])
@@ -74,7 +74,7 @@ def test_a_prefix_stays_where_its_pages_are_reported():
 
 def test_a_prefix_stays_where_it_is_about_to_be_computed():
     two = router()
-    two.take(EngineReport(engine=0, num_others=2))
+    two.apply_report(EngineReport(engine=0, num_others=2))
     assert two.route(request("a", SYSTEM)) == 1
     assert two.route(request("b", [*SYSTEM, 7])) == 1, "a is still on its way there"
 
@@ -90,14 +90,14 @@ def test_pages_that_never_came_attract_nobody():
 
 def test_evicted_pages_attract_nobody():
     two = router()
-    two.take(stored(1, pages(SYSTEM)))
-    two.take(EngineReport(engine=1, changes=[(False, pages(SYSTEM)[::-1])]))
+    two.apply_report(stored(1, pages(SYSTEM)))
+    two.apply_report(EngineReport(engine=1, changes=[(False, pages(SYSTEM)[::-1])]))
     assert [two.route(request(name, SYSTEM)) for name in "a"] == [0]
 
 
 def test_another_salt_goes_where_there_is_room():
     two = router()
-    two.take(stored(1, pages(SYSTEM, "mine")))
+    two.apply_report(stored(1, pages(SYSTEM, "mine")))
     two.route(request("busy", [1], engine=1))
     assert two.route(request("a", SYSTEM)) == 0
     assert two.route(request("b", SYSTEM, cache_salt="mine")) == 1
@@ -116,52 +116,52 @@ def test_a_burst_spreads_although_no_report_comes():
 def test_a_burst_spreads_although_reports_are_stale():
     two = router()
     for _ in range(10):
-        two.take(EngineReport(engine=0, num_others=0))
-        two.take(EngineReport(engine=1, num_others=3, num_queued_tokens=60))
+        two.apply_report(EngineReport(engine=0, num_others=0))
+        two.apply_report(EngineReport(engine=1, num_others=3, num_queued_tokens=60))
         two.route(request(str(random.random()), [1] * 20))
-    assert two._books[0].num_open > two._books[1].num_open > 0, "both, and fewer where there is more already"
+    assert two._loads[0].num_open > two._loads[1].num_open > 0, "both, and fewer where there is more already"
 
 
 def test_what_a_report_has_counted_is_not_counted_again():
     two = router()
     for name in "abc":
         two.route(request(name, [7] * 100, engine=0))
-    assert two._books[0].num_queued_tokens == 100 + 4 + 4, "of the second and third, six pages are on their way"
-    two.take(EngineReport(engine=0, num_taken=2, num_queued_tokens=50))
-    assert two._books[0].num_queued_tokens == 50 + 4
+    assert two._loads[0].num_queued_tokens == 100 + 4 + 4, "of the second and third, six pages are on their way"
+    two.apply_report(EngineReport(engine=0, num_taken=2, num_queued_tokens=50))
+    assert two._loads[0].num_queued_tokens == 50 + 4
     two.ended([first_token("a"), first_token("c")])
-    assert two._books[0].num_queued_tokens == 50, "a was in the report"
+    assert two._loads[0].num_queued_tokens == 50, "a was in the report"
     two.leave(["b"])
-    assert two._books[0].num_requests == 2
+    assert two._loads[0].num_requests == 2
 
 
 def test_requests_of_other_text_workers_count():
     two = router()
-    two.take(EngineReport(engine=0, num_others=4))
+    two.apply_report(EngineReport(engine=0, num_others=4))
     assert [two.route(request(str(number), [1, 2])) for number in range(4)] == [1] * 4
 
 
 def test_an_engine_that_dies_is_forgotten_with_its_pages():
     two = router()
-    two.take(stored(1, pages(SYSTEM), num_others=9, num_queued_tokens=10**6))
+    two.apply_report(stored(1, pages(SYSTEM), num_others=9, num_queued_tokens=10**6))
     assert two.route(request("a", [*SYSTEM, 1], session="s", engine=1)) == 1
     two.lose(1)
     assert "a" not in two
-    two.take(stored(1, pages(SYSTEM)))  # it was on its way
+    two.apply_report(stored(1, pages(SYSTEM)))  # it was on its way
     assert [two.route(request(name, [*SYSTEM, 1], session="s")) for name in "ab"] == [0, 0]
     two.ended([first_token("a"), first_token("b")])
-    two.take(stored(0, pages(SYSTEM)))
+    two.apply_report(stored(0, pages(SYSTEM)))
     two.gain(1)
     assert two.route(request("c", [*SYSTEM, 1])) == 0, "the new life has nothing of it"
     assert two.route(request("d", list(range(50)))) == 1
     two.ended([end("a"), end("b"), end("c"), end("d")])
-    assert [two._books[engine].num_requests for engine in (0, 1)] == [0, 0]
+    assert [two._loads[engine].num_requests for engine in (0, 1)] == [0, 0]
 
 
 def test_a_session_stays_whatever_is_cached_elsewhere():
     two = router()
     assert two.route(request("a", [1, 2], session="s")) == 0
-    two.take(stored(1, pages(SYSTEM)))
+    two.apply_report(stored(1, pages(SYSTEM)))
     assert two.route(request("b", SYSTEM, session="s")) == 0
     assert two.route(request("c", SYSTEM)) == 1
     assert two.route(request("d", SYSTEM, session="s", engine=1)) == 1, "who names an engine moves the session"
@@ -190,12 +190,12 @@ def run(seed: int) -> list[int]:
         chosen.append(many.route(request(str(number), tokens)))
         alive.append(str(number))
         if rng.random() < 0.5:
-            many.take(stored(chosen[-1], pages(tokens), num_taken=rng.randrange(200)))
+            many.apply_report(stored(chosen[-1], pages(tokens), num_taken=rng.randrange(200)))
         if rng.random() < 0.8:
             many.ended([end(alive.pop(rng.randrange(len(alive))))])
     many.ended([end(name) for name in alive])
-    for books in many._books.values():
-        assert (books.num_open, books._early) == (0, {})
+    for load in many._loads.values():
+        assert (load.num_open, load._early) == (0, {})
     assert not any(many._index._expected.values())
     return chosen
 

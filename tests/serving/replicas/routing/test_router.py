@@ -73,7 +73,7 @@ def test_random_traffic_is_balanced_and_leaves_nothing():
     open_on: dict[str, int] = {}
     for number in range(500):
         name = str(number)
-        before = {engine: list(open_on.values()).count(engine) for engine in many._books}
+        before = {engine: list(open_on.values()).count(engine) for engine in many._loads}
         open_on[name] = many.route(request(name))
         assert before[open_on[name]] == min(before.values()), f"seed {seed}"
         for gone in rng.sample(sorted(open_on), rng.randint(0, min(2, len(open_on)))):
@@ -83,5 +83,5 @@ def test_random_traffic_is_balanced_and_leaves_nothing():
             else:
                 many.ended([end(gone)])
     many.ended([end(name) for name in open_on])
-    assert {books.num_open for books in many._books.values()} == {0}
+    assert {load.num_open for load in many._loads.values()} == {0}
     assert not many._engine_of

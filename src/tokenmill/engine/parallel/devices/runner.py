@@ -44,7 +44,7 @@ class LeadingRunner(ModelRunner):
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         """Post a plan and start its step. A step that cannot be started ends all ranks: they have begun it."""
         with self._memory.together():
-            self._memory.post(RunStep.of(plan))
+            self._memory.post(RunStep.from_plan(plan))
             return super().start(plan, previous)
 
 

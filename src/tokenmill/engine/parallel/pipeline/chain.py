@@ -41,13 +41,13 @@ from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
 from tokenmill.model.sharding.shard import Shard
 
-# How long somebody who connects may take to say who it is.
+# How long a new connection may take to say who it is.
 PROOF_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 _TRY_SECONDS = 1.0
 
 
-class Doorman:
+class StageListener:
     """Accepts connections that prove that they know the secret; a thread for each, so that none blocks others."""
 
     def __init__(self, address: Address, secret: Secret | None, timeout: float) -> None:
@@ -67,7 +67,7 @@ class Doorman:
         host, port = self._listener.getsockname()[:2] if not address.is_unix else (address.host, 0)
         self.address = Address(host, port)
         self._listener.settimeout(_LOOK_SECONDS)
-        threading.Thread(target=self._accept, name="doorman", daemon=True).start()
+        threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def next(self, timeout: float) -> tuple[Link, Message] | None:
         """Return the next connection and its first message; None if none has come in time."""
@@ -116,7 +116,9 @@ def connect(address: Address, secret: Secret | None, name: str, timeout: float, 
             prove(connection, secret, False, PROOF_SECONDS)
             return Link(connection, name, timeout)
         except (ConnectionResetError, PermissionError) as error:
-            raise EngineFailed(f"{name} at {address} does not let this one in: is the secret the same?") from error
+            raise EngineFailed(
+                f"{name} at {address} refuses this machine: check that the secret is the same"
+            ) from error
         except OSError as error:
             if time.monotonic() > deadline:
                 raise EngineFailed(f"{name} cannot be reached at {address}: {error.strerror or error}") from error
@@ -126,12 +128,12 @@ def connect(address: Address, secret: Secret | None, name: str, timeout: float, 
 class FirstStage:
     """Stage 0's end of the chain: passes begin here, and their outputs come back."""
 
-    def __init__(self, doorman: Doorman, num_stages: int, num_nodes: int, launch: Launch) -> None:
+    def __init__(self, listener: StageListener, num_stages: int, num_nodes: int, launch: Launch) -> None:
         """
         Args:
             launch: message that starts other machines' ranks.
         """
-        self._doorman = doorman
+        self._doorman = listener
         self._num_stages = num_stages
         self._num_nodes = num_nodes
         self._launch = launch
@@ -195,7 +197,7 @@ class FirstStage:
             link.send(Pages(min(counts)))
         return min(counts)
 
-    def begin(self, run: RunPass, hidden: torch.Tensor) -> int:
+    def begin_pass(self, run: RunPass, hidden: torch.Tensor) -> int:
         """Hand a pass on; return the number under which its outputs come back.
 
         Args:
@@ -219,7 +221,7 @@ class FirstStage:
                 return hidden_states(numbers, dtype, hidden_size)
         raise EngineFailed(f"the other stages have not come in time; {self._timeout:g} seconds are allowed in a step")
 
-    def end(self) -> None:
+    def send_end(self) -> None:
         """Tell the next stage that the engine ends well."""
         if 1 in self._links:
             with contextlib.suppress(EngineFailed):
@@ -236,18 +238,18 @@ class LaterStage:
     """A later stage's end of the chain: receives from the stage before it, and hands on its own work."""
 
     def __init__(
-        self, shard: Shard, first: Link, doorman: Doorman | None, secret: Secret | None, timeout: float
+        self, shard: Shard, first: Link, listener: StageListener | None, secret: Secret | None, timeout: float
     ) -> None:
         """
         Args:
             first: the connection to stage 0.
-            doorman: where the stage before this one connects; None: that is stage 0.
+            listener: where the stage before this one connects; None: that is stage 0.
         """
         self._shard = shard
         self._first = first
         self._before = first
         self._next = first
-        self._doorman = doorman
+        self._doorman = listener
         self._secret = secret
         self._timeout = timeout
 
@@ -304,7 +306,7 @@ class LaterStage:
         else:
             self._next.send(begun, hidden)
 
-    def end(self) -> None:
+    def send_end(self) -> None:
         """Tell the next stage that the engine ends well."""
         if not self._shard.is_last_stage:
             with contextlib.suppress(EngineFailed):

@@ -130,7 +130,7 @@ class Link:
             for piece in pieces:
                 self._socket.sendall(piece)
         except BlockingIOError:
-            raise EngineFailed(f"{self.name} has not read in time what it was sent") from None
+            raise EngineFailed(f"{self.name} did not read its messages in time") from None
         except OSError as error:
             raise EngineFailed(f"{self.name} is gone: {self._trouble or error.strerror}") from error
 
@@ -198,7 +198,7 @@ def prove(connection: socket.socket, secret: Secret | None, is_listener: bool, s
     connection.sendall(nonce)
     theirs = bytes(_read_exactly(connection, NONCE_BYTES, deadline))
     nonces = (nonce, theirs) if is_listener else (theirs, nonce)
-    if is_listener:  # whoever connects proves it first
+    if is_listener:  # the side that connects proves it first
         _check(connection, secret, other_side, nonces, deadline)
         connection.sendall(secret.prove(own_side, *nonces))
     else:

@@ -4,10 +4,10 @@ A step multiplies by a limited number of adapters, so their slots are a counted 
 slot of its adapter as long as it owns a row; an unused slot keeps its adapter until another needs it,
 least recently used first. Requests whose adapter has no slot are passed over.
 
-No request waits for ever: one passed over for `patience` steps is heir to the slot that has been held longest.
-From then on no request joins that slot, and those in it yield as soon as each has brought a token since it began, or at
-once where their class comes after the heir's; so every turn of a slot advances all requests in it that can advance, and
-the wait is bounded by the turns of requests that waited longer.
+Every request gets a slot in the end: one passed over for `aging_steps` steps is promoted: it gets the slot that has
+been held longest. From then on no request joins that slot, and those in it yield as soon as each has brought a token
+since it began, or at once where their class comes after the promoted request's; so every turn of a slot advances all
+requests in it that can advance, and the wait is bounded by the turns of requests that waited longer.
 
 Counts steps, knows no clock: the same calls give the same choices.
 """
@@ -47,16 +47,16 @@ class AdapterSlots(Resource):
 
     Args:
         num_slots: adapters in a step at most.
-        patience: steps that a request is passed over before a slot is freed for it.
+        aging_steps: steps that a request is passed over before a slot is freed for it.
     """
 
-    def __init__(self, num_slots: int, patience: int) -> None:
+    def __init__(self, num_slots: int, aging_steps: int) -> None:
         self.num_slots = num_slots
-        self._patience = patience
+        self._aging_steps = aging_steps
         self._slots: dict[str, _Slot] = {}
         self._passed_since: dict[str, tuple[int, Request]] = {}  # by request: the step, and itself
         self._closing = ""
-        self._heir: Request | None = None  # who waits for the slot that is closed, or has it now
+        self._promoted: Request | None = None  # it waits for the closed slot, or has it now
 
     def begin_step(self, step: int, view: View) -> Iterable[Request]:
         """Return the users of a slot that another adapter has waited for long enough."""
@@ -74,7 +74,7 @@ class AdapterSlots(Resource):
             return ""
         self._passed_since.setdefault(request.id, (step, request))
         if adapter == self._closing:
-            why = f"whose slot goes to another that has waited for {self._patience} steps"
+            why = f"whose slot is promised to a request that has waited for {self._aging_steps} steps"
         else:
             why = "the slot is in use" if self.num_slots == 1 else f"all {self.num_slots} slots are in use"
         return f"needs adapter {request.adapter_name}, {why}"
@@ -92,8 +92,8 @@ class AdapterSlots(Resource):
         slot.users[request.id] = request, request.num_tokens
         slot.used_at = step
         self._passed_since.pop(request.id, None)
-        if self._heir is not None and adapter == self._heir.cache_key.adapter:
-            self._closing, self._heir = "", None
+        if self._promoted is not None and adapter == self._promoted.cache_key.adapter:
+            self._closing, self._promoted = "", None
         return ""
 
     def row_fields(self, request: Request) -> Mapping[str, Any]:
@@ -107,13 +107,13 @@ class AdapterSlots(Resource):
         if slot is not None and slot.users.pop(request.id, None) is not None:
             slot.used_at = step
             if request.cache_key.adapter == self._closing and not slot.users:
-                self._bequeath()
+                self._assign_closed_slot()
 
     def ended(self, request: Request) -> None:
         """Forget a request that has ended, perhaps without ever getting a row."""
         self._passed_since.pop(request.id, None)
-        if request is self._heir:
-            self._closing, self._heir = "", None
+        if request is self._promoted:
+            self._closing, self._promoted = "", None
 
     def _yielding(self, step: int, is_idle: bool) -> list[Request]:
         """Return the requests that must give up their rows now, since another has waited long enough for a slot.
@@ -121,14 +121,14 @@ class AdapterSlots(Resource):
         Args:
             is_idle: no request runs, so no step would ever pass.
         """
-        if self._heir is None:
-            self._choose_heir(step, 0 if is_idle else self._patience)
+        if self._promoted is None:
+            self._promote_oldest(step, 0 if is_idle else self._aging_steps)
         if not self._closing:
             return []
-        heir, users = self._heir, self._slots[self._closing].users.values()
-        assert heir is not None, "a slot is closed for somebody"
-        # Whoever is behind the heir may gain nothing for as long as others of its class come.
-        return [one for one, num_tokens in users if is_idle or one.is_behind(heir) or _has_gained(one, num_tokens)]
+        promoted, users = self._promoted, self._slots[self._closing].users.values()
+        assert promoted is not None, "a slot is closed for a promoted request"
+        # A request behind the promoted one may gain nothing for as long as others of its class come.
+        return [one for one, num_tokens in users if is_idle or one.is_behind(promoted) or _has_gained(one, num_tokens)]
 
     def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if slots and the requests that own rows disagree."""
@@ -140,23 +140,23 @@ class AdapterSlots(Resource):
             "a request with a row and no slot"
         )
 
-    def _choose_heir(self, step: int, patience: int) -> None:
-        """Promise the slot held for longest to the request that has waited longest, if both have lasted `patience`."""
+    def _promote_oldest(self, step: int, aging_steps: int) -> None:
+        """Promise the slot held for longest to the request that has waited longest, if both last `aging_steps`."""
         waiting = self._passed_since.values()
-        since, heir = min(waiting, key=lambda one: (one[0], one[1].arrival), default=(step, None))
-        if heir is None or step - since < patience:
+        since, promoted = min(waiting, key=lambda one: (one[0], one[1].arrival), default=(step, None))
+        if promoted is None or step - since < aging_steps:
             return
-        adapter = heir.cache_key.adapter
+        adapter = promoted.cache_key.adapter
         held = [(slot.held_since, slot.number, name) for name, slot in self._slots.items() if slot.users]
-        if held and step - min(held)[0] >= patience and not self._has_slot_for(adapter):
-            self._heir, self._closing = heir, min(held)[2]
+        if held and step - min(held)[0] >= aging_steps and not self._has_slot_for(adapter):
+            self._promoted, self._closing = promoted, min(held)[2]
 
     def _has_slot_for(self, adapter: str) -> bool:
         return adapter in self._slots or len(self._slots) < self.num_slots or bool(self._unused())
 
     def _unused(self) -> list[tuple[int, int, str]]:
         """Return the slots without users and without a promise, least recently used first."""
-        kept = None if self._heir is None else self._heir.cache_key.adapter
+        kept = None if self._promoted is None else self._promoted.cache_key.adapter
         slots = [
             (slot.used_at, slot.number, name) for name, slot in self._slots.items() if not slot.users and name != kept
         ]
@@ -171,11 +171,11 @@ class AdapterSlots(Resource):
         assert unused, "a request joins only where there is a slot for it"
         return self._slots.pop(unused[0][2]).number
 
-    def _bequeath(self) -> None:
-        """Give the closing slot, now empty, to its heir alone."""
-        assert self._heir is not None, "a slot is closed for somebody"
+    def _assign_closed_slot(self) -> None:
+        """Give the closed slot, now empty, to the promoted request alone."""
+        assert self._promoted is not None, "a slot is closed for a promoted request"
         slot = self._slots.pop(self._closing)
-        self._slots[self._heir.cache_key.adapter] = _Slot(slot.number, slot.used_at, slot.used_at)
+        self._slots[self._promoted.cache_key.adapter] = _Slot(slot.number, slot.used_at, slot.used_at)
         self._closing = ""
 
 

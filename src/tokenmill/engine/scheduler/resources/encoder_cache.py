@@ -115,7 +115,7 @@ class EncoderCache(Resource):
             if span.length > room:
                 return (
                     before,
-                    f"needs {span.length} tokens of the encoder cache, {room} of {self.capacity} are not held",
+                    f"needs {span.length} tokens of the encoder cache, {room} of {self.capacity} are free",
                 )
             left, room = left - (span.length if entry is None else 0), room - span.length
             seen.add(span.digest)

@@ -36,8 +36,8 @@ from tokenmill.engine.scheduler.resources.resource import Resource
 
 # Tokens from one state of a text that goes on to the next: copying one must cost little beside running so many.
 TAIL_SPACING = 64
-# Of one request, at most so many states that others wait for.
-MOST_WISHES = 4
+# States of one request that others may wait for, at most.
+MOST_CHECKPOINT_REQUESTS = 4
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class StateSlots(Resource):
         self._owned: dict[str, int] = {}  # by request
         self._kept: dict[int, _Kept] = {}  # by page, the least recently used first
         self._tails: dict[str, int] = {}  # by request, the page of its newest state
-        self._points: dict[str, list[int]] = {}  # by request: tokens behind which its state is wanted, increasing
+        self._checkpoints: dict[str, list[int]] = {}  # by request: tokens behind which its state is wanted, increasing
         self._saving: dict[int, dict[str, _Save]] = {}  # by step and request
         self._orders = _Orders()
         kv.on_cached.append(self._cached)
@@ -117,21 +117,21 @@ class StateSlots(Resource):
 
     def can_follow(self, request: Request, writer: Request, match: PrefixMatch) -> bool:
         """Return True if `writer` will keep its state where it and the request part."""
-        return self._wish(writer, self._kv.num_common_tokens(request, writer), match.num_tokens)
+        return self._request_checkpoint(writer, self._kv.num_common_tokens(request, writer), match.num_tokens)
 
     def limit(self, request: Request, start: int, num_tokens: int, match: PrefixMatch | None = None) -> tuple[int, str]:
         """End a step where a state is to be kept, if a later one is in it too: it keeps one of a request."""
         if self._splits and num_tokens > 1:
-            points = self._points[request.id] if match is None else self._points_behind(request, match)
-            inside = [point for point in points if start < point <= start + num_tokens]
+            checkpoints = self._checkpoints[request.id] if match is None else self._checkpoints_behind(request, match)
+            inside = [checkpoint for checkpoint in checkpoints if start < checkpoint <= start + num_tokens]
             num_tokens = inside[0] - start if len(inside) > 1 else num_tokens
         return num_tokens, ""
 
-    def _points_behind(self, request: Request, match: PrefixMatch) -> list[int]:
+    def _checkpoints_behind(self, request: Request, match: PrefixMatch) -> list[int]:
         """Return where a request that begins behind a match leaves the cache, and where its prompt ends, in order."""
         last = (request.num_prompt_tokens - 1) // self._page_size * self._page_size
         shared = (match.longer or match).num_tokens
-        return sorted({point for point in (shared, last) if point > match.num_tokens})
+        return sorted({checkpoint for checkpoint in (shared, last) if checkpoint > match.num_tokens})
 
     def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int) -> str:
         """Give a slot to a request that begins behind a match."""
@@ -141,8 +141,8 @@ class StateSlots(Resource):
             kept = self._kept[page] = self._kept.pop(page)  # the last to be given up
         slot = self._take()
         if slot is None:
-            return "needs a recurrent state, launched steps have all that are left"
-        self._owned[request.id], self._points[request.id] = slot, self._points_behind(request, match)
+            return "needs a recurrent state, in-flight steps use all that are left"
+        self._owned[request.id], self._checkpoints[request.id] = slot, self._checkpoints_behind(request, match)
         if kept is None:
             self._orders.loads.append((slot, -1))
             return ""
@@ -158,34 +158,36 @@ class StateSlots(Resource):
         """Return the slot of a request."""
         return {"state_slot": self._owned[request.id]}
 
-    def _wish(self, writer: Request, end: int, start: int) -> bool:
+    def _request_checkpoint(self, writer: Request, end: int, start: int) -> bool:
         """Ask that `writer` keep its state after `end` tokens for one that would begin at `start`; True if it will."""
         if end <= start:
             return False
         if any(saves[writer.id].end == end for saves in self._saving.values() if writer.id in saves):
             return True
-        points = self._points.get(writer.id)
-        if not self._keeps or points is None or end <= writer.num_computed_tokens:
+        checkpoints = self._checkpoints.get(writer.id)
+        if not self._keeps or checkpoints is None or end <= writer.num_computed_tokens:
             return False
-        if end not in points:
-            if len(points) >= MOST_WISHES:
+        if end not in checkpoints:
+            if len(checkpoints) >= MOST_CHECKPOINT_REQUESTS:
                 return False
-            bisect.insort(points, end)
+            bisect.insort(checkpoints, end)
         return True
 
     def schedule(self, request: Request, start: int, num_tokens: int, step: int) -> None:
         """Order that a state wanted of the tokens that run in a step be kept, if there is a slot for it."""
-        points, end = self._points[request.id], start + num_tokens
-        passed = bisect.bisect_right(points, end)
-        point, is_tail = (points[passed - 1], False) if passed else (end // self._spacing * self._spacing, True)
-        del points[:passed]
-        if not self._keeps or point <= start:
+        checkpoints, end = self._checkpoints[request.id], start + num_tokens
+        passed = bisect.bisect_right(checkpoints, end)
+        checkpoint, is_tail = (
+            (checkpoints[passed - 1], False) if passed else (end // self._spacing * self._spacing, True)
+        )
+        del checkpoints[:passed]
+        if not self._keeps or checkpoint <= start:
             return
         slot = self._take()
         if slot is not None:
             assert request.row is not None, "a request that runs has a row"
-            self._saving.setdefault(step, {})[request.id] = _Save(point, slot, is_tail)
-            self._orders.saves.append((request.row, point, slot))
+            self._saving.setdefault(step, {})[request.id] = _Save(checkpoint, slot, is_tail)
+            self._orders.saves.append((request.row, checkpoint, slot))
 
     def can_rewind(self, request: Request) -> bool:
         """Return False: a state cannot go back; the request begins anew from the last one that was kept."""
@@ -219,7 +221,7 @@ class StateSlots(Resource):
     def release(self, request: Request, step: int) -> None:
         """Release the slot of a request that gives up its row; its newest state stays like other kept ones."""
         self._give_back(self._owned.pop(request.id))
-        self._points.pop(request.id)
+        self._checkpoints.pop(request.id)
         page = self._tails.pop(request.id, None)
         if page is not None:
             self._kept[page].tail_of = ""
@@ -237,7 +239,7 @@ class StateSlots(Resource):
         for before, after in zip(old, new, strict=True):
             kept = self._kept.pop(before, None)
             if kept is not None:
-                self._kept[after] = kept  # somebody has just passed it: the last to be given up
+                self._kept[after] = kept  # a request has just passed it: the last to be given up
                 if kept.tail_of:
                     self._tails[kept.tail_of] = after
 
@@ -283,7 +285,7 @@ class StateSlots(Resource):
         slots = [*self._free, *self._owned.values(), *(kept.slot for kept in self._kept.values()), *saving]
         assert sorted(slots) == list(range(self.num_slots)), "a slot is lost, or is that of two"
         assert self._owned.keys() == {request.id for request in owners}, "a slot for a request without a row"
-        assert self._owned.keys() == self._points.keys(), "points of a request without a row"
+        assert self._owned.keys() == self._checkpoints.keys(), "checkpoints of a request without a row"
         assert self._kept.keys() <= set(self._kv.cached_pages()), "a state at the end of a page that the cache has not"
         tails = {kept.tail_of: page for page, kept in self._kept.items() if kept.tail_of}
         assert tails == self._tails, "a newest state that is another's"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tokenmill.core.request import Request
-from tokenmill.core.transfers import KVNews, KVQuery
+from tokenmill.core.transfers import KVQuery, TransferEvent
 from tokenmill.engine.kv.radix_node import RadixNode
 from tokenmill.engine.kv.radix_tree import PrefixMatch
 from tokenmill.engine.scheduler.resources.resource import Resource
@@ -25,7 +25,7 @@ class Transfers(Resource):
 
     @property
     def is_busy(self) -> bool:
-        """True while news is due about pages that a request may wait for."""
+        """True while an event is due for pages that a request may wait for."""
         raise NotImplementedError
 
     @property
@@ -45,12 +45,12 @@ class Transfers(Resource):
             spare: pages that must stay available for others.
 
         Returns:
-            "": it can be admitted. Else why it must wait; its status says whether it does so for news.
+            "": it can be admitted. Else why it must wait; its status says whether it waits for an event.
         """
         raise NotImplementedError
 
-    def apply(self, news: KVNews, step: int) -> None:
-        """Take in news; ignore news of transfers that are already over."""
+    def apply(self, event: TransferEvent, step: int) -> None:
+        """Apply an event; ignore one of transfers that are already over."""
         raise NotImplementedError
 
     def drop_saves(self, step: int) -> None:

@@ -32,7 +32,7 @@ class Windows(PageGroup):
         self._kv = kv
         self._entries: list[tuple[int, int, int]] = []
         kv.on_cached.append(self._cached)
-        kv.on_evicted.append(pages.forget)
+        kv.on_evicted.append(pages.forget_pages)
 
     @property
     def num_left(self) -> int:
@@ -54,7 +54,7 @@ class Windows(PageGroup):
     def shortage(self, num_pages: int) -> str:
         """Return how many pages would have to be promised, and how many can be."""
         needed, left = self.pages.num_wanted(num_pages), self.pages.num_left
-        return f"needs {needed} window pages, {left} of {self.pages.pool.num_usable} are promised to nobody"
+        return f"needs {needed} window pages, {left} of {self.pages.pool.num_usable} are unreserved"
 
     def check(self, request: Request, num_tokens: int) -> None:
         """Refuse a request that can never be promised enough."""

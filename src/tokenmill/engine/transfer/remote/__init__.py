@@ -1,4 +1,4 @@
-"""KV pages from another engine: their owners (leases), who may have them (a secret), and their transport (planes).
+"""KV pages from another engine: their owners (leases), who may have them (a secret), and how they travel (transports).
 
     consumer                                   producer
     PageLink ── Ask(handle, prefix) ─────────> PageServer ── LeaseTable: pages held for the one that names the handle

@@ -58,11 +58,11 @@ class Channel(Generic[Incoming]):
         """
         length = int.from_bytes(self._read(_LENGTH_BYTES, deadline), "big")
         if length > LARGEST_MESSAGE:
-            raise TransferError(f"a message of {length} bytes was announced; {LARGEST_MESSAGE} are the most")
+            raise TransferError(f"a message of {length} bytes was announced; at most {LARGEST_MESSAGE} are allowed")
         try:
             return self._decoder.decode(self._read(length, deadline))
         except msgspec.MsgspecError as error:
-            raise TransferError(f"what came is no message of this protocol: {error}") from error
+            raise TransferError(f"received something other than a message of this protocol: {error}") from error
 
     def receive_into(self, pieces: Sequence[memoryview], deadline: float) -> None:
         """Fill pieces of memory, in order, with the bytes that come.
@@ -94,7 +94,7 @@ class Channel(Generic[Incoming]):
             try:
                 moved = call(views[start : start + _MOST_PIECES])
             except TimeoutError:
-                raise TransferError("the other side did not go on in time") from None
+                raise TransferError("the other side did not respond in time") from None
             except OSError as error:
                 raise TransferError(f"the connection broke: {error.strerror or error}") from error
             if not moved:

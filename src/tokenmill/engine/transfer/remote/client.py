@@ -22,8 +22,8 @@ from tokenmill.engine.transfer.remote.messages import (
     Welcome,
     offered,
 )
-from tokenmill.engine.transfer.remote.planes import Receiver, Store, StreamReceiver, WindowReceiver
 from tokenmill.engine.transfer.remote.server import HANDSHAKE_SECONDS
+from tokenmill.engine.transfer.remote.transports import Receiver, Store, StreamReceiver, WindowReceiver
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import NONCE_BYTES, Secret
 
@@ -34,7 +34,7 @@ def _stream_receiver(page_bytes: int, _offer: bytes, _channel: Channel[ToConsume
     return StreamReceiver(page_bytes)
 
 
-# What makes the consumer's half of a plane of (page_bytes, the producer's offer, the channel, a deadline).
+# What makes the consumer's half of a transport of (page_bytes, the producer's offer, the channel, a deadline).
 RECEIVERS: dict[str, MakeReceiver] = {"stream": _stream_receiver, "window": WindowReceiver}
 
 
@@ -46,14 +46,14 @@ class PageClient:
     """
 
     def __init__(
-        self, address: Address, secret: Secret, format: PageFormat, plane: str, make: MakeReceiver | None = None
+        self, address: Address, secret: Secret, format: PageFormat, transport: str, make: MakeReceiver | None = None
     ) -> None:
         """Connect, and let both sides prove that they know the secret.
 
         Args:
             format: of our own pages.
-            plane: how pages are to travel.
-            make: makes our half of the plane; None: see `RECEIVERS`.
+            transport: how pages are to travel.
+            make: makes our half of the transport; None: see `RECEIVERS`.
 
         Raises:
             TransferError: no producer listens, it does not know the secret, or its pages are not like ours.
@@ -65,23 +65,23 @@ class PageClient:
             raise TransferError(f"no producer answers at {address}: {error.strerror or error}") from error
         self._channel = Channel[ToConsumer](connection, ToConsumer)
         try:
-            welcome = self._introduce(secret, plane, deadline)
+            welcome = self._introduce(secret, transport, deadline)
             difference = format.difference(welcome.format)
             if difference:
                 raise TransferError(difference)
             self.lease_seconds = max(1.0, min(3600.0, welcome.lease_seconds))
-            self._receiver = (make or RECEIVERS[plane])(format.page_bytes, welcome.offer, self._channel, deadline)
+            self._receiver = (make or RECEIVERS[transport])(format.page_bytes, welcome.offer, self._channel, deadline)
         except BaseException:
             self._channel.close()
             raise
 
-    def _introduce(self, secret: Secret, plane: str, deadline: float) -> Welcome:
+    def _introduce(self, secret: Secret, transport: str, deadline: float) -> Welcome:
         hello = self._channel.receive(deadline)
         if not isinstance(hello, Hello) or hello.version != VERSION:
-            raise TransferError(f"what listens there does not speak version {VERSION} of this protocol")
+            raise TransferError(f"the server there does not speak version {VERSION} of this protocol")
         ours = secrets.token_bytes(NONCE_BYTES)
-        proof = secret.prove("consumer", hello.nonce, ours, plane.encode())
-        self._channel.send(Proof(ours, plane, proof), deadline)
+        proof = secret.prove("consumer", hello.nonce, ours, transport.encode())
+        self._channel.send(Proof(ours, transport, proof), deadline)
         welcome = self._channel.receive(deadline)
         if isinstance(welcome, Refused):
             raise TransferError(f"the producer refuses: {welcome.reason}")
@@ -111,7 +111,7 @@ class PageClient:
         for start in range(0, len(handles), MOST_HANDLES):
             self._channel.send(Renew(handles[start : start + MOST_HANDLES]), deadline)
 
-    def finish(self, handle: Handle, deadline: float) -> None:
+    def release_pages(self, handle: Handle, deadline: float) -> None:
         """Tell the producer that these pages are not wanted here any more.
 
         Raises:

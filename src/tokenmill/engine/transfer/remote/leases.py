@@ -124,7 +124,7 @@ class LeaseTable:
                 if lease is not None:
                     lease.ends = min(ends, lease.ends_at_last)
 
-    def finish(self, handle: Handle) -> None:
+    def end_lease(self, handle: Handle) -> None:
         """End the lease of a handle that is not wanted any more; ignore an unknown one."""
         with self._lock:
             lease = self._leases.get(handle)
@@ -141,7 +141,7 @@ class LeaseTable:
         with self._lock:
             lease = self._leases.get(handle)
         if lease is None:
-            raise LeaseRefused("nothing is held under this handle, or no longer")
+            raise LeaseRefused("no pages are held under this handle, or no longer")
         self.renew([handle])
         return lease
 

@@ -18,7 +18,7 @@ from tokenmill.engine.transfer.remote.channel import PagesRefused, TransferError
 from tokenmill.engine.transfer.remote.client import PageClient
 from tokenmill.engine.transfer.remote.leases import prefix_digest
 from tokenmill.engine.transfer.remote.messages import Ask, Handle
-from tokenmill.engine.transfer.remote.planes import Store
+from tokenmill.engine.transfer.remote.transports import Store
 from tokenmill.ipc.address import Address
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 ASK_BYTES = 64 << 20
 # A producer that could not be reached is left alone for so long; what needs it meanwhile fails at once.
 BACKOFF_SECONDS = 1.0
-# A connection that nobody has use for is closed after so long.
+# An idle connection is closed after this many seconds.
 QUIET_SECONDS = 60.0
 
 
@@ -156,7 +156,7 @@ class PageLink:
         """Renew what is held, tell the producer what is not wanted any more, and end an idle connection."""
         try:
             for handle in finished:
-                self._connected().finish(handle, time.monotonic() + BACKOFF_SECONDS)
+                self._connected().release_pages(handle, time.monotonic() + BACKOFF_SECONDS)
                 self._used_at = time.monotonic()
             self._renew()
         except TransferError as error:

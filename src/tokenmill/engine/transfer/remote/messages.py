@@ -89,7 +89,7 @@ class Hello(_Message):
 
 
 class Proof(_Message):
-    """A consumer's answer to `Hello`. `plane`: how it wants pages to travel."""
+    """A consumer's answer to `Hello`. `plane`: the transport that it wants."""
 
     nonce: _Nonce
     plane: _Label
@@ -101,7 +101,7 @@ class Welcome(_Message):
 
     Attributes:
         lease_seconds: how often its leases must be renewed, at least.
-        offer: data for the consumer's half of the plane, e.g. the size of a window.
+        offer: data for the consumer's half of the transport, e.g. the size of a window.
     """
 
     engine_id: _Label

@@ -33,7 +33,7 @@ from tokenmill.engine.transfer.remote.messages import (
     Welcome,
     offered,
 )
-from tokenmill.engine.transfer.remote.planes import CopyOut, Sender
+from tokenmill.engine.transfer.remote.transports import CopyOut, Sender
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import NONCE_BYTES, Secret
 
@@ -55,7 +55,7 @@ class Producer:
 
     Attributes:
         copy_out: copies pages, one after another, and returns their checksums.
-        senders: the planes it offers, by name; each call makes the sender of one connection.
+        senders: the transports it offers, by name; each call makes the sender of one connection.
     """
 
     engine_id: str
@@ -185,7 +185,7 @@ class PageServer:
             case Renew(handles):
                 leases.renew(handles)
             case Finished(handle):
-                leases.finish(handle)
+                leases.end_lease(handle)
             case Ask(handle, prefix, first, count):
                 deadline = time.monotonic() + ASK_SECONDS
                 try:
@@ -195,4 +195,4 @@ class PageServer:
                 except LeaseRefused as refusal:
                     channel.send(Refused(str(refusal)), deadline)
             case _:
-                raise TransferError("it said what is not to be said now")
+                raise TransferError("it sent a message out of order")

@@ -31,13 +31,13 @@ from tokenmill.engine.transfer.remote.leases import Lease, LeaseTable
 from tokenmill.engine.transfer.remote.links import Fetch, PageLinks
 from tokenmill.engine.transfer.remote.messages import Handle, PageFormat
 from tokenmill.engine.transfer.remote.params import PARAM, TransferParams, offer_params, parse_params
-from tokenmill.engine.transfer.remote.planes import Sender, StreamSender, WindowSender
 from tokenmill.engine.transfer.remote.server import PageServer, Producer
+from tokenmill.engine.transfer.remote.transports import Sender, StreamSender, WindowSender
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
 
 if TYPE_CHECKING:
-    from tokenmill.engine.transfer.remote.nixl_plane import NixlAgent
+    from tokenmill.engine.transfer.remote.nixl_transport import NixlAgent
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class RemoteSource:
         agent = _nixl_agent() if config.kv_connector == NIXL else None
         self._links = PageLinks(
             [Address.parse(peer) for peer in extra.peers] if config.consumes else (),
-            lambda address: PageClient(address, secret, format, *plane_to(address, agent)),
+            lambda address: PageClient(address, secret, format, *transport_to(address, agent)),
             memory.page_bytes,
         )
         self.server: PageServer | None = None
@@ -149,7 +149,7 @@ class RemoteSource:
 
             good = load.fill_some(first, len(checksums), write)
             if good < len(checksums):
-                raise TransferError("nobody wants them any more" if load.is_over else f"page {first + good} is damaged")
+                raise TransferError("the request has ended" if load.is_over else f"page {first + good} is damaged")
 
         return store
 
@@ -216,26 +216,26 @@ def address_of(config: KVTransferConfig, engine: int) -> Address:
     return Address(config.kv_ip, config.kv_port + engine)
 
 
-def plane_to(address: Address, agent: NixlAgent | None) -> tuple[str, MakeReceiver | None]:
-    """Return the name of the plane to an address and, if it needs more than the usual data, what makes its receiver."""
+def transport_to(address: Address, agent: NixlAgent | None) -> tuple[str, MakeReceiver | None]:
+    """Return the name of the transport to an address, and a maker of its receiver if it needs more than usual."""
     if agent is not None:
-        from tokenmill.engine.transfer.remote.nixl_plane import NixlReceiver
+        from tokenmill.engine.transfer.remote.nixl_transport import NixlReceiver
 
         return "nixl", partial(NixlReceiver, agent=agent)
     return ("window" if address.is_unix else "stream"), None
 
 
 def senders(page_bytes: int, agent: NixlAgent | None = None) -> dict[str, Callable[[], Sender]]:
-    """Return all planes that a producer offers: by name, what makes a sender."""
+    """Return all transports that a producer offers: by name, what makes a sender."""
     if agent is not None:
-        from tokenmill.engine.transfer.remote.nixl_plane import NixlSender
+        from tokenmill.engine.transfer.remote.nixl_transport import NixlSender
 
         return {"nixl": lambda: NixlSender(page_bytes, agent)}
     return {"stream": lambda: StreamSender(page_bytes), "window": lambda: WindowSender(page_bytes)}
 
 
 def _nixl_agent() -> NixlAgent:
-    from tokenmill.engine.transfer.remote.nixl_plane import NixlAgent
+    from tokenmill.engine.transfer.remote.nixl_transport import NixlAgent
 
     return NixlAgent()
 
@@ -244,7 +244,7 @@ def _teller(load: PageLoad, address: Address) -> Callable[[str], None]:
     def done(why: str) -> None:
         if why and not load.is_over:
             num_missing = len(load.order.page_ids) - load.num_filled
-            logger.warning("%d pages do not come from %s: %s", num_missing, address, why)
+            logger.warning("%d pages could not be fetched from %s: %s", num_missing, address, why)
         load.finish()
 
     return done

@@ -88,7 +88,7 @@ class CpuAttention:
         """Write k and v into the cache, then attend decodes by bucket and prefills one by one."""
         batch, window = plan.batch, layer.window
         heads = (self.spec.num_heads, 0 if layer.reads_only else self.spec.num_kv_heads)
-        q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.of(layer.rotary))
+        q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.angles_of(layer.rotary))
         if not layer.reads_only:
             self.kv.write(layer.index, plan.slot_rows, k, v)
         if window not in plan.buckets:

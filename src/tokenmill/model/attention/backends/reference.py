@@ -35,7 +35,7 @@ class ReferenceAttention:
         """Write k and v into the cache, then attend one request at a time in float32."""
         batch = plan.batch
         heads = (self.spec.num_heads, 0 if layer.reads_only else self.spec.num_kv_heads)
-        q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.of(layer.rotary))
+        q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.angles_of(layer.rotary))
         if not layer.reads_only:
             self.kv.write(layer.index, self.kv.slot_rows(batch.slots), k, v)
         output = torch.empty_like(q, memory_format=torch.contiguous_format)

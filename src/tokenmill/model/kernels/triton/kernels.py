@@ -10,7 +10,7 @@ from tokenmill.model.kernels.recurrence import StateRows
 from tokenmill.model.kernels.torch_kernels import TorchKernels, TorchWeight, product
 from tokenmill.model.kernels.triton import matmul, norm, recurrence
 from tokenmill.model.kernels.triton.experts import StackedExperts
-from tokenmill.model.kernels.triton.few_rows import few_rows, suits
+from tokenmill.model.kernels.triton.few_rows import are_fewest, few_rows, suits
 from tokenmill.model.kernels.triton.fp8 import RoundedRows
 from tokenmill.model.kernels.triton.gate import gated
 
@@ -58,7 +58,7 @@ class InvariantWeight(TritonWeight):
 class TritonFp8Weight(Fp8Weight, TritonWeight):
     """A weight of eight-bit floats with the gate in one pass.
 
-    Activations are rounded by the norm in front, or else in a pass of their own.
+    Activations are rounded by the norm in front, or else in a pass of their own; few rows of them are not rounded.
 
     Args:
         rounded: the rows that norms have rounded.
@@ -69,6 +69,18 @@ class TritonFp8Weight(Fp8Weight, TritonWeight):
     def __init__(self, out_size: int, in_size: int, device: str, rounded: RoundedRows) -> None:
         super().__init__(out_size, in_size, device)
         self._rounded = rounded
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x W^T + bias."""
+        if suits(x, self.weight, False):
+            return few_rows(x, self.weight, bias, None, self.scales)
+        return super().multiply(x, bias)
+
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
+        """Multiply and apply the gate: in one kernel for few rows."""
+        if suits(x, self.weight, True):
+            return few_rows(x, self.weight, bias, gate, self.scales)
+        return super().gated(x, bias, gate)
 
     def _quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._rounded.take(x)
@@ -117,7 +129,7 @@ class TritonKernels(TorchKernels):
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """Return the RMSNorm of x, times the weight."""
-        return norm.rms_norm(x, weight, eps, is_offset, self._rounded)
+        return norm.rms_norm(x, weight, eps, is_offset, None if are_fewest(x) else self._rounded)
 
     def add_rms_norm(
         self,
@@ -129,7 +141,8 @@ class TritonKernels(TorchKernels):
         is_offset: bool = False,
     ) -> torch.Tensor:
         """Add scale * delta to x in place and return the norm of x."""
-        return norm.add_rms_norm(x, delta, weight, eps, scale, is_offset, self._rounded)
+        rounded = None if are_fewest(x) else self._rounded
+        return norm.add_rms_norm(x, delta, weight, eps, scale, is_offset, rounded)
 
     def short_conv(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.part_messages import EngineReport
-from tokenmill.serving.replicas.routing.books import EngineBooks
+from tokenmill.serving.replicas.routing.engine_load import EngineLoad
 from tokenmill.serving.replicas.routing.policies import Candidate, RoutingPolicy
 from tokenmill.serving.replicas.routing.prefix_index import PrefixIndex
 
@@ -28,7 +28,7 @@ class Router:
     def __init__(self, engines: Sequence[int], policy: RoutingPolicy) -> None:
         """`engines`: the indices of the engines."""
         self.policy = policy
-        self._books = {engine: EngineBooks() for engine in engines}
+        self._loads = {engine: EngineLoad() for engine in engines}
         self._index: PrefixIndex | None = None
         self._engine_of: dict[str, int] = {}
         self._early: dict[str, list[int]] = {}  # the pages of requests without a token
@@ -39,7 +39,7 @@ class Router:
         """Return True if an engine has this request."""
         return request_id in self._engine_of
 
-    def begin(self, page_size: int, fingerprint: str) -> None:
+    def begin_routing(self, page_size: int, fingerprint: str) -> None:
         """Begin to track caches and queues, once the engines are ready; see `PrefixIndex`."""
         self._index = PrefixIndex(page_size, fingerprint)
 
@@ -58,7 +58,7 @@ class Router:
 
     def lose(self, engine: int) -> None:
         """Forget the requests and sessions of an engine that has died, and give it no more."""
-        self._books.pop(engine, None)
+        self._loads.pop(engine, None)
         self._early = {one: names for one, names in self._early.items() if self._engine_of[one] != engine}
         self._engine_of = {request: its for request, its in self._engine_of.items() if its != engine}
         self._forget_sessions(engine)
@@ -67,12 +67,12 @@ class Router:
 
     def gain(self, engine: int) -> None:
         """Give an engine requests again."""
-        self._books.setdefault(engine, EngineBooks())
+        self._loads.setdefault(engine, EngineLoad())
 
     def route(self, request: AddRequest) -> int | None:
         """Choose the engine of a request and count the request there; None: it must wait."""
         takers = (
-            self._books.keys() - self._draining if request.engine is None else self._books.keys() & {request.engine}
+            self._loads.keys() - self._draining if request.engine is None else self._loads.keys() & {request.engine}
         )
         if not takers:
             return None
@@ -88,18 +88,18 @@ class Router:
         """
         pinned = self._engine_of_session.get(request.session) if request.engine is None else request.engine
         candidates = {
-            engine: self._candidate(books, request, names, engine)
-            for engine, books in self._books.items()
+            engine: self._candidate(load, request, names, engine)
+            for engine, load in self._loads.items()
             if pinned == engine or (pinned is None and engine not in self._draining)
         }
         engine = self.policy.choose(candidates) if pinned is None else pinned
         return engine, candidates[engine].num_missing_tokens
 
-    def take(self, report: EngineReport) -> None:
+    def apply_report(self, report: EngineReport) -> None:
         """Take in an engine's report."""
-        books = self._books.get(report.engine)
-        if books is not None:
-            books.take(report)
+        load = self._loads.get(report.engine)
+        if load is not None:
+            load.apply_report(report)
             if self._index is not None:
                 self._index.change(report.engine, report.changes, report.is_first)
 
@@ -123,19 +123,19 @@ class Router:
     def _forget_sessions(self, engine: int) -> None:
         self._engine_of_session = {one: its for one, its in self._engine_of_session.items() if its != engine}
 
-    def _candidate(self, books: EngineBooks, request: AddRequest, names: Sequence[int], engine: int) -> Candidate:
+    def _candidate(self, load: EngineLoad, request: AddRequest, names: Sequence[int], engine: int) -> Candidate:
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         num_cached = 0 if self._index is None else self._index.num_cached_tokens(engine, names)
         # Of a prompt that is all there, the last token is run all the same.
-        return Candidate(books.num_requests, books.num_queued_tokens, max(1, num_tokens - num_cached))
+        return Candidate(load.num_requests, load.num_queued_tokens, max(1, num_tokens - num_cached))
 
     def _send(self, engine: int, request: AddRequest, names: list[int], num_missing_tokens: int) -> None:
         self._engine_of[request.id] = engine
-        self._books[engine].num_open += 1
+        self._loads[engine].num_open += 1
         if self._index is not None:
             request.num_missing_tokens = num_missing_tokens
             self._early[request.id] = names
-            self._books[engine].expect(request.id, num_missing_tokens)
+            self._loads[engine].expect(request.id, num_missing_tokens)
             self._index.expect(engine, names)
         if request.session:
             # To the end of the line: the one that was not used for longest is forgotten first.
@@ -147,7 +147,7 @@ class Router:
     def _settle(self, request_id: str) -> None:
         """Stop expecting a request's pages: its first token has come or will never come, and the pages are reported."""
         names, engine = self._early.pop(request_id), self._engine_of[request_id]
-        self._books[engine].settle(request_id)
+        self._loads[engine].settle(request_id)
         if self._index is not None:
             self._index.expect_no_more(engine, names)
 
@@ -156,5 +156,5 @@ class Router:
             self._settle(request_id)
         engine = self._engine_of.pop(request_id, None)
         if engine is not None:
-            self._books[engine].num_open -= 1
+            self._loads[engine].num_open -= 1
         return engine

@@ -62,7 +62,7 @@ class MessageWriter:
         changes = self._blocks.add(output)
         return events + b"".join(_change(change) for change in changes)
 
-    def end(self, usage: UsageCounter) -> bytes:
+    def last_events(self, usage: UsageCounter) -> bytes:
         """Return the events that close the last block and the message."""
         assert self._last is not None, "a stream ends after its last output"
         closing = b"".join(_change(change) for change in self._blocks.finish())

@@ -137,7 +137,7 @@ class GenerationReply(Response):
                 if not self._started:
                     await self._start(send, _STREAM_HEADERS)
                 await send_body({"type": "http.response.body", "body": events, "more_body": True})
-        await _end_stream(send, self._writer.end(self._usage))
+        await _end_stream(send, self._writer.last_events(self._usage))
 
     def _take(self, index: int, output: TextOutput) -> TextOutput:
         """Check and count an output; return it as the client gets it: nothing after the prompt of a scoring call."""

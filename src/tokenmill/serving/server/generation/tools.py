@@ -41,7 +41,7 @@ def call_rules(
     if not names and is_required:
         raise InvalidRequest("tool_choice needs tools", "tool_choice")
     if named is not None and named not in names:
-        raise InvalidRequest(f"tool_choice: there is no tool {named!r}", "tool_choice")
+        raise InvalidRequest(f"tool_choice: {named!r} is not among the tools", "tool_choice")
     if not names or choice == "none":
         return None
     if not is_required and not (parsers.finds_calls and parsers.notation):

@@ -84,7 +84,7 @@ class ReplyWriter(Protocol):
         """Return the events for a delta, or b"" if it has nothing worth sending."""
         ...
 
-    def end(self, usage: UsageCounter) -> bytes:
+    def last_events(self, usage: UsageCounter) -> bytes:
         """Return the events after the last delta."""
         ...
 

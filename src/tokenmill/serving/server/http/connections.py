@@ -33,7 +33,7 @@ class SilenceLimits:
     idle: float
 
     @classmethod
-    def of(cls, config: ServerConfig) -> SilenceLimits:
+    def from_config(cls, config: ServerConfig) -> SilenceLimits:
         """Return the limits that the flags set."""
         return cls(config.head_timeout, config.body_timeout, config.keep_alive_timeout)
 
@@ -120,7 +120,7 @@ class Connections:
 
     def note_surplus(self) -> None:
         """Count a request that was refused because it was not admitted."""
-        self.note_refused(f"{self._max_with_request} connections have requests, and no more may")
+        self.note_refused(f"{self._max_with_request} connections have requests, which is the most")
 
     def note_refused(self, reason: str) -> None:
         """Count a refused connection or request, and report now and then."""

@@ -9,7 +9,7 @@ import sys
 
 # For what else opens some while connections take theirs: children that start, pipes, a trace collector.
 SPARE = 32
-# However few there are, somebody should be able to look at the server.
+# However few there are, an operator should be able to look at the server.
 _LEAST_CONNECTIONS = 8
 
 

@@ -43,12 +43,12 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=math.ceil(config.keep_alive_timeout),
-                timeout_graceful_shutdown=3600,  # whoever stops the server keeps the time
+                timeout_graceful_shutdown=3600,  # the caller that stops the server keeps the time
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
             )
         )
-        self._connections = Connections(SilenceLimits.of(config), num_connections(), tell)
+        self._connections = Connections(SilenceLimits.from_config(config), num_connections(), tell)
         self._watch: asyncio.Task[None] | None = None
         self._acceptor: Acceptor | None = None
 

@@ -81,7 +81,7 @@ class UnknownFields:
         now = self._clock()
         if self._counts and now - self._said >= SECONDS_BETWEEN_LINES:
             names = ", ".join(f"{name} ({count})" for name, count in self._counts.most_common(20))
-            logger.warning("left out of requests, since this server does not know them: %s", names)
+            logger.warning("ignored in requests, unknown to this server: %s", names)
             self._counts.clear()
             self._said = now
 

@@ -60,7 +60,7 @@ class ChatRoute:
         choices = ChatChoices(
             context.parsers.notation, bool(body.return_token_ids), body.include_reasoning is not False
         )
-        writer = ChoiceWriter(head, choices, call, PromptShown.of(body).fields)
+        writer = ChoiceWriter(head, choices, call, PromptShown.from_fields(body).fields)
         return GenerationReply(context, call, prompts, writer, head.id)
 
     def _read(self, body: ChatBody) -> tuple[ChatBody, GenerationCall, list[GenerateText]]:

@@ -71,7 +71,7 @@ class ChoiceWriter:
             return b""
         return self._chunk(choices, usage if self._call.continuous_usage else None, self._extra_fields(output))
 
-    def end(self, usage: UsageCounter) -> bytes:
+    def last_events(self, usage: UsageCounter) -> bytes:
         """Return the chunk with the usage, if the client wants it, and `[DONE]`."""
         return (self._chunk([], usage) if self._call.include_usage else b"") + DONE
 
@@ -129,7 +129,7 @@ class PromptShown(msgspec.Struct, frozen=True):
     token_ids: bool
 
     @classmethod
-    def of(cls, body: GenerationFields) -> PromptShown:
+    def from_fields(cls, body: GenerationFields) -> PromptShown:
         """Read them from a request's fields."""
         return cls(body.prompt_logprobs is not None, bool(body.return_token_ids))
 

@@ -58,7 +58,7 @@ class TextRoute:
             model=context.reply_name(body.model),
             system_fingerprint=context.fingerprint,
         )
-        writer = ChoiceWriter(head, TextChoices(PromptShown.of(body), bool(body.echo)), call)
+        writer = ChoiceWriter(head, TextChoices(PromptShown.from_fields(body), bool(body.echo)), call)
         return GenerationReply(context, call, prompts, writer, head.id)
 
     def _read(self, body: TextBody) -> tuple[TextBody, GenerationCall, list[GenerateText]]:
@@ -77,7 +77,7 @@ def text_call(body: TextBody) -> GenerationCall:
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens must be at least 1, or 0 with echo", "max_tokens")
     if body.max_tokens == 0:
-        call.params["max_tokens"] = 1  # whose logits are those of the prompt's end; nobody sees it
+        call.params["max_tokens"] = 1  # whose logits are those of the prompt's end; it is not shown
     if body.logprobs is not None:
         call.params["logprobs"] = body.logprobs
         if body.echo:  # the prompt's come before those of the text

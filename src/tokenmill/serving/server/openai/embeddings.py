@@ -120,7 +120,7 @@ class EmbeddingWriter:
         """Return b"": the reply is never streamed."""
         return b""
 
-    def end(self, usage: UsageCounter) -> bytes:
+    def last_events(self, usage: UsageCounter) -> bytes:
         """Return b"": the reply is never streamed."""
         return b""
 

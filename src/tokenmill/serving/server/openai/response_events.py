@@ -53,7 +53,7 @@ class ResponseWriter:
         events = [*self._begin(), *self._changes(self._blocks.add(output))]
         return b"".join(events)
 
-    def end(self, usage: UsageCounter) -> bytes:
+    def last_events(self, usage: UsageCounter) -> bytes:
         """Return the events that close the last item and the response."""
         assert self._last is not None, "a stream ends after its last output"
         events = list(self._changes(self._blocks.finish(), _status_at_end(self._last)))

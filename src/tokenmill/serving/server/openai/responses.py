@@ -123,7 +123,7 @@ class ResponsesRoutes:
             writer.document({0: merge(outputs)}, usage)
         except (TokenMillError, TimeoutError) as error:
             writer.failure(error)
-        except Exception as error:  # nobody else sees it
+        except Exception as error:  # no caller sees it
             _logger.exception("a response in the background failed")
             writer.failure(error)
 

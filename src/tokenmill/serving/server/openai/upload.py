@@ -96,7 +96,7 @@ class Upload:
             else:
                 parts.setdefault(found["field"], {})[found["part"]] = value
         for name in wholes.keys() & parts.keys():
-            raise InvalidRequest(f"{name[:64]} is there as a whole and in parts: send one of both", name[:64])
+            raise InvalidRequest(f"{name[:64]} was sent as a whole and in parts: send only one of them", name[:64])
         return wholes | parts
 
     # --- called by the parser ---------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Upload:
     def _begin_part(self) -> None:
         name = self._part = self._disposition.get(b"name", b"").decode("utf-8", "replace")
         if name in self._texts or len(self._texts) == MAX_PARTS:
-            raise InvalidRequest(f"{name[:64]} is there twice, or there are too many fields", name[:64])
+            raise InvalidRequest(f"{name[:64]} was sent twice, or there are too many fields", name[:64])
         self._texts[name] = self._disposition.get(b"filename", b"file.jsonl") if name == "file" else b""
         self._disposition = {}
 

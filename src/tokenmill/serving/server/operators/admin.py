@@ -31,7 +31,7 @@ MAX_ABORTS = 4096
 
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _SAMPLING_SHOWN = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES)
-# Addresses, keys and places on this machine are nobody's business over HTTP.
+# Addresses, keys and places on this machine are not shown over HTTP.
 _PRIVATE = frozenset(
     {"api_key", "chat_template", "download_dir", "host", "kv_events_config", "model", "ssl_certfile", "ssl_keyfile"}
     | {

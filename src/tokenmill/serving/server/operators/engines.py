@@ -78,7 +78,7 @@ def _index(request: Request) -> int:
     """Return the engine's index in a path: a few ASCII digits, while Python would accept other forms too."""
     index: str = request.path_params["index"]
     if not (index.isascii() and index.isdecimal() and len(index) <= _LONGEST_INDEX):
-        raise NotFound("there is no such engine: an engine is named by its number, see GET /engines")
+        raise NotFound("no such engine: engines are named by their numbers, see GET /engines")
     return int(index)
 
 

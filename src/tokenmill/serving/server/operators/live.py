@@ -34,12 +34,12 @@ class LiveRoutes:
         """Stream the turns of the engines' loops, their requests and cached prefixes, four times a second."""
         hub = self._context.live
         if hub is None:
-            raise NotFound("this server shows nothing of its engines")
+            raise NotFound("this server has no live view of its engines")
         # It could read nothing of it, but would take viewers' places.
         if request.headers.get("sec-fetch-site") in _FOREIGN:
             raise Forbidden("a web page of another origin may not watch this server")
         if hub.is_full:
-            raise ServerBusy("so many watch this server already that no more may")
+            raise ServerBusy("too many viewers are connected; try again later")
         return _LiveStream(hub)
 
 

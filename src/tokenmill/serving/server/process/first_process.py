@@ -23,9 +23,9 @@ from tokenmill.serving.frontend.client import EngineClient
 from tokenmill.serving.frontend.open_calls import OpenCalls
 from tokenmill.serving.observe.metrics import Metrics
 from tokenmill.serving.observe.traces import TraceExporter
+from tokenmill.serving.replicas.api_workers.api_workers import ApiWorkers
 from tokenmill.serving.replicas.fleet import Fleet
 from tokenmill.serving.replicas.part import Owner
-from tokenmill.serving.replicas.siblings.siblings import Siblings
 from tokenmill.serving.replicas.starter import Starter
 from tokenmill.serving.replicas.supervisor import Supervisor
 from tokenmill.serving.server.live_hub import LiveHub
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tokenmill.serving.server.context import ServerContext
 
 THROUGHPUT_SECONDS = 10.0
-SIBLINGS_SECONDS = 1.0
+API_WORKERS_SECONDS = 1.0
 
 
 def serve(
@@ -110,27 +110,27 @@ class FirstProcess(ApiProcess):
             self._batches = ServedBatches(server, lambda: self._client.has_waiting, self._metrics)
         self._live = LiveHub(self._parts.engines)
         own = launch.topology.workers_of(0)
-        limits = AdmissionLimits.of(server)
+        limits = AdmissionLimits.from_config(server)
         self._client = EngineClient(self._parts.workers[: len(own)], self._metrics, limits, launch.engine.seed)
-        self._siblings: Siblings | None = None
-        if launch.topology.siblings:
-            self._siblings = Siblings(folder, self._parts, server.engine_timeout, self._metrics)
+        self._api_workers: ApiWorkers | None = None
+        if launch.topology.api_workers:
+            self._api_workers = ApiWorkers(folder, self._parts, server.engine_timeout, self._metrics)
 
     def _jobs(self) -> list[Coroutine[Any, Any, None]]:
         jobs = [self._log_throughput()]
         if self._traces is not None:
             jobs.append(self._traces.run())
-        if self._siblings is not None:
-            jobs.append(self._watch(self._siblings))
+        if self._api_workers is not None:
+            jobs.append(self._watch(self._api_workers))
         return jobs
 
     async def _listen(self, ready: EngineReady) -> None:
         await super()._listen(ready)
-        if self._siblings is not None:
-            self._siblings.started()
+        if self._api_workers is not None:
+            self._api_workers.started()
 
     async def _serve(self, app: ASGIApp, listener: socket.socket) -> None:
-        if self._siblings is not None:
+        if self._api_workers is not None:
             private = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             private.bind(str(http_path(self._folder)))
             await super()._serve(app, private)
@@ -143,7 +143,7 @@ class FirstProcess(ApiProcess):
     def _context(self, ready: EngineReady) -> ServerContext:
         context = replace(
             super()._context(ready),
-            calls=OpenCalls(self._client, self._siblings),
+            calls=OpenCalls(self._client, self._api_workers),
             fleet=Fleet(self._parts),
             batches=None if self._batches is None else self._batches.service,
             live=self._live,
@@ -156,38 +156,38 @@ class FirstProcess(ApiProcess):
 
     def _answered(self, message: FromWorker | FromSibling | FindCalls | AbortCalls) -> None:
         if isinstance(message, FromSibling):
-            assert self._siblings is not None, "only a sibling says this"
-            self._siblings.take(message)
+            assert self._api_workers is not None, "only an API worker says this"
+            self._api_workers.handle_message(message)
         elif not isinstance(message, FindCalls | AbortCalls):
             self._client.dispatch(message)
 
     def _told(self, message: EngineReady | EngineStats | EngineNews) -> None:
         if isinstance(message, EngineStats):
             self._client.note_queued(self._parts.engines.stats.num_queued)
-        if self._siblings is not None:
-            self._siblings.told(message)
+        if self._api_workers is not None:
+            self._api_workers.told(message)
 
     def _replaced(self, worker: int, retired: str, news: Sequence[EngineNews], verdict: Verdict) -> None:
         if worker < self._client.num_workers:
             self._client.replace(worker, retired, news, verdict)
-        elif self._siblings is not None:
-            self._siblings.worker_back(worker, retired, news, verdict)
+        elif self._api_workers is not None:
+            self._api_workers.worker_back(worker, retired, news, verdict)
 
     def _ticked(self, worker: int, is_deaf: bool, is_lost: bool) -> None:
         if worker < self._client.num_workers:
             self._spare(worker, is_deaf, is_lost)
-        elif self._siblings is not None:
-            self._siblings.worker_ticked(worker, is_deaf, is_lost)
+        elif self._api_workers is not None:
+            self._api_workers.worker_ticked(worker, is_deaf, is_lost)
 
     # --- while it runs ----------------------------------------------------------------------------------------------
 
     def _trouble(self) -> str | None:
-        return super()._trouble() or (None if self._siblings is None else self._siblings.trouble)
+        return super()._trouble() or (None if self._api_workers is None else self._api_workers.trouble)
 
-    async def _watch(self, siblings: Siblings) -> None:
+    async def _watch(self, api_workers: ApiWorkers) -> None:
         while True:
-            await asyncio.sleep(SIBLINGS_SECONDS)
-            siblings.pass_time(SIBLINGS_SECONDS, self._parts.is_recovering)
+            await asyncio.sleep(API_WORKERS_SECONDS)
+            api_workers.pass_time(API_WORKERS_SECONDS, self._parts.is_recovering)
 
     async def _log_throughput(self) -> None:
         log = ThroughputLog()
@@ -200,20 +200,20 @@ class FirstProcess(ApiProcess):
     # --- end --------------------------------------------------------------------------------------------------------
 
     def _end(self, ending: Ending) -> None:
-        if self._siblings is not None and ending.error is not None and not self._ending.done():
-            self._siblings.end(ending.exit_code, ending.error)
+        if self._api_workers is not None and ending.error is not None and not self._ending.done():
+            self._api_workers.announce_end(ending.exit_code, ending.error)
         super()._end(ending)
 
     def _ends_elsewhere(self) -> list[asyncio.Future[None]]:
         self._live.close()  # a viewer would stay for ever
         ends = [] if self._batches is None else [self._batches.stop()]
-        ends += [] if self._siblings is None else [self._siblings.wait_until_ended()]
+        ends += [] if self._api_workers is None else [self._api_workers.wait_until_ended()]
         return [asyncio.ensure_future(end) for end in ends]
 
     async def _let_go(self) -> None:
         await super()._let_go()
-        if self._siblings is not None:
-            self._siblings.close()
+        if self._api_workers is not None:
+            self._api_workers.close()
         if self._batches is not None:
             await self._batches.close()
 

@@ -1,6 +1,6 @@
 """Run a server from two configs, and leave nothing behind when it ends.
 
-    take the port -> fork the API processes (`keeper`) -> private folder -> start engines and text workers
+    take the port -> fork the API processes (`parent`) -> private folder -> start engines and text workers
         -> engines are ready -> tokenizers are loaded -> accept requests
         -> Ctrl-C, SIGTERM or a death too many -> end streams, end children, remove the folder
 
@@ -28,7 +28,7 @@ from tokenmill.serving.replicas.starter import ENGINE_MODULE, WORKER_MODULE, Sta
 from tokenmill.serving.server.http.descriptors import raise_limit
 from tokenmill.serving.server.http.listener import bind, check_tls
 from tokenmill.serving.server.http.shared_listener import ConnectionCounts, SharedListener
-from tokenmill.serving.server.process.keeper import keep
+from tokenmill.serving.server.process.parent import supervise
 from tokenmill.serving.server.process.screen import OpenScreen, StandardError
 from tokenmill.serving.server.process.stop_signals import held_back
 
@@ -70,7 +70,7 @@ def _run(
             door = listener if counts is None else SharedListener(listener, counts, index)
             # What both import, they import here and not above: the parent stays small, without threads when it forks.
             if index:
-                from tokenmill.serving.server.siblings import process
+                from tokenmill.serving.server.api_worker import process
 
                 return process.serve(folder, launch, door, index)
             shared = LaunchFile(replace(launch.engine, weight_memory=memory), server, launch.topology)
@@ -89,7 +89,7 @@ def _run(
         counts = ConnectionCounts(server.api_server_count) if server.api_server_count > 1 else None
         log = EventLog(StandardError().on_line, server.log_format == "json")
         with held_back(), _listener(server) as listener, weight_memory() as memory:
-            return keep(serve, server.api_server_count, server.max_restarts, note_death)
+            return supervise(serve, server.api_server_count, server.max_restarts, note_death)
     except TokenMillError as error:
         return _refuse(open_screen, error)
 

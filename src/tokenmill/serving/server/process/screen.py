@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tokenmill.ipc.standard_streams import LossyStream
 
-if TYPE_CHECKING:  # the keeper, which imports this, stays small
+if TYPE_CHECKING:  # the parent, which imports this, stays small
     from tokenmill.core.engine_messages import EngineProgress, EngineReady
 
 

@@ -14,7 +14,7 @@ from tokenmill.serving.frontend.chat_template import load_chat_template
 
 # `sun_path` of an address has 108 bytes, the last of which is 0.
 LONGEST_SOCKET_PATH = 107
-# Measured: 29 of the process that serves HTTP and 6 for each process beside it, with nobody connected.
+# Measured: 29 of the process that serves HTTP and 6 for each process beside it, without clients.
 FEWEST_DESCRIPTORS = 56
 DESCRIPTORS_PER_PROCESS = 8
 

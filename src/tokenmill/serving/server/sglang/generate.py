@@ -169,7 +169,7 @@ class NativeWriter:
             reply["index"] = index
         return b"data: " + msgspec.json.encode(reply) + b"\n\n"
 
-    def end(self, usage: UsageCounter) -> bytes:
+    def last_events(self, usage: UsageCounter) -> bytes:
         """Return `[DONE]`."""
         return DONE
 

@@ -139,7 +139,7 @@ function Pool({ stats }) {
 function Queue({ view, pick }) {
   const waiting = view.requests.filter(({ row }) => row < 0);
   const reasons = Object.entries(view.stats?.waiting_by_reason ?? {}).filter(([, count]) => count);
-  return html`<h3>Queue <small>${reasons.map(([reason, count]) => `${count} for ${reason}`).join(", ") || "nobody waits"}</small></h3>
+  return html`<h3>Queue <small>${reasons.map(([reason, count]) => `${count} for ${reason}`).join(", ") || "no request waits"}</small></h3>
     ${waiting.length > 0 && html`<div class="wide" tabindex="0" role="region" aria-label="Queue"><table><thead><tr><th>Request</th>
       <th>Prompt</th><th>Waited</th><th>Why</th></tr></thead><tbody>${waiting.slice(0, MOST_ROWS).map((request) => html`<tr key=${request.id}>
       <td><button type="button" class="quiet" onClick=${() => pick(request)}><code class="id">${request.id.slice(0, 8)}</code></button></td>

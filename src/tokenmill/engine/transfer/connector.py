@@ -1,10 +1,10 @@
-"""`TransferDesk`: between an engine and its sources of KV. Turns their answers into news; every wait has a deadline.
+"""Connect an engine to its sources of KV: turn their answers into events, and give every wait a deadline.
 
-    turn of the engine    collect (news of what is over) -> ask (news of what is found) -> schedule -> launch: begin
-    source's threads      fill, read, finish ──> collect, in the next turn
+    iteration of the engine   collect (what has ended) -> look_up (what is found) -> schedule -> launch: begin_transfers
+    source's threads          fill, read, finish ──> collect, in the next iteration
 
-Only this side of the room has a clock. A question that is not answered in time finds nothing; a load that is late is
-over with the pages that are there; pages that are kept for too long are released. What is over touches no page.
+Only this side of the room has a clock. A lookup that is not answered in time finds nothing; a late load ends with the
+pages that have come; pages that are kept for too long are released. A transfer that has ended touches no page.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import AddRequest, TokenOutput
-from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason, TokenArray
-from tokenmill.core.transfers import Found, KVNews, KVQuery, Loaded, LoadOrder, PlanTransfers, Released, SaveOrder
+from tokenmill.core.transfers import (
+    Found,
+    KVQuery,
+    Loaded,
+    LoadOrder,
+    PlanTransfers,
+    Released,
+    SaveOrder,
+    TransferEvent,
+)
 from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
 from tokenmill.engine.transfer.protocol import Answer, KeptPages, KVSource
 from tokenmill.engine.transfer.state import TransferState
@@ -33,21 +41,8 @@ logger = logging.getLogger(__name__)
 RECOMPUTE, FAIL = FAILURE_POLICIES = ("recompute", "fail")
 
 
-class Launcher(Protocol):
-    """The part of `Executor` that the desk needs."""
-
-    def launch(self, plan: StepPlan) -> StepOutcome:
-        """Start a step."""
-
-    def recover(self) -> None:
-        """Run plans again after a failure."""
-
-    def close(self) -> None:
-        """Let go of what steps ran with."""
-
-
 @dataclass(frozen=True, slots=True)
-class Patience:
+class TransferTimeouts:
     """Time limits of what sources do, in seconds.
 
     Attributes:
@@ -73,8 +68,8 @@ class _Question:
     deadline: float
 
 
-class TransferDesk:
-    """Passes questions, orders and news between the scheduler's side and the sources.
+class KVConnector:
+    """Passes lookups, orders and events between the scheduler's side and the sources.
 
     The engine's thread calls it; the threads of sources come in through `PageLoad` and `PageSave` only.
 
@@ -90,11 +85,11 @@ class TransferDesk:
         state: TransferState,
         mover: PageMover,
         policy: str = RECOMPUTE,
-        patience: Patience | None = None,
+        timeouts: TransferTimeouts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sources = tuple(sources)
-        self.patience = patience or Patience()
+        self.timeouts = timeouts or TransferTimeouts()
         self._state = state
         self.mover = mover
         self._policy = policy
@@ -125,7 +120,7 @@ class TransferDesk:
                 source.arrived(message.id, message.kv_transfer_params)
                 known.append(source)
         except InvalidRequest:
-            self.forget([message.id])
+            self.forget_requests([message.id])
             raise
         self._params[message.id] = message.kv_transfer_params
 
@@ -137,12 +132,12 @@ class TransferDesk:
             pin_id = self._state.kept.get(output.id)
             if pin_id is not None and pin_id not in self._kept:
                 output.kv_transfer_params = self._keep(pin_id, output)
-            self.forget([output.id])
+            self.forget_requests([output.id])
 
     def _keep(self, pin_id: int, output: TokenOutput) -> dict[str, Any] | None:
         pin = self._state.pins[pin_id]
         source = next(source for source in self.sources if source.name == pin.kept_for)
-        self._kept[pin_id] = source, self._clock() + self.patience.keep
+        self._kept[pin_id] = source, self._clock() + self.timeouts.keep
         reason = output.finish_reason or FinishReason.STOP
         pages, params = pin.pages.tolist(), self._params.get(output.id)
         return source.ended(KeptPages(pin_id, output.id, pin.cache_key, pin.tokens, pages, reason, params))
@@ -153,7 +148,7 @@ class TransferDesk:
             for source in self._known.pop(request_id, ()):
                 source.forget(request_id)
 
-    def forget(self, request_ids: Iterable[str]) -> None:
+    def forget_requests(self, request_ids: Iterable[str]) -> None:
         """Forget requests that have ended."""
         request_ids = list(request_ids)
         self.begun(request_ids)
@@ -163,9 +158,9 @@ class TransferDesk:
 
     # --- questions --------------------------------------------------------------------------------------------------
 
-    def ask(self, queries: Iterable[KVQuery]) -> list[Found]:
+    def look_up(self, queries: Iterable[KVQuery]) -> list[Found]:
         """Ask the sources, and return the answers that are complete at once."""
-        deadline = self._clock() + self.patience.lookup
+        deadline = self._clock() + self.timeouts.lookup
         for query in queries:
             params = self._params.get(query.request_id)
             self._known[query.request_id] = list(self.sources)
@@ -194,14 +189,14 @@ class TransferDesk:
 
     # --- orders -----------------------------------------------------------------------------------------------------
 
-    def begin(self, transfers: PlanTransfers) -> None:
+    def begin_transfers(self, transfers: PlanTransfers) -> None:
         """Hand the orders of a plan to the sources."""
         now = self._clock()
         for load in transfers.loads:
-            self._begin_load(load, now + self.patience.load)
+            self._begin_load(load, now + self.timeouts.load)
         for save in transfers.saves:
             pin = self._state.pins[save.id]
-            self._begin_save(save, pin.cache_key, pin.tokens, now + self.patience.save)
+            self._begin_save(save, pin.cache_key, pin.tokens, now + self.timeouts.save)
 
     def _begin_load(self, order: LoadOrder, deadline: float) -> None:
         request = self._state.loads[order.id].request
@@ -225,7 +220,7 @@ class TransferDesk:
 
         return tell
 
-    # --- news -------------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------------------
 
     @property
     def has_waiting(self) -> bool:
@@ -236,21 +231,21 @@ class TransferDesk:
         """Wait until a load or a save is over, for at most `timeout` seconds."""
         self._happened.wait(timeout)
 
-    def collect(self) -> list[KVNews]:
-        """Return news of what has ended since the last call, by itself or because its time is up."""
+    def collect(self) -> list[TransferEvent]:
+        """Return the events since the last call: transfers that ended by themselves or because their time is up."""
         self._happened.clear()
         released = [(source, list(source.poll())) for source in self.sources]
-        news: list[KVNews] = []
+        events: list[TransferEvent] = []
         while self._over:
-            news += self._settle(self._over.popleft())
+            events += self._settle(self._over.popleft())
         for source, ids in released:
-            news += [Released(pin_id) for pin_id in ids if self._kept.get(pin_id, (None,))[0] is source]
-        for item in news:
+            events += [Released(pin_id) for pin_id in ids if self._kept.get(pin_id, (None,))[0] is source]
+        for item in events:
             if isinstance(item, Released):
                 self._kept.pop(item.id, None)
-        return news + self._late()
+        return events + self._late()
 
-    def _settle(self, order_id: int) -> list[KVNews]:
+    def _settle(self, order_id: int) -> list[TransferEvent]:
         if order_id in self._loads:
             return [self._end_load(order_id, may_fail=True)]
         saves, _ = self._saves.get(order_id, ([], 0.0))
@@ -267,43 +262,43 @@ class TransferDesk:
             self._failed.append(load.order.request_id)
         return Loaded(order_id, (load.order.first_page + num_filled) * self._state.page_size)
 
-    def _late(self) -> list[KVNews]:
+    def _late(self) -> list[TransferEvent]:
         """End loads, saves and kept pages that take too long."""
         now = self._clock()
         late = [order_id for order_id, (_, deadline) in self._loads.items() if deadline <= now]
         late += [order_id for order_id, (_, deadline) in self._saves.items() if deadline <= now]
         late += [order_id for order_id, (_, deadline) in self._kept.items() if deadline <= now]
         for order_id in late:
-            logger.warning("KV transfer %d takes too long and is given up", order_id)
+            logger.warning("KV transfer %d is cancelled: it took too long", order_id)
         return self.cancel(late, may_fail=True)
 
-    def cancel(self, order_ids: Iterable[int], may_fail: bool = False) -> list[KVNews]:
+    def cancel(self, order_ids: Iterable[int], may_fail: bool = False) -> list[TransferEvent]:
         """End these at once. Their pages are not touched any more when it returns.
 
         Args:
             may_fail: a load that is not complete counts as failed.
         """
-        news: list[KVNews] = []
+        events: list[TransferEvent] = []
         for order_id in order_ids:
             if order_id in self._loads:
-                news.append(self._end_load(order_id, may_fail))
+                events.append(self._end_load(order_id, may_fail))
             elif order_id in self._saves:
                 saves, _ = self._saves.pop(order_id)
                 for save in saves:
                     save.cancel()
-                news.append(Released(order_id, all(save.is_saved for save in saves)))
+                events.append(Released(order_id, all(save.is_saved for save in saves)))
             elif order_id in self._kept:
                 source, _ = self._kept.pop(order_id)
                 source.expired(order_id)
-                news.append(Released(order_id))
-        return news
+                events.append(Released(order_id))
+        return events
 
-    def cancel_loads(self, request_ids: Iterable[str]) -> list[KVNews]:
+    def cancel_loads(self, request_ids: Iterable[str]) -> list[TransferEvent]:
         """End the loads of requests that are about to be aborted."""
         ids = set(request_ids)
         return self.cancel([i for i, (load, _) in self._loads.items() if load.order.request_id in ids])
 
-    def reset(self, everything: bool) -> list[KVNews]:
+    def reset(self, everything: bool) -> list[TransferEvent]:
         """End the saves, or everything, before the prefix cache is forgotten.
 
         Args:
@@ -333,9 +328,9 @@ class TransferDesk:
             source.close()
 
     def _flush(self) -> None:
-        deadline = self._clock() + self.patience.close
+        deadline = self._clock() + self.timeouts.close
         if (orders := self._state.take_orders()) is not None:
-            self.begin(PlanTransfers([], orders.saves))
+            self.begin_transfers(PlanTransfers([], orders.saves))
         for number, (key, tokens, pages, first) in enumerate(self._state.unsaved(), 1):
             self._begin_save(SaveOrder(-number, first, pages[first:].tolist()), key, tokens, deadline)
         while self._saves and self._clock() < deadline:
@@ -369,28 +364,3 @@ def _offer(source: KVSource, save: PageSave) -> None:
     except Exception:
         logger.exception("the KV source %s failed to take pages", source.name)
         save.finish(is_saved=False)
-
-
-class TransferExecutor:
-    """Hands the orders of each plan to the desk and its requests to another executor."""
-
-    def __init__(self, executor: Launcher, desk: TransferDesk) -> None:
-        self.executor = executor
-        self.desk = desk
-
-    def launch(self, plan: StepPlan) -> StepOutcome:
-        """Begin the plan's orders, then launch its requests. A plan of orders only is over at once."""
-        if plan.transfers is not None:
-            self.desk.begin(plan.transfers)
-        if not plan.request_ids:
-            return StepOutcome(lambda: StepResult.empty(plan.step))
-        self.desk.begun(row.request_id for row in plan.new_rows)
-        return self.executor.launch(plan)
-
-    def recover(self) -> None:
-        """Run plans again after a failure."""
-        self.executor.recover()
-
-    def close(self) -> None:
-        """Close the other executor."""
-        self.executor.close()

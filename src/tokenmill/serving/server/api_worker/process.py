@@ -29,11 +29,11 @@ from tokenmill.ipc.standard_streams import num_lost_lines
 from tokenmill.serving.frontend.admission_control import AdmissionLimits
 from tokenmill.serving.frontend.client import EngineClient
 from tokenmill.serving.observe.metrics import SECONDS, Metrics
+from tokenmill.serving.replicas.api_workers.reported_parts import ReportedParts
 from tokenmill.serving.replicas.part import Owner
-from tokenmill.serving.replicas.siblings.reported_parts import ReportedParts
+from tokenmill.serving.server.api_worker.forwarder import Forwarder
 from tokenmill.serving.server.process.api_process import ApiProcess, Ending, run_process
 from tokenmill.serving.server.process.screen import Screen, StandardError
-from tokenmill.serving.server.siblings.forwarder import Forwarder
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -44,16 +44,16 @@ REPORT_SECONDS = 1.0
 def serve(folder: Path, launch: LaunchFile, listener: socket.socket, index: int) -> int:
     """Serve until the first API process or a signal ends it; return the exit code. See `first_process.serve`."""
     screen = StandardError()
-    return run_process(lambda: SiblingProcess(folder, launch, listener, screen, index), screen)
+    return run_process(lambda: ApiWorkerProcess(folder, launch, listener, screen, index), screen)
 
 
-class SiblingProcess(ApiProcess):
+class ApiWorkerProcess(ApiProcess):
     """An `ApiProcess` that reports what its clients experience to the first one."""
 
     _parts: ReportedParts
 
     def __init__(self, folder: Path, launch: LaunchFile, listener: socket.socket, screen: Screen, index: int) -> None:
-        """Make the sibling with `index` among the API processes."""
+        """Make the API worker with `index` among the API processes."""
         super().__init__(launch, listener, screen)
         self._folder = folder
         self._index = index
@@ -71,7 +71,7 @@ class SiblingProcess(ApiProcess):
         self._parts = ReportedParts(folder, launch, index, owner)
         self._observations = Observations(index)
         self._metrics = Metrics(self._parts.engines, self._parts.counts)  # the first one's are shown
-        limits, first = AdmissionLimits.of(launch.server), launch.topology.workers_of(index).start
+        limits, first = AdmissionLimits.from_config(launch.server), launch.topology.workers_of(index).start
         self._client = EngineClient(self._parts.workers, self._observations, limits, launch.engine.seed, first)
 
     def _jobs(self) -> list[Coroutine[Any, Any, None]]:
@@ -85,7 +85,7 @@ class SiblingProcess(ApiProcess):
 
     async def _report(self) -> None:
         while True:
-            self._parts.send(self._observations.take(self._client.num_open))
+            self._parts.send(self._observations.take_message(self._client.num_open))
             await asyncio.sleep(REPORT_SECONDS)
 
     def _answered(self, message: FromWorker | FromSibling | FindCalls | AbortCalls) -> None:
@@ -101,7 +101,7 @@ class SiblingProcess(ApiProcess):
                 self._client.dispatch(message)
 
     async def _let_go(self) -> None:
-        self._parts.send(self._observations.take(0))
+        self._parts.send(self._observations.take_message(0))
         self._parts.send(SiblingEnded(self._index))
         await super()._let_go()
 
@@ -119,14 +119,14 @@ class Observations:
     def next_tokens(self, num_tokens: int, seconds: float) -> None:
         """Keep the time per token of further tokens."""
         if self._gathered.between_tokens is None:
-            self._gathered.between_tokens = Histogram.of(SECONDS)
+            self._gathered.between_tokens = Histogram.with_bounds(SECONDS)
         self._gathered.between_tokens.add(seconds / num_tokens)
 
     def finished(self, request: FinishedRequest) -> None:
         """Keep a finished request."""
         self._gathered.finished.append(request)
 
-    def take(self, num_open: int) -> Observed:
+    def take_message(self, num_open: int) -> Observed:
         """Return the observations since the last call as a message; `num_open`: requests that the process has now."""
         gathered, self._gathered = self._gathered, Observed(index=self._gathered.index)
         gathered.num_open, gathered.num_lost_lines = num_open, num_lost_lines()

@@ -1,10 +1,10 @@
-"""Planes, by which pages travel: through the connection, or through slots of memory that the consumer can read.
+"""Move pages through the connection, or through slots of memory that the consumer can read: two transports.
 
-    stream    page memory ──copy──> room ──send──> socket ──receive──> room ──copy──> page memory        any host
+    stream    page memory ──copy──> buffer ──send──> socket ──receive──> buffer ──copy──> page memory    any host
     window    page memory ──copy──> slot of a memfd, mapped by both ──copy──> page memory                one host
 
 The copies at both ends make the checksums in the same pass, and nothing else touches a page: pages can be taken back
-from a transfer between two chunks. Rooms are small enough to stay in the processor's cache as they go round, so
+from a transfer between two chunks. Buffers are small enough to stay in the processor's cache as they go round, so
 that each byte is read from memory once and written to memory once, as by a plain copy.
 """
 
@@ -27,7 +27,7 @@ from tokenmill.engine.transfer.remote.messages import MOST_CHUNK_PAGES, Chunk, R
 # Bytes that go at a time, so that one side works on some while the other works on those before.
 CHUNK_BYTES = 1 << 20
 NUM_SLOTS = 4
-# What the kernel must promise of a window: nobody makes it smaller under a reader, who would die of it.
+# The kernel must promise that a window never shrinks: a reader would die of it.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 CopyOut = Callable[[int, int, memoryview], list[int]]
@@ -38,7 +38,7 @@ Store = Callable[[int, memoryview, list[int]], None]
 
 
 class Sender(Protocol):
-    """The producer's half of a plane, for one connection.
+    """The producer's half of a transport, for one connection.
 
     Attributes:
         offer: bytes that the consumer's half is made from.
@@ -59,12 +59,12 @@ class Sender(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what the plane holds."""
+        """Let go of what the transport holds."""
         ...
 
 
 class Receiver(Protocol):
-    """The consumer's half of a plane, for one connection."""
+    """The consumer's half of a transport, for one connection."""
 
     def receive(self, channel: Channel[ToConsumer], count: int, store: Store, deadline: float) -> None:
         """Give the next `count` pages to `store`, in order.
@@ -75,7 +75,7 @@ class Receiver(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what the plane holds."""
+        """Let go of what the transport holds."""
         ...
 
 
@@ -106,7 +106,7 @@ class StreamSender:
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
-        self._room = memoryview(bytearray(pages_of_a_chunk(page_bytes) * page_bytes))
+        self._buffer = memoryview(bytearray(pages_of_a_chunk(page_bytes) * page_bytes))
 
     def welcomed(self, channel: Channel[ToProducer]) -> None:
         """Do nothing: the offer is empty."""
@@ -114,7 +114,7 @@ class StreamSender:
     def send(self, channel: Channel[ToProducer], count: int, copy_out: CopyOut, deadline: float) -> None:
         """Send pages, chunk by chunk, each behind its checksums."""
         for first, some in _chunks(count, self._page_bytes):
-            data = self._room[: some * self._page_bytes]
+            data = self._buffer[: some * self._page_bytes]
             channel.send(Chunk(copy_out(first, some, data)), deadline, [data])
 
     def close(self) -> None:
@@ -126,14 +126,14 @@ class StreamReceiver:
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
-        self._room = memoryview(bytearray(pages_of_a_chunk(page_bytes) * page_bytes))
+        self._buffer = memoryview(bytearray(pages_of_a_chunk(page_bytes) * page_bytes))
 
     def receive(self, channel: Channel[ToConsumer], count: int, store: Store, deadline: float) -> None:
-        """Receive chunks into this side's room, and give them to `store`."""
-        done, most = 0, len(self._room) // self._page_bytes
+        """Receive chunks into this side's buffer, and give them to `store`."""
+        done, most = 0, len(self._buffer) // self._page_bytes
         while done < count:
             chunk = _next_chunk(channel, min(most, count - done), deadline)
-            data = self._room[: len(chunk.checksums) * self._page_bytes]
+            data = self._buffer[: len(chunk.checksums) * self._page_bytes]
             channel.receive_into([data], deadline)
             store(done, data, chunk.checksums)
             done += len(chunk.checksums)
@@ -152,17 +152,17 @@ class Slots(msgspec.Struct, frozen=True):
         """Return the bytes of all slots."""
         return self.num_slots * self.slot_pages * page_bytes
 
-    def slot(self, room: memoryview, number: int, num_pages: int, page_bytes: int) -> memoryview:
+    def slot(self, buffer: memoryview, number: int, num_pages: int, page_bytes: int) -> memoryview:
         """Return the first pages of a slot."""
         start = number * self.slot_pages * page_bytes
-        return room[start : start + num_pages * page_bytes]
+        return buffer[start : start + num_pages * page_bytes]
 
 
 class SlotSender:
     """Copies pages into free slots and names them to the consumer. A subclass lets the consumer read them."""
 
-    def __init__(self, room: memoryview, slots: Slots, page_bytes: int) -> None:
-        self._room = room
+    def __init__(self, buffer: memoryview, slots: Slots, page_bytes: int) -> None:
+        self._buffer = buffer
         self._slots = slots
         self._page_bytes = page_bytes
         self._free = list(range(slots.num_slots))
@@ -173,7 +173,7 @@ class SlotSender:
             if not self._free:
                 self._take_back(channel, deadline)
             number = self._free.pop(0)
-            with self._slots.slot(self._room, number, some, self._page_bytes) as data:
+            with self._slots.slot(self._buffer, number, some, self._page_bytes) as data:
                 checksums = copy_out(first, some, data)
             channel.send(Chunk(checksums, number), deadline)
         while len(self._free) < self._slots.num_slots:
@@ -203,7 +203,7 @@ class SlotReceiver(ABC):
         while done < count:
             chunk = _next_chunk(channel, min(count - done, self._slots.slot_pages), deadline)
             if chunk.slot >= self._slots.num_slots:
-                raise TransferError(f"the producer filled slot {chunk.slot}, which is not there")
+                raise TransferError(f"the producer filled slot {chunk.slot}, which does not exist")
             with self.read_slot(chunk.slot, len(chunk.checksums), deadline) as data:
                 store(done, data, chunk.checksums)
             channel.send(SlotFree(chunk.slot), deadline)
@@ -257,7 +257,7 @@ class WindowSender(SlotSender):
 
     def close(self) -> None:
         """Unmap and close the window."""
-        self._room.release()
+        self._buffer.release()
         self._map.close()
         os.close(self._descriptor)
 
@@ -273,7 +273,7 @@ class WindowReceiver(SlotReceiver):
         try:
             is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
             if not is_sealed or os.fstat(descriptor).st_size != size:
-                raise TransferError("the producer's window is not what it says, or may shrink")
+                raise TransferError("the producer's window has another size than it says, or may shrink")
             self._map = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
         except OSError as error:
             raise TransferError(f"the producer's window cannot be mapped: {error.strerror}") from error
@@ -282,8 +282,8 @@ class WindowReceiver(SlotReceiver):
 
     def read_slot(self, number: int, num_pages: int, deadline: float) -> memoryview:
         """Return the first pages of a slot in the window."""
-        with memoryview(self._map) as room:
-            return self._slots.slot(room, number, num_pages, self._page_bytes)
+        with memoryview(self._map) as buffer:
+            return self._slots.slot(buffer, number, num_pages, self._page_bytes)
 
     def close(self) -> None:
         """Unmap the window."""

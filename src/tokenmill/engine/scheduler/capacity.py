@@ -21,30 +21,30 @@ def make_room(state: SchedulerState, admission: Admission, takes_turns: bool, bu
     Args:
         takes_turns: False: only background requests yield, to those that are not.
     """
-    num_changes, room = state.queues.num_changes, Room(state)
+    num_changes, capacity = state.queues.num_changes, CapacityCheck(state)
     if num_changes == state.full_at:
         return
     for request in list(state.waiting):
         if admission.is_passed_over(request) or request.row is not None:
             continue
-        if budget <= 0 and room.num_rows:
+        if budget <= 0 and capacity.num_rows:
             return
         pages = state.kv.num_pages_for(admission.num_tokens_to_hold(request, min(request.num_tokens, max(1, budget))))
         matched = 0
-        if not room.is_there(pages, pages):
+        if not capacity.suffices(pages, pages):
             match = admission.match(request)
             if admission.awaits_page(request, match):
                 continue
             matched = len(match.pages)
-            if not room.is_there(pages - matched, pages):
-                need = room.need(pages - matched, pages)
+            if not capacity.suffices(pages - matched, pages):
+                need = capacity.need(pages - matched, pages)
                 victims = find_yielding(request, need, state.running, state.pages, takes_turns)
                 for victim in victims:
                     state.preempt(victim)
                 if not victims:
                     state.full_at = state.queues.num_changes
                     return
-        room.add(pages - matched, pages)
+        capacity.add(pages - matched, pages)
         budget -= request.num_tokens
 
 
@@ -67,8 +67,8 @@ class Need:
         return self.missing_rows <= 0 and not self.lacks_pages
 
 
-class Room:
-    """Counts what earlier requests take, so that the next one needs a row and pages besides.
+class CapacityCheck:
+    """Counts the rows and pages that earlier requests take, to see whether the next one fits beside them.
 
     Attributes:
         num_rows: rows of the counted requests.
@@ -85,7 +85,7 @@ class Room:
         columns = zip(self._num_pages, pages.num_wanted(num_new, num_pages), pages.num_left(), strict=True)
         return [taken + wanted - left for taken, wanted, left in columns]
 
-    def is_there(self, num_new: int, num_pages: int) -> bool:
+    def suffices(self, num_new: int, num_pages: int) -> bool:
         """Return True if a request can take its row, and `num_pages` pages of which `num_new` are not matched, now."""
         return self.num_rows < self._state.num_free_rows and max(self._missing(num_new, num_pages)) <= 0
 

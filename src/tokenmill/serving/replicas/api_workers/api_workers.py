@@ -1,12 +1,12 @@
 """Manage the other API processes of a server from the first: report the parts to them, watch them, and query requests.
 
-    sibling                         first
+    API worker                      first
       SiblingStarted ─────────────>   when all parts are ready:
       <─ EngineReady of each engine, how they are, ServeNow
-      Observed, every second ─────>   a sibling that says nothing for too long is killed; the keeper starts it again
+      Observed, every second ─────>   an API worker that says nothing for too long is killed; the parent starts it again
       <─ EngineReady, EngineStats, news, WorkerBack, WorkerTrouble, ServerState
 
-A restarted sibling gets text workers without requests: those of the dead sibling are ended with it.
+A restarted API worker gets text workers without requests: those of the dead API worker are ended with it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from tokenmill.ipc.channels import LINGER_MILLISECONDS, Outbox, api_name
 from tokenmill.serving.replicas.health import PartHealth, trouble_of
 from tokenmill.serving.replicas.supervisor import Supervisor
 
-# A sibling answers between two other messages.
+# An API worker answers between two other messages.
 ANSWER_SECONDS = 5.0
 
 
 class ClientObserver(Protocol):
-    """Observes the latencies of siblings' clients; see `RequestObserver`."""
+    """Observes the latencies of API workers' clients; see `RequestObserver`."""
 
     def first_token(self, seconds: float) -> None:
         """Record that a first token came this long after its request."""
@@ -61,8 +61,8 @@ class ClientObserver(Protocol):
         """Record a request that has ended."""
 
 
-class _Sibling:
-    """One sibling. `busy`: its text workers that are being restarted; `told`: its workers' states as last sent."""
+class _ApiWorker:
+    """One API worker. `busy`: its text workers that are being restarted; `told`: its workers' states as last sent."""
 
     def __init__(self, outbox: Outbox, name: str, timeout: float) -> None:
         self.outbox = outbox
@@ -75,35 +75,35 @@ class _Sibling:
         self.ended = asyncio.Event()
 
 
-class Siblings:
-    """Talks to all siblings."""
+class ApiWorkers:
+    """Talks to all API workers."""
 
     def __init__(self, folder: Path, parts: Supervisor, timeout: float, observer: ClientObserver) -> None:
-        """`timeout`: seconds within which each sibling must be heard."""
+        """`timeout`: seconds within which each API worker must be heard."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._parts = parts
         self._observer = observer
         self._all = {
-            index: _Sibling(Outbox(self._context, folder, api_name(index)), f"API process {index}", timeout)
-            for index in parts.topology.siblings
+            index: _ApiWorker(Outbox(self._context, folder, api_name(index)), f"API process {index}", timeout)
+            for index in parts.topology.api_workers
         }
         self._open: dict[str, asyncio.Future[FoundCalls]] = {}
         self._is_started = False
 
     @property
     def trouble(self) -> str | None:
-        """Sentences about siblings in trouble, or None."""
+        """Sentences about API workers in trouble, or None."""
         return trouble_of(one.health for one in self._all.values())
 
     @property
     def num_open(self) -> int:
-        """Number of the siblings' open requests, as last reported."""
+        """Number of the API workers' open requests, as last reported."""
         return sum(one.num_open for one in self._all.values())
 
     # --- what they are told -----------------------------------------------------------------------------------------
 
     def started(self) -> None:
-        """Let all siblings serve, since all parts are ready."""
+        """Let all API workers serve, since all parts are ready."""
         self._is_started = True
         for index in self._all:
             self._let_serve(index)
@@ -113,12 +113,12 @@ class Siblings:
         for one in self._all.values():
             if one.serves:
                 one.outbox.send(message)
-        if isinstance(message, EngineReady):  # a sibling that came while no engine was ready waits for this
+        if isinstance(message, EngineReady):  # an API worker that came while no engine was ready waits for this
             for index in self._all:
                 self._let_serve(index)
 
     def worker_back(self, worker: int, retired: str, news: Sequence[EngineNews], verdict: Verdict) -> None:
-        """Tell a sibling that one of its text workers has been started again."""
+        """Tell an API worker that one of its text workers has been started again."""
         index = self._parts.topology.api_of(worker)
         one = self._all[index]
         one.busy.discard(worker)
@@ -127,7 +127,7 @@ class Siblings:
         self._let_serve(index)
 
     def worker_ticked(self, worker: int, is_deaf: bool, is_lost: bool) -> None:
-        """Tell a sibling the state of one of its text workers, if it has changed."""
+        """Tell an API worker the state of one of its text workers, if it has changed."""
         one = self._all[self._parts.topology.api_of(worker)]
         trouble = WorkerTrouble(worker, is_deaf, is_lost)
         if one.serves and one.told.get(worker) != trouble:
@@ -135,7 +135,7 @@ class Siblings:
             one.outbox.send(trouble)
 
     def pass_time(self, seconds: float, is_recovering: bool) -> None:
-        """Send siblings the server's state, count `seconds` of silence, and kill those silent for too long."""
+        """Send API workers the server's state, count `seconds` of silence, and kill those silent for too long."""
         for one in self._all.values():
             one.outbox.send(ServerState(is_recovering))
             one.health.pass_time(seconds)
@@ -144,15 +144,15 @@ class Siblings:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(one.pid, signal.SIGKILL)
 
-    def end(self, exit_code: int, error: str) -> None:
-        """Tell all siblings that the server ends."""
+    def announce_end(self, exit_code: int, error: str) -> None:
+        """Tell all API workers that the server ends."""
         for one in self._all.values():
             one.outbox.send(ServerEnds(exit_code, error))
 
     # --- what they say ----------------------------------------------------------------------------------------------
 
-    def take(self, message: FromSibling) -> None:
-        """Take in a message of a sibling."""
+    def handle_message(self, message: FromSibling) -> None:
+        """Take in a message of an API worker."""
         match message:
             case SiblingStarted():
                 self._begin(message)
@@ -166,7 +166,7 @@ class Siblings:
                 self._all[message.index].ended.set()
 
     async def find(self, names: Sequence[str], owner: str = "") -> list[tuple[str, list[str]]]:
-        """Return all siblings' answers to `FindCalls`; one that does not answer in time counts as having none."""
+        """Return all API workers' answers to `FindCalls`; one that does not answer in time counts as having none."""
         loop = asyncio.get_running_loop()
         asked = {secrets.token_hex(12): one for one in self._all.values() if one.serves}
         self._open |= {call: loop.create_future() for call in asked}
@@ -182,12 +182,12 @@ class Siblings:
                 del self._open[call]
 
     def abort(self, ids: Sequence[str]) -> None:
-        """End those of these requests that siblings have."""
+        """End those of these requests that API workers have."""
         for one in self._all.values():
             one.outbox.send(AbortCalls(list(ids)))
 
     async def wait_until_ended(self) -> None:
-        """Wait until no sibling has requests any more, after all were told to stop."""
+        """Wait until no API worker has requests any more, after all were told to stop."""
         await asyncio.gather(*(one.ended.wait() for one in self._all.values()))
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class Siblings:
         self._context.destroy(linger=LINGER_MILLISECONDS)
 
     def _begin(self, message: SiblingStarted) -> None:
-        """Take in a sibling that has started; if it replaces a dead one, restart its text workers first."""
+        """Take in an API worker that has started; if it replaces a dead one, restart its text workers first."""
         one = self._all[message.index]
         if one.pid:
             restarts, label = self._parts.counts.restarts, f"api-{message.index}"
@@ -204,7 +204,7 @@ class Siblings:
             for worker in one.busy:
                 self._parts.restart_worker(worker)
         one.pid, one.serves, one.num_open = message.pid, False, 0
-        one.health.begin()
+        one.health.mark_starting()
         self._let_serve(message.index)
 
     def _let_serve(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""Who ran when an engine died, and who is to blame."""
+"""Find the requests that ran when an engine died, and the one to blame."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.ipc.suspects import (
+from tokenmill.ipc.crash_attribution import (
     PAGE_BYTES,
+    CrashAttribution,
     MarkingExecutor,
     RunningPage,
-    Suspicion,
     page_path,
     running_at_death,
 )
@@ -59,7 +59,7 @@ def test_a_launch_marks_its_own_requests_and_those_in_flight(tmp_path: Path) -> 
 
 
 def test_who_was_there_twice_alone_is_convicted() -> None:
-    suspicion = Suspicion()
+    suspicion = CrashAttribution()
     assert suspicion.died(["a", "b", "c"], "engine 0") == (["a", "b", "c"], [])
     suspicion.clear(["a"])
     assert suspicion.died(["b", "x"], "engine 0") == (["x"], ["b"])
@@ -69,20 +69,20 @@ def test_who_was_there_twice_alone_is_convicted() -> None:
 
 
 def test_two_who_were_there_twice_are_tried_again() -> None:
-    suspicion = Suspicion()
+    suspicion = CrashAttribution()
     suspicion.died(["a", "b"], "engine 0")
     assert suspicion.died(["a", "b"], "engine 0") == (["a", "b"], [])
 
 
 def test_an_engine_that_dies_idle_accuses_nobody() -> None:
-    suspicion = Suspicion()
+    suspicion = CrashAttribution()
     assert suspicion.died([], "engine 0") == ([], [])
     assert suspicion.under_trial == []
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdef"), unique=True, max_size=4), max_size=8), st.randoms())
 def test_nobody_is_convicted_who_was_not_under_suspicion(deaths: list[list[str]], rng: Any) -> None:
-    suspicion, suspects = Suspicion(), set[str]()
+    suspicion, suspects = CrashAttribution(), set[str]()
     for running in deaths:
         cleared = [one for one in suspects if rng.random() < 0.5]
         suspicion.clear(cleared)

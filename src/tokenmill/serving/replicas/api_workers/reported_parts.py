@@ -1,4 +1,4 @@
-"""`ReportedParts`: the engines and text workers of a server from the view of a sibling of the first API process.
+"""`ReportedParts`: the engines and text workers of a server from the view of an API worker.
 
 It takes the place of the `Supervisor` there, and never calls engines itself: the first API process answers the
 server's operator.
@@ -36,7 +36,7 @@ from tokenmill.serving.replicas.restarts import PartCounts
 
 
 class ReportedParts:
-    """A sibling's stand-in for `Supervisor`, with the attributes and methods needed to serve requests.
+    """An API worker's stand-in for `Supervisor`, with the attributes and methods needed to serve requests.
 
     Attributes:
         engines: the handles of the engines.
@@ -75,7 +75,7 @@ class ReportedParts:
         return [engine.ready for engine in self.engines if engine.ready is not None]
 
     def started(self) -> None:
-        """Do nothing: a sibling watches no parts."""
+        """Do nothing: an API worker watches no parts."""
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -97,7 +97,7 @@ class ReportedParts:
             case EngineReady():
                 self._gain(message)
             case EngineStats() if message.engine in self.engines:
-                self.engines[message.engine].take(message)
+                self.engines[message.engine].handle_message(message)
                 self._owner.told(message)
             case EngineLost() | EngineDraining() if message.engine in self.engines:
                 self._lose(message)
@@ -130,7 +130,7 @@ class ReportedParts:
         if ready.engine not in self.engines:
             health = [PartHealth(f"engine {ready.engine}", self._timeout)]
             self.engines.add(EngineHandle(ready.engine, lambda _: None, health))
-        self.engines[ready.engine].take(ready)
+        self.engines[ready.engine].handle_message(ready)
 
     def _lose(self, news: EngineLost | EngineDraining) -> None:
         engine = self.engines[news.engine]

@@ -1,7 +1,7 @@
 """Run the small parent of the API processes: it holds the listening socket and restarts processes that are killed.
 
     bind ─> fork ─┬─> the first API process starts engines and text workers, and serves
-                  ├─> its siblings, if any, serve beside it
+                  ├─> its API workers, if any, serve beside it
                   └─> waits for an end: a process killed after the first has served is forked again; after the first
                       all begin anew, and connections wait in the socket's queue meanwhile; anything else is the end
 
@@ -39,7 +39,7 @@ _KILLED_SECONDS = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
-def keep(serve: Serve, count: int, most: int, say: Callable[[str, str], None]) -> int:
+def supervise(serve: Serve, count: int, most: int, say: Callable[[str, str], None]) -> int:
     """Serve in child processes until the first ends, and again when it is killed; return the last exit code.
 
     Must be called in the main thread, with SIGINT and SIGTERM held back.
@@ -86,7 +86,7 @@ class _Processes:
         """
         Args:
             fork: starts the process of an index and returns its process id.
-            restarts: returns how often in a minute each sibling may be started again at present.
+            restarts: returns how often in a minute each API worker may be started again at present.
             say: see `keep`.
         """
         self._fork = fork
@@ -94,7 +94,7 @@ class _Processes:
         self._say = say
         self._index_of: dict[int, int] = {}
         self._deaths: dict[int, Restarts] = {}
-        self._due: dict[int, float] = {}  # when siblings that have died are to be started again
+        self._due: dict[int, float] = {}  # when API workers that have died are to be started again
         self._failure = 0
 
     def run(self, count: int) -> int:
@@ -126,7 +126,7 @@ class _Processes:
             os.kill(pid, number)
 
     def _lose(self, index: int, code: int) -> None:
-        """Schedule the restart of a sibling that has died, or end the server."""
+        """Schedule the restart of an API worker that has died, or end the server."""
         how = f"API process {index} " + (f"was killed by {signal.Signals(-code).name}" if code < 0 else "has failed")
         deaths = self._deaths.setdefault(index, Restarts(self._restarts()))
         pause = deaths.died(time.monotonic()) if code < 0 else None
@@ -200,7 +200,7 @@ def _next_signal(until: float | None) -> int | None:
 def _end_orphans() -> None:
     """Wait for the children that the API processes have left to this process, and kill those that stay."""
     started = time.monotonic()
-    with contextlib.suppress(ChildProcessError):  # there is none any more
+    with contextlib.suppress(ChildProcessError):  # it is gone
         while (passed := time.monotonic() - started) < _ORPHAN_SECONDS + _KILLED_SECONDS:
             if os.waitpid(-1, os.WNOHANG)[0]:
                 continue

@@ -101,7 +101,7 @@ class MarkingExecutor:
         self._executor.close()
 
 
-class Suspicion:
+class CrashAttribution:
     """Tells the request that kills engines from those that ran beside it. Suspects are tried again, each alone."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Record the life of each request in a simulation, and summarize them."""
+"""Record the lifetime of each request in a simulation, and summarize them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERCENTILES = (50, 90, 99)
 
 
 @dataclass(slots=True)
-class Life:
+class Lifetime:
     """One request; moments in seconds from the start.
 
     Attributes:
@@ -39,7 +39,7 @@ class Outcome:
 
     Attributes:
         name: of its policies.
-        lives: by request id, in the order of arrival.
+        lifetimes: by request id, in the order of arrival.
         seconds: from the first arrival to the last end.
         num_steps, num_tokens: run by engines; tokens that the prefix cache supplied are not counted.
         busy: seconds in which each engine ran steps.
@@ -47,7 +47,7 @@ class Outcome:
     """
 
     name: str = ""
-    lives: dict[str, Life]
+    lifetimes: dict[str, Lifetime]
     seconds: float
     num_steps: int
     num_tokens: int
@@ -59,27 +59,31 @@ class Outcome:
     @property
     def ttft(self) -> list[float]:
         """Seconds to the first token, for each request that got one."""
-        return [life.times[0] - life.arrived for life in self.lives.values() if life.times]
+        return [lifetime.times[0] - lifetime.arrived for lifetime in self.lifetimes.values() if lifetime.times]
 
     @property
     def itl(self) -> npt.NDArray[np.float64]:
         """Seconds between one output token and the next, of all requests."""
-        gaps = [np.diff(life.times) for life in self.lives.values() if len(life.times) > 1]
+        gaps = [np.diff(lifetime.times) for lifetime in self.lifetimes.values() if len(lifetime.times) > 1]
         return np.concatenate(gaps) if gaps else np.zeros(0)
 
     @property
     def e2e(self) -> list[float]:
         """Seconds to the end, for each request that ended without an error."""
-        return [life.end - life.arrived for life in self.lives.values() if life.end is not None and life.error is None]
+        return [
+            lifetime.end - lifetime.arrived
+            for lifetime in self.lifetimes.values()
+            if lifetime.end is not None and lifetime.error is None
+        ]
 
     def summary(self) -> dict[str, Any]:
         """Return plain numbers, for JSON; in seconds unless the name says otherwise. An empty distribution is None."""
-        num_output = sum(len(life.times) for life in self.lives.values())
+        num_output = sum(len(lifetime.times) for lifetime in self.lifetimes.values())
         span = max(self.seconds, 1e-9)
         return {
             "policies": self.name,
-            "requests": len(self.lives),
-            "errors": sum(life.error is not None for life in self.lives.values()),
+            "requests": len(self.lifetimes),
+            "errors": sum(lifetime.error is not None for lifetime in self.lifetimes.values()),
             "seconds": self.seconds,
             "steps": self.num_steps,
             "tokens_run": self.num_tokens,
@@ -102,10 +106,10 @@ class Outcome:
         """
         tokens: dict[str, int] = defaultdict(int)
         waited: dict[str, float] = defaultdict(float)
-        for life in self.lives.values():
-            if life.end is not None and life.error is None:
-                tokens[life.tenant] += life.num_prompt_tokens + len(life.times)
-                waited[life.tenant] += life.end - life.arrived
+        for lifetime in self.lifetimes.values():
+            if lifetime.end is not None and lifetime.error is None:
+                tokens[lifetime.tenant] += lifetime.num_prompt_tokens + len(lifetime.times)
+                waited[lifetime.tenant] += lifetime.end - lifetime.arrived
         return jain([tokens[one] / max(waited[one], 1e-9) for one in tokens])
 
 

@@ -16,7 +16,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(slots=True)
-class EngineBooks:
+class EngineLoad:
     """Counts each request from its sending on, so that a burst does not all go to the engine that was idle.
 
     Attributes:
@@ -54,7 +54,7 @@ class EngineBooks:
         if sent.number > self._num_taken:
             self._unreported_tokens -= sent.num_missing_tokens
 
-    def take(self, report: EngineReport) -> None:
+    def apply_report(self, report: EngineReport) -> None:
         """Take in the engine's report, and add the requests that it has not counted yet."""
         self._num_taken = report.num_taken
         self.num_others, self._reported_tokens = report.num_others, report.num_queued_tokens

@@ -1,4 +1,4 @@
-"""Pass requests that need the state of the whole server from a sibling on to the first API process.
+"""Pass requests that need the state of the whole server from an API worker on to the first API process.
 
 Generating and tokenizing are answered where the connection is; the first process alone answers operators and keeps what
 lasts from one request to another (files, batches, stored responses).
@@ -31,7 +31,7 @@ class Forwarder:
     def __init__(self, app: ASGIApp, root_path: str, address: Path) -> None:
         """
         Args:
-            app: answers the routes that the sibling serves itself.
+            app: answers the routes that the API worker serves itself.
             root_path: a prefix that paths may have.
             address: the unix socket of the first API process.
         """

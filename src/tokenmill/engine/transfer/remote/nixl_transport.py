@@ -1,8 +1,8 @@
-"""The plane `nixl`: pages come out of the producer's slots by reads of NIXL, over whatever UCX finds between two hosts.
+"""Move pages by NIXL: the consumer reads the producer's slots, over whatever UCX finds between two hosts.
 
-Leases, the secret, questions and checksums are those of all planes; only the slots' bytes travel otherwise. A producer
-registers its slots and nothing else, so that is all that a consumer can read. UCX decides which wire is used, e.g. by
-the variable UCX_TLS.
+Leases, the secret, questions and checksums are those of all transports; only the slots' bytes travel otherwise. A
+producer registers its slots and nothing else, so that is all that a consumer can read. UCX decides which wire is used,
+e.g. by the variable UCX_TLS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.engine.transfer.remote.channel import Channel, TransferError
 from tokenmill.engine.transfer.remote.messages import ToConsumer, ToProducer
-from tokenmill.engine.transfer.remote.planes import (
+from tokenmill.engine.transfer.remote.transports import (
     NUM_SLOTS,
     SlotReceiver,
     Slots,
@@ -49,19 +49,19 @@ class NixlAgent:
             raise InvalidConfig(f"NIXL cannot start UCX: {error}") from error
         self._lock = threading.Lock()
 
-    def room(self, num_bytes: int) -> Room:
+    def register(self, num_bytes: int) -> Buffer:
         """Return memory that other agents may read."""
         memory = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % _ALIGNMENT
         memory = memory[start : start + num_bytes]
         with self._lock:
             registered = self._agent.register_memory([(memory.ctypes.data, num_bytes, 0, "")], mem_type="DRAM")
-        return Room(memory, registered)
+        return Buffer(memory, registered)
 
-    def forget(self, room: Room) -> None:
-        """Deregister a room, whose memory is not read any more."""
+    def deregister(self, buffer: Buffer) -> None:
+        """Deregister a buffer, whose memory is not read any more."""
         with self._lock, contextlib.suppress(Exception):  # the other side may have died in the middle
-            self._agent.deregister_memory(room.registered)
+            self._agent.deregister_memory(buffer.registered)
 
     def metadata(self) -> bytes:
         """Return the bytes that another agent needs in order to read what is registered here."""
@@ -87,15 +87,15 @@ class NixlAgent:
         with self._lock, contextlib.suppress(Exception):  # it may be dead
             self._agent.remove_remote_agent(name)
 
-    def read(self, name: str, theirs: int, room: Room, num_bytes: int, deadline: float) -> None:
-        """Read from an address that an agent has registered into the beginning of a room.
+    def read(self, name: str, theirs: int, buffer: Buffer, num_bytes: int, deadline: float) -> None:
+        """Read from an address that an agent has registered into the beginning of a buffer.
 
         Raises:
             TransferError: the read fails, or takes too long.
         """
         try:
             with self._lock:
-                ours = self._agent.get_xfer_descs([(room.memory.ctypes.data, num_bytes, 0)], "DRAM")
+                ours = self._agent.get_xfer_descs([(buffer.memory.ctypes.data, num_bytes, 0)], "DRAM")
                 remote = self._agent.get_xfer_descs([(theirs, num_bytes, 0)], "DRAM")
                 transfer = self._agent.initialize_xfer("READ", ours, remote, name)
                 state = self._agent.transfer(transfer)
@@ -113,7 +113,7 @@ class NixlAgent:
             raise TransferError("NIXL did not go on in time" if state == "PROC" else f"NIXL cannot read: {state}")
 
 
-class Room:
+class Buffer:
     """Registered memory."""
 
     def __init__(self, memory: np.ndarray[Any, np.dtype[np.uint8]], registered: Any) -> None:
@@ -135,7 +135,7 @@ class NixlSender(SlotSender):
     def __init__(self, page_bytes: int, agent: NixlAgent) -> None:
         slots = Slots(NUM_SLOTS, pages_of_a_chunk(page_bytes))
         self._agent = agent
-        self._registered = agent.room(slots.num_bytes(page_bytes))
+        self._registered = agent.register(slots.num_bytes(page_bytes))
         address = self._registered.memory.ctypes.data
         self.offer = msgspec.msgpack.encode(NixlOffer(slots, address, agent.metadata()))
         super().__init__(memoryview(self._registered.memory.data), slots, page_bytes)
@@ -145,11 +145,11 @@ class NixlSender(SlotSender):
 
     def close(self) -> None:
         """Deregister the slots."""
-        self._agent.forget(self._registered)
+        self._agent.deregister(self._registered)
 
 
 class NixlReceiver(SlotReceiver):
-    """Reads a slot into a room of its own."""
+    """Reads a slot into a buffer of its own."""
 
     def __init__(
         self, page_bytes: int, offer: bytes, _channel: Channel[ToConsumer], _deadline: float, agent: NixlAgent
@@ -163,19 +163,19 @@ class NixlReceiver(SlotReceiver):
         self._agent = agent
         self._address = found.address
         self._name = agent.add(found.metadata)
-        self._room = agent.room(found.slots.slot_pages * page_bytes)
+        self._buffer = agent.register(found.slots.slot_pages * page_bytes)
 
     def read_slot(self, number: int, num_pages: int, deadline: float) -> memoryview:
-        """Read the first pages of a slot into this side's room, and return them."""
+        """Read the first pages of a slot into this side's buffer, and return them."""
         start = self._address + number * self._slots.slot_pages * self._page_bytes
         size = num_pages * self._page_bytes
-        self._agent.read(self._name, start, self._room, size, deadline)
-        return memoryview(self._room.memory.data)[:size]
+        self._agent.read(self._name, start, self._buffer, size, deadline)
+        return memoryview(self._buffer.memory.data)[:size]
 
     def close(self) -> None:
-        """Forget the producer's agent and deregister the room."""
+        """Forget the producer's agent and deregister the buffer."""
         self._agent.remove(self._name)
-        self._agent.forget(self._room)
+        self._agent.deregister(self._buffer)
 
 
 def _load() -> Any:

@@ -1,1 +1,0 @@
-"""Several API processes on one socket: the first tells its siblings of the parts, and asks them for their requests."""
