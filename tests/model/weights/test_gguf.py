@@ -162,7 +162,7 @@ def test_another_architecture_is_refused(tmp_path: Path, cache: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(InvalidCheckpoint, match="architecture mamba is not supported; supported: gemma3, gpt-oss"):
+    with pytest.raises(InvalidCheckpoint, match="architecture mamba is not supported; supported: arcee, gemma3"):
         fetch(str(tmp_path / "x.gguf"), None, cache)
 
 

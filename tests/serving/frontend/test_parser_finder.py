@@ -56,6 +56,7 @@ FAMILIES = {
     "LFM2": ("Lfm2ForCausalLM", shapes.chatml(shown="List of tools: <|tool_list_start|>["), LFM2, "lfm2", ""),
     "LFM2.5": ("Lfm2ForCausalLM", shapes.chatml(shown="List of tools: ["), LFM2, "lfm2", ""),
     "OLMo-2": ("Olmo2ForCausalLM", shapes.chatml(), [], "", ""),
+    "Arcee": ("ArceeForCausalLM", shapes.chatml(), [], "", ""),
     "Qwen3.5": (
         "Qwen3_5ForCausalLM",
         shapes.chatml(shapes.QWEN_CODER, shapes.THOUGHT, shapes.OPENED),
