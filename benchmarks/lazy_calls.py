@@ -3,18 +3,19 @@
     python benchmarks/lazy_calls.py [--streams 16] [--rounds 5]
 
 The same prompts with the same tools and seeds, with `--tool-grammar on` and `off`, in turns; the demo model writes
-text, not calls, so its tokens are the same. Prints the medians of steps that only decode, and their ratio.
+text, not calls, so its tokens are the same. Prints the medians of steps that only decode, and their ratio; JSON last.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from typing import Any
 
 from tokenmill.config.configs import EngineConfig
-from tokenmill.core.messages import CallRules, GenerateText
+from tokenmill.core.messages import AddRequest, CallRules, GenerateText
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
 from tokenmill.engine.loop.engine import Engine
@@ -50,7 +51,8 @@ def ask(text: TextProcessor, engine: Engine, number: int, is_lazy: bool, params:
         params=SamplingParams(max_tokens=200, seed=number, **params),
     )
     for request in text.process(message).to_engine:
-        engine.add(request)  # type: ignore[arg-type]
+        assert isinstance(request, AddRequest), "a chat without images is only added"
+        engine.add(request)
 
 
 def steps(engine: Engine, num_streams: int) -> tuple[list[float], dict[str, list[int]]]:
@@ -77,6 +79,7 @@ def main() -> None:
     folder = demo_model_path()
     config = EngineConfig(model=str(folder), num_threads=1, num_pages=2000, max_num_seqs=options.streams).resolve()
     text, engine = load_text_processor(folder, config), build_engine(config).engine
+    result: dict[str, Any] = {"benchmark": "lazy_calls", "streams": options.streams}
     for name, params in PARAMS.items():
         found: dict[bool, list[float]] = {False: [], True: []}
         outputs: dict[bool, dict[str, list[int]]] = {}
@@ -91,7 +94,9 @@ def main() -> None:
         same = "the same tokens" if outputs[False] == outputs[True] else "other tokens"
         times = f"off {off:6.0f} us  on {on:6.0f} us a step  ratio {on / off:.3f}"
         print(f"{name:12} {times}  {same}, {len(found[True])} steps")
+        result[name] = {"off_us": off, "on_us": on, "ratio": on / off, "steps": len(found[True])}
     engine.close()
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
