@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tokenmill.core.request import CacheKey
 from tokenmill.core.transfers import KVQuery, LoadOrder, SaveOrder
 from tokenmill.engine.transfer.orders import PageLoad, PageSave
 from tokenmill.engine.transfer.protocol import SourceContext
-from tokenmill.startup.assembly.kv_sources import disk_tier, host_tier
+from tokenmill.startup.assembly.kv_sources import disk_tier, disk_tiers, host_tier
 
 PAGE_SIZE, PAGE_BYTES, SLOT_BYTES = 4, 5000, 8192
 KEY = CacheKey("model", "")
@@ -219,6 +220,31 @@ def test_a_link_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_limit_that_holds_no_page_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="hold no page"):
         Tier(tmp_path, num_slots=0)
+
+
+def test_a_disk_that_is_full_at_a_restart_costs_the_tier_and_not_the_engine(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = 5 * 8 * SLOT_BYTES
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    context = SourceContext(Memory(), PAGE_SIZE, 64, "f")
+    (tier,) = disk_tiers(context, tmp_path, None)
+    num_slots = tier.num_slots
+    tier.close()
+    # What the tier has taken itself counts as room.
+    taken = rng.integers(1, 8) * SLOT_BYTES
+    next(tmp_path.glob("kv-*.pages")).write_bytes(rng.bytes(taken))
+    free -= taken
+    (tier,) = disk_tiers(context, tmp_path, None)
+    assert tier.num_slots == num_slots
+    tier.close()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    free = 100
+    assert disk_tiers(context, tmp_path, None) == []
+    assert "bytes hold no page" in caplog.text
+    with pytest.raises(InvalidConfig, match="100 bytes hold no page"):
+        disk_tiers(context, tmp_path, 100)
 
 
 def test_a_full_disk_ends_storing_and_nothing_else(

@@ -6,6 +6,8 @@ bring others, found by the name of an entry point or by `module:name`.
 
 from __future__ import annotations
 
+import errno
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +36,8 @@ from tokenmill.platform.protocol import Platform
 if TYPE_CHECKING:
     from tokenmill.engine.loop.step_log import LogHeader
     from tokenmill.startup.assembly.memory import StepMemory
+
+logger = logging.getLogger(__name__)
 
 # Unless the user says how much: a fifth of what the disk has left, and this at most.
 SHARE, MOST_BYTES = 5, 50 << 30
@@ -97,7 +101,7 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
         sources.append(host_tier(context, config.kv_host_size))
     if config.kv_disk:
         folder = Path(config.kv_disk).expanduser()
-        sources.append(disk_tier(context, folder, config.kv_disk_size or _free_share(folder)))
+        sources += disk_tiers(context, folder, config.kv_disk_size)
     return Connection(tuple(sources), mover, policy, timeouts, bool(remote or config.kv_source))
 
 
@@ -120,6 +124,25 @@ def find_source(name: str) -> Callable[[SourceContext], KVSource]:
     if not callable(found):
         raise InvalidConfig(f"--kv-source must be an entry point of {SOURCE_PLUGINS} or module:name, got {name!r}")
     return cast(Callable[[SourceContext], KVSource], found)
+
+
+def disk_tiers(context: SourceContext, folder: Path, limit: int | None) -> list[Tier]:
+    """Return the tier of a folder; none on a full disk, which must not keep a dead engine from coming back.
+
+    Args:
+        limit: bytes that pages may take; None: a share of the disk.
+
+    Raises:
+        InvalidConfig: the folder cannot be used, or a limit that was set holds no page.
+    """
+    try:
+        return [disk_tier(context, folder, limit or _free_share(folder))]
+    except InvalidConfig as error:
+        has_no_room = limit is None and _free_share(folder) < context.mover.page_bytes
+        if not has_no_room and not (isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOSPC):
+            raise
+        logger.warning("%s; KV is kept in memory alone until the next start", error)
+        return []
 
 
 def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
@@ -152,6 +175,7 @@ def host_tier(context: SourceContext, limit: int) -> Tier:
 
 
 def _free_share(folder: Path) -> int:
-    """Return the bytes that a tier takes of a disk unless the user sets a limit."""
+    """Return the bytes that a tier takes of a disk unless the user sets a limit: the same after a restart."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return min(MOST_BYTES, shutil.disk_usage(there).free // SHARE)
+    own = sum(path.stat().st_blocks * 512 for path in folder.glob("kv-*.pages"))
+    return min(MOST_BYTES, (shutil.disk_usage(there).free + own) // SHARE)
