@@ -18,6 +18,7 @@ namespace tokenmill {
 
 constexpr int64_t NR = 16;          // output rows of a panel
 constexpr int64_t K_BLOCK = 64;     // the depth of integers is padded to a multiple of this
+constexpr int64_t INT8_BLOCK = 64;  // inputs whose activations share a scale where the weights are int8: a K block
 constexpr int64_t GROUP_SIZE = 32;  // inputs that share a scale in int4; the depth of bf16 is padded to a multiple
 
 enum class Format : int { bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4 };

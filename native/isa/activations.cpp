@@ -72,7 +72,7 @@ class Quantizer {
         depth_(weights.k_blocks() * K_BLOCK),
         row_bytes_(row_bytes ? row_bytes : depth_),
         count_(round_up(x.count, LANES)),
-        groups_(weights.format == Format::int8 ? 1 : depth_ / GROUP_SIZE),
+        groups_(depth_ / (weights.format == Format::int8 ? INT8_BLOCK : GROUP_SIZE)),
         words_(round_up(count_ * groups_ * 4, 64)),
         memory_(rows_bytes() + 2 * words_) {}
 
@@ -114,7 +114,11 @@ class Quantizer {
 
   void quantize_row(const uint16_t* row, int64_t m, int8_t* to) const {
     if (weights_.format == Format::int8) {
-      scales()[m] = quantize(row, depth_, to, &sums()[m]);
+      for (int64_t b = 0; b < groups_; ++b) {
+        int32_t sum;
+        scales()[b * count_ + m] = quantize(row + b * INT8_BLOCK, INT8_BLOCK, to + b * INT8_BLOCK, &sum);
+        sums()[b * count_ + m] = -128 * sum;
+      }
       return;
     }
     for (int64_t g = 0; g < groups_; ++g) {

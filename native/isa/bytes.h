@@ -89,6 +89,20 @@ inline I32 dot_centred(I32 sums, I32 w, I32 x) {
 
 #endif  // registers of AVX-512 or AVX2
 
+// The same in a register of its own: GCC keeps sums that begin as one value in memory.
+#if defined(__AVX512F__)
+inline I32 apart(I32 a) {
+  asm volatile("" : "+v"(a));
+  return a;
+}
+#else
+inline __m256i apart(__m256i a) {
+  asm volatile("" : "+x"(a));
+  return a;
+}
+inline I32 apart(I32 a) { return {apart(a.low), apart(a.high)}; }
+#endif
+
 // Codes of FP4 (e2m1, the sign in bit 3) in each byte -> twice their numbers plus FP4_ZERO, from 0 to 24.
 constexpr int FP4_ZERO = 12;
 inline I32 fp4_numbers(I32 codes) {
@@ -113,12 +127,12 @@ template <Format F>
 constexpr int NIBBLE_ZERO = F == Format::mxfp4 ? FP4_ZERO : F == Format::int4 ? 8 : 0;
 
 #if defined(__AVX512VNNI__)
-// The instruction takes any bytes, so it multiplies w instead of w - 128; the sums start with what that adds too much.
-inline I32 start_centred(int32_t sum_of_x) { return broadcast_i32(-128 * sum_of_x); }
+// The instruction takes any bytes, so it multiplies w instead of w - 128; the sums start with -128 times the sum of x.
+inline I32 start_centred(int32_t start) { return apart(broadcast_i32(start)); }
 inline I32 dot_centred(I32 sums, I32 w, I32 x) { return dot_bytes(sums, w, x); }
 inline I32 dot_small_bytes(I32 sums, I32 w, I32 x) { return dot_bytes(sums, w, x); }
 #else
-inline I32 start_centred(int32_t) { return broadcast_i32(0); }
+inline I32 start_centred(int32_t) { return apart(broadcast_i32(0)); }
 #endif
 
 }  // namespace tokenmill::TM_ISA

@@ -1,5 +1,5 @@
-// The macro-kernel of bf16 and int8 weights, and the micro-kernel inside it: up to 32 rows of x by one, two or four
-// panels.
+// The macro-kernel of bf16 weights, and the micro-kernel inside it, which int8 weights share: up to 32 rows of x by one,
+// two or four panels.
 #pragma once
 
 #if defined(__AMX_TILE__)

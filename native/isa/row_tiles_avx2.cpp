@@ -19,10 +19,10 @@ struct RowTile {
   int64_t inputs;           // of the run: K blocks, but no padding of bf16
   const uint8_t* x;
   int64_t x_stride;         // bytes
-  const float* scales;      // of int4: [groups][count], of the run and the rows
+  const float* scales;      // [groups][count], of the run and the rows
   const int32_t* x_sums;
   int64_t count;
-  float* sums;              // of int8 these are int32
+  float* sums;
   int64_t stride;
   const uint8_t* prefetch;  // read as `w` is, or null
 };
@@ -32,7 +32,6 @@ inline void prefetch_line(const uint8_t* lines, int64_t line) {
 }
 
 inline __m256i load_integers(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
-inline void store_integers(void* to, __m256i value) { _mm256_storeu_si256(static_cast<__m256i*>(to), value); }
 inline __m256i broadcast_word(const uint8_t* from) {
   return _mm256_set1_epi32(static_cast<int32_t>(load_word(from)));
 }
@@ -73,48 +72,55 @@ struct Bf16Tiles {
 };
 
 // Pairs of int16, inputs 0 and 2, or 1 and 3, of every four: there is no room in 16 bits for two products of bytes. The
-// weights are 128 too large.
+// weights are 128 too large, so the sums of a block begin with what that adds too much.
 struct Int8Tiles {
   static constexpr int MR = 5;  // beside a line of weights, a pair of x and its product
   static constexpr int64_t X_BYTES = 2;
 
   template <int M>
   static void run(const RowTile& tile) {
+    for (int64_t block = 0; block < tile.inputs / INT8_BLOCK; ++block) add_block<M>(tile, block);
+  }
+
+  template <int M>
+  [[gnu::always_inline]] static void add_block(const RowTile& tile, int64_t block) {
+    const int64_t first = block * tile.count;
     __m256i low[M], high[M];
     TM_UNROLL for (int m = 0; m < M; ++m) {
-      low[m] = load_integers(tile.sums + m * tile.stride);
-      high[m] = load_integers(tile.sums + m * tile.stride + 8);
+      low[m] = apart(_mm256_set1_epi32(tile.x_sums[first + m]));
+      high[m] = apart(_mm256_set1_epi32(tile.x_sums[first + m]));
     }
-    const auto add = [&](int m, __m256i w_low, __m256i w_high, const uint8_t* pair) {
-      const __m256i numbers = broadcast_word(pair + m * tile.x_stride);
-      add_pairs(low[m], w_low, numbers);
-      add_pairs(high[m], w_high, numbers);
-    };
-    const uint8_t *w = tile.w, *x = tile.x;
-    for (int64_t k = 0; k < tile.inputs; k += 4, w += 4 * LANES, x += 4 * X_BYTES) {
-      prefetch_line(tile.prefetch, k / 4);
-      const __m256i first = load_integers(w), second = load_integers(w + 32), low_bytes = _mm256_set1_epi16(255);
-      const __m256i even_low = _mm256_and_si256(first, low_bytes), even_high = _mm256_and_si256(second, low_bytes);
-      TM_UNROLL for (int m = 0; m < M; ++m) add(m, even_low, even_high, x);
-      const __m256i odd_low = _mm256_srli_epi16(first, 8), odd_high = _mm256_srli_epi16(second, 8);
-      TM_UNROLL for (int m = 0; m < M; ++m) add(m, odd_low, odd_high, x + 4);
+    const uint8_t *w = tile.w + block * INT8_BLOCK * LANES, *x = tile.x + block * INT8_BLOCK * X_BYTES;
+    for (int64_t k = 0; k < INT8_BLOCK; k += 4, w += 4 * LANES, x += 4 * X_BYTES) {
+      prefetch_line(tile.prefetch, (block * INT8_BLOCK + k) / 4);
+      const __m256i bytes_low = load_integers(w), bytes_high = load_integers(w + 32), mask = _mm256_set1_epi16(255);
+      const __m256i even_low = _mm256_and_si256(bytes_low, mask), even_high = _mm256_and_si256(bytes_high, mask);
+      TM_UNROLL for (int m = 0; m < M; ++m) {
+        const __m256i numbers = broadcast_word(x + m * tile.x_stride);
+        add_pairs(low[m], even_low, numbers);
+        add_pairs(high[m], even_high, numbers);
+      }
+      const __m256i odd_low = _mm256_srli_epi16(bytes_low, 8), odd_high = _mm256_srli_epi16(bytes_high, 8);
+      TM_UNROLL for (int m = 0; m < M; ++m) {
+        const __m256i numbers = broadcast_word(x + 4 + m * tile.x_stride);
+        add_pairs(low[m], odd_low, numbers);
+        add_pairs(high[m], odd_high, numbers);
+      }
     }
     TM_UNROLL for (int m = 0; m < M; ++m) {
-      store_integers(tile.sums + m * tile.stride, low[m]);
-      store_integers(tile.sums + m * tile.stride + 8, high[m]);
+      float* total = tile.sums + m * tile.stride;
+      const F32 sums = to_float(I32{low[m], high[m]});
+      store(total, fma(sums, broadcast(tile.scales[first + m]), load(total)));
     }
   }
 
   static void finish(const MicroTile& tile) {
     for (int p = 0; p < tile.panels; ++p) {
       const uint8_t* end = tile.weights.data + (tile.panel + p + 1) * tile.weights.panel_bytes();
-      const F32 scales = load(reinterpret_cast<const float*>(end - LANES * 4));
+      const F32 scales = load(reinterpret_cast<const float*>(end) - LANES);
       for (int m = 0; m < tile.rows; ++m) {
-        float* sums = tile.sums + m * tile.stride + p * LANES;
-        const __m256i too_much = _mm256_set1_epi32(128 * tile.x.sums[tile.row + m]);
-        const I32 exact = {_mm256_sub_epi32(load_integers(sums), too_much),
-                           _mm256_sub_epi32(load_integers(sums + 8), too_much)};
-        store(sums, mul(to_float(exact), mul(scales, broadcast(tile.x.scales[tile.row + m]))));
+        float* totals = tile.sums + m * tile.stride + p * LANES;
+        store(totals, mul(load(totals), scales));
       }
     }
   }
@@ -203,7 +209,7 @@ void run_panel(const MicroTile& piece, int p, int64_t block) {
   const int64_t block_bytes = is_bf16 ? K_BLOCK * LANES * 2 : weights.k_block_bytes(), first = block * K_BLOCK;
   const int64_t depth = is_bf16 ? (weights.depth + 1) / 2 * 2 : weights.k_blocks() * K_BLOCK;
   const int64_t inputs = depth - first < RUN_BLOCKS * K_BLOCK ? depth - first : RUN_BLOCKS * K_BLOCK;
-  const int64_t group = weights.has_groups() ? 2 * block : 0;
+  const int64_t group = weights.has_groups() ? 2 * block : block;
   const int64_t offset = p * weights.panel_bytes() + block * block_bytes;
   const int64_t tiles = ceil_div(piece.rows, Tiles::MR);
   for (int64_t i = 0; i < tiles; ++i) {

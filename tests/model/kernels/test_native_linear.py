@@ -234,6 +234,17 @@ def test_integer_products_are_those_of_the_reference(isa, format, rng):
 
 @every_isa
 @every_integer_format
+def test_an_outlier_among_the_inputs_costs_those_beyond_its_block_nothing(isa, format, rng):
+    """With one scale a token, inputs a hundred times smaller than the largest would be rounded to nearly nothing."""
+    x, weight = drawn(9, 512), torch.randn(40, 512)
+    x[:, 70], weight[:, 64:128] = 300.0, 0
+    wanted = x.float() @ quantized(weight, format).dequantize().T
+    found = packed(isa, weight, format=format).logits(x)
+    assert (found - wanted).norm() / wanted.norm() < 0.01
+
+
+@every_isa
+@every_integer_format
 def test_the_largest_integers_do_not_overflow(isa, format):
     for sign in (1, -1):
         x, weight = torch.full((3, 4096), 1.0).bfloat16(), torch.full((17, 4096), sign * 1.0)

@@ -8,6 +8,8 @@ from tokenmill.model.quantization.packed import QuantizedRows
 
 GROUP = 32
 """Inputs that share a scale in int4, and in the activations that int4 weights meet."""
+BLOCK = 64
+"""Inputs that share a scale in the activations that int8 weights meet."""
 SMALLEST = 1e-30
 """Activations whose largest number is smaller count as zeros."""
 
@@ -52,16 +54,16 @@ def quantize_activations(x: torch.Tensor, group: int) -> tuple[torch.Tensor, tor
 
 def multiply(x: torch.Tensor, rows: QuantizedRows) -> torch.Tensor:
     """Return x W^T [T, n] float32, summed as the kernels do: integers exactly within a group, then groups in order."""
-    group = x.shape[1] if rows.bits == 8 else GROUP
+    group = BLOCK if rows.bits == 8 else GROUP
     values, x_scales = quantize_activations(x, group)
-    scales = rows.scales if rows.bits == 8 else _expand(rows.scales, rows.group_size, values.shape[1])
+    scales = _expand(rows.scales, rows.group_size, group, values.shape[1])
     weights = _groups(rows.values, group).double()
     total = torch.zeros(x.shape[0], rows.shape[0], dtype=torch.float64)
     for g in range(values.shape[1]):
         sums = (values[:, g].double() @ weights[:, g].T).float()
         total += sums * (x_scales[:, g] * scales[:, g])
         if rows.offsets is not None:
-            offsets = _expand(rows.offsets, rows.group_size, values.shape[1])
+            offsets = _expand(rows.offsets, rows.group_size, group, values.shape[1])
             total += values[:, g].float().sum(1, keepdim=True) * x_scales[:, g] * offsets[:, g]
     return total.float()
 
@@ -71,8 +73,9 @@ def _groups(x: torch.Tensor, group: int = GROUP) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
 
 
-def _expand(per_group: torch.Tensor, group_size: int, groups: int) -> torch.Tensor:
-    return per_group.repeat_interleave(max(1, group_size // GROUP), 1)[:, :groups]
+def _expand(per_group: torch.Tensor, group_size: int, group: int, groups: int) -> torch.Tensor:
+    """Repeat the numbers of groups for those of fewer inputs that they consist of."""
+    return per_group.repeat_interleave(-(-group_size // group), 1)[:, :groups]
 
 
 def _factor(numerator: float, most: torch.Tensor) -> torch.Tensor:
