@@ -99,7 +99,31 @@ void quantize_int8(const Packed& weights, uint8_t* panel, int64_t lane, const fl
   std::memcpy(int8_scale(weights, panel, lane), &scale, 4);
 }
 
-// Without offsets: -8 to 7 times the scale, which is the number of the largest magnitude divided by -8.
+// The numbers of a group rounded with one of several inverse scales, and the sums that say how good it is.
+struct Candidate {
+  int8_t whole[GROUP_SIZE];
+  float x_times_q, q_squared, q;  // sums over the group
+
+  Candidate(const float* numbers, float offset, float factor, float low, float high) {
+    round_all(numbers, GROUP_SIZE, offset, factor, low, high, whole);
+    F32 products = zero();
+    int32_t squares = 0, sum = 0;
+    for (int64_t i = 0; i < GROUP_SIZE; i += LANES) {
+      float rounded[LANES];
+      for (int64_t k = 0; k < LANES; ++k) rounded[k] = whole[i + k];
+      const F32 some = mul(sub(load(numbers + i), broadcast(offset)), load(rounded));
+      products = i == 0 ? some : add(products, some);
+    }
+    for (const int8_t number : whole) squares += number * number, sum += number;
+    x_times_q = reduce_add(products), q_squared = static_cast<float>(squares), q = static_cast<float>(sum);
+  }
+};
+
+// Inverse scales around the one that just holds all numbers of a group: SEARCH_STEPS to each side, an eighth apart.
+constexpr int SEARCH_STEPS = 8;
+
+// Without offsets: -8 to 7 times the scale. Around that of which the largest magnitude is -8 times, the scale with the
+// smallest squared error is searched for: of each candidate's integers it is found by least squares.
 void quantize_group(const Group& group, const float* numbers) {
   const Range range(numbers, GROUP_SIZE);
   float extreme = range.high > -range.low ? range.high : range.low;
@@ -108,7 +132,15 @@ void quantize_group(const Group& group, const float* numbers) {
       if (std::fabs(numbers[k]) == range.high) extreme = numbers[k];
     }
   }
-  const uint16_t half = to_fp16(range.is_finite ? extreme / -8 : NAN);
+  const float unit = inverse(extreme);
+  float scale = 0, best = -1;
+  for (int step = -SEARCH_STEPS; step <= SEARCH_STEPS && range.is_finite; ++step) {
+    const Candidate candidate(numbers, 0, (-8 + static_cast<float>(step) / SEARCH_STEPS) * unit, -8, 7);
+    const float least_squares = candidate.q_squared == 0 ? 0 : candidate.x_times_q / candidate.q_squared;
+    const float saved = least_squares * candidate.x_times_q;
+    if (saved > best) best = saved, scale = least_squares;
+  }
+  const uint16_t half = to_fp16(range.is_finite ? scale : NAN);
   int8_t whole[GROUP_SIZE];
   round_all(numbers, GROUP_SIZE, 0, inverse(fp16_to_float(half)), -8, 7, whole);
   for (int8_t& number : whole) number = static_cast<int8_t>(number + 8);
@@ -116,15 +148,28 @@ void quantize_group(const Group& group, const float* numbers) {
   group.set_scale(half);
 }
 
-// With offsets: the smallest number plus 0 to 15 times the scale.
+// With offsets: an offset plus 0 to 15 times the scale. The two are searched for likewise, around the smallest number and
+// a 15th of the range.
 void quantize_range(const Group& group, const float* numbers) {
   const Range range(numbers, GROUP_SIZE);
-  const uint16_t offset = to_fp16(range.low);
-  const uint16_t scale = to_fp16(range.is_finite ? (range.high - fp16_to_float(offset)) / 15 : NAN);
+  F32 distances = sub(load(numbers), broadcast(range.low));
+  distances = add(distances, sub(load(numbers + LANES), broadcast(range.low)));
+  const float x = reduce_add(distances), unit = inverse(range.high - range.low), count = GROUP_SIZE;
+  float scale = 0, shift = 0, best = -1;
+  for (int step = -SEARCH_STEPS; step <= SEARCH_STEPS && range.is_finite; ++step) {
+    const Candidate candidate(numbers, range.low, (15 + static_cast<float>(step) / SEARCH_STEPS) * unit, 0, 15);
+    const float determinant = count * candidate.q_squared - candidate.q * candidate.q;
+    if (determinant == 0) continue;
+    const float slope = (count * candidate.x_times_q - x * candidate.q) / determinant;
+    const float start = (candidate.q_squared * x - candidate.q * candidate.x_times_q) / determinant;
+    const float saved = start * x + slope * candidate.x_times_q;
+    if (saved > best) best = saved, scale = slope, shift = start;
+  }
+  const uint16_t offset = to_fp16(range.low + shift), half = to_fp16(range.is_finite ? scale : NAN);
   int8_t whole[GROUP_SIZE];
-  round_all(numbers, GROUP_SIZE, fp16_to_float(offset), inverse(fp16_to_float(scale)), 0, 15, whole);
+  round_all(numbers, GROUP_SIZE, fp16_to_float(offset), inverse(fp16_to_float(half)), 0, 15, whole);
   group.set(whole);
-  group.set_scale(scale);
+  group.set_scale(half);
   group.set_offset(offset);
 }
 

@@ -219,6 +219,33 @@ def test_integers_of_a_weight_are_close_to_it(rng):
         assert (found - weight).norm() / weight.norm() < most
 
 
+@pytest.mark.parametrize(("format", "most"), [(PackedFormat.INT4, 0.99), (PackedFormat.INT4_OFFSET, 0.95)])
+def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_all_numbers(format, most, rng):
+    """Of weights with the long tails that trained ones have; the plain ways are those of Q4_0 and Q4_1."""
+    weight = torch.distributions.StudentT(5.0).sample((64, 512))
+    groups = weight.view(64, -1, 32)
+    if format is PackedFormat.INT4:
+        scales = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8
+        plain = (groups / scales).round().clamp(-8, 7) * scales
+    else:
+        low = groups.amin(-1, keepdim=True)
+        scales = (groups.amax(-1, keepdim=True) - low) / 15
+        plain = ((groups - low) / scales).round() * scales + low
+    found = quantized(weight, format).dequantize()
+    assert (found - weight).norm() < most * (plain.flatten(1) - weight).norm()
+
+
+@every_isa
+@pytest.mark.parametrize("format", [PackedFormat.INT4, PackedFormat.INT4_OFFSET])
+def test_weights_that_lie_on_the_grid_of_a_group_are_kept(isa, format, rng):
+    values = torch.randint(0, 16, (40, 8, 32))
+    values[..., :2] = torch.tensor([0, 15])  # a group that uses its whole range
+    scales = (torch.rand(40, 8, 1) + 0.125).half().float()
+    offsets = -8 * scales if format is PackedFormat.INT4 else (torch.randn(40, 8, 1) - 8 * scales).half().float()
+    weight = (values * scales + offsets).flatten(1)
+    assert torch.equal(packed(isa, weight, format=format).lookup(torch.arange(40)), weight.bfloat16())
+
+
 @every_isa
 @every_integer_format
 def test_integer_products_are_those_of_the_reference(isa, format, rng):

@@ -55,6 +55,7 @@ FORMATS = {
     "bf16": UNQUANTIZED,
     "int8": QUANTIZATIONS["int8"],
     "int4": QUANTIZATIONS["int4"],
+    "int4 without offsets": PackedFormats(PackedFormat.INT4),
     "int4 offset": PackedFormats(PackedFormat.INT4_OFFSET),
 }
 

@@ -71,8 +71,11 @@ class NativeKernels(NativeRecurrence):
     def _format(self, role: WeightRole) -> PackedFormat:
         if role in (WeightRole.ROUTER, WeightRole.ADAPTER):
             return PackedFormat.BF16
-        is_vocabulary = role in (WeightRole.EMBEDDING, WeightRole.HEAD)
-        return self.formats.vocabulary if is_vocabulary else self.formats.layers
+        if role in (WeightRole.EMBEDDING, WeightRole.HEAD):
+            return self.formats.vocabulary
+        if role is WeightRole.DOWN and self.formats.down is not None:
+            return self.formats.down
+        return self.formats.layers
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """Apply GELU with tanh in place."""

@@ -37,9 +37,9 @@ ELEMENTS = {torch.bfloat16: Element.BF16, torch.float32: Element.FLOAT32, torch.
 class PackedWeight:
     """A `LinearWeight` W [out_size, in_size] in panels of 16 rows. Activations are bfloat16.
 
-    Integer weights are multiplied by int8 activations, which are rounded per 64 inputs of a token (INT8) or per
-    32 (INT4, INT4_OFFSET); model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x
-    and on the instruction set, not on the number of rows or threads.
+    Integer weights are multiplied by int8 activations, which are rounded per 64 inputs of a token (INT8) or per 32 (the
+    others); model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the
+    instruction set, not on the number of rows or threads.
 
     Args:
         kernels: the native kernels that fill and multiply it.

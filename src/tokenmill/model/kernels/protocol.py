@@ -22,6 +22,7 @@ class WeightRole(Enum):
 
     LINEAR = "linear"
     GATE_UP = "gate_up"  # gate rows, then as many up rows, used through `LinearWeight.gated` only
+    DOWN = "down"  # of a dense feed-forward block; its inputs have the largest outliers
     EMBEDDING = "embedding"  # looked up, and the output head where the two are tied
     HEAD = "head"  # the output head: one row per token of the vocabulary
     ROUTER = "router"  # small, and its errors send tokens to other experts

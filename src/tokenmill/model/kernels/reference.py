@@ -10,6 +10,8 @@ GROUP = 32
 """Inputs that share a scale in int4, and in the activations that int4 weights meet."""
 BLOCK = 64
 """Inputs that share a scale in the activations that int8 weights meet."""
+SEARCH = tuple(step / 8 for step in range(-8, 9))
+"""Inverse scales of int4 that are tried, counted from the one that just holds all numbers of a group."""
 SMALLEST = 1e-30
 """Activations whose largest number is smaller count as zeros."""
 
@@ -25,19 +27,59 @@ def quantize_int8(weight: torch.Tensor) -> QuantizedRows:
 def quantize_int4(weight: torch.Tensor, has_offsets: bool = False) -> QuantizedRows:
     """Quantize [n, in_size] in groups of 32 inputs, the last one zero-padded; scales and offsets have half precision.
 
-    Without offsets, a group's values are -8 to 7 times its scale, and its number of largest magnitude is -8 times it.
-    With offsets, they are the group's smallest number plus 0 to 15 scales.
+    Values are -8 to 7 times a group's scale or, with offsets, the offset plus 0 to 15 times it. Several scales around the
+    one that just holds all numbers are tried; the integers of each give the best scale and offset by least squares.
     """
     groups = _groups(weight.float())
     if has_offsets:
-        offsets = groups.amin(-1, keepdim=True).half().float()
-        scales = ((groups.amax(-1, keepdim=True) - offsets) / 15).half().float()
+        scales, offsets = (found.half().float() for found in _search_range(groups))
         values = ((groups - offsets) * _factor(1.0, scales)).round().clamp(0, 15)
     else:
-        scales = (groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8).half().float()
+        scales = _search_scale(groups).half().float()
         values = (groups * _factor(1.0, scales)).round().clamp(-8, 7) + 8
         offsets = -8 * scales
     return QuantizedRows(4, values.to(torch.uint8).flatten(1), scales[..., 0], offsets[..., 0])
+
+
+def _search_scale(groups: torch.Tensor) -> torch.Tensor:
+    """Return the scale of each group [n, groups, 32], as [n, groups, 1]."""
+    unit = _factor(1.0, groups.gather(-1, groups.abs().argmax(-1, keepdim=True)))
+    best, scale = torch.full_like(unit, -1), torch.zeros_like(unit)
+    for step in SEARCH:
+        q = (groups * ((-8 + step) * unit)).round().clamp(-8, 7)
+        x_times_q, q_squared = _sum(groups * q), (q * q).sum(-1, keepdim=True)
+        found = torch.where(q_squared == 0, 0, x_times_q / q_squared)
+        saved = found * x_times_q
+        scale = torch.where(saved > best, found, scale)
+        best = torch.where(saved > best, saved, best)
+    return _finite(groups.abs().amax(-1, keepdim=True), scale)
+
+
+def _search_range(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scale and offset of each group [n, groups, 32], both as [n, groups, 1]."""
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    distances, unit = groups - low, _factor(1.0, high - low)
+    x, count = _sum(distances), groups.shape[-1]
+    best, scale, shift = torch.full_like(unit, -1), torch.zeros_like(unit), torch.zeros_like(unit)
+    for step in SEARCH:
+        q = (distances * ((15 + step) * unit)).round().clamp(0, 15)
+        x_times_q, q_squared, q_sum = _sum(distances * q), (q * q).sum(-1, keepdim=True), q.sum(-1, keepdim=True)
+        determinant = count * q_squared - q_sum * q_sum
+        slope = (count * x_times_q - x * q_sum) / determinant
+        start = (q_squared * x - q_sum * x_times_q) / determinant
+        saved = start * x + slope * x_times_q
+        is_better = (determinant != 0) & (saved > best)
+        scale, shift = torch.where(is_better, slope, scale), torch.where(is_better, start, shift)
+        best = torch.where(is_better, saved, best)
+    return _finite(groups.abs().amax(-1, keepdim=True), scale), low + shift
+
+
+def _sum(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the sums over the last dimension, of a power of two, in the order in which vector registers add."""
+    while numbers.shape[-1] > 1:
+        first, second = numbers.chunk(2, -1)
+        numbers = first + second
+    return numbers
 
 
 def quantize_activations(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:

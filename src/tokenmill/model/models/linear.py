@@ -95,7 +95,15 @@ class Linear:
             start, stored = start + own.count, stored + own.total
 
 
-def second_linear(role: str, inner: Part, size: int, bias: bool, kernels: Kernels, collective: Collective) -> Linear:
+def second_linear(
+    role: str,
+    inner: Part,
+    size: int,
+    bias: bool,
+    kernels: Kernels,
+    collective: Collective,
+    use: WeightRole = WeightRole.LINEAR,
+) -> Linear:
     """Make the second of a pair of matrices, with `size` outputs in all. `inner`: this rank's outputs of the first."""
     inputs, outputs = collective.shard.second(inner, size)
-    return Linear(inputs, {role: outputs}, bias, kernels, collective=collective)
+    return Linear(inputs, {role: outputs}, bias, kernels, use, collective)

@@ -29,7 +29,8 @@ class MLP:
         inner, self.gate = collective.shard.part(spec.size), Gate[spec.activation.upper()]
         pair = {f"{prefix}gate": inner, f"{prefix}up": inner}
         self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP, collective)
-        self.down = second_linear(f"{prefix}down", inner, hidden_size, spec.bias, kernels, collective)
+        down = f"{prefix}down"
+        self.down = second_linear(down, inner, hidden_size, spec.bias, kernels, collective, WeightRole.DOWN)
 
     @property
     def linears(self) -> tuple[Linear, Linear]:

@@ -114,7 +114,8 @@ class TritonKernels(TorchKernels):
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> TorchWeight:
         """Make an unfilled weight: eight-bit floats, batch-invariant or plain."""
         is_aligned = out_size % ALIGNMENT == 0 and in_size % ALIGNMENT == 0
-        if self._rounded is not None and is_aligned and role in (WeightRole.LINEAR, WeightRole.GATE_UP):
+        is_of_layers = role in (WeightRole.LINEAR, WeightRole.GATE_UP, WeightRole.DOWN)
+        if self._rounded is not None and is_aligned and is_of_layers:
             return TritonFp8Weight(out_size, in_size, self._device, self._rounded)
         kind = InvariantWeight if self._is_invariant else PlainWeight
         return kind(out_size, in_size, self.dtype, self._device)
