@@ -27,8 +27,8 @@ def quantize_int8(weight: torch.Tensor) -> QuantizedRows:
 def quantize_int4(weight: torch.Tensor, has_offsets: bool = False) -> QuantizedRows:
     """Quantize [n, in_size] in groups of 32 inputs, the last one zero-padded; scales and offsets have half precision.
 
-    Values are -8 to 7 times a group's scale or, with offsets, the offset plus 0 to 15 times it. Several scales around the
-    one that just holds all numbers are tried; the integers of each give the best scale and offset by least squares.
+    Values are -8 to 7 times a group's scale or, with offsets, the offset plus 0 to 15 times it. Several scales around
+    the one that just holds all numbers are tried; their integers give the best scale and offset by least squares.
     """
     groups = _groups(weight.float())
     if has_offsets:
