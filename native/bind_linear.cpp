@@ -16,9 +16,10 @@ void make_packed(Packed* self, int format, int64_t rows, int64_t depth, bool gat
 }
 
 void pack(const Kernels& self, const Packed& weights, int64_t start, Address source, int64_t count, int64_t stride,
-          int element) {
+          int element, Address importance) {
   if (weights.format == Format::mxfp4) throw std::invalid_argument("mxfp4 is kept as it is stored, and made of nothing else");
-  self.table.pack(weights, start, {at<void>(source), count, stride}, static_cast<Element>(element), self.threads);
+  self.table.pack(weights, start, {at<void>(source), count, stride}, static_cast<Element>(element),
+                  at<const float>(importance), self.threads);
 }
 
 void pack_integers(const Kernels& self, const Packed& weights, int64_t start, Address values, int64_t count,
@@ -52,7 +53,7 @@ void bind_linear(nb::module_& module, KernelsClass& kernels) {
       .def_prop_ro("num_bytes", &Packed::num_bytes)
       .def("place", [](Packed& self, Address data) { self.data = at<uint8_t>(data); }, nb::arg("data"));
   kernels.def("pack", pack, nb::arg("weights"), nb::arg("start"), nb::arg("source"), nb::arg("count"),
-              nb::arg("stride"), nb::arg("element"), ReleaseGil());
+              nb::arg("stride"), nb::arg("element"), nb::arg("importance"), ReleaseGil());
   kernels.def("pack_integers", pack_integers, nb::arg("weights"), nb::arg("start"), nb::arg("values"),
               nb::arg("count"), nb::arg("scales"), nb::arg("offsets"), nb::arg("groups"), ReleaseGil());
   kernels.def("linear", linear, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("out"),

@@ -41,8 +41,10 @@ struct Output {
 struct KernelTable {
   const char* name;
 
-  // Packs rows [start, start + source.count) of W; the source is row-major.
-  void (*pack)(const Packed& weights, int64_t start, const Rows& source, Element element, int threads);
+  // Packs rows [start, start + source.count) of W; the source is row-major. `importance`, of each input or null, says how
+  // much errors of int4 with offsets weigh.
+  void (*pack)(const Packed& weights, int64_t start, const Rows& source, Element element, const float* importance,
+               int threads);
   // Packs quantized rows as they are: w = values * scales + offsets, by groups of inputs (int4) or by rows (int8).
   void (*pack_integers)(const Packed& weights, int64_t start, const QuantizedRows& source, int threads);
   // out[m] = W x[m] for x [count, depth] in bf16. The bits of a row depend on that row of x alone.

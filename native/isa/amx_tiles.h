@@ -1,8 +1,7 @@
 // The tile registers of AMX: eight registers of up to 16 rows of 64 bytes. One instruction multiplies two of them as
 // matrices and adds the product to a third.
 //
-// The instructions are inline assembly. GCC's intrinsics take no template argument as the number of a register, and do
-// not say which memory they read: GCC 12 moves stores behind the tile load that reads what they store.
+// The instructions are in assembly.h.
 #pragma once
 
 #if defined(__AMX_TILE__)
@@ -10,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "isa/assembly.h"
 #include "isa/simd.h"
 
 namespace tokenmill::TM_ISA {
@@ -45,7 +45,7 @@ class AmxTiles {
   AmxTiles(const AmxTiles&) = delete;
   AmxTiles& operator=(const AmxTiles&) = delete;
   ~AmxTiles() {
-    if (is_configured_) asm volatile("tilerelease" ::: "memory");
+    if (is_configured_) release_tiles();
   }
 
   // A new configuration clears all registers.
@@ -53,27 +53,13 @@ class AmxTiles {
     if (is_configured_ && config == config_) return;
     config_ = config;
     is_configured_ = true;
-    asm volatile("ldtilecfg %0" ::"m"(config_));
+    configure_tiles(&config_);
   }
 
  private:
   AmxTileConfig config_;
   bool is_configured_ = false;
 };
-
-template <int Register>
-inline void zero_tile() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(Register));
-}
-// `stride`: bytes from row to row.
-template <int Register>
-inline void load_tile(const void* from, int64_t stride) {
-  asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(Register), "r"(from), "r"(stride) : "memory");
-}
-template <int Register>
-inline void store_tile(void* to, int64_t stride) {
-  asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(Register), "r"(to), "r"(stride) : "memory");
-}
 
 // Products Sums[m][n] += sum over k of X[m][k] * W[k][n]. A row of W holds, for each n, 2 (bf16) or 4 (int8) adjacent
 // k.
@@ -83,21 +69,21 @@ inline void store_tile(void* to, int64_t stride) {
 struct Bf16Product {
   template <int Sums, int X, int W>
   static void add() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(X), "i"(W));
+    tdpbf16ps<Sums, X, W>();
   }
 };
 // int8 by bytes from 0 to 255, exact.
 struct BytesProduct {
   template <int Sums, int X, int W>
   static void add() {
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(X), "i"(W));
+    tdpbsud<Sums, X, W>();
   }
 };
 // int8 by int8, exact.
 struct SignedProduct {
   template <int Sums, int X, int W>
   static void add() {
-    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(X), "i"(W));
+    tdpbssd<Sums, X, W>();
   }
 };
 

@@ -2,6 +2,7 @@
 // exact on every level.
 #pragma once
 
+#include "isa/assembly.h"
 #include "isa/simd.h"
 #include "packed.h"
 
@@ -24,13 +25,7 @@ inline void store_int8(int8_t* to, F32 value) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(value)));
 }
 
-#if defined(__AVX512VNNI__)
-// Inline assembly: around the intrinsic GCC copies every sum, half of them to memory.
-inline I32 dot_bytes(I32 sums, I32 w, I32 x) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(w), "v"(x));
-  return sums;
-}
-#else
+#if !defined(__AVX512VNNI__)
 // For weights up to 128: the sum of two products has to fit 16 bits.
 inline I32 dot_small_bytes(I32 sums, I32 w, I32 x) {
   return _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1)));
@@ -89,17 +84,7 @@ inline I32 dot_centred(I32 sums, I32 w, I32 x) {
 
 #endif  // registers of AVX-512 or AVX2
 
-// The same in a register of its own: GCC keeps sums that begin as one value in memory.
-#if defined(__AVX512F__)
-inline I32 apart(I32 a) {
-  asm volatile("" : "+v"(a));
-  return a;
-}
-#else
-inline __m256i apart(__m256i a) {
-  asm volatile("" : "+x"(a));
-  return a;
-}
+#if !defined(__AVX512F__)
 inline I32 apart(I32 a) { return {apart(a.low), apart(a.high)}; }
 #endif
 

@@ -56,7 +56,8 @@ void micro_kernel_int4(const MicroTile& tile);
 void micro_kernel_int4_offset(const MicroTile& tile);
 void micro_kernel_mxfp4(const MicroTile& tile);
 
-void pack(const Packed& weights, int64_t start, const Rows& source, Element element, int threads);
+void pack(const Packed& weights, int64_t start, const Rows& source, Element element, const float* importance,
+          int threads);
 void pack_integers(const Packed& weights, int64_t start, const QuantizedRows& source, int threads);
 void linear(const Packed& weights, const Rows& x, const Output& output, int threads);
 void argmax(const Packed& weights, const Rows& x, int64_t* ids, float* values, int threads);

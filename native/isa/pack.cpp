@@ -55,23 +55,27 @@ void pack_bf16(const PanelSlice& slice, const Packed& weights, const Rows& sourc
   }
 }
 
-void pack_quantized(const PanelSlice& slice, const Packed& weights, const Rows& source, Element element) {
+void pack_quantized(const PanelSlice& slice, const Packed& weights, const Rows& source, Element element,
+                    const float* importance) {
   const int64_t depth = weights.k_blocks() * K_BLOCK, bytes = element == Element::float32 ? 4 : 2;
-  const std::unique_ptr<float[]> numbers(new float[depth]());
+  const std::unique_ptr<float[]> numbers(new float[depth]()), padded(new float[depth]());
+  for (int64_t k = 0; k < weights.depth; ++k) padded[k] = importance ? importance[k] : 1;
   for (int64_t i = 0; i < slice.count; ++i) {
     const auto* from = static_cast<const uint8_t*>(source.data) + (slice.first + i) * source.stride * bytes;
     for (int64_t k = 0; k < weights.depth; ++k) numbers[k] = as_float(from, k, element);
-    quantize_row(weights, slice.panel, slice.lane + i, numbers.get());
+    quantize_row(weights, slice.panel, slice.lane + i, numbers.get(), padded.get());
   }
 }
 
 }  // namespace
 
-void pack(const Packed& weights, int64_t start, const Rows& source, Element element, int threads) {
+void pack(const Packed& weights, int64_t start, const Rows& source, Element element, const float* importance,
+          int threads) {
   const auto slices = cut_into_slices(weights, start, source.count);
-  const auto pack_one = weights.format == Format::bf16 ? pack_bf16 : pack_quantized;
-  parallel_for(static_cast<int64_t>(slices.size()), threads,
-               [&](int64_t i) { pack_one(slices[i], weights, source, element); });
+  parallel_for(static_cast<int64_t>(slices.size()), threads, [&](int64_t i) {
+    weights.format == Format::bf16 ? pack_bf16(slices[i], weights, source, element)
+                                   : pack_quantized(slices[i], weights, source, element, importance);
+  });
 }
 
 void pack_integers(const Packed& weights, int64_t start, const QuantizedRows& source, int threads) {

@@ -99,23 +99,19 @@ void quantize_int8(const Packed& weights, uint8_t* panel, int64_t lane, const fl
   std::memcpy(int8_scale(weights, panel, lane), &scale, 4);
 }
 
-// The numbers of a group rounded with one of several inverse scales, and the sums that say how good it is.
-struct Candidate {
-  int8_t whole[GROUP_SIZE];
-  float x_times_q, q_squared, q;  // sums over the group
+// A group of 32 numbers as two registers.
+struct Numbers {
+  F32 first, second;
 
-  Candidate(const float* numbers, float offset, float factor, float low, float high) {
-    round_all(numbers, GROUP_SIZE, offset, factor, low, high, whole);
-    F32 products = zero();
-    int32_t squares = 0, sum = 0;
-    for (int64_t i = 0; i < GROUP_SIZE; i += LANES) {
-      float rounded[LANES];
-      for (int64_t k = 0; k < LANES; ++k) rounded[k] = whole[i + k];
-      const F32 some = mul(sub(load(numbers + i), broadcast(offset)), load(rounded));
-      products = i == 0 ? some : add(products, some);
-    }
-    for (const int8_t number : whole) squares += number * number, sum += number;
-    x_times_q = reduce_add(products), q_squared = static_cast<float>(squares), q = static_cast<float>(sum);
+  Numbers times(const Numbers& other) const { return {mul(first, other.first), mul(second, other.second)}; }
+  Numbers minus(float other) const { return {sub(first, broadcast(other)), sub(second, broadcast(other))}; }
+  float sum() const { return reduce_add(add(first, second)); }
+  // Times a factor, rounded to the 16 integers from `low` on.
+  Numbers rounded(float factor, float low) const {
+    const auto round = [&](F32 some) {
+      return round_to_integer(min(max(mul(some, broadcast(factor)), broadcast(low)), broadcast(low + 15)));
+    };
+    return {round(first), round(second)};
   }
 };
 
@@ -132,12 +128,13 @@ void quantize_group(const Group& group, const float* numbers) {
       if (std::fabs(numbers[k]) == range.high) extreme = numbers[k];
     }
   }
+  const Numbers x = {load(numbers), load(numbers + LANES)};
   const float unit = inverse(extreme);
   float scale = 0, best = -1;
   for (int step = -SEARCH_STEPS; step <= SEARCH_STEPS && range.is_finite; ++step) {
-    const Candidate candidate(numbers, 0, (-8 + static_cast<float>(step) / SEARCH_STEPS) * unit, -8, 7);
-    const float least_squares = candidate.q_squared == 0 ? 0 : candidate.x_times_q / candidate.q_squared;
-    const float saved = least_squares * candidate.x_times_q;
+    const Numbers q = x.rounded((-8 + static_cast<float>(step) / SEARCH_STEPS) * unit, -8);
+    const float covariance = x.times(q).sum(), variance = q.times(q).sum();
+    const float least_squares = variance == 0 ? 0 : covariance / variance, saved = least_squares * covariance;
     if (saved > best) best = saved, scale = least_squares;
   }
   const uint16_t half = to_fp16(range.is_finite ? scale : NAN);
@@ -148,24 +145,23 @@ void quantize_group(const Group& group, const float* numbers) {
   group.set_scale(half);
 }
 
-// With offsets: an offset plus 0 to 15 times the scale. The two are searched for likewise, around the smallest number and
-// a 15th of the range.
-void quantize_range(const Group& group, const float* numbers) {
+// With offsets: an offset plus 0 to 15 times the scale. The two are searched for around the smallest number and a 15th of
+// the range: each candidate's integers have them by least squares, of errors that weigh as much as `importance` says.
+void quantize_range(const Group& group, const float* numbers, const float* importance) {
   const Range range(numbers, GROUP_SIZE);
-  F32 distances = sub(load(numbers), broadcast(range.low));
-  distances = add(distances, sub(load(numbers + LANES), broadcast(range.low)));
-  const float x = reduce_add(distances), unit = inverse(range.high - range.low), count = GROUP_SIZE;
-  float scale = 0, shift = 0, best = -1;
-  for (int step = -SEARCH_STEPS; step <= SEARCH_STEPS && range.is_finite; ++step) {
-    const Candidate candidate(numbers, range.low, (15 + static_cast<float>(step) / SEARCH_STEPS) * unit, 0, 15);
-    const float determinant = count * candidate.q_squared - candidate.q * candidate.q;
-    if (determinant == 0) continue;
-    const float slope = (count * candidate.x_times_q - x * candidate.q) / determinant;
-    const float start = (candidate.q_squared * x - candidate.q * candidate.x_times_q) / determinant;
-    const float saved = start * x + slope * candidate.x_times_q;
-    if (saved > best) best = saved, scale = slope, shift = start;
+  const Numbers x = {load(numbers), load(numbers + LANES)}, weights = {load(importance), load(importance + LANES)};
+  const float total = weights.sum(), mean = weights.times(x).sum() / total, unit = inverse(range.high - range.low);
+  const Numbers distances = x.minus(range.low), centred = x.minus(mean);
+  float scale = 0, start = range.low, best = 0;
+  for (int step = -SEARCH_STEPS; step <= SEARCH_STEPS && range.is_finite && total > 0; ++step) {
+    const Numbers q = distances.rounded((15 + static_cast<float>(step) / SEARCH_STEPS) * unit, 0);
+    const float middle = weights.times(q).sum() / total;
+    const Numbers around = q.minus(middle), weighted = weights.times(around);
+    const float variance = weighted.times(around).sum(), covariance = weighted.times(centred).sum();
+    const float slope = variance == 0 ? 0 : covariance / variance, saved = slope * covariance;
+    if (saved > best) best = saved, scale = slope, start = mean - slope * middle;
   }
-  const uint16_t offset = to_fp16(range.low + shift), half = to_fp16(range.is_finite ? scale : NAN);
+  const uint16_t offset = to_fp16(start), half = to_fp16(range.is_finite ? scale : NAN);
   int8_t whole[GROUP_SIZE];
   round_all(numbers, GROUP_SIZE, fp16_to_float(offset), inverse(fp16_to_float(half)), 0, 15, whole);
   group.set(whole);
@@ -175,11 +171,13 @@ void quantize_range(const Group& group, const float* numbers) {
 
 }  // namespace
 
-void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const float* numbers) {
+void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const float* numbers, const float* importance) {
   if (weights.format == Format::int8) return quantize_int8(weights, panel, lane, numbers);
-  const auto quantize = weights.format == Format::int4 ? quantize_group : quantize_range;
   for (int64_t g = 0; g < weights.k_blocks() * 2; ++g) {
-    quantize(Group(weights, panel, lane, g), numbers + g * GROUP_SIZE);
+    const Group group(weights, panel, lane, g);
+    const float* of_group = numbers + g * GROUP_SIZE;
+    weights.format == Format::int4 ? quantize_group(group, of_group)
+                                   : quantize_range(group, of_group, importance + g * GROUP_SIZE);
   }
 }
 

@@ -17,7 +17,16 @@ class Kernels:
     def isa(self) -> str: ...
     @property
     def threads(self) -> int: ...
-    def pack(self, weights: Packed, start: int, source: Address, count: int, stride: int, element: int) -> None: ...
+    def pack(
+        self,
+        weights: Packed,
+        start: int,
+        source: Address,
+        count: int,
+        stride: int,
+        element: int,
+        importance: Address,
+    ) -> None: ...
     def pack_integers(
         self,
         weights: Packed,

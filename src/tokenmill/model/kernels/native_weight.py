@@ -11,7 +11,7 @@ import torch
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.protocol import Gate, WeightRole
-from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, QuantizedRows, Rows, dense
+from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, QuantizedRows, Rows, WeightedRows, dense
 from tokenmill.platform.memory import Arena, zeros
 
 if TYPE_CHECKING:
@@ -83,14 +83,17 @@ class PackedWeight:
         elif isinstance(rows, QuantizedRows) and self._takes(rows):
             self._load_integers(start, rows)
         else:
-            self._load_floats(start, dense(rows).cpu())
+            importance = rows.importance.cpu() if isinstance(rows, WeightedRows) else None
+            self._load_floats(start, dense(rows).cpu(), importance)
 
-    def _load_floats(self, start: int, rows: torch.Tensor) -> None:
+    def _load_floats(self, start: int, rows: torch.Tensor, importance: torch.Tensor | None) -> None:
         if rows.dtype not in ELEMENTS:
             rows = rows.float()
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         element = ELEMENTS[rows.dtype]
-        self._kernels.pack(self.packed, start, rows.data_ptr(), rows.shape[0], rows.stride(0), element)
+        importance = None if importance is None else importance.float().contiguous()
+        address = 0 if importance is None else importance.data_ptr()
+        self._kernels.pack(self.packed, start, rows.data_ptr(), rows.shape[0], rows.stride(0), element, address)
 
     def _load_integers(self, start: int, rows: QuantizedRows) -> None:
         values = rows.values.cpu().contiguous()

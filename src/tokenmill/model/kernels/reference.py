@@ -24,15 +24,21 @@ def quantize_int8(weight: torch.Tensor) -> QuantizedRows:
     return QuantizedRows(8, values.nan_to_num(0, 0, 0).to(torch.int8), _finite(most, most / 127))
 
 
-def quantize_int4(weight: torch.Tensor, has_offsets: bool = False) -> QuantizedRows:
+def quantize_int4(
+    weight: torch.Tensor, has_offsets: bool = False, importance: torch.Tensor | None = None
+) -> QuantizedRows:
     """Quantize [n, in_size] in groups of 32 inputs, the last one zero-padded; scales and offsets have half precision.
 
     Values are -8 to 7 times a group's scale or, with offsets, the offset plus 0 to 15 times it. Several scales around
     the one that just holds all numbers are tried; their integers give the best scale and offset by least squares.
+
+    Args:
+        importance: [in_size], how much the square of an input's error weighs, for offsets; None: all the same.
     """
     groups = _groups(weight.float())
     if has_offsets:
-        scales, offsets = (found.half().float() for found in _search_range(groups))
+        weights = _groups((torch.ones(weight.shape[1]) if importance is None else importance)[None])
+        scales, offsets = (found.half().float() for found in _search_range(groups, weights))
         values = ((groups - offsets) * _factor(1.0, scales)).round().clamp(0, 15)
     else:
         scales = _search_scale(groups).half().float()
@@ -55,23 +61,24 @@ def _search_scale(groups: torch.Tensor) -> torch.Tensor:
     return _finite(groups.abs().amax(-1, keepdim=True), scale)
 
 
-def _search_range(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and offset of each group [n, groups, 32], both as [n, groups, 1]."""
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    distances, unit = groups - low, _factor(1.0, high - low)
-    x, count = _sum(distances), groups.shape[-1]
-    best, scale, shift = torch.full_like(unit, -1), torch.zeros_like(unit), torch.zeros_like(unit)
+def _search_range(groups: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scale and offset of each group [n, groups, 32], both as [n, groups, 1]; weights: [1, groups, 32]."""
+    low, high, total = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True), _sum(weights)
+    distances, unit, mean = groups - low, _factor(1.0, high - low), _sum(weights * groups) / total
+    centred = groups - mean
+    best, scale, start = torch.zeros_like(unit), torch.zeros_like(unit), low
     for step in SEARCH:
-        q = (distances * ((15 + step) * unit)).round().clamp(0, 15)
-        x_times_q, q_squared, q_sum = _sum(distances * q), (q * q).sum(-1, keepdim=True), q.sum(-1, keepdim=True)
-        determinant = count * q_squared - q_sum * q_sum
-        slope = (count * x_times_q - x * q_sum) / determinant
-        start = (q_squared * x - q_sum * x_times_q) / determinant
-        saved = start * x + slope * x_times_q
-        is_better = (determinant != 0) & (saved > best)
-        scale, shift = torch.where(is_better, slope, scale), torch.where(is_better, start, shift)
+        q = (distances * ((15 + step) * unit)).clamp(0, 15).round()
+        middle = _sum(weights * q) / total
+        around = q - middle
+        weighted = weights * around
+        variance, covariance = _sum(weighted * around), _sum(weighted * centred)
+        slope = torch.where(variance == 0, 0, covariance / variance)
+        saved = slope * covariance
+        is_better = (total > 0) & (saved > best)
+        scale, start = torch.where(is_better, slope, scale), torch.where(is_better, mean - slope * middle, start)
         best = torch.where(is_better, saved, best)
-    return _finite(groups.abs().amax(-1, keepdim=True), scale), low + shift
+    return _finite(groups.abs().amax(-1, keepdim=True), scale), start
 
 
 def _sum(numbers: torch.Tensor) -> torch.Tensor:

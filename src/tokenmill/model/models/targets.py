@@ -25,6 +25,7 @@ class Target:
         part: the wanted rows; empty if it is another rank's. columns: the wanted numbers of these rows; None: all.
         is_mapped: the values stay in the file, which `fill` is given as memory that is mapped from it.
         fill: takes the values of these: floats of any dtype, and for a matrix also `QuantizedRows`.
+        matrix: the matrix that `fill` fills rows of; None: a vector, or another rank's.
     """
 
     key: WeightKey
@@ -34,6 +35,7 @@ class Target:
     fill: Callable[[Any], object]
     columns: Part | None = None
     is_mapped: bool = False
+    matrix: LinearWeight | None = None
 
     @property
     def is_matrix(self) -> bool:
@@ -47,7 +49,7 @@ class Target:
 
     def unwanted(self) -> Target:
         """Return the same target with nothing wanted, for a tensor that is another rank's."""
-        return dataclasses.replace(self, part=Part(0, 0, self.part.total), fill=lambda values: None)
+        return dataclasses.replace(self, part=Part(0, 0, self.part.total), fill=lambda values: None, matrix=None)
 
 
 Order = Sequence[int]
@@ -98,7 +100,7 @@ class TargetScope:
         def fill(rows: Rows) -> None:
             matrix.load_rows(start, pick_rows(rows, _every(order, rows.shape[0])) if order else rows)
 
-        target = self._target(role, "weight", (columns.total,), part, fill)
+        target = self._target(role, "weight", (columns.total,), part, fill, matrix)
         return target if columns.is_whole else dataclasses.replace(target, columns=columns)
 
     def picked(self, role: str, matrix: LinearWeight, start: int, picks: Sequence[int], total: int) -> Target:
@@ -108,7 +110,7 @@ class TargetScope:
         def fill(rows: Rows) -> None:
             matrix.load_rows(start, pick_rows(rows, list(picks)))
 
-        return self._target(role, "weight", matrix.shape[1:], Part.whole(total), fill)
+        return self._target(role, "weight", matrix.shape[1:], Part.whole(total), fill, matrix)
 
     def filters(self, role: str, weight: torch.Tensor) -> Target:
         """Make the target of a depthwise convolution's weight [C, K], which is stored as [C, 1, K]."""
@@ -130,9 +132,17 @@ class TargetScope:
         """Make the target of a vector that is another rank's."""
         return self._target(role, kind, (), Part.whole(size), lambda values: None).unwanted()
 
-    def _target(self, role: str, kind: str, row: tuple[int, ...], part: Part, fill: Callable[[Any], object]) -> Target:
+    def _target(
+        self,
+        role: str,
+        kind: str,
+        row: tuple[int, ...],
+        part: Part,
+        fill: Callable[[Any], object],
+        matrix: LinearWeight | None = None,
+    ) -> Target:
         key = WeightKey(role, self.layer, self.expert, kind)
-        return Target(key, key.name(self.names), (part.total, *row), part, fill)
+        return Target(key, key.name(self.names), (part.total, *row), part, fill, matrix=matrix)
 
 
 def _every(order: Order, num_rows: int) -> list[int]:

@@ -80,7 +80,29 @@ class Mxfp4Rows:
         return torch.ldexp(numbers, exponents).view(self.shape)
 
 
-Rows: TypeAlias = torch.Tensor | QuantizedRows | Mxfp4Rows
+@dataclass(frozen=True, slots=True)
+class WeightedRows:
+    """n rows of a weight in floats, and how much the square of an error in each input's numbers weighs.
+
+    Attributes:
+        values: [n, in_size], of any dtype.
+        importance: [in_size] float32, above 0.
+    """
+
+    values: torch.Tensor
+    importance: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, in_size)."""
+        return self.values.shape[0], self.values.shape[1]
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the floats."""
+        return self.values
+
+
+Rows: TypeAlias = torch.Tensor | QuantizedRows | Mxfp4Rows | WeightedRows
 """Rows of a weight, [n, in_size]: floats of any dtype, or quantized."""
 
 
@@ -93,6 +115,8 @@ def pick_rows(rows: Rows, index: Sequence[int]) -> Rows:
             return QuantizedRows(rows.bits, rows.values[index], rows.scales[index], offsets)
         case Mxfp4Rows():
             return Mxfp4Rows(rows.blocks[index], rows.scales[index])
+        case WeightedRows():
+            return WeightedRows(rows.values[index], rows.importance)
     return rows[index]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,7 @@ from tokenmill.model.kernels.measuring import MeasuringKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormats, Rows
+from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormats, Rows, WeightedRows
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.model.weights.checkpoint import open_checkpoint, stored_scheme
 from tokenmill.model.weights.gguf.file import open_gguf
@@ -53,6 +53,17 @@ class WeightRead(Protocol):
         """Return the values, floats or quantized."""
 
 
+class Importance(Protocol):
+    """Measures, before weights are rounded, how much errors in each of a matrix's inputs weigh."""
+
+    @property
+    def digest(self) -> str:
+        """Name of all that the result depends on besides the model."""
+
+    def measure(self) -> Mapping[WeightKey, torch.Tensor]:
+        """Return [in_size] float32 for each matrix that it knows of."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """A model that can be loaded: the checked reads of every weight, and the memory that it takes.
@@ -63,6 +74,7 @@ class ModelPlan:
         sizes: bytes of each weight and vector in the kernels' form, in the order in which a decoder makes them.
         spare_bytes: memory taken on top of it for a moment, while it is loaded.
         merged: digest of an adapter that is folded into the weights; "": none is.
+        importance: of the inputs of matrices; None: all weigh the same.
     """
 
     shapes: Decoder
@@ -72,6 +84,7 @@ class ModelPlan:
     sizes: Sequence[int]
     spare_bytes: int
     merged: str = ""
+    importance: Importance | None = None
 
     def load(self, progress: Progress | None = None, arena: Arena | None = None) -> Decoder:
         """Return a decoder with the weights.
@@ -84,7 +97,7 @@ class ModelPlan:
         decoder = self._decoder(self.kernels) if arena is None else self.place(arena)
         if self.reads is None:
             return _dummy(decoder, self.kernels.vector(0), report)
-        _fill(decoder, self.reads, report)
+        _fill(decoder, self.reads, report, {} if self.importance is None else self.importance.measure())
         return decoder
 
     def place(self, arena: Arena) -> Decoder:
@@ -93,7 +106,7 @@ class ModelPlan:
         assert kernels is not None, "kernels that share memory"
         decoder = self._decoder(kernels)
         mapped = {target.key for target in decoder.targets() if target.is_mapped}
-        _fill(decoder, [read for read in self.reads or () if read.key in mapped], lambda done, total: None)
+        _fill(decoder, [read for read in self.reads or () if read.key in mapped], lambda done, total: None, {})
         return decoder
 
     def _decoder(self, kernels: Kernels) -> Decoder:
@@ -197,12 +210,21 @@ def _plan(folder: Path, load_format: str, shapes: Decoder) -> Sequence[WeightRea
     return reads
 
 
-def _fill(decoder: Decoder, reads: Sequence[WeightRead], report: Progress) -> None:
+def _fill(
+    decoder: Decoder,
+    reads: Sequence[WeightRead],
+    report: Progress,
+    importance: Mapping[WeightKey, torch.Tensor],
+) -> None:
     targets = {target.key: target for target in decoder.targets()}
     total, done = sum(read.num_bytes for read in reads), 0
     report(done, total)
     for read in reads:
-        targets[read.key].fill(read.rows())
+        target, rows = targets[read.key], read.rows()
+        if read.key in importance and isinstance(rows, torch.Tensor):
+            inputs, columns = importance[read.key], target.columns
+            rows = WeightedRows(rows, inputs if columns is None else inputs[columns.start : columns.stop])
+        target.fill(rows)
         done += read.num_bytes
         report(done, total)
 

@@ -75,7 +75,8 @@ def content_of(plan: ModelPlan, folder: Path) -> Content:
     """Return the content that a plan packs: its key is of the model's files, the form, and the code that packs."""
     sizes = list(map(Arena.room, plan.sizes))
     formats, native = getattr(plan.kernels, "formats", None), getattr(plan.kernels, "native", None)
-    form = f"{formats} {getattr(native, 'isa', None)} {sizes} {plan.shapes.shard} {plan.merged}"
+    weighed = "" if plan.importance is None else plan.importance.digest
+    form = f"{formats} {getattr(native, 'isa', None)} {sizes} {plan.shapes.shard} {plan.merged} {weighed}"
     files = [path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES and path.is_file()]
     key = fingerprint(folder, form, *_versions(files), *_versions(_code()))
     return Content(key, -(-sum(sizes) // HUGE_PAGE) * HUGE_PAGE)

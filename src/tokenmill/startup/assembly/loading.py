@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,14 +14,17 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.loop.step_log import check_writable
 from tokenmill.model.adapters.merging import merged
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
 from tokenmill.model.attention.registry import AttentionChoice
+from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.sharding.collective import ALONE
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.fingerprint import fingerprint
 from tokenmill.model.weights.hub import fetch
-from tokenmill.model.weights.loader import plan_model
+from tokenmill.model.weights.importance import InputImportance
+from tokenmill.model.weights.loader import ModelPlan, plan_model
 from tokenmill.model.weights.sharing import LoadedWeights, load_weights
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.drafting import find_draft, speculation_of
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from tokenmill.startup.ranks.group import Group
 
 Progress = Callable[[str, int, int], None]
+# Longer than any sequence that measures inputs.
+IMPORTANCE_CONTEXT = 1024
 Check = Callable[[EngineConfig, Architecture, Platform], None]
 
 
@@ -56,8 +62,12 @@ class StartupTimer:
         start = time.perf_counter()
         self.current = name
         self._report(name, 0, 0)
-        yield lambda done, total: self._report(name, done, total)
+        yield lambda done, total: self.report(name, done, total)
         self.seconds[name] = time.perf_counter() - start
+
+    def report(self, name: str, done: int, total: int) -> None:
+        """Report the progress of a part of the current phase under a name of its own."""
+        self._report(name, done, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +128,8 @@ def load(
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
     check_recurrence_sizes(architecture, kernels.name)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
+    if config.quantization == "int4":
+        plan = _weighed(plan, folder, config, platform, timer)
     if config.lora_merge is not None:
         plan = merged(plan, Path(config.lora_merge), config.max_lora_rank)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
@@ -164,6 +176,28 @@ def _find(
     if obstacle is None:
         architecture = architecture.with_window_group()
     return folder, architecture, obstacle
+
+
+def _weighed(
+    plan: ModelPlan, folder: Path, config: EngineConfig, platform: Platform, timer: StartupTimer
+) -> ModelPlan:
+    """Return the plan with a measuring of inputs, where the model and its files allow that."""
+    kernels, tokenizer = plan.kernels, Path(config.tokenizer or folder) / "tokenizer.json"
+    architecture = read_architecture(folder).for_context(IMPORTANCE_CONTEXT)
+    is_possible = plan.reads is not None and isinstance(kernels, NativeKernels) and tokenizer.exists()
+    if not is_possible or architecture.per_layer is not None or architecture.recurrences:
+        return plan
+    assert isinstance(kernels, NativeKernels), "checked above"
+    automatic = dataclasses.replace(config, attention_backend="auto", kv_cache_dtype="auto")
+
+    def make_attention(spec: AttentionSpec, num_pages: int) -> AttentionBackend:
+        return choose_backend(automatic, platform, spec, kernels).make(num_pages)
+
+    def report(done: int, total: int) -> None:
+        timer.report("measuring inputs for int4", done, total)
+
+    shape = folder, tokenizer, architecture, kernels, config.load_format, config.page_size
+    return dataclasses.replace(plan, importance=InputImportance(*shape, make_attention, report))
 
 
 def _least_bytes(

@@ -1,0 +1,131 @@
+"""Measure how large the inputs of each matrix are on a short text, so that few bits are spent where they matter.
+
+The error of an output is the sum of its weights' errors, each times an input. So the square of a weight's error counts
+as much as its input is large: the mean of its squares over a text (llama.cpp calls it an importance matrix). The model
+runs in int8, layer after layer, each of which is in memory only for its own turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
+from tokenmill.model.kernels.native_kernels import NativeKernels
+from tokenmill.model.kernels.observing import ObservedWeight, ObservingKernels
+from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.models.weight_names import WeightKey
+from tokenmill.model.sharding.collective import Alone
+from tokenmill.model.sharding.shard import Shard
+from tokenmill.model.weights.loader import plan_model
+
+TEXT = Path(__file__).with_name("importance_text.txt")
+# Tokens of the text that run, in sequences of at most this length.
+MOST_TOKENS, SEQUENCE = 1024, 256
+# The least importance beside the mean of a matrix's inputs: an input that a short text does not use may matter elsewhere.
+LEAST = 1e-3
+# An expert that meets fewer tokens than this has all inputs weigh the same.
+FEWEST_ROWS = 32
+
+MakeAttention = Callable[[AttentionSpec, int], AttentionBackend]
+
+
+class _Stage(Alone):
+    """One layer of a model as a stage of its own."""
+
+    def __init__(self, layer: int, num_layers: int) -> None:
+        self.shard = Shard(stage=layer, num_stages=num_layers)
+
+
+@dataclass(frozen=True)
+class InputImportance:
+    """The measuring of a model's inputs; nothing runs before `measure`.
+
+    Attributes:
+        tokenizer: its file.
+        make_attention: makes attention over this many pages.
+        progress: called with (layers done, layers in all).
+    """
+
+    folder: Path
+    tokenizer: Path
+    architecture: Architecture
+    kernels: NativeKernels
+    load_format: str
+    page_size: int
+    make_attention: MakeAttention
+    progress: Callable[[int, int], None]
+
+    @cached_property
+    def digest(self) -> str:
+        """Name of the text and of its tokens; what is packed depends on it."""
+        return blake2b(TEXT.read_bytes() + self.tokenizer.read_bytes(), digest_size=16).hexdigest()
+
+    def measure(self) -> Mapping[WeightKey, torch.Tensor]:
+        """Return the importance of the inputs of each matrix, [in_size] float32 with a mean of about 1."""
+        sequences = self._sequences()
+        count, found = len(self.architecture.layers), dict[WeightKey, torch.Tensor]()
+        hidden: torch.Tensor | None = None
+        for layer in range(count):
+            self.progress(layer, count)
+            decoder = self._load(layer, count)
+            batch = _batch(sequences, self.page_size)
+            num_pages = int(batch.page_table.max()) + 1
+            with torch.inference_mode():
+                hidden = decoder.forward(batch, self.make_attention(decoder.attention_spec, num_pages), hidden)
+            found |= _importance(decoder)
+        self.progress(count, count)
+        return found
+
+    def _sequences(self) -> list[list[int]]:
+        tokenizer = Tokenizer.from_file(str(self.tokenizer))
+        ids = tokenizer.encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False).ids[:MOST_TOKENS]
+        whole, bare = (tokenizer.encode("a", add_special_tokens=is_added).ids for is_added in (True, False))
+        first = whole[:1] if whole[:1] != bare[:1] else []
+        most = min(SEQUENCE, self.architecture.max_position) - len(first)
+        return [[*first, *ids[start : start + most]] for start in range(0, len(ids), most)]
+
+    def _load(self, layer: int, count: int) -> Decoder:
+        plan = plan_model(
+            self.folder, self.architecture, ObservingKernels(self.kernels), self.load_format, _Stage(layer, count)
+        )
+        # The head comes with the first layer, and is not run.
+        return replace(plan, reads=[read for read in plan.reads or () if read.key.role != "head"]).load()
+
+
+def _importance(decoder: Decoder) -> dict[WeightKey, torch.Tensor]:
+    found = {}
+    for target in decoder.targets():
+        matrix = target.matrix
+        if isinstance(matrix, ObservedWeight) and matrix.num_rows >= FEWEST_ROWS and matrix.squares.sum() > 0:
+            relative = matrix.squares / matrix.squares.mean()
+            found[target.key] = relative.clamp(min=LEAST).float()
+    return found
+
+
+def _batch(sequences: list[list[int]], page_size: int) -> ForwardBatch:
+    """Return a step that runs whole sequences, each on pages of its own from page 1 on."""
+    lengths = np.array([len(sequence) for sequence in sequences], np.int32)
+    held = -(-int(lengths.max()) // page_size)
+    table = 1 + np.arange(len(sequences) * held, dtype=np.int32).reshape(len(sequences), held)
+    positions = [np.arange(length, dtype=np.int64) for length in lengths]
+    slots = [row[position // page_size] * page_size + position % page_size for row, position in zip(table, positions)]
+    return ForwardBatch(
+        token_ids=torch.tensor([token for sequence in sequences for token in sequence]),
+        positions=torch.from_numpy(np.concatenate(positions)),
+        slots=torch.from_numpy(np.concatenate(slots).astype(np.int64)),
+        page_table=torch.from_numpy(table),
+        query_lens=lengths,
+        context_lens=lengths,
+        query_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        output_indices=torch.arange(int(lengths.sum())),
+    )
