@@ -10,7 +10,7 @@ from tests.model.kernels.native import BEST, ISAS, every_isa, kernels
 from tokenmill.model.kernels import reference
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import Gate, WeightRole
-from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows
+from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows, WeightedRows
 
 INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET]
 # What floats are made to; see test_native_mxfp4.py for what is taken as it is stored.
@@ -210,6 +210,22 @@ def test_weights_are_rounded_as_the_reference_says(isa, format, rng):
             found = packed(isa, source, format=format).lookup(torch.arange(37))
             assert torch.equal(found, quantized(source, format).dequantize()[:, :in_size].bfloat16())
         assert torch.equal(packed(isa, weight, format=format).lookup(torch.tensor([5, 36])), expected[[5, 36]])
+
+
+@every_isa
+def test_errors_count_as_much_as_their_inputs_weigh(isa, rng):
+    for in_size in (1, 31, 64, 200):
+        weight, importance = torch.randn(37, in_size), torch.randn(in_size).mul(2).exp()
+        matrix = PackedWeight(kernels(isa), (37, in_size), format=PackedFormat.INT4_OFFSET)
+        matrix.load_rows(0, WeightedRows(weight, importance))
+        found, wanted = (
+            matrix.lookup(torch.arange(37)),
+            reference.quantize_int4(weight, True, importance).dequantize()[:, :in_size],
+        )
+        assert torch.equal(found, wanted.bfloat16())
+        plain = reference.quantize_int4(weight, True).dequantize()[:, :in_size]
+        losses = [(importance * (rounded - weight) ** 2).sum() for rounded in (wanted, plain)]
+        assert losses[0] <= losses[1] * (0.8 if in_size > 60 else 1)
 
 
 def test_integers_of_a_weight_are_close_to_it(rng):

@@ -1,0 +1,114 @@
+"""How large the inputs of matrices are, measured layer by layer, against the hooks of a plain model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from tests.checkpoints import load_oracle, make_checkpoint
+from tokenmill.model.attention.backends.reference import ReferenceAttention
+from tokenmill.model.attention.kv_cache import HeadMajorKV
+from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
+from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.kernels.native_kernels import NativeKernels
+from tokenmill.model.kernels.native_weight import PackedWeight
+from tokenmill.model.models.weight_names import WeightKey
+from tokenmill.model.quantization.packed import QUANTIZATIONS, WeightedRows, pick_columns, pick_rows
+from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.model.weights.importance import MOST_TOKENS, SEQUENCE, TEXT, InputImportance
+from tokenmill.model.weights.loader import ModelPlan, plan_model
+
+native = load_kernels(1)
+pytestmark = pytest.mark.skipif(native is None, reason="the native kernels are not built here")
+PAGE = 16
+# Of the oracle: module by role.
+MODULES = {"q": "self_attn.q_proj", "output": "self_attn.o_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
+
+
+def attention(spec: AttentionSpec, num_pages: int) -> AttentionBackend:
+    return ReferenceAttention(spec, HeadMajorKV(spec, num_pages, PAGE, torch.bfloat16, "cpu"))
+
+
+def importance_of(folder: Path, seen: list[tuple[int, int]] | None = None) -> InputImportance:
+    def progress(done: int, total: int) -> None:
+        if seen is not None:
+            seen.append((done, total))
+
+    kernels = NativeKernels(native, QUANTIZATIONS["int4"])
+    shape = folder, folder / "tokenizer.json", read_architecture(folder), kernels, "auto", PAGE
+    return InputImportance(*shape, attention, progress)
+
+
+def mean_squares(folder: Path) -> dict[WeightKey, torch.Tensor]:
+    """Of the oracle's inputs in float32, over the same sequences."""
+    oracle, sums = load_oracle(folder), dict[WeightKey, torch.Tensor]()
+    for layer, block in enumerate(oracle.model.layers):
+        for role, name in MODULES.items():
+
+            def note(module, inputs, output, key=WeightKey(role, layer, None, "weight")) -> None:  # noqa: B008
+                squares = inputs[0].double().square().flatten(0, -2).sum(0)
+                sums[key] = sums.get(key, 0) + squares
+
+            block.get_submodule(name).register_forward_hook(note)
+    text = TEXT.read_text(encoding="utf-8")
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:MOST_TOKENS]
+    with torch.no_grad():
+        for start in range(0, len(ids), SEQUENCE):
+            oracle(torch.tensor([ids[start : start + SEQUENCE]]))
+    return {key: squares / squares.mean() for key, squares in sums.items()}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_inputs_are_those_of_a_model_in_floats(tmp_path, family):
+    folder, seen = make_checkpoint(tmp_path, family), list[tuple[int, int]]()
+    found, wanted = importance_of(folder, seen).measure(), mean_squares(tmp_path)
+    assert wanted.keys() <= found.keys()
+    for key, squares in wanted.items():
+        torch.testing.assert_close(found[key].double(), squares.clamp(min=1e-3), rtol=0.25, atol=0.02, msg=str(key))
+    count = read_architecture(folder).layers
+    assert seen[0] == (0, len(count)) and seen[-1] == (len(count), len(count))
+
+
+def test_experts_that_meet_few_tokens_are_left_out(tmp_path):
+    found = importance_of(make_checkpoint(tmp_path, "qwen3_moe")).measure()
+    experts = {key for key in found if key.expert is not None}
+    assert experts
+    assert all(key.role.startswith("expert") for key in experts)
+
+
+def test_a_plan_hands_the_importance_to_its_matrices(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    kernels = NativeKernels(native, QUANTIZATIONS["int4"])
+    plan = plan_model(folder, read_architecture(folder), kernels)
+    weighed = ModelPlan(*(getattr(plan, name) for name in plan.__slots__[:-1]), importance_of(folder))
+    packed = [
+        {target.key: target.matrix for target in made.load().targets() if isinstance(target.matrix, PackedWeight)}
+        for made in (plan, weighed)
+    ]
+    found, importance = {}, importance_of(folder).measure()
+    key = WeightKey("output", 0, None, "weight")
+    reads = {read.key: read for read in plan.reads}
+    weight = reads[key].rows().float()
+    for name, matrices in zip(("plain", "weighed"), packed, strict=True):
+        rows = matrices[key].lookup(torch.arange(len(weight))).float()
+        found[name] = float((importance[key] * (rows - weight) ** 2).sum())
+    assert found["weighed"] < found["plain"]
+
+
+def test_parts_of_weighted_rows_keep_their_importance():
+    rows = WeightedRows(torch.randn(4, 6), torch.rand(6))
+    picked = pick_rows(rows, [2, 0])
+    assert isinstance(picked, WeightedRows) and torch.equal(picked.values, rows.values[[2, 0]])
+    assert picked.importance is rows.importance
+    assert torch.equal(pick_columns(rows, [1, 3]), rows.values[:, [1, 3]])
+
+
+def test_the_digest_follows_the_tokenizer(tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    before = importance_of(folder).digest
+    assert before == importance_of(folder).digest
+    (folder / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes() + b" ")
+    assert importance_of(folder).digest != before
