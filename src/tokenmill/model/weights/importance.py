@@ -31,7 +31,7 @@ from tokenmill.model.weights.loader import plan_model
 TEXT = Path(__file__).with_name("importance_text.txt")
 # Tokens of the text that run, in sequences of at most this length.
 MOST_TOKENS, SEQUENCE = 1024, 256
-# The least importance beside the mean of a matrix's inputs: an input that a short text does not use may matter elsewhere.
+# The least importance where the mean is 1: an input that a short text does not use may matter elsewhere.
 LEAST = 1e-3
 # An expert that meets fewer tokens than this has all inputs weigh the same.
 FEWEST_ROWS = 32
@@ -118,7 +118,10 @@ def _batch(sequences: list[list[int]], page_size: int) -> ForwardBatch:
     held = -(-int(lengths.max()) // page_size)
     table = 1 + np.arange(len(sequences) * held, dtype=np.int32).reshape(len(sequences), held)
     positions = [np.arange(length, dtype=np.int64) for length in lengths]
-    slots = [row[position // page_size] * page_size + position % page_size for row, position in zip(table, positions)]
+    slots = [
+        row[position // page_size] * page_size + position % page_size
+        for row, position in zip(table, positions, strict=True)
+    ]
     return ForwardBatch(
         token_ids=torch.tensor([token for sequence in sequences for token in sequence]),
         positions=torch.from_numpy(np.concatenate(positions)),

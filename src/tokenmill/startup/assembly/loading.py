@@ -128,8 +128,7 @@ def load(
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
     check_recurrence_sizes(architecture, kernels.name)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
-    if config.quantization == "int4":
-        plan = _weighed(plan, folder, config, platform, timer)
+    plan = _weighed(plan, folder, config, platform, timer)
     if config.lora_merge is not None:
         plan = merged(plan, Path(config.lora_merge), config.max_lora_rank)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
@@ -178,10 +177,10 @@ def _find(
     return folder, architecture, obstacle
 
 
-def _weighed(
-    plan: ModelPlan, folder: Path, config: EngineConfig, platform: Platform, timer: StartupTimer
-) -> ModelPlan:
-    """Return the plan with a measuring of inputs, where the model and its files allow that."""
+def _weighed(plan: ModelPlan, folder: Path, config: EngineConfig, platform: Platform, timer: StartupTimer) -> ModelPlan:
+    """Return the plan of int4 with a measuring of inputs, where the model and its files allow that; others unchanged."""
+    if config.quantization != "int4":
+        return plan
     kernels, tokenizer = plan.kernels, Path(config.tokenizer or folder) / "tokenizer.json"
     architecture = read_architecture(folder).for_context(IMPORTANCE_CONTEXT)
     is_possible = plan.reads is not None and isinstance(kernels, NativeKernels) and tokenizer.exists()
