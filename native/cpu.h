@@ -19,7 +19,7 @@ inline bool has_avx512() {
 
 inline bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
-#ifdef TM_HAS_avx512bf16
+#if defined(TM_HAS_avx512bf16) || defined(TM_HAS_amx)
 inline bool has_avx512bf16() { return has_avx512vnni() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 

@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-#include "cpu.h"
+#include <cpu.h>  // a test has another: see emulated/
 
 namespace tokenmill {
 

@@ -128,9 +128,7 @@ def load(
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
     check_recurrence_sizes(architecture, kernels.name)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
-    plan = _weighed(plan, folder, config, platform, timer)
-    if config.lora_merge is not None:
-        plan = merged(plan, Path(config.lora_merge), config.max_lora_rank)
+    plan = _adjusted(plan, folder, config, platform, timer)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
     draft = find_draft(config, platform, folder, num_threads, timer.phase)
     draft_bytes = 0 if draft is None else draft.page_bytes
@@ -177,8 +175,16 @@ def _find(
     return folder, architecture, obstacle
 
 
+def _adjusted(
+    plan: ModelPlan, folder: Path, config: EngineConfig, platform: Platform, timer: StartupTimer
+) -> ModelPlan:
+    """Return the plan with what comes between reading and packing: weighed errors in int4, a merged adapter."""
+    plan = _weighed(plan, folder, config, platform, timer)
+    return plan if config.lora_merge is None else merged(plan, Path(config.lora_merge), config.max_lora_rank)
+
+
 def _weighed(plan: ModelPlan, folder: Path, config: EngineConfig, platform: Platform, timer: StartupTimer) -> ModelPlan:
-    """Return the plan of int4 with a measuring of inputs, where the model and its files allow that; others unchanged."""
+    """Return a plan of int4 with a measuring of inputs, where the model and its files allow that."""
     if config.quantization != "int4":
         return plan
     kernels, tokenizer = plan.kernels, Path(config.tokenizer or folder) / "tokenizer.json"
