@@ -125,6 +125,7 @@ DRAWN = {
 }
 
 Case = TypeVar("Case")
+Other = TypeVar("Other")
 STARTED = pytest.StashKey[list[str]]()
 
 
@@ -151,6 +152,18 @@ def some(cases: Sequence[Case], count: int) -> list[Case]:
         return list(cases)
     drawn = random.Random(seed_for(f"{count} of {len(cases)}")).sample(range(len(cases)), count)
     return [cases[index] for index in sorted(drawn)]
+
+
+def pairs(first: Sequence[Case], second: Sequence[Other]) -> list[tuple[Case, Other]]:
+    """Return pairs in which each of both is at least once, drawn by the seed of the run; all in `make nightly`."""
+    places = [(row, column) for row in range(len(first)) for column in range(len(second))]
+    if tier() != "nightly":
+        rng = random.Random(seed_for(f"pairs of {len(first)} and {len(second)}"))
+        rows, columns = (rng.sample(range(len(each)), len(each)) for each in (first, second))
+        longer = max(len(rows), len(columns)) if places else 0
+        drawn = {(rows[number % len(rows)], columns[number % len(columns)]) for number in range(longer)}
+        places = sorted(drawn)
+    return [(first[row], second[column]) for row, column in places]
 
 
 def drawn_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests import tiers
 from tests.house.source_tree import ROOT
-from tests.tiers import drawn_cases, marks_of, scaled, shuffled, some, tier
+from tests.tiers import drawn_cases, marks_of, pairs, scaled, shuffled, some, tier
 
 MODULE = """
 import os, subprocess, sys
@@ -101,6 +101,19 @@ def test_long_forms_are_for_the_night(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIER", "nightly")
     assert scaled(7) == 70
     assert some(range(100), 5) == list(range(100))
+
+
+@pytest.mark.parametrize(("first", "second"), [("abcdefg", "xyz"), ("ab", "wxyz"), ("abc", "xyz"), ("", "xyz")])
+def test_of_pairs_each_part_is_there(first: str, second: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [(one, other) for one in first for other in second]
+    monkeypatch.setenv("TIER", "test")
+    drawn = pairs(first, second)
+    assert drawn == pairs(first, second) == sorted(set(drawn))
+    assert set(drawn) <= set(every)
+    assert not first or ({one for one, _ in drawn}, {other for _, other in drawn}) == (set(first), set(second))
+    assert len(drawn) <= max(len(first), len(second))
+    monkeypatch.setenv("TIER", "nightly")
+    assert pairs(first, second) == every
 
 
 def test_of_long_tests_some_cases_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
