@@ -59,7 +59,7 @@ PROCESSES = {
         "adapters admin api_servers bad_requests batch_survival batches_api chat_api client_cases completions_api "
         "conformance disconnect embeddings end_to_end engines event_loop fleet hangs kv_disk lifecycle lost_log media "
         "messages_api native not_numbers observed overload poison prompt_fields ranks responses_api routing sandboxes "
-        "split survival tls tokenizer_info"
+        "split split_failures survival tls tokenizer_info"
     ),
     "serving/web": "*",
     "startup/assembly": "engine_process",
@@ -96,19 +96,37 @@ SLOW = {
     "tools": "gpu_scripts",
 }
 
-# Of each test of these files, how many of its parametrized cases `make test` draws; `make nightly` runs them all.
+# Of each test of these files, how many of its parametrized cases `make test` draws; `file::test`: of that test. All of
+# them run in `make nightly`.
 DRAWN = {
     "cli": {"bad_starts": 2, "main": 3, "serve": 2},
-    "engine/loop": {"greedy_equality": 10, "shared_prefix": 2, "window_groups": 3},
+    "engine/loop": {
+        "greedy_equality": 10,
+        "shared_prefix": 2,
+        "window_groups": 3,
+        "window_groups::test_tokens_are_those_of_whole_pages_in_float32": 1,
+    },
     "engine/parallel": {"exactness": 2, "slices": 1},
     "engine/parallel/devices": {"collective": 3, "engine": 1},
-    "engine/runner": {"draft_model": 2, "drafts": 2, "grammar_drafts": 2, "not_numbers": 2, "on_device": 2},
+    "engine/runner": {
+        **dict.fromkeys(("draft_model", "drafts", "grammar_drafts", "not_numbers", "on_device"), 2),
+        "drafts::test_nor_on_a_device": 1,
+        "grammar_drafts::test_nor_on_a_device": 1,
+        "not_numbers::test_on_a_device_too": 1,
+        "on_device::test_families_with_parts_of_their_own": 1,
+        "on_device::test_recurrent_states_run_on_in_graphs": 1,
+    },
     "integration": {"langchain": 1, "many_clients": 1, "tools": 2},
     "ipc": {"sandbox": 2},
     "model/adapters": {"batches": 1, "native": 1, "on_device": 1, "oracle": 2},
     "model/attention": {"flashinfer": 1},
     "model/kernels": {"triton_attention": 3, "triton_recurrence": 2, "triton_sampling": 2},
-    "model/models": {"config_fields": 5, "recurrent": 2},
+    "model/models": {
+        "config_fields": 5,
+        "recurrent": 2,
+        "recurrent::test_a_session_goes_on_from_its_state": 1,
+        "recurrent::test_native_bits_do_not_depend_on_steps_states_and_preemptions": 1,
+    },
     "model/structured": {"answers": 1, "cache": 2},
     "model/vision": {"llm": 2, "native": 1, "on_device": 1},
     "model/weights": {"hub": 2},
@@ -173,7 +191,7 @@ def drawn_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         cases.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
     for (path, name), own in cases.items():
-        count = _drawn_of(path)
+        count = _drawn_of(path, name.rpartition("::")[2])
         if count is None or len(own) <= count or tier() == "nightly":
             kept += own
         else:
@@ -182,11 +200,12 @@ def drawn_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     return kept
 
 
-@cache
-def _drawn_of(file: Path) -> int | None:
+def _drawn_of(file: Path, test: str) -> int | None:
     if not file.is_relative_to(TESTS):
         return None
-    return DRAWN.get(file.relative_to(TESTS).parent.as_posix(), {}).get(file.stem.removeprefix("test_"))
+    counts = DRAWN.get(file.relative_to(TESTS).parent.as_posix(), {})
+    name = file.stem.removeprefix("test_")
+    return counts.get(f"{name}::{test}", counts.get(name))
 
 
 @cache
