@@ -35,12 +35,14 @@ CPU_SECONDS = 8.0
 FACTOR = 10
 
 # Programs and modules that take seconds to start.
-LARGE = re.compile(r"^(tokenmill|.*/tokenmill|tokenmill\.(cli|startup|serving)\b.*|pytest)$")
+LARGE = re.compile(
+    r"^(tokenmill|.*/tokenmill|tokenmill\.(cli|startup|serving)\b.*|tests\.(engine|serving)\b.*|pytest)$"
+)
 
 TESTS = Path(__file__).parent
 # Files by folder, without `test_` and `.py`; `*`: all of the folder and below.
 PROCESSES = {
-    "cli": "bad_starts completion main serve",
+    "cli": "bad_starts completion import_path main serve",
     "clients": "*",
     "engine/loop": "imports",
     "engine/parallel": "native_ranks nodes",
@@ -59,12 +61,13 @@ PROCESSES = {
         "adapters admin api_servers bad_requests batch_survival batches_api chat_api client_cases completions_api "
         "conformance disconnect embeddings end_to_end engines event_loop fleet hangs kv_disk lifecycle lost_log media "
         "messages_api native not_numbers observed overload poison prompt_fields ranks responses_api routing sandboxes "
-        "split split_failures survival tls tokenizer_info"
+        "split split_failures survival tls tokenizer_info top unknown_fields"
     ),
     "serving/web": "*",
     "startup/assembly": "engine_process",
     "threats": (
-        "browsers control_plane deserialization fuzz identity odd_values owners parameters reused_rows silence"
+        "amplification browsers control_plane deserialization fuzz identity leaks odd_values owners parameters "
+        "reused_rows silence"
     ),
     "tools": "gpu_check",
 }
@@ -74,7 +77,7 @@ SLOW = {
     "engine/loop": "bad_starts greedy_equality memory_fit native_pass shared_prefix window_groups",
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
-    "engine/runner": "cuda_graphs draft_model drafts grammar_drafts not_numbers on_device",
+    "engine/runner": "cuda_graphs draft_model drafts fake_gpu grammar_drafts not_numbers on_device",
     "engine/speculation": "bounds exactness mutants",
     "house": "requirements",
     "lab/bench": "bench bench_serve quality",
@@ -86,7 +89,7 @@ SLOW = {
         "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
     ),
     "model/models": "gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
-    "model/structured": "answers timing",
+    "model/structured": "answers lazy_calls lazy_rows masks timing",
     "model/vision": "images llm native on_device qwen25 shapes videos",
     "model/weights": "checkpoint gguf quantized_checkpoints stacked_experts",
     "real": "*",
