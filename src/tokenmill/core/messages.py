@@ -66,7 +66,7 @@ class CallRules(msgspec.Struct):
 
 
 class GenerateText(Message, kw_only=True):
-    """Encode a prompt and start `len(ids)` requests with it. Exactly one of `text`, `token_ids`, `messages`, `infill` is set.
+    """Encode a prompt and start `len(ids)` requests with it: exactly one of `text`, `token_ids`, `messages`, `infill`.
 
     Attributes:
         infill: a gap to fill between two texts.

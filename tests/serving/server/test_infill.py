@@ -52,7 +52,7 @@ def test_events_join_to_the_whole_and_the_last_says_so(server):
     assert lines.pop() == ""
     *deltas, last = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert "".join(one["content"] for one in deltas) == whole["content"]
-    assert sum((one["tokens"] for one in deltas), []) == whole["tokens"]
+    assert [token for one in deltas for token in one["tokens"]] == whole["tokens"]
     assert not any(one["stop"] for one in deltas)
     assert (last["stop"], last["stop_type"], last["tokens_predicted"]) == (True, "limit", 20)
 
@@ -86,7 +86,8 @@ def test_only_the_picked_fields_are_sent(server):
     ("change", "param"),
     [
         ({"input_prefix": None}, "input_prefix"), ({"input_suffix": 3}, "input_suffix"),
-        ({"input_extra": [{"filename": "a"}]}, "input_extra"), ({"input_extra": [{"text": "a", "filename": 1}]}, "input_extra"),
+        ({"input_extra": [{"filename": "a"}]}, "input_extra"),
+        ({"input_extra": [{"text": "a", "filename": 1}]}, "input_extra"),
         ({"input_extra": [{"text": "a", "filename": "b"}] * 300}, "input_extra"), ({"n_predict": -3}, "max_tokens"),
         ({"input_suffix": "x " * 5000}, "prompt"), ({"model": "other"}, "model"),
     ],

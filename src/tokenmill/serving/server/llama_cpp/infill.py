@@ -36,7 +36,7 @@ class InfillBody(SamplingFields, forbid_unknown_fields=True, kw_only=True):
 
     input_prefix: str
     input_suffix: str
-    input_extra: Annotated[list[ContextFile], Meta(max_length=MAX_FILES)] = []
+    input_extra: Annotated[list[ContextFile], Meta(max_length=MAX_FILES)] | None = None
     prompt: str = ""
     model: str | None = None
     max_tokens: Int32 | None = None
@@ -87,7 +87,7 @@ def infill_call(body: InfillBody) -> GenerationCall:
         params["max_tokens"] = 1  # whose logits are those of the prompt's end; it is not shown
     return GenerationCall(
         params=params,
-        prompts=[Infill(body.input_prefix, body.input_suffix, body.prompt, body.input_extra)],
+        prompts=[Infill(body.input_prefix, body.input_suffix, body.prompt, body.input_extra or [])],
         is_score=body.max_tokens == 0,
         priority=body.priority,
         cache_salt=body.cache_salt,
