@@ -12,7 +12,7 @@ from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.serving.server.generation.timings import StreamTimer
 from tokenmill.serving.server.generation.writer import PING, UsageCounter
-from tokenmill.serving.server.http.errors import error_body
+from tokenmill.serving.server.http.errors import ErrorBody, error_body
 
 # Our name -> llama.cpp's, of the parameters that `generation_settings` shows.
 _SETTINGS = {
@@ -119,5 +119,5 @@ def _picked(reply: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _event(content: Mapping[str, Any]) -> bytes:
+def _event(content: Mapping[str, Any] | ErrorBody) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
