@@ -69,6 +69,11 @@ class ServerSettings:
     tool_grammar: str = flag(
         "on", "keep calls that the model decides on to the schemas of their tools", choices=("on", "off")
     )
+    volatile_blocks: str = flag(
+        "move",
+        "move blocks that agents change with each call behind the stable part of a prompt, or keep them in place",
+        choices=("move", "keep"),
+    )
     reasoning_parser: str | None = flag(
         None, "how the model marks its thinking (auto: found by its template)", choices=(*REASONING_PARSERS, NO_PARSER)
     )

@@ -28,7 +28,7 @@ import msgspec
 
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.answer import AnswerPiece
-from tokenmill.core.api_messages import ForSibling, FromSibling
+from tokenmill.core.api_messages import ForSibling, FromSibling, PrefixChange
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineReply, EngineStats
 from tokenmill.core.errors import Refusal
 from tokenmill.core.live import ShowTurns
@@ -78,6 +78,8 @@ class GenerateText(Message, kw_only=True):
         pooling: "mean" or "last": return a vector for the prompt, not a continuation.
         engine: the engine that must run the requests; None: the text worker chooses.
         session: calls of one session go to the same engine while it lives; empty: no session.
+        conversation: whose prompts are compared with their last ones; empty: this one is not.
+        volatile: the names of the rules that moved or dropped blocks of its `messages`; see `volatile_blocks`.
         is_background: it runs beside requests of waiting clients, never before one.
         kv_transfer_params: the client's parameters for the sources of KV.
         adapter: the LoRA adapter to apply; None: the base model.
@@ -105,6 +107,8 @@ class GenerateText(Message, kw_only=True):
     pooling: str = ""
     engine: int | None = None
     session: str = ""
+    conversation: str = ""
+    volatile: list[str] = []
     is_background: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     adapter: AdapterRef | None = None
@@ -265,7 +269,8 @@ class TextOutput(msgspec.Struct, array_like=True):
 
     `answer` is set instead of `text` if the answer is split into its parts, see `GenerateText.calls` and `reasoning`.
 
-    The first one carries the `prompt`, if requested; `embedding` is a vector of float32, little-endian.
+    The first one carries the `prompt`, if requested, and the `change` that broke its cached prefix, if one did;
+    `embedding` is a vector of float32, little-endian.
 
     `num_reasoning_tokens`: the number of the request's tokens so far that are thinking.
 
@@ -288,6 +293,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     answer: list[AnswerPiece] | None = None
     num_reasoning_tokens: int = 0
     kv_transfer_params: dict[str, Any] | None = None
+    change: PrefixChange | None = None
 
 
 class TextOutputs(Message):

@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from tokenmill.core.api_messages import FinishedRequest
+from tokenmill.core.api_messages import FinishedRequest, PrefixNote
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, TokenMillError, Unavailable
 from tokenmill.core.messages import (
@@ -197,6 +197,11 @@ class EngineClient:
                 calls[name].setdefault(request.generation, []).append(request_id)
         return {name: list(found.values()) for name, found in calls.items()}
 
+    def notes(self, ids: Iterable[str]) -> dict[str, PrefixNote]:
+        """Return the notes about those of these requests whose cached prefix there is something to say about."""
+        found = {one: self._open[one].note for one in ids if one in self._open}
+        return {one: note for one, note in found.items() if note is not None}
+
     def abort(self, ids: Sequence[str]) -> None:
         """End those of these requests that are open; their readers get a last delta that says so."""
         for request_id in ids:
@@ -341,6 +346,7 @@ class EngineClient:
         request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
         request.num_output_tokens += num_tokens
         request.deltas.append(output.token_ids)
+        request.change = request.change or output.change
         if output.finish_reason is not None:
             request.scheduled = output.scheduled_at
             self._forget(output.id, output.finish_reason)
@@ -384,6 +390,8 @@ class EngineClient:
                     num_prompt_tokens=request.num_prompt_tokens,
                     num_cached_tokens=request.num_cached_tokens,
                     num_output_tokens=request.num_output_tokens,
+                    volatile=request.prompt.volatile if request_id == request.prompt.ids[0] else [],
+                    prefix_change="" if request.change is None else request.change.cause,
                 )
             )
 

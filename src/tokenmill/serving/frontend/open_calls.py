@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenmill.core.api_messages import PrefixNote
 from tokenmill.serving.frontend.client import EngineClient
 from tokenmill.serving.replicas.api_workers.api_workers import ApiWorkers
 
@@ -26,6 +27,11 @@ class OpenCalls:
         for name, ids in [] if self._api_workers is None else await self._api_workers.find(names, owner):
             found[name].append(ids)
         return found
+
+    async def notes(self, ids: Sequence[str], owner: str) -> dict[str, PrefixNote]:
+        """Return what there is to say about the cached prefixes of this owner's open requests."""
+        found = self._client.notes(ids)
+        return found if self._api_workers is None else found | await self._api_workers.notes(ids, owner)
 
     def abort(self, ids: Sequence[str]) -> None:
         """End those of these requests that are open."""

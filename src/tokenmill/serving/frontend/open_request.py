@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from tokenmill.core.api_messages import FinishedRequest
+from tokenmill.core.api_messages import FinishedRequest, PrefixChange, PrefixNote
 from tokenmill.core.messages import GenerateText, TextQuery, TextReply, ToWorker
 from tokenmill.core.part_messages import Retrial, Verdict
 from tokenmill.serving.frontend.generation import Generation
@@ -48,6 +48,7 @@ class OpenRequest:
         caller: the caller of its call.
         prompt: the message that it came with.
         deltas: the tokens of each output so far.
+        change: the change that broke its cached prefix.
     """
 
     generation: Generation
@@ -62,6 +63,13 @@ class OpenRequest:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     deltas: list[list[int]] = field(default_factory=list)
+    change: PrefixChange | None = None
+
+    @property
+    def note(self) -> PrefixNote | None:
+        """The fate of its cached prefix, if there is something to say about it."""
+        has_any = self.prompt.volatile or self.change is not None
+        return PrefixNote(self.prompt.volatile, self.change) if has_any else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import msgspec
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.model_files import eos_token_ids
 from tokenmill.core.answer import AnswerPiece
+from tokenmill.core.api_messages import PrefixChange
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.media import with_surrogates
@@ -50,6 +51,7 @@ from tokenmill.serving.frontend.answer_parser import AnswerParser
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate, load_chat_template
 from tokenmill.serving.frontend.grammar_builder import Thinking
+from tokenmill.serving.frontend.prefix_watch import PrefixWatch
 from tokenmill.serving.frontend.prompt_processor import Prepared, PreparedPrompt, PromptProcessor, Question, rejection
 from tokenmill.serving.frontend.prompt_reporter import PromptReporter, spellings
 from tokenmill.serving.frontend.reasoning import ReasoningSplitter
@@ -82,6 +84,7 @@ class _OpenRequest:
     num_output_tokens: int = 0
     reporter: PromptReporter | None = None
     parser: AnswerParser | harmony.HarmonyParser | None = None
+    change: PrefixChange | None = None
 
 
 class _NewText(NamedTuple):
@@ -105,18 +108,22 @@ class TextProcessor:
         any_whitespace: bool = True,
         max_string_length: int = 0,
         media: MediaPrompts | None = None,
+        caches_prefixes: bool = True,
     ) -> None:
         """`eos_token_ids`: the model's own; a stop on one of them has no `stop_reason`.
 
         `worker`: the inbox to which the engine sends outputs.
 
         `any_whitespace`, `max_string_length`: see `GrammarBuilder`. `media`: see `PromptEncoder`.
+
+        `caches_prefixes`: the engine has a prefix cache, which a changed prompt does not profit from.
         """
         self.tokenizer = tokenizer
         self._prompts = PromptProcessor(tokenizer, chat_template, any_whitespace, max_string_length, media)
         self._worker = worker
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
+        self._watch = PrefixWatch(tokenizer) if caches_prefixes else None
 
     @property
     def num_open(self) -> int:
@@ -174,6 +181,9 @@ class TextProcessor:
     def _requests(self, message: GenerateText, prepared: PreparedPrompt) -> list[ToEngine]:
         prompt, thinking = prepared.token_ids, prepared.thinking
         requests: list[ToEngine] = []
+        change = None
+        if self._watch is not None and message.conversation and message.resumed is None:
+            change = self._watch.add(message.conversation, prompt)
         for i, request_id in enumerate(message.ids):
             deltas = _deltas_sent(message, request_id)
             if deltas is None:
@@ -181,6 +191,7 @@ class TextProcessor:
             params = _params_of_continuation(prepared.params, i)
             self.expect(request_id, params, len(prompt))
             self._open[request_id].parser = _answer_parser(message, thinking)
+            self._open[request_id].change = None if i else change
             if deltas:
                 self._replay(request_id, deltas)
                 params = msgspec.structs.replace(params, prompt_logprobs=None)
@@ -254,6 +265,9 @@ class TextProcessor:
         )
 
     def _text_output(self, request: _OpenRequest, output: TokenOutput, prompt: PromptReport | None) -> TextOutput:
+        change, request.change = request.change, None
+        if change is not None and self._watch is not None:
+            change = self._watch.confirm(change, output.num_cached_tokens)
         request.num_output_tokens += len(output.token_ids)
         text, answer, stop_string = self._new_text(request, output)
         finish_reason, stop_reason = output.finish_reason, output.stop_reason
@@ -278,6 +292,7 @@ class TextProcessor:
             answer=answer,
             num_reasoning_tokens=0 if request.parser is None else request.parser.num_reasoning_tokens,
             kv_transfer_params=output.kv_transfer_params,
+            change=change,
         )
 
     def _new_text(self, request: _OpenRequest, output: TokenOutput) -> _NewText:
@@ -328,6 +343,7 @@ def load_text_processor(
         any_whitespace=not config.structured_outputs().disable_any_whitespace,
         max_string_length=_max_string_length(folder, config),
         media=_media_prompts(folder, config, tokenizer),
+        caches_prefixes=config.enable_prefix_caching,
     )
 
 

@@ -68,6 +68,7 @@ class ServerContext:
         media: fetches the images that requests name.
         responses: the stored responses of /v1/responses.
         sse_ping: seconds of silence after which a stream gets a sign of life; 0: never.
+        settles_prompts: known volatile blocks of chats are dropped or moved.
     """
 
     client: EngineClient
@@ -94,6 +95,7 @@ class ServerContext:
     media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), MediaLimits()))
     responses: ResponseStore = field(default_factory=ResponseStore)
     sse_ping: float = 0.0
+    settles_prompts: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:

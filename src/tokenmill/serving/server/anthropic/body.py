@@ -93,8 +93,8 @@ def message_call(body: PromptBody) -> GenerationCall:
         check_depth(getattr(body, name), name)
     messages = [message for i, one in enumerate(body.messages) for message in _messages(one, f"messages[{i}]")]
     if body.system is not None:
-        system = _text(body.system, "system", "system")
-        messages.insert(0, {"role": "system", "content": system})
+        _text(body.system, "system", "system")  # which refuses blocks of other kinds
+        messages.insert(0, {"role": "system", "content": body.system})
     # Anthropic's way to begin the answer for the model: it goes on from there.
     last = messages[-1] if messages else {}
     continues = last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
@@ -117,7 +117,15 @@ def message_call(body: PromptBody) -> GenerationCall:
             continue_final_message=continues or None,
         ),
         stream=body.stream if isinstance(body, MessagesBody) else None,
+        conversation=_user(body),
     )
+
+
+def _user(body: PromptBody) -> str | None:
+    """Return the name of the user, by which clients tell sessions apart too."""
+    metadata = body.metadata if isinstance(body, MessagesBody) else None
+    user = (metadata or {}).get("user_id")
+    return user if isinstance(user, str) else None
 
 
 def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:

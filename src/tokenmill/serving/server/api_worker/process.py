@@ -94,7 +94,8 @@ class ApiWorkerProcess(ApiProcess):
                 found = self._client.find(message.names, message.owner)
                 calls = [(name, ids) for name, own in found.items() for ids in own]
                 calls = calls if message.names else [("", self._client.open_ids)]
-                self._parts.send(FoundCalls(message.id, calls))
+                notes = self._client.notes(one for _, ids in calls for one in ids) if message.names else {}
+                self._parts.send(FoundCalls(message.id, calls, notes))
             case AbortCalls():
                 self._client.abort(message.ids)
             case TextOutputs() | RequestRejected() | Encoded() | Decoded() | ParsersFound():

@@ -12,6 +12,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import GenerateText
 from tokenmill.serving.frontend.admission_control import estimated_tokens
 from tokenmill.serving.frontend.chat_messages import check_depth, check_template_kwargs, normalize_messages
+from tokenmill.serving.frontend.volatile_blocks import settle
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.fields import sampling_params
 from tokenmill.serving.server.generation.tools import NamedTool, call_rules
@@ -41,6 +42,7 @@ class GenerationCall:
         wants_progress, wants_timings: a stream says when its prompt is computed, and how long all took.
         kv_transfer_params: parameters from the client for the sources of KV.
         model: the name of its model, which may be an adapter.
+        conversation: the client's own name for what its prompts go on with, or for its user.
     """
 
     params: dict[str, Any]
@@ -67,6 +69,7 @@ class GenerationCall:
     wants_timings: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     model: str | None = None
+    conversation: str | None = None
 
 
 def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateText]:
@@ -98,9 +101,11 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
     if call.messages is None:
         whole = [msgspec.structs.replace(message, **_prompt_field(one)) for one in _checked(call.prompts, message)]
     else:
+        messages, volatile = settle(call.messages) if context.settles_prompts else (call.messages, [])
         chat = msgspec.structs.replace(
             message,
-            messages=normalize_messages(call.messages),
+            messages=normalize_messages(messages),
+            volatile=volatile,
             tools=None if rules is None else call.tools,
             calls=rules,
             reasoning=context.parsers.reasoning,

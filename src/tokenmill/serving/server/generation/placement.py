@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
@@ -15,26 +16,37 @@ from starlette.types import Scope
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import GenerateText
 from tokenmill.serving.server.context import ServerContext
-from tokenmill.serving.server.http.middleware import tenant_of
+from tokenmill.serving.server.generation.call import GenerationCall
+from tokenmill.serving.server.http.middleware import owner_of, tenant_of
 from tokenmill.serving.server.http.request_id import MEANING, is_request_id
 
 RANK, SESSION = "x-data-parallel-rank", "x-session-id"
 
 
-def placed(prompts: Sequence[GenerateText], context: ServerContext, scope: Scope) -> Sequence[GenerateText]:
-    """Return the prompts of a call, set to the engine and the session that its headers name.
+def placed(
+    prompts: Sequence[GenerateText], context: ServerContext, scope: Scope, call: GenerationCall
+) -> Sequence[GenerateText]:
+    """Return the prompts of a call, set to the engine and the session that its headers name, and to its conversation.
 
     Raises:
         InvalidRequest: there is no such engine, or the session's name is not a label.
     """
     headers = Headers(scope=scope)
     rank, session = headers.get(RANK), headers.get(SESSION, "")
-    if rank is None and not session:
+    conversation = _conversation(session or call.conversation or "", call, scope)
+    if rank is None and not session and not conversation:
         return prompts
-    return [
-        msgspec.structs.replace(prompt, engine=_engine(rank, context), session=_session(session, scope))
-        for prompt in prompts
-    ]
+    changes: dict[str, Any] = {"engine": _engine(rank, context), "session": _session(session, scope)}
+    return [msgspec.structs.replace(prompt, **changes, conversation=conversation) for prompt in prompts]
+
+
+def _conversation(label: str, call: GenerationCall, scope: Scope) -> str:
+    """Return the name under which prompts are compared: of one key, and never of two that share no cache."""
+    owner = owner_of(scope)
+    if call.messages is None or not (label or owner):
+        return ""
+    parts = (owner, call.cache_salt or "", call.model or "", label)
+    return blake2b("\0".join(parts).encode(errors="replace"), digest_size=12).hexdigest()
 
 
 def _engine(rank: str | None, context: ServerContext) -> int | None:

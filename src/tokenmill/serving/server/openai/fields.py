@@ -155,6 +155,7 @@ def call_of(body: GenerationFields) -> GenerationCall:
         wants_timings=bool(body.return_progress or body.timings_per_token),
         kv_transfer_params=body.kv_transfer_params or None,
         model=body.model,
+        conversation=body.prompt_cache_key or body.user,
     )
 
 

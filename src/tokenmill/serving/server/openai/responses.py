@@ -78,7 +78,7 @@ class ResponsesRoutes:
         if not body.background:
             return GenerationReply(context, asked.call, asked.prompts, writer, head["id"])
         # Begun here, so that whatever does not let it begin is the answer to this call.
-        prompts = placed(await context.media.fetched(asked.prompts), context, request.scope)
+        prompts = placed(await context.media.fetched(asked.prompts), context, request.scope, asked.call)
         generation = context.client.generate(prompts, caller_of(request.scope, head["id"]))
         keep(head | {"status": "queued", "output": []})
         task = self._store.tasks[head["id"]] = asyncio.ensure_future(self._run(generation, writer, body.timeout))

@@ -121,6 +121,7 @@ def response_call(body: ResponsesBody, earlier: list[dict[str, Any]]) -> Generat
         cache_salt=body.cache_salt,
         stream=body.stream,
         timeout=body.timeout,
+        conversation=body.prompt_cache_key or body.user,
     )
 
 

@@ -233,6 +233,7 @@ class ApiProcess(ABC):
             takes_priority=engine.scheduling_policy not in ("fair", "fcfs"),
             parsers=self._choice.parsers,
             sse_ping=config.sse_ping,
+            settles_prompts=config.volatile_blocks == "move",
             settings=public_settings(engine, config),
             started=int(time.time()),
             trouble=self._trouble,
