@@ -1,5 +1,7 @@
 """Blocks that agents change with each call are kept out of what the prefix cache could supply."""
 
+from pathlib import Path
+
 import pytest
 
 from tokenmill.serving.frontend.chat_messages import normalize_messages
@@ -107,3 +109,11 @@ def test_causes_are_named_by_marks():
     assert cause_of("nothing known") == UNKNOWN
     assert len({*CAUSES}) == len(RULES) + 1
     assert all(rule.evidence and rule.mark for rule in RULES)
+
+
+def test_the_page_has_a_row_for_each_rule():
+    page = (Path(__file__).parents[3] / "docs" / "prefixes.md").read_text()
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert {*rows} == {rule.name for rule in RULES}
+    done = {"drop": "| dropped |", "move": "| moved |", "report": "| only named as a cause |"}
+    assert all(done[rule.action] in rows[rule.name] and rule.evidence in rows[rule.name] for rule in RULES)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from tokenmill.core.api_messages import FinishedRequest, PrefixNote
+from tokenmill.core.api_messages import PrefixNote
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, TokenMillError, Unavailable
 from tokenmill.core.messages import (
@@ -377,23 +377,7 @@ class EngineClient:
         request = self._open.pop(request_id)
         self._admission.ended(request_id, reason in (FinishReason.STOP, FinishReason.LENGTH))
         if self._observer is not None:
-            self._observer.finished(
-                FinishedRequest(
-                    label=request.caller.label,
-                    trace=request.caller.trace,
-                    reason=reason,
-                    arrived=request.arrived,
-                    scheduled=request.scheduled,
-                    first_output=request.first_output,
-                    last_output=request.last_output,
-                    ended=time.monotonic(),
-                    num_prompt_tokens=request.num_prompt_tokens,
-                    num_cached_tokens=request.num_cached_tokens,
-                    num_output_tokens=request.num_output_tokens,
-                    volatile=request.prompt.volatile if request_id == request.prompt.ids[0] else [],
-                    prefix_change="" if request.change is None else request.change.cause,
-                )
-            )
+            self._observer.finished(request.finished(reason, is_first=request_id == request.prompt.ids[0]))
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -43,8 +43,10 @@ Ids = npt.NDArray[np.int32]
 class PrefixWatch:
     """The last prompts of the conversations of one text worker."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, is_on: bool = True) -> None:
+        """`is_on`: there is a prefix cache."""
         self._tokenizer = tokenizer
+        self._is_on = is_on
         self._conversations: OrderedDict[str, list[Ids]] = OrderedDict()
         self._num_tokens = 0
         self._logged: set[str] = set()
@@ -55,8 +57,11 @@ class PrefixWatch:
         return self._num_tokens
 
     def add(self, conversation: str, prompt: Sequence[int]) -> PrefixChange | None:
-        """Keep a prompt of a conversation; return its change from an earlier one that it should have gone on with."""
-        if len(prompt) < LEAST_EQUAL:
+        """Keep a prompt of a conversation; return its change from an earlier one that it should have gone on with.
+
+        An empty name: nothing is kept.
+        """
+        if not (self._is_on and conversation) or len(prompt) < LEAST_EQUAL:
             return None
         new = np.array(prompt, np.int32)
         own = self._conversations.pop(conversation, [])
@@ -70,9 +75,9 @@ class PrefixWatch:
             self._num_tokens -= sum(map(len, self._conversations.popitem(last=False)[1]))
         return change
 
-    def confirm(self, change: PrefixChange, num_cached: int) -> PrefixChange | None:
+    def confirm(self, change: PrefixChange | None, num_cached: int) -> PrefixChange | None:
         """Return the change with the cached tokens, logged once per cause; None if the cache had what is behind it."""
-        if num_cached > change.position:
+        if change is None or num_cached > change.position:
             return None
         confirmed = msgspec.structs.replace(change, num_cached=num_cached)
         cause = change.cause if change.cause != UNKNOWN else re.sub(r"[0-9a-f]+", "0", change.was[:_AROUND])

@@ -123,7 +123,7 @@ class TextProcessor:
         self._worker = worker
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
-        self._watch = PrefixWatch(tokenizer) if caches_prefixes else None
+        self._watch = PrefixWatch(tokenizer, caches_prefixes)
 
     @property
     def num_open(self) -> int:
@@ -181,9 +181,7 @@ class TextProcessor:
     def _requests(self, message: GenerateText, prepared: PreparedPrompt) -> list[ToEngine]:
         prompt, thinking = prepared.token_ids, prepared.thinking
         requests: list[ToEngine] = []
-        change = None
-        if self._watch is not None and message.conversation and message.resumed is None:
-            change = self._watch.add(message.conversation, prompt)
+        change = None if message.resumed is not None else self._watch.add(message.conversation, prompt)
         for i, request_id in enumerate(message.ids):
             deltas = _deltas_sent(message, request_id)
             if deltas is None:
@@ -265,9 +263,7 @@ class TextProcessor:
         )
 
     def _text_output(self, request: _OpenRequest, output: TokenOutput, prompt: PromptReport | None) -> TextOutput:
-        change, request.change = request.change, None
-        if change is not None and self._watch is not None:
-            change = self._watch.confirm(change, output.num_cached_tokens)
+        change, request.change = self._watch.confirm(request.change, output.num_cached_tokens), None
         request.num_output_tokens += len(output.token_ids)
         text, answer, stop_string = self._new_text(request, output)
         finish_reason, stop_reason = output.finish_reason, output.stop_reason
