@@ -39,13 +39,13 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a session, texts in words: a word is about one token of the demo model."""
+    """The sizes of a session, texts in words: a word is about two tokens of the demo model."""
 
     tools: int = 40
-    tool_words: int = 160
-    system_words: int = 12_000
+    tool_words: int = 80
+    system_words: int = 6_000
     turns: int = 40
-    result_words: int = 250
+    result_words: int = 125
     agents: int = 3
     agent_turns: int = 5
 
@@ -179,8 +179,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     shape = Shape(
-        tool_words=options.tokens // 125,
-        system_words=options.tokens * 6 // 10,
+        tool_words=options.tokens // 250,
+        system_words=options.tokens * 3 // 10,
         turns=options.turns,
         agents=options.agents,
     )
