@@ -77,6 +77,11 @@ class ServerSettings:
     reasoning_parser: str | None = flag(
         None, "how the model marks its thinking (auto: found by its template)", choices=(*REASONING_PARSERS, NO_PARSER)
     )
+    reasoning_budget: int | None = flag(None, "tokens of thinking at most, where a chat does not say")
+    reasoning_budget_message: str = flag(
+        "\n\nI have thought long enough and answer now.\n",
+        "what the model reads at the end of its thinking where the budget is used up",
+    )
     allow_runtime_lora: bool = flag(False, "load and unload adapters while the server runs, from --lora-dir")
     lora_dir: str | None = flag(None, "folder of the adapters that may be loaded while the server runs")
     max_num_queued_reqs: int | None = flag(None, "requests that may wait for a row; more are answered 429")

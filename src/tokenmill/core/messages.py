@@ -70,6 +70,7 @@ class GenerateText(Message, kw_only=True):
     Attributes:
         calls: the rules for calls of the `tools`; None: no grammar enforces them.
         reasoning: the parser of the model's thinking, a value of `--reasoning-parser`; "": thinking is not parsed.
+        end_of_thinking: the text that ends thinking whose budget is used up, before its mark.
         truncate_prompt_tokens: keep this many tokens at the prompt's end; -1: as many as leave room for the output.
         add_special_tokens: add those of the tokenizer around the prompt; None: around texts, not around chats.
         tenant: the client, or single call, that takes turns with other tenants for the engine.
@@ -96,6 +97,7 @@ class GenerateText(Message, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     calls: CallRules | None = None
     reasoning: str = ""
+    end_of_thinking: str = ""
     template_kwargs: dict[str, Any] = {}
     priority: int = 0
     cache_salt: str = ""

@@ -98,6 +98,11 @@ class ChatTemplate:
         """Return True if these variables tell the template that the model must not think."""
         return any(kwargs.get(name) is False and re.search(rf"\b{name}\b", self.source) for name in _SWITCHES)
 
+    @property
+    def reads_effort(self) -> bool:
+        """True if `with_effort` can tell the template an effort, or at least whether to think."""
+        return "reasoning_effort" in self.source or "enable_thinking" in self.source
+
     def with_effort(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Translate `reasoning_effort` to this template's own variables: some only switch thinking on or off.
 

@@ -37,6 +37,7 @@ from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, Thinking
 from tokenmill.serving.frontend.parser_finder import FoundParser, ParserFinder
 from tokenmill.serving.frontend.prompt_encoder import PromptEncoder
 from tokenmill.serving.frontend.template_budget import TakesLong
+from tokenmill.serving.frontend.thinking_budget import with_budget, with_effort_as_budget
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 from tokenmill.serving.frontend.tool_parsers.protocol import read_tool
 from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS, STYLES
@@ -129,6 +130,7 @@ class PromptProcessor:
         )
 
     def _prompt(self, message: GenerateText, attempt: Attempt) -> PreparedPrompt:
+        message = with_effort_as_budget(message, self._chat_template)
         prompt, media = self._prompts.prompt(message, attempt)
         attempt.note("prepared")
         message.params.check_vocabulary(self._prompts.vocab_size)
@@ -144,10 +146,11 @@ class PromptProcessor:
 
     def _constrained(self, message: GenerateText, thinking: Thinking | None) -> SamplingParams:
         """Return the parameters with the constraints on the answer in the form that the engine takes."""
-        params, calls = message.params, message.calls
+        params, calls = msgspec.structs.replace(message.params, thinking_token_budget=None), message.calls
         if message.reasoning and STYLES[message.reasoning].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
-        if params.structured_outputs is None and calls is None:
+        has_budget = thinking is not None and message.params.thinking_token_budget is not None
+        if params.structured_outputs is None and calls is None and not has_budget:
             return params
         if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
@@ -155,7 +158,11 @@ class PromptProcessor:
         if calls is not None and calls.is_lazy and params.ignore_eos:
             # Behind its end, an answer that goes on has no grammar.
             calls = msgspec.structs.replace(calls, is_lazy=False)
-        grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
+        grammar = params.grammar
+        if params.structured_outputs is not None or calls is not None:
+            grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
+        if thinking is not None:
+            grammar = with_budget(grammar, message, thinking, builder, self._tokenizer)
         return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
     def _thinking(self, message: GenerateText, prompt: list[int]) -> Thinking | None:

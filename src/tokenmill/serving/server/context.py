@@ -35,12 +35,16 @@ class ToolParsers:
         finds_calls: the model decides whether to call tools.
         reasoning: of thinking; "": there is none.
         has_grammar: a grammar keeps calls to the schemas of their tools, also where the model decides.
+        budget: tokens of thinking at most, where a chat does not say; None: any number.
+        end_of_thinking: what the model is told where that is used up.
     """
 
     notation: str = ""
     finds_calls: bool = False
     reasoning: str = ""
     has_grammar: bool = True
+    budget: int | None = None
+    end_of_thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import msgspec
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.serving.frontend.chat_messages import check_depth
+from tokenmill.serving.frontend.thinking_budget import EFFORTS
 from tokenmill.serving.server.generation.call import GenerationCall, template_kwargs
 from tokenmill.serving.server.generation.fields import Int32, PositiveInt, StopStrings, Tools, given_params
 from tokenmill.serving.server.generation.tools import NamedTool
@@ -18,7 +19,7 @@ _SKIPPED = ("thinking", "redacted_thinking")
 
 
 class Thinking(msgspec.Struct):
-    """The field `thinking`; the model decides for itself how much it thinks."""
+    """The field `thinking`; without a budget the model decides for itself how much it thinks."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Int32 | None = None
@@ -41,7 +42,7 @@ class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """The field `output_config`; the model decides for itself how much effort it makes."""
+    """The field `output_config`; an effort that has a budget is one, beside no budget of `thinking`."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -104,6 +105,9 @@ def message_call(body: PromptBody) -> GenerationCall:
         params["stop"] = body.stop_sequences
     if body.output_config is not None and body.output_config.format is not None:
         params["structured_outputs"] = StructuredOutputs(json=body.output_config.format.schema, param="output_config")
+    budget = _thinking_budget(body)
+    if budget is not None:
+        params["thinking_token_budget"] = budget
     return GenerationCall(
         model=body.model,
         params=params,
@@ -119,6 +123,15 @@ def message_call(body: PromptBody) -> GenerationCall:
         stream=body.stream if isinstance(body, MessagesBody) else None,
         conversation=_user(body),
     )
+
+
+def _thinking_budget(body: PromptBody) -> int | None:
+    """Return how many tokens the model may think, if the body says so."""
+    given = None if body.thinking is None else body.thinking.budget_tokens
+    effort = None if body.output_config is None else body.output_config.effort
+    if given is not None and given < 0:
+        raise InvalidRequest(f"thinking.budget_tokens must be at least 0, got {given}", "thinking")
+    return given if given is not None else EFFORTS.get(effort or "")
 
 
 def _user(body: PromptBody) -> str | None:

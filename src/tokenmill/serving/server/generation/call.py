@@ -85,6 +85,8 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
     defaults = {} if call.pooling else context.default_sampling
     if call.default_max_tokens is not None:
         defaults = {"max_tokens": call.default_max_tokens} | defaults
+    if context.parsers.budget is not None and "reasoning_effort" not in call.template_kwargs:
+        defaults = {"thinking_token_budget": context.parsers.budget} | defaults
     message = GenerateText(
         ids=[],
         params=sampling_params(call.params, defaults),
@@ -109,6 +111,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
             tools=None if rules is None else call.tools,
             calls=rules,
             reasoning=context.parsers.reasoning,
+            end_of_thinking=context.parsers.end_of_thinking,
             template_kwargs=call.template_kwargs,
         )
         whole = [chat]
