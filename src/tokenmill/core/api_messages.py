@@ -168,5 +168,11 @@ class AbortCalls(Message):
     ids: list[str]
 
 
+class AnswerCalls(Message):
+    """End the thinking of those of these requests that are open; see `AnswerNow`."""
+
+    ids: list[str]
+
+
 FromSibling = SiblingStarted | Observed | FoundCalls | SiblingEnded
-ForSibling = ServeNow | WorkerBack | WorkerTrouble | ServerState | ServerEnds | FindCalls | AbortCalls
+ForSibling = ServeNow | WorkerBack | WorkerTrouble | ServerState | ServerEnds | FindCalls | AbortCalls | AnswerCalls

@@ -1,7 +1,7 @@
 """Every message that crosses a process boundary: msgspec tagged structs in msgpack, never pickle.
 
-    API --(GenerateText, AbortRequests, EncodeText, DecodeTokens, FindParsers)--> text worker
-    text worker --(AddRequest, AbortRequests)--> engine
+    API --(GenerateText, AbortRequests, AnswerNow, EncodeText, DecodeTokens, FindParsers)--> text worker
+    text worker --(AddRequest, ContinueRequest, AbortRequests)--> engine
     text worker --(WatchEngine)--> engine --(EngineReport)--> text worker, where there are several engines
     API --(EngineLost, EngineBack, EngineDraining)--> text workers --(EngineIdle)--> API, where engines come and go
     API --(Retrial)--> text worker --(Cleared)--> API, where its predecessor has died
@@ -124,6 +124,12 @@ class AbortRequests(Message):
     ids: list[str]
 
 
+class AnswerNow(Message):
+    """End the thinking of these requests at once; those that do not think, or are not encoded yet, go on as they do."""
+
+    ids: list[str]
+
+
 class EncodeText(Message, kw_only=True):
     """Tokenize a text or a chat without generating."""
 
@@ -182,6 +188,12 @@ class AddRequest(Message, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     adapter: AdapterRef | None = None
     media: list[MediaInput] = []
+
+
+class ContinueRequest(Message):
+    """Go on with a running request under other parameters; the engine alone knows its newest tokens."""
+
+    request: AddRequest
 
 
 # --- API -> engine ------------------------------------------------------------------------------------------------
@@ -343,9 +355,9 @@ class ParsersFound(Message, kw_only=True):
 TextQuery = EncodeText | DecodeTokens | FindParsers
 TextReply = Encoded | Decoded | ParsersFound
 TextMessage = GenerateText | AbortRequests | TextQuery | StepOutputs | EngineReady | EngineNews
-ToWorker = TextMessage | EngineReport | Ping | Retrial
+ToWorker = TextMessage | AnswerNow | EngineReport | Ping | Retrial
 EngineControl = SetPaused | ResetPrefixCache | ExplainRequests | LookAtAdapter | ShowTurns
-ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
+ToEngine = AddRequest | ContinueRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 ToReporter = ToEngine | WatchEngine
 FromWorker = TextOutputs | RequestRejected | TextReply
 ToApi = FromWorker | FromPart | EngineReply | EngineProgress | EngineReady | EngineStats | FromSibling

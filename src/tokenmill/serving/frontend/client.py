@@ -19,6 +19,7 @@ from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, TokenMillError, Unavailable
 from tokenmill.core.messages import (
     AbortRequests,
+    AnswerNow,
     Decoded,
     DecodeTokens,
     Encoded,
@@ -212,6 +213,14 @@ class EngineClient:
             self._forget(request_id, FinishReason.ABORT)
             self._workers[request.worker](AbortRequests([request_id]))
             request.generation.deliver(TextOutput(request_id, "", [], num_prompt_tokens, 0, FinishReason.ABORT))
+
+    def answer_now(self, ids: Iterable[str]) -> None:
+        """Let those of these requests that are open end their thinking; so does what goes on with them later."""
+        for request_id in ids:
+            if (request := self._open.get(request_id)) is not None:
+                params = msgspec.structs.replace(request.prompt.params, thinking_token_budget=0)
+                request.prompt = msgspec.structs.replace(request.prompt, params=params)
+                self._workers[request.worker](AnswerNow([request_id]))
 
     async def encode(self, message: EncodeText) -> Encoded:
         """Tokenize a text or a chat without generating.

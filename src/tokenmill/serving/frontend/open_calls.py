@@ -39,6 +39,12 @@ class OpenCalls:
         if self._api_workers is not None:
             self._api_workers.abort(ids)
 
+    def answer_now(self, ids: Sequence[str]) -> None:
+        """Let those of these requests that are open end their thinking."""
+        self._client.answer_now(ids)
+        if self._api_workers is not None:
+            self._api_workers.answer_now(ids)
+
     async def abort_all(self) -> int:
         """End every open request; return how many there were."""
         ids = self._client.open_ids

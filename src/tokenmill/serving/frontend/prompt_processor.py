@@ -57,12 +57,14 @@ class PreparedPrompt:
     Attributes:
         token_ids: with a placeholder for each image embedding. media: the images.
         params: with the grammar and the bad words in the form that the engine takes.
+        ending: the grammar that ends its thinking at once.
     """
 
     token_ids: list[int]
     params: SamplingParams
     thinking: Thinking | None
     media: list[MediaInput]
+    ending: Grammar | None = None
 
 
 Prepared = PreparedPrompt | TextReply | RequestRejected
@@ -135,22 +137,27 @@ class PromptProcessor:
         attempt.note("prepared")
         message.params.check_vocabulary(self._prompts.vocab_size)
         thinking = self._thinking(message, prompt)
-        params = self._constrained(message, thinking)
+        params, most = self._constrained(message, thinking), message.params.thinking_token_budget
+        ending = None
+        if thinking is not None:
+            ending = with_budget(params.grammar, message, thinking, 0, self._tokenizer)
+            if most is not None:
+                grammar = with_budget(params.grammar, message, thinking, most, self._tokenizer)
+                params = msgspec.structs.replace(params, grammar=grammar)
         if not params.spaces_between_special_tokens and self._tokenizer.joins_with_spaces:
             sentence = "this model's tokenizer joins all tokens with spaces"
             raise InvalidRequest(sentence, "spaces_between_special_tokens")
         if params.bad_words:
             bad_word_ids = self._prompts.bad_word_ids(params.bad_words)
             params = msgspec.structs.replace(params, bad_words=(), bad_word_ids=bad_word_ids)
-        return PreparedPrompt(prompt, params, thinking, media)
+        return PreparedPrompt(prompt, params, thinking, media, ending)
 
     def _constrained(self, message: GenerateText, thinking: Thinking | None) -> SamplingParams:
         """Return the parameters with the constraints on the answer in the form that the engine takes."""
         params, calls = msgspec.structs.replace(message.params, thinking_token_budget=None), message.calls
         if message.reasoning and STYLES[message.reasoning].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
-        has_budget = thinking is not None and message.params.thinking_token_budget is not None
-        if params.structured_outputs is None and calls is None and not has_budget:
+        if params.structured_outputs is None and calls is None:
             return params
         if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
@@ -158,11 +165,7 @@ class PromptProcessor:
         if calls is not None and calls.is_lazy and params.ignore_eos:
             # Behind its end, an answer that goes on has no grammar.
             calls = msgspec.structs.replace(calls, is_lazy=False)
-        grammar = params.grammar
-        if params.structured_outputs is not None or calls is not None:
-            grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
-        if thinking is not None:
-            grammar = with_budget(grammar, message, thinking, builder, self._tokenizer)
+        grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
         return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
     def _thinking(self, message: GenerateText, prompt: list[int]) -> Thinking | None:

@@ -43,23 +43,19 @@ from tokenmill.core.messages import (
 )
 from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost
 from tokenmill.core.request import FinishReason
-from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.demo import demo_model_path
 from tokenmill.model.vision.prompts import MediaPrompts
 from tokenmill.model.vision.spec_reader import read_vision
-from tokenmill.serving.frontend.answer_parser import AnswerParser
+from tokenmill.serving.frontend.answer_parser import AnswerParser, answer_parser
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate, load_chat_template
-from tokenmill.serving.frontend.grammar_builder import Thinking
 from tokenmill.serving.frontend.prefix_watch import PrefixWatch
 from tokenmill.serving.frontend.prompt_processor import Prepared, PreparedPrompt, PromptProcessor, Question, rejection
 from tokenmill.serving.frontend.prompt_reporter import PromptReporter, spellings
-from tokenmill.serving.frontend.reasoning import ReasoningSplitter
 from tokenmill.serving.frontend.stop_strings import StopStrings
 from tokenmill.serving.frontend.tokenizer import IncrementalDetokenizer, Tokenizer
 from tokenmill.serving.frontend.tool_parsers import harmony
-from tokenmill.serving.frontend.tool_parsers.protocol import read_tool
-from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS, STYLES
 
 # The demo model is too small to end every text that it begins.
 DEMO_STRING_LENGTH = 80
@@ -85,6 +81,7 @@ class _OpenRequest:
     reporter: PromptReporter | None = None
     parser: AnswerParser | harmony.HarmonyParser | None = None
     change: PrefixChange | None = None
+    ending: Grammar | None = None
 
 
 class _NewText(NamedTuple):
@@ -156,6 +153,11 @@ class TextProcessor:
             stop_strings=StopStrings(params.stop, params.include_stop_str_in_output),
         )
 
+    def endings(self, ids: Iterable[str]) -> dict[str, Grammar]:
+        """Return the grammars that end the thinking of these requests at once, of those that think."""
+        open_ids = (one for one in ids if one in self._open)
+        return {one: ending for one in open_ids if (ending := self._open[one].ending) is not None}
+
     # --- prompts in -------------------------------------------------------------------------------------------------
 
     def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
@@ -188,8 +190,9 @@ class TextProcessor:
                 continue
             params = _params_of_continuation(prepared.params, i)
             self.expect(request_id, params, len(prompt))
-            self._open[request_id].parser = _answer_parser(message, thinking)
+            self._open[request_id].parser = answer_parser(message, thinking)
             self._open[request_id].change = None if i else change
+            self._open[request_id].ending = prepared.ending
             if deltas:
                 self._replay(request_id, deltas)
                 params = msgspec.structs.replace(params, prompt_logprobs=None)
@@ -373,22 +376,6 @@ def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParam
         return params
     seed = (params.seed + index + 2**63) % 2**64 - 2**63
     return msgspec.structs.replace(params, seed=seed)
-
-
-def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerParser | harmony.HarmonyParser | None:
-    """Return the parser of the answer to a message, or None for plain text."""
-    rules = message.calls
-    if thinking is None and rules is None:
-        return None
-    most = None if rules is None or rules.is_parallel else 1
-    keeps_calls = rules is not None and (rules.is_lazy or rules.is_required)
-    if message.reasoning == harmony.STYLE_NAME:
-        return harmony.HarmonyParser(rules is not None, most, keeps_calls)
-    splitter = None if thinking is None else ReasoningSplitter(STYLES[message.reasoning], thinking.has_begun)
-    if rules is None:
-        return AnswerParser(splitter)
-    tools = [read_tool(tool) for tool in message.tools or ()]
-    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(tools), most, keeps_calls)
 
 
 def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:

@@ -9,13 +9,14 @@ import msgspec
 from tokenmill.core.messages import GenerateText
 from tokenmill.core.sampling_params import Grammar, ThinkingBudget
 from tokenmill.serving.frontend.chat_template import ChatTemplate
-from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, Thinking
+from tokenmill.serving.frontend.grammar_builder import Thinking, anything
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 # Tokens of thinking where a client asks for an effort that the template does not read; other efforts have no bound.
 EFFORTS = MappingProxyType({"none": 0, "minimal": 0, "low": 1024, "medium": 8192})
 _EFFORT = "reasoning_effort"
-_ANY_TOKENS = "(<[*]>)*"
+# Nothing stirs it, so that no matcher is asked before a budget is used up.
+ANYTHING = Grammar(anything(), "thinking_token_budget", marks=())
 
 
 def with_effort_as_budget(message: GenerateText, template: ChatTemplate | None) -> GenerateText:
@@ -33,17 +34,13 @@ def with_effort_as_budget(message: GenerateText, template: ChatTemplate | None) 
 
 
 def with_budget(
-    grammar: Grammar | None, message: GenerateText, thinking: Thinking, builder: GrammarBuilder, tokenizer: Tokenizer
-) -> Grammar | None:
-    """Return the grammar of an answer, or one that allows all, with the budget of a message; without one, `grammar`."""
-    most = message.params.thinking_token_budget
-    if most is None:
-        return grammar
+    grammar: Grammar | None, message: GenerateText, thinking: Thinking, most: int, tokenizer: Tokenizer
+) -> Grammar:
+    """Return the grammar of an answer, or one that allows all, with a budget of `most` tokens of thinking."""
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 
     begin, end = ids(thinking.begin), ids(thinking.end)
     budget = ThinkingBudget(most, begin, end, ids(message.end_of_thinking) + end, thinking.has_begun)
-    free = builder.grammar([_ANY_TOKENS], "thinking_token_budget", marks=())
-    return msgspec.structs.replace(grammar or free, thinking=budget)
+    return msgspec.structs.replace(grammar or ANYTHING, thinking=budget)

@@ -24,6 +24,7 @@ import zmq
 
 from tokenmill.core.api_messages import (
     AbortCalls,
+    AnswerCalls,
     FindCalls,
     FinishedRequest,
     FoundCalls,
@@ -194,6 +195,11 @@ class ApiWorkers:
         """End those of these requests that API workers have."""
         for one in self._all.values():
             one.outbox.send(AbortCalls(list(ids)))
+
+    def answer_now(self, ids: Sequence[str]) -> None:
+        """Let those of these requests that API workers have end their thinking."""
+        for one in self._all.values():
+            one.outbox.send(AnswerCalls(list(ids)))
 
     async def wait_until_ended(self) -> None:
         """Wait until no API worker has requests any more, after all were told to stop."""

@@ -68,6 +68,13 @@ class Aborted(msgspec.Struct):
     unknown: list[str]
 
 
+class ControlBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """llama.cpp's way to say the same as /v1/requests/{id}/answer_now."""
+
+    id: Label
+    action: Literal["reasoning_end"]
+
+
 class PauseQuery(msgspec.Struct, forbid_unknown_fields=True):
     """The query of /pause; `mode` says if open requests end or are kept until /resume."""
 
@@ -85,6 +92,12 @@ class ResetQuery(msgspec.Struct, forbid_unknown_fields=True):
 
     reset_running_requests: bool = False
     reset_external: bool = False
+
+
+class AnsweringNow(msgspec.Struct):
+    """The reply of /v1/requests/{id}/answer_now: the requests that were told."""
+
+    request_ids: list[str]
 
 
 class RequestReport(msgspec.Struct):
@@ -129,6 +142,25 @@ class AdminRoutes:
         notes = await self._context.calls.notes(ids, owner)
         prefix = next((notes[one] for one in ids if one in notes), msgspec.UNSET)
         return json_response(RequestReport(name, [states.get(one) or _on_its_way(one) for one in ids], prefix))
+
+    async def answer_now(self, request: Request) -> Response:
+        """Let a call end its thinking and answer."""
+        return json_response(AnsweringNow(await self._end_thinking(request.path_params["id"], request)))
+
+    async def control(self, request: Request) -> Response:
+        """Let a call end its thinking, in llama.cpp's form."""
+        body = await read_body(request, ControlBody, self._context.bodies)
+        await self._end_thinking(body.id, request)
+        return json_response({"success": True})
+
+    async def _end_thinking(self, name: str, request: Request) -> list[str]:
+        if not self._context.parsers.reasoning:
+            raise Conflict("this server does not know how the model marks its thinking: --reasoning-parser")
+        ids = (await self._find([name], owner_of(request.scope)))[name]
+        if not ids:
+            raise NotFound("no open request has this id", "id")
+        self._context.calls.answer_now(ids)
+        return ids
 
     async def pause(self, request: Request) -> Response:
         """Stop the engines between two steps; new requests wait until /resume."""
