@@ -20,6 +20,7 @@ from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.demo import demo_model_path
+from tokenmill.engine.loop.control import go_on
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.model.sampling.thoughts import Thoughts
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, Thinking
@@ -46,11 +47,8 @@ def budgeted(tokenizer: Tokenizer, kind: str, thinking: Thinking, most: int) -> 
         grammar = answer_grammar(builder, StructuredOutputs(json=SCHEMA), None, None, thinking)
     elif kind == "calls":
         grammar = grammar_of(tokenizer, "hermes", thinking)
-    params = SamplingParams(thinking_token_budget=most)
-    message = GenerateText(ids=["a"], params=params, end_of_thinking=MESSAGE)
-    found = with_budget(grammar, message, thinking, builder, tokenizer)
-    assert found is not None
-    return found
+    message = GenerateText(ids=["a"], params=SamplingParams(), end_of_thinking=MESSAGE)
+    return with_budget(grammar, message, thinking, most, tokenizer)
 
 
 def drawn(tokenizer: Tokenizer, rng: random.Random, number: int) -> AddRequest:
@@ -150,3 +148,44 @@ def test_an_engine_that_goes_on_for_another_draws_the_same(tokenizer: Tokenizer)
         ]
         rest = run(engine, begun)
         assert [tokens for tokens, *_ in rest] == [tokens[cut:] for cut, (tokens, *_) in zip(cuts, want, strict=True)]
+
+
+def ended(request: AddRequest) -> AddRequest:
+    """The same request, whose thinking ends at once."""
+    grammar = request.params.grammar
+    now = msgspec.structs.replace(grammar, thinking=msgspec.structs.replace(grammar.thinking, most=0))
+    return msgspec.structs.replace(request, params=msgspec.structs.replace(request.params, grammar=now))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_thinking_that_is_ended_while_it_runs_goes_on_as_if_begun_again_there(
+    tokenizer: Tokenizer, overlap: bool
+) -> None:
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    requests = {request.id: request for request in (drawn(tokenizer, rng, number) for number in range(scaled(30)))}
+    tokens: dict[str, list[int]] = {one: [] for one in requests}
+    cuts: dict[str, int] = {}
+
+    def take(outputs: list[Any]) -> None:
+        for output in outputs:
+            assert output.error is None
+            tokens[output.id].extend(output.token_ids)
+
+    with running(demo_model_path(), overlap=overlap) as engine:
+        for request in copied(list(requests.values())):
+            engine.add(request)
+        while engine.has_work:
+            alive = [one for one in engine.scheduler.requests if one not in cuts]
+            if alive and rng.random() < 0.3:
+                number = rng.choice(alive)
+                take(go_on(engine, ended(requests[number]), take))
+                if number in engine.scheduler.requests:
+                    cuts[number] = len(tokens[number])
+            take(engine.step())
+        assert len(cuts) > len(requests) // 3
+        whole = dict(zip(requests, run(engine, copied(list(requests.values()))), strict=True))
+        for number, cut in cuts.items():
+            assert tokens[number][:cut] == whole[number][0][:cut]
+            begun = msgspec.structs.replace(ended(requests[number]), output_token_ids=tokens[number][:cut])
+            assert run(engine, [begun])[0][0] == tokens[number][cut:]
