@@ -39,6 +39,7 @@ RIGHT: dict[str, list[dict[str, Any]]] = {
     "/v1/messages/count_tokens": [{"model": "m", "messages": [MESSAGE]}],
     "/v1/embeddings": [{"input": ["hello", "you"]}, {"input": [[1, 2]], "encoding_format": "base64"}],
     "/generate": [{"text": "hello", "sampling_params": {"max_new_tokens": 2}}, {"input_ids": [[1, 2], [3]]}],
+    "/infill": [{"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "f", "text": "x"}]}],
     "/tokenize": [{"messages": [MESSAGE]}, {"prompt": "hello"}],
     "/detokenize": [{"tokens": [1, 2]}],
     "/abort_requests": [{"request_ids": ["x"]}],
