@@ -56,9 +56,7 @@ REPEATS ?= 3
 nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos and fuzz
 	@TIER=nightly $(PYTEST) -n 4 --timeout 3000 $(ARGS)
 	@for run in $$(seq $(REPEATS)); do $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS) || exit 1; done
-	@$(MAKE) --no-print-directory exactness
-	@$(MAKE) --no-print-directory chaos
-	@$(MAKE) --no-print-directory fuzz
+	@for part in exactness chaos fuzz; do $(MAKE) --no-print-directory $$part ARGS= || exit 1; done
 
 browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it
 	@sh tools/install_browser.sh
