@@ -41,6 +41,7 @@ class GenerationCall:
         wants_progress, wants_timings: a stream says when its prompt is computed, and how long all took.
         kv_transfer_params: parameters from the client for the sources of KV.
         model: the name of its model, which may be an adapter.
+        session_key: calls of one key go to one engine, unless a header names another session; "": no key.
     """
 
     params: dict[str, Any]
@@ -67,6 +68,7 @@ class GenerationCall:
     wants_timings: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     model: str | None = None
+    session_key: str = ""
 
 
 def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateText]:

@@ -1,6 +1,7 @@
 """Read from a call's headers which engine its requests go to: a given one, or the one that has their session.
 
-`x-data-parallel-rank` is vLLM's name, an engine's index; `x-session-id` is any label of the client's own.
+`x-data-parallel-rank` is vLLM's name, an engine's index; `x-session-id` is any label of the client's own. Without one,
+the field `prompt_cache_key` of OpenAI's APIs names the session.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ from tokenmill.serving.server.http.request_id import MEANING, is_request_id
 RANK, SESSION = "x-data-parallel-rank", "x-session-id"
 
 
-def placed(prompts: Sequence[GenerateText], context: ServerContext, scope: Scope) -> Sequence[GenerateText]:
-    """Return the prompts of a call, set to the engine and the session that its headers name.
+def placed(
+    prompts: Sequence[GenerateText], context: ServerContext, scope: Scope, session_key: str = ""
+) -> Sequence[GenerateText]:
+    """Return the prompts of a call, set to the engine and the session that its headers name, or its key.
 
     Raises:
         InvalidRequest: there is no such engine, or the session's name is not a label.
     """
     headers = Headers(scope=scope)
     rank, session = headers.get(RANK), headers.get(SESSION, "")
-    if rank is None and not session:
+    if session and not is_request_id(session):
+        raise InvalidRequest(f"{SESSION} must be {MEANING}", SESSION)
+    label = session or session_key
+    if rank is None and not label:
         return prompts
     return [
-        msgspec.structs.replace(prompt, engine=_engine(rank, context), session=_session(session, scope))
+        msgspec.structs.replace(prompt, engine=_engine(rank, context), session=_session(label, scope))
         for prompt in prompts
     ]
 
@@ -48,8 +54,5 @@ def _engine(rank: str | None, context: ServerContext) -> int | None:
 
 def _session(label: str, scope: Scope) -> str:
     """Return the session's name: different for different tenants, and no longer than a hash."""
-    if not label:
-        return ""
-    if not is_request_id(label):
-        raise InvalidRequest(f"{SESSION} must be {MEANING}", SESSION)
-    return blake2b(f"{tenant_of(scope)}/{label}".encode(), digest_size=12).hexdigest()
+    name = f"{tenant_of(scope)}/{label}".encode("utf-8", "replace")
+    return blake2b(name, digest_size=12).hexdigest() if label else ""
