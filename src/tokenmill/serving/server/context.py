@@ -24,6 +24,7 @@ from tokenmill.serving.server.http.errors import ModelNotFound
 from tokenmill.serving.server.live_hub import LiveHub
 from tokenmill.serving.server.media import MediaFetcher
 from tokenmill.serving.server.response_store import ResponseStore
+from tokenmill.serving.server.script import Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class ServerContext:
         media: fetches the images that requests name.
         responses: the stored responses of /v1/responses.
         sse_ping: seconds of silence after which a stream gets a sign of life; 0: never.
+        script: answers that chats are held to.
     """
 
     client: EngineClient
@@ -94,6 +96,7 @@ class ServerContext:
     media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), MediaLimits()))
     responses: ResponseStore = field(default_factory=ResponseStore)
     sse_ping: float = 0.0
+    script: Script = field(default_factory=Script)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -107,6 +107,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
             calls=rules,
             reasoning=context.parsers.reasoning,
             template_kwargs=call.template_kwargs,
+            forced_text=context.script.answer(call.messages, call.tools),
         )
         whole = [chat]
     return [msgspec.structs.replace(one, num_estimated=estimated_tokens(one)) for one in whole]
