@@ -40,7 +40,8 @@ LARGE = re.compile(r"^(tokenmill|.*/tokenmill|tokenmill\.(cli|startup|serving)\b
 TESTS = Path(__file__).parent
 # Files by folder, without `test_` and `.py`; `*`: all of the folder and below.
 PROCESSES = {
-    "cli": "bad_starts completion main serve",
+    "agents": "*",
+    "cli": "bad_starts completion launch main serve",
     "clients": "*",
     "engine/loop": "imports",
     "engine/parallel": "native_ranks nodes",
@@ -58,8 +59,8 @@ PROCESSES = {
     "serving/server": (
         "adapters admin api_servers bad_requests batch_survival batches_api chat_api client_cases completions_api "
         "conformance disconnect embeddings end_to_end engines event_loop fleet hangs kv_disk lifecycle lost_log media "
-        "messages_api native not_numbers observed overload poison prompt_fields ranks responses_api routing sandboxes "
-        "split survival tls tokenizer_info"
+        "messages_api native not_numbers observed overload poison prompt_fields ranks responses_api "
+        "responses_of_agents routing sandboxes split survival tls tokenizer_info"
     ),
     "serving/web": "*",
     "startup/assembly": "engine_process",

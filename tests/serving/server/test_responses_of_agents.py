@@ -88,6 +88,7 @@ def test_the_input_of_a_custom_tool_is_held_to_a_regular_expression_and_shown_a_
     (function,) = read_tools([PATCH | {"format": LARK}]).functions
     assert function["function"]["description"] == (
         'Edit files.\n\nThe input follows this grammar (Lark):\nstart: "*** Begin Patch"'
+        "\n\nThe raw text is the argument `input`."
     )
 
 

@@ -165,6 +165,8 @@ def _custom(tool: dict[str, Any], where: str) -> dict[str, Any]:
         if syntax == "regex":
             text["pattern"] = f"^(?:{definition})$"
         else:
-            description = f"{description}\n\nThe input follows this grammar (Lark):\n{definition}".lstrip()
+            description = f"{description}\n\nThe input follows this grammar (Lark):\n{definition}"
+    # Descriptions of such tools forbid JSON, in which calls are written here.
+    description = f"{description}\n\nThe raw text is the argument `input`.".lstrip()
     parameters = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     return {"name": tool.get("name"), "description": description, "parameters": parameters, "strict": True}
