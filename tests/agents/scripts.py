@@ -46,6 +46,7 @@ class Agent:
         return [{"tool": self.tool, "results": number, "text": text} for number, text in enumerate([*texts, LAST])]
 
 
+# Not every machine has what its sandbox for commands needs.
 CODEX = ("exec", "--skip-git-repo-check", "--ephemeral", "--json", "-s", "danger-full-access")
 CLAUDE = (
     "--output-format",

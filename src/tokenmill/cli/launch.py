@@ -20,6 +20,7 @@ from tokenmill.cli.model_access import add_server_flags, connect
 from tokenmill.config.parser import Parser
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.core.whole_file import whole_file
+from tokenmill.ipc.python_child import run_program, start_python
 
 if TYPE_CHECKING:
     from tokenmill.llm.remote import RemoteModel
@@ -49,8 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with serving(namespace, folder):
         setting = write_setting(agent, target_of(namespace, folder))
-        command = [program, *setting.arguments, *client_arguments]
-        return subprocess.run(command, env=os.environ | dict(setting.environment), check=False).returncode
+        return run_program([program, *setting.arguments, *client_arguments], setting.environment)
 
 
 def make_parser() -> Parser:
@@ -131,17 +131,12 @@ def serving(namespace: argparse.Namespace, folder: Path) -> Iterator[None]:
     namespace.url = f"http://127.0.0.1:{port}"
     log = folder / "server.log"
     print(f"starting a server with {namespace.serve}; its log: {log}", file=sys.stderr)
-    command = [sys.executable, "-m", "tokenmill", "serve", namespace.serve, "--port", str(port)]
+    if namespace.api_key:
+        os.environ[KEY_VARIABLE] = namespace.api_key
     with log.open("wb") as output:
-        # In a group of its own: Ctrl-C is the client's.
-        server = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env=os.environ | ({KEY_VARIABLE: namespace.api_key} if namespace.api_key else {}),
-        )
+        # Ctrl-C is the client's.
+        command = ["-m", "tokenmill", "serve", namespace.serve, "--port", str(port)]
+        server = start_python(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         _wait_for(server, port, log)
         yield
