@@ -13,9 +13,9 @@ import msgspec
 
 T = TypeVar("T")
 
-# Escapes of halves that follow each other. The first may itself be text: its backslash may be escaped.
-_HALVES = re.compile(rb"(?:\\u[dD][89a-fA-F][0-9a-fA-F]{2})+")
-_HALF = 6
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_ESCAPE = rb"\u"
 _REPLACEMENT = rb"\ufffd"
 
 
@@ -52,12 +52,18 @@ def whole_characters(text: str) -> str:
 
 
 def _without_halves(data: bytes) -> bytes:
+    """Replace single halves; other threads can run between two escapes, however long the text is."""
     parts, done = [], 0
-    for run in _HALVES.finditer(data):
-        start = run.start()
-        start += _HALF * _is_escaped(data, start)
-        parts += [data[done:start], _joined(data[start : run.end()])]
-        done = run.end()
+    start = data.find(_ESCAPE)
+    while start >= 0:
+        end = start + len(_ESCAPE)
+        if not _is_escaped(data, start):
+            if pair := _PAIR.match(data, start):
+                end = pair.end()
+            elif half := _HALF.match(data, start):
+                parts += [data[done:start], _REPLACEMENT]
+                done = end = half.end()
+        start = data.find(_ESCAPE, end)
     return b"".join([*parts, data[done:]])
 
 
@@ -67,18 +73,3 @@ def _is_escaped(data: bytes, place: int) -> bool:
     while first and data[first - 1] == ord("\\"):
         first -= 1
     return (place - first) % 2 == 1
-
-
-def _joined(run: bytes) -> bytes:
-    """Return a run of halves, with each half that makes no character with its neighbour replaced."""
-    halves = [run[i : i + _HALF] for i in range(0, len(run), _HALF)]
-    parts, i = [], 0
-    while i < len(halves):
-        is_pair = i + 1 < len(halves) and _is_high(halves[i]) and not _is_high(halves[i + 1])
-        parts.append(halves[i] + halves[i + 1] if is_pair else _REPLACEMENT)
-        i += 1 + is_pair
-    return b"".join(parts)
-
-
-def _is_high(half: bytes) -> bool:
-    return half[3:4].lower() in b"89ab"
