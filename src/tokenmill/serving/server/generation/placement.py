@@ -16,6 +16,7 @@ from starlette.types import Scope
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import GenerateText
 from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.http.middleware import tenant_of
 from tokenmill.serving.server.http.request_id import MEANING, is_request_id
 
@@ -23,7 +24,7 @@ RANK, SESSION = "x-data-parallel-rank", "x-session-id"
 
 
 def placed(
-    prompts: Sequence[GenerateText], context: ServerContext, scope: Scope, session_key: str = ""
+    prompts: Sequence[GenerateText], context: ServerContext, scope: Scope, call: GenerationCall
 ) -> Sequence[GenerateText]:
     """Return the prompts of a call, set to the engine and the session that its headers name, or its key.
 
@@ -34,7 +35,7 @@ def placed(
     rank, session = headers.get(RANK), headers.get(SESSION, "")
     if session and not is_request_id(session):
         raise InvalidRequest(f"{SESSION} must be {MEANING}", SESSION)
-    label = session or session_key
+    label = session or call.session_key
     if rank is None and not label:
         return prompts
     return [

@@ -97,9 +97,7 @@ class GenerationReply(Response):
             async with (
                 asyncio.timeout(self._call.timeout),
                 self._client.generate(
-                    placed(
-                        await self._context.media.fetched(self._prompts), self._context, scope, self._call.session_key
-                    ),
+                    placed(await self._context.media.fetched(self._prompts), self._context, scope, self._call),
                     caller_of(scope, self._label),
                 ) as generation,
             ):

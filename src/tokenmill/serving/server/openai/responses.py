@@ -92,7 +92,7 @@ class ResponsesRoutes:
         if not body.background:
             return GenerationReply(context, call, prompts, writer, head["id"])
         # Begun here, so that whatever does not let it begin is the answer to this call.
-        placement = placed(await context.media.fetched(prompts), context, request.scope, call.session_key)
+        placement = placed(await context.media.fetched(prompts), context, request.scope, call)
         generation = context.client.generate(placement, caller_of(request.scope, head["id"]))
         keep(head | {"status": "queued", "output": []})
         task = self._store.tasks[head["id"]] = asyncio.ensure_future(self._run(generation, writer, body.timeout))
