@@ -17,6 +17,7 @@ USER = {"role": "user", "content": "x"}
 FUNCTION = {"type": "function", "function": {"name": "f", "arguments": "{}", "parameters": {}}}
 CALL = {"id": "c", **FUNCTION}
 TEXT = {"type": "text", "text": "x"}
+FILE = {"filename": "f", "text": "x"}
 NAMED = {"name": "f", "input_schema": {}, "type": "custom"}
 USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
 
@@ -51,6 +52,7 @@ MANY = {
     "named tools": ("/v1/messages", lambda n: claude(tools=[NAMED] * n)),
     "sequences": ("/v1/messages", lambda n: claude(stop_sequences=["x"] * n)),
     "turns to count": ("/v1/messages/count_tokens", lambda n: claude(messages=[USER] * n, max_tokens=1)),
+    "files": ("/infill", lambda n: {"input_prefix": "", "input_suffix": "", "input_extra": [FILE] * n}),
     "turns to tokenize": ("/tokenize", lambda n: {"messages": [USER] * n}),
     "pictures": ("/tokenize", lambda n: {"messages": [{"role": "user", "content": [{"type": "image"}] * n}]}),
     "requests": ("/abort_requests", lambda n: {"request_ids": ["x"] * n}),

@@ -31,6 +31,7 @@ from tokenmill.core.answer import AnswerPiece
 from tokenmill.core.api_messages import ForSibling, FromSibling
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineReply, EngineStats
 from tokenmill.core.errors import Refusal
+from tokenmill.core.infill import Infill
 from tokenmill.core.live import ShowTurns
 from tokenmill.core.media import MediaInput
 from tokenmill.core.part_messages import (
@@ -65,9 +66,10 @@ class CallRules(msgspec.Struct):
 
 
 class GenerateText(Message, kw_only=True):
-    """Encode a prompt and start `len(ids)` requests with it. Exactly one of `text`, `token_ids`, `messages` is set.
+    """Encode a prompt and start `len(ids)` requests with it: exactly one of `text`, `token_ids`, `messages`, `infill`.
 
     Attributes:
+        infill: a gap to fill between two texts.
         calls: the rules for calls of the `tools`; None: no grammar enforces them.
         reasoning: the parser of the model's thinking, a value of `--reasoning-parser`; "": thinking is not parsed.
         truncate_prompt_tokens: keep this many tokens at the prompt's end; -1: as many as leave room for the output.
@@ -92,6 +94,7 @@ class GenerateText(Message, kw_only=True):
     text: str | None = None
     token_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
+    infill: Infill | None = None
     tools: list[dict[str, Any]] | None = None
     calls: CallRules | None = None
     reasoning: str = ""

@@ -162,7 +162,7 @@ def test_the_documentation_shows_every_field_of_a_body():
     document = request(make_app(), "GET", "/openapi.json").json()
     fields = document["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "temperature", "min_p", "cache_salt", "chat_template_kwargs"} <= set(fields)
-    assert not {"suffix", "best_of"} & set(fields), "what is not supported is not offered"
+    assert not {"prediction", "best_of"} & set(fields), "what is not supported is not offered"
     references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
     assert references <= set(document["components"]["schemas"])
 

@@ -54,7 +54,7 @@ OUT_OF_RANGE = {
 }
 UNSUPPORTED = {
     "best_of": 2,
-    "suffix": "end",
+    "prediction": "end",
     "response_format": {"type": "grammar"},
     "structured_outputs": {"xgrammar": {}},
     "chat_template": "{{ messages }}",

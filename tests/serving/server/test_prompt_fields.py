@@ -202,7 +202,7 @@ def test_bad_words_do_not_come(server):
         ("allowed_token_ids", [331]), ("allowed_token_ids", [-1]), ("allowed_token_ids", [1] * 4097),
         ("bad_words", [""]), ("bad_words", [" "]), ("bad_words", ["x"] * 129), ("bad_words", ["x" * 257]),
         ("bad_words", "x"), ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("best_of", 2),
-        ("suffix", "x"), ("echo", 1),
+        ("suffix", 1), ("echo", 1),
     ],
 )  # fmt: skip
 def test_values_without_a_sense_are_refused_by_name(server, field, value):

@@ -115,6 +115,8 @@ def estimated_tokens(prompt: GenerateText) -> int:
         return len(prompt.token_ids)
     if prompt.text is not None:
         return -(-_num_bytes(prompt.text) // BYTES_PER_TOKEN)
+    if prompt.infill is not None:
+        return -(-prompt.infill.num_characters() // BYTES_PER_TOKEN)
     return -(-sum(_num_characters(message.get("content")) for message in prompt.messages or ()) // BYTES_PER_TOKEN)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import msgspec
 
 from tokenmill.core.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.infill import Infill
 from tokenmill.core.media import MediaInput
 from tokenmill.core.messages import EncodeText, GenerateText
 from tokenmill.model.vision.prompts import MediaPrompts
 from tokenmill.serving.frontend.attempt import Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate
+from tokenmill.serving.frontend.infill_prompt import InfillPrompt
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 # Of a prompt that will be cut to fit, or is only to be counted, this many contexts are worth encoding.
@@ -38,6 +41,10 @@ class PromptEncoder:
         self.max_model_len = 0
         self.vocab_size = tokenizer.vocab_size
 
+    @functools.cached_property
+    def _infill(self) -> InfillPrompt:
+        return InfillPrompt(self._tokenizer, self.vocab_size)
+
     def token_id(self, token: str) -> int | None:
         """Return the id of a token by its spelling; None if the model lacks it, though the tokenizer may have it."""
         token_id = self._tokenizer.token_id(token)
@@ -59,6 +66,8 @@ class PromptEncoder:
         media: list[MediaInput] = []
         if message.token_ids is not None:
             token_ids = message.token_ids
+        elif message.infill is not None:
+            token_ids = self._gap(message, message.infill, attempt)
         elif message.messages is not None:
             token_ids, media = self._chat(message, attempt, is_cut, message.add_special_tokens is True)
         else:
@@ -77,6 +86,10 @@ class PromptEncoder:
         if self.max_model_len and len(token_ids) >= self.max_model_len + message.needs_no_output:
             raise self._too_long(f"{len(token_ids)} tokens", param, needs_output=not message.needs_no_output)
         return token_ids, media
+
+    def infill_marks(self) -> Sequence[int]:
+        """Return the ids of the tokens that mark the parts of a text with a gap."""
+        return sorted(self._infill.ids.values())
 
     def is_thinking_off(self, message: GenerateText) -> bool:
         """Return True if the chat template was told that the model must not think."""
@@ -140,6 +153,18 @@ class PromptEncoder:
         # A text that spells the first token itself has it once, not twice.
         begins_twice = adds_special_tokens and token_ids[:2] == [self._tokenizer.added_first] * 2
         return token_ids[1:] if begins_twice else token_ids
+
+    def _gap(self, message: GenerateText, infill: Infill, attempt: Attempt) -> list[int]:
+        """Return the tokens of a text with a gap, behind the tokenizer's first."""
+        if message.truncate_prompt_tokens is not None:
+            raise InvalidRequest("a prompt with a suffix cannot be cut", "truncate_prompt_tokens")
+        num_characters = infill.num_characters()
+        if self._cannot_fit(num_characters, is_cut=False):
+            raise self._too_long(f"{num_characters} characters", "prompt")
+        attempt.begin_encoding(num_characters)
+        token_ids = self._infill.encode(infill, lambda text: self._tokenizer.encode(text, add_special_tokens=False))
+        first = self._tokenizer.added_first
+        return token_ids if first is None or message.add_special_tokens is False else [first, *token_ids]
 
     def _cannot_fit(self, num_characters: int, is_cut: bool) -> bool:
         room = self.max_model_len * (_MOST_TO_CUT if is_cut else 1)

@@ -137,6 +137,9 @@ class PromptProcessor:
         if not params.spaces_between_special_tokens and self._tokenizer.joins_with_spaces:
             sentence = "this model's tokenizer joins all tokens with spaces"
             raise InvalidRequest(sentence, "spaces_between_special_tokens")
+        if message.infill is not None and not params.ignore_eos:
+            ends = dict.fromkeys((*params.stop_token_ids, *self._prompts.infill_marks()))
+            params = msgspec.structs.replace(params, stop_token_ids=tuple(ends))
         if params.bad_words:
             bad_word_ids = self._prompts.bad_word_ids(params.bad_words)
             params = msgspec.structs.replace(params, bad_words=(), bad_word_ids=bad_word_ids)

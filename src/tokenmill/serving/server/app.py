@@ -22,6 +22,7 @@ from tokenmill.serving.server.http.middleware import METRICS_ROUTE, NO_ROUTES
 from tokenmill.serving.server.http.openapi import body_of, describe, query_of
 from tokenmill.serving.server.http.page import page_routes
 from tokenmill.serving.server.http.stack import guard
+from tokenmill.serving.server.llama_cpp.infill import InfillBody, InfillRoute
 from tokenmill.serving.server.openai.batches import BatchBody, BatchesQuery, BatchesRoutes
 from tokenmill.serving.server.openai.chat import ChatBody, ChatRoute
 from tokenmill.serving.server.openai.completions import TextBody, TextRoute
@@ -48,6 +49,7 @@ _BODIES = (
     PromptBody,
     ResponsesBody,
     NativeBody,
+    InfillBody,
     TokenizeBody,
     DetokenizeBody,
     AbortBody,
@@ -118,6 +120,7 @@ class _Routes:
             ("/v1/messages", messages.post, MessagesBody),
             ("/v1/messages/count_tokens", messages.count_tokens, PromptBody),
             ("/generate", NativeRoute(context).post, NativeBody),
+            ("/infill", InfillRoute(context).post, InfillBody),
             ("/tokenize", tokens.tokenize, TokenizeBody),
             ("/detokenize", tokens.detokenize, DetokenizeBody),
             ("/abort_requests", self._admin.abort_requests, AbortBody),

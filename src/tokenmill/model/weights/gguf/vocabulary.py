@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.infill import SPELLINGS, Mark
 from tokenmill.model.weights.gguf.pre_tokenizers import PreTokenizer, pre_tokenizer
 
 PREFIX = "tokenizer.ggml."
@@ -65,54 +66,15 @@ ENDS = frozenset(
         "[e~[",
     ]
 )
-# Ids of infilling: names of keys, and texts of tokens where no key says them.
-_INFILLING: Mapping[str, tuple[Sequence[str], Sequence[str]]] = MappingProxyType(
+# Names of keys that say the ids of infilling; where none does, it is looked for the spellings.
+_INFILLING: Mapping[Mark, Sequence[str]] = MappingProxyType(
     {
-        "prefix": (
-            ("fim_pre", "prefix"),
-            [
-                "<|fim_prefix|>",
-                "<fim-prefix>",
-                "<fim_prefix>",
-                "<\uff5cfim▁begin\uff5c>",
-                "<PRE>",
-                "▁<PRE>",
-                "<|code_prefix|>",
-                "<|prefix|>",
-            ],
-        ),
-        "suffix": (
-            ("fim_suf", "suffix"),
-            [
-                "<|fim_suffix|>",
-                "<fim-suffix>",
-                "<fim_suffix>",
-                "<\uff5cfim▁hole\uff5c>",
-                "<SUF>",
-                "▁<SUF>",
-                "<|code_suffix|>",
-                "<|suffix|>",
-            ],
-        ),
-        "middle": (
-            ("fim_mid", "middle"),
-            [
-                "<|fim_middle|>",
-                "<fim-middle>",
-                "<fim_middle>",
-                "<\uff5cfim▁end\uff5c>",
-                "<MID>",
-                "▁<MID>",
-                "<|code_middle|>",
-                "<|middle|>",
-            ],
-        ),
-        "pad": (("fim_pad",), ["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"]),
-        "repository": (
-            ("fim_rep",),
-            ["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"],
-        ),
-        "separator": (("fim_sep",), ["<|file_sep|>"]),
+        Mark.PREFIX: ("fim_pre", "prefix"),
+        Mark.SUFFIX: ("fim_suf", "suffix"),
+        Mark.MIDDLE: ("fim_mid", "middle"),
+        Mark.PAD: ("fim_pad",),
+        Mark.REPOSITORY: ("fim_rep",),
+        Mark.FILE: ("fim_sep",),
     }
 )
 
@@ -208,11 +170,11 @@ def _ids(metadata: Mapping[str, Any], model: str, size: int) -> dict[str, int]:
 
 def _infilling(metadata: Mapping[str, Any], places: Mapping[str, int]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for name, (keys, texts) in _INFILLING.items():
+    for mark, keys in _INFILLING.items():
         said = [metadata[key] for key in (f"{PREFIX}{one}_token_id" for one in keys) if key in metadata]
-        number = next(iter([*said, *(places[text] for text in texts if text in places)]), None)
+        number = next(iter([*said, *(places[text] for text in SPELLINGS[mark] if text in places)]), None)
         if number is not None and 0 <= number < len(places):
-            found[name] = int(number)
+            found[mark.value] = int(number)
     return found
 
 

@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.infill import Infill
 from tokenmill.core.messages import GenerateText
 from tokenmill.serving.frontend.admission_control import estimated_tokens
 from tokenmill.serving.frontend.chat_messages import check_depth, check_template_kwargs, normalize_messages
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.fields import sampling_params
 from tokenmill.serving.server.generation.tools import NamedTool, call_rules
+
+Prompt = str | list[int] | Infill
 
 MAX_PROMPTS = 256
 MAX_CHOICES = 1024
@@ -27,7 +30,7 @@ class GenerationCall:
 
     Attributes:
         params: sampling parameters that the client gave, by the names that `SamplingParams` has for them.
-        prompts: texts or token ids to continue.
+        prompts: texts or token ids to continue, or gaps to fill.
         messages: a chat to answer, in OpenAI's form, instead of prompts.
         template_kwargs: what the chat template gets besides the messages.
         tools: functions in OpenAI's form.
@@ -45,7 +48,7 @@ class GenerationCall:
     """
 
     params: dict[str, Any]
-    prompts: Sequence[str | list[int]] = ()
+    prompts: Sequence[Prompt] = ()
     messages: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None
@@ -143,11 +146,13 @@ def template_kwargs(given: dict[str, Any] | None, **fields: Any) -> dict[str, An
     return (given or {}) | {name: value for name, value in fields.items() if value is not None}
 
 
-def _prompt_field(prompt: str | list[int]) -> dict[str, Any]:
+def _prompt_field(prompt: Prompt) -> dict[str, Any]:
+    if isinstance(prompt, Infill):
+        return {"infill": prompt}
     return {"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
 
 
-def _checked(prompts: Sequence[str | list[int]], message: GenerateText) -> Sequence[str | list[int]]:
+def _checked(prompts: Sequence[Prompt], message: GenerateText) -> Sequence[Prompt]:
     n = message.params.n
     if n > 1 and len(prompts) * n > MAX_CHOICES:
         raise InvalidRequest(f"{len(prompts)} prompts with n={n} exceed {MAX_CHOICES} choices", "n")

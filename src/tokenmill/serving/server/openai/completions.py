@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -12,10 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.infill import Infill
 from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.serving.server.context import ServerContext
-from tokenmill.serving.server.generation.call import GenerationCall, messages_of, split_prompts
+from tokenmill.serving.server.generation.call import GenerationCall, Prompt, messages_of, split_prompts
 from tokenmill.serving.server.generation.fields import Int32, TokenId
 from tokenmill.serving.server.generation.reply import GenerationReply
 from tokenmill.serving.server.generation.writer import finite, positions, token_bytes
@@ -34,9 +35,10 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class TextBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
-    """The body of /v1/completions."""
+    """The body of /v1/completions; with a `suffix`, the text between it and the prompt is asked for."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    suffix: str | None = None
     logprobs: Int32 | None = None
     echo: bool | None = None
 
@@ -84,11 +86,23 @@ def text_call(body: TextBody) -> GenerationCall:
             call.params.setdefault("prompt_logprobs", body.logprobs)
     return replace(
         call,
-        prompts=split_prompts(body.prompt, "prompt"),
+        prompts=_prompts(body),
         default_max_tokens=DEFAULT_MAX_TOKENS,
         wants_prompt=bool(body.echo) or call.wants_prompt,
         is_score=body.max_tokens == 0,
     )
+
+
+def _prompts(body: TextBody) -> Sequence[Prompt]:
+    prompts = split_prompts(body.prompt, "prompt")
+    if not body.suffix:
+        return prompts
+    if body.echo:
+        raise InvalidRequest("echo shows a prompt as it was sent, which one with a suffix is not", "echo")
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise InvalidRequest("suffix needs prompts that are texts, not token ids", "suffix")
+    return [Infill(text, body.suffix) for text in texts]
 
 
 class TextLogprobs(msgspec.Struct):

@@ -101,7 +101,6 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     return_tokens_as_token_ids: Annotated[Any, Refused((False,))] = None
     separate_reasoning: Annotated[Any, Refused((True,))] = None
     stream_reasoning: Annotated[Any, Refused((True,))] = None
-    suffix: Annotated[Any, Refused(("",))] = None
     use_beam_search: Annotated[Any, Refused((False,))] = None
     vllm_xargs: Annotated[Any, Refused(({},))] = None
     web_search_options: Annotated[Any, Refused()] = None

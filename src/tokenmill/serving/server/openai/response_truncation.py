@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tokenmill.core.errors import InvalidRequest, PromptTooLong
@@ -20,12 +21,12 @@ _logger = logging.getLogger(__name__)
 
 
 async def shortened(
-    call: GenerationCall, prompts: list[GenerateText], context: ServerContext
+    call: GenerationCall, prompts: list[GenerateText], context: ServerContext, num_bytes: int
 ) -> tuple[GenerationCall, list[GenerateText], int]:
     """Return a call that fits, its prompts, and how many of its oldest turns were dropped.
 
     The system text and the last turn stay. Where these alone do not fit, nothing is dropped, and the call is refused
-    as any that is too long.
+    as any that is too long. `num_bytes`: of the body; a long one is read off the event loop.
 
     Raises:
         InvalidRequest: the chat cannot be encoded.
@@ -43,7 +44,7 @@ async def shortened(
             break
         left = [*system, *(message for turn in turns[count:] for message in turn)]
         shorter = replace(call, messages=left)
-        made = messages_of(shorter, context)
+        made = await context.bodies.threads.run(num_bytes, partial(messages_of, shorter, context))
         if await _fits(made[0], room, context):
             dropped, fitting = count, (shorter, made, count)
         elif fitting is None:

@@ -79,7 +79,7 @@ class ResponsesRoutes:
         note_left_out(request, context.bodies, left_out(body, asked.tools))
         call, prompts, head = asked.call, asked.prompts, asked.head
         if body.truncation == "auto":
-            call, prompts, dropped = await shortened(call, prompts, context)
+            call, prompts, dropped = await shortened(call, prompts, context, num_bytes)
             head |= {"dropped_turns": dropped} if dropped else {}
 
         def keep(response: dict[str, Any]) -> None:

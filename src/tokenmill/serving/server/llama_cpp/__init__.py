@@ -1,0 +1,1 @@
+"""Serve routes that llama.cpp's server has, for clients that were written for it."""
