@@ -33,7 +33,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a client is started; `files`: names in its folder, and their text."""
+    """The environment and arguments of a client, and `files`: names in its folder, and their text."""
 
     environment: Mapping[str, str]
     arguments: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ _FUNCTION = ("name", "description", "parameters", "strict")
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """How a client calls a tool; `is_custom`: its input is a text, not JSON."""
+    """The name by which a client calls a tool; `is_custom`: its input is a text, not JSON."""
 
     name: str
     namespace: str = ""
