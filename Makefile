@@ -78,11 +78,12 @@ clients: $(NATIVE_STAMP) $(DEV_STAMP) ## clients that need other pins than ours,
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/clients.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
 
-# Telemetry and update checks of the agents are off; tests/agents lets them reach this machine only.
+# Telemetry and update checks of the agents are off; tests/agents lets them reach this machine only. `npm ci` refuses a
+# lock without the parts for other systems, which not every registry has.
 agents: $(NATIVE_STAMP) $(DEV_STAMP) ## coding agents of the npm registry (1.5 GB, once), each against a server whose answers a script gives
 	@command -v npm > /dev/null || { echo "npm is needed: it installs the coding agents" >&2; exit 1; }
 	@mkdir -p $(VENV)/agents && cp requirements/agents/*.json $(VENV)/agents
-	@npm ci --prefix $(VENV)/agents --silent --no-audit --no-fund
+	@npm install --prefix $(VENV)/agents --no-audit --no-fund --loglevel error
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/agents $(ARGS)
 
 # The .pth file lets this environment see what is installed in ours: torch once, and TokenMill itself.
