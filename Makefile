@@ -56,10 +56,7 @@ REPEATS ?= 3
 nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos, fuzz and agents
 	@TIER=nightly $(PYTEST) -n 4 --timeout 3000 $(ARGS)
 	@for run in $$(seq $(REPEATS)); do $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS) || exit 1; done
-	@$(MAKE) --no-print-directory exactness
-	@$(MAKE) --no-print-directory chaos
-	@$(MAKE) --no-print-directory fuzz
-	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory agents; fi
+	@for part in exactness chaos fuzz $$(command -v npm > /dev/null && echo agents); do $(MAKE) --no-print-directory $$part ARGS= || exit 1; done
 
 browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it
 	@sh tools/install_browser.sh

@@ -53,8 +53,9 @@ settings.load_profile(os.environ.get("TOKENMILL_HYPOTHESIS_PROFILE", "tests"))
 
 # What starts processes or interprets kernels, the longest first: a worker that began one of these late would end alone.
 _FIRST = (
-    "serving/server", "threats", "engine/parallel", "engine/runner", "model/kernels", "integration", "house", "tools",
-    "serving/web", "serving/proxy", "engine/loop", "cli", "model/vision", "model/adapters", "llm", "startup",
+    "serving/server", "threats", "engine/parallel", "engine/runner", "model/models", "model/structured", "integration",
+    "house", "tools", "serving/web", "serving/proxy", "engine/loop", "engine/scheduler", "model/weights", "cli",
+    "model/kernels", "model/vision", "model/adapters", "llm", "startup", "ipc",
 )  # fmt: skip
 
 

@@ -35,13 +35,15 @@ CPU_SECONDS = 8.0
 FACTOR = 10
 
 # Programs and modules that take seconds to start.
-LARGE = re.compile(r"^(tokenmill|.*/tokenmill|tokenmill\.(cli|startup|serving)\b.*|pytest)$")
+LARGE = re.compile(
+    r"^(tokenmill|.*/tokenmill|tokenmill\.(cli|startup|serving)\b.*|tests\.(engine|serving)\b.*|pytest)$"
+)
 
 TESTS = Path(__file__).parent
 # Files by folder, without `test_` and `.py`; `*`: all of the folder and below.
 PROCESSES = {
     "agents": "*",
-    "cli": "bad_starts completion launch main serve",
+    "cli": "bad_starts completion import_path launch main serve",
     "clients": "*",
     "engine/loop": "imports",
     "engine/parallel": "native_ranks nodes",
@@ -58,14 +60,15 @@ PROCESSES = {
     "serving/proxy": "process",
     "serving/server": (
         "adapters admin api_servers bad_requests batch_survival batches_api chat_api client_cases completions_api "
-        "conformance disconnect embeddings end_to_end engines event_loop fleet hangs kv_disk lifecycle lost_log media "
-        "messages_api native not_numbers observed overload poison prompt_fields ranks responses_api "
-        "responses_of_agents routing sandboxes split survival tls tokenizer_info"
+        "conformance disconnect embeddings end_to_end engines event_loop fleet hangs infill kv_disk lifecycle lost_log "
+        "media messages_api native not_numbers observed overload poison prompt_fields ranks responses_api "
+        "responses_of_agents routing sandboxes split split_failures survival tls tokenizer_info top unknown_fields"
     ),
     "serving/web": "*",
     "startup/assembly": "engine_process",
     "threats": (
-        "browsers control_plane deserialization fuzz identity odd_values owners parameters reused_rows silence"
+        "amplification browsers control_plane deserialization fuzz identity leaks odd_values owners parameters "
+        "reused_rows silence"
     ),
     "tools": "gpu_check",
 }
@@ -75,7 +78,7 @@ SLOW = {
     "engine/loop": "bad_starts greedy_equality memory_fit native_pass shared_prefix window_groups",
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
-    "engine/runner": "cuda_graphs draft_model drafts grammar_drafts not_numbers on_device",
+    "engine/runner": "cuda_graphs draft_model drafts fake_gpu grammar_drafts not_numbers on_device",
     "engine/speculation": "bounds exactness mutants",
     "house": "requirements",
     "lab/bench": "bench bench_serve quality",
@@ -87,7 +90,7 @@ SLOW = {
         "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
     ),
     "model/models": "gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
-    "model/structured": "answers timing",
+    "model/structured": "answers lazy_calls lazy_rows masks timing",
     "model/vision": "images llm native on_device qwen25 shapes videos",
     "model/weights": "checkpoint gguf quantized_checkpoints stacked_experts",
     "real": "*",
@@ -97,19 +100,37 @@ SLOW = {
     "tools": "gpu_scripts",
 }
 
-# Of each test of these files, how many of its parametrized cases `make test` draws; `make nightly` runs them all.
+# Of each test of these files, how many of its parametrized cases `make test` draws; `file::test`: of that test. All of
+# them run in `make nightly`.
 DRAWN = {
     "cli": {"bad_starts": 2, "main": 3, "serve": 2},
-    "engine/loop": {"greedy_equality": 10, "shared_prefix": 2, "window_groups": 3},
+    "engine/loop": {
+        "greedy_equality": 10,
+        "shared_prefix": 2,
+        "window_groups": 3,
+        "window_groups::test_tokens_are_those_of_whole_pages_in_float32": 1,
+    },
     "engine/parallel": {"exactness": 2, "slices": 1},
     "engine/parallel/devices": {"collective": 3, "engine": 1},
-    "engine/runner": {"draft_model": 2, "drafts": 2, "grammar_drafts": 2, "not_numbers": 2, "on_device": 2},
+    "engine/runner": {
+        **dict.fromkeys(("draft_model", "drafts", "grammar_drafts", "not_numbers", "on_device"), 2),
+        "drafts::test_nor_on_a_device": 1,
+        "grammar_drafts::test_nor_on_a_device": 1,
+        "not_numbers::test_on_a_device_too": 1,
+        "on_device::test_families_with_parts_of_their_own": 1,
+        "on_device::test_recurrent_states_run_on_in_graphs": 1,
+    },
     "integration": {"langchain": 1, "many_clients": 1, "tools": 2},
     "ipc": {"sandbox": 2},
     "model/adapters": {"batches": 1, "native": 1, "on_device": 1, "oracle": 2},
     "model/attention": {"flashinfer": 1},
     "model/kernels": {"triton_attention": 3, "triton_recurrence": 2, "triton_sampling": 2},
-    "model/models": {"config_fields": 5, "recurrent": 2},
+    "model/models": {
+        "config_fields": 5,
+        "recurrent": 2,
+        "recurrent::test_a_session_goes_on_from_its_state": 1,
+        "recurrent::test_native_bits_do_not_depend_on_steps_states_and_preemptions": 1,
+    },
     "model/structured": {"answers": 1, "cache": 2},
     "model/vision": {"llm": 2, "native": 1, "on_device": 1},
     "model/weights": {"hub": 2},
@@ -126,6 +147,7 @@ DRAWN = {
 }
 
 Case = TypeVar("Case")
+Other = TypeVar("Other")
 STARTED = pytest.StashKey[list[str]]()
 
 
@@ -154,6 +176,18 @@ def some(cases: Sequence[Case], count: int) -> list[Case]:
     return [cases[index] for index in sorted(drawn)]
 
 
+def pairs(first: Sequence[Case], second: Sequence[Other]) -> list[tuple[Case, Other]]:
+    """Return pairs in which each of both is at least once, drawn by the seed of the run; all in `make nightly`."""
+    places = [(row, column) for row in range(len(first)) for column in range(len(second))]
+    if tier() != "nightly":
+        rng = random.Random(seed_for(f"pairs of {len(first)} and {len(second)}"))
+        rows, columns = (rng.sample(range(len(each)), len(each)) for each in (first, second))
+        longer = max(len(rows), len(columns)) if places else 0
+        drawn = {(rows[number % len(rows)], columns[number % len(columns)]) for number in range(longer)}
+        places = sorted(drawn)
+    return [(first[row], second[column]) for row, column in places]
+
+
 def drawn_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the tests without the cases that are not drawn; a test keeps as many as `DRAWN` says of its file."""
     kept: list[pytest.Item] = []
@@ -161,7 +195,7 @@ def drawn_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         cases.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
     for (path, name), own in cases.items():
-        count = _drawn_of(path)
+        count = _drawn_of(path, name.rpartition("::")[2])
         if count is None or len(own) <= count or tier() == "nightly":
             kept += own
         else:
@@ -170,11 +204,12 @@ def drawn_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     return kept
 
 
-@cache
-def _drawn_of(file: Path) -> int | None:
+def _drawn_of(file: Path, test: str) -> int | None:
     if not file.is_relative_to(TESTS):
         return None
-    return DRAWN.get(file.relative_to(TESTS).parent.as_posix(), {}).get(file.stem.removeprefix("test_"))
+    counts = DRAWN.get(file.relative_to(TESTS).parent.as_posix(), {})
+    name = file.stem.removeprefix("test_")
+    return counts.get(f"{name}::{test}", counts.get(name))
 
 
 @cache

@@ -160,6 +160,7 @@ def test_who_sets_a_key_is_told_that_metrics_need_it():
     assert "open to all" in dict(facts(READY, ServerConfig(api_key=("k",), metrics_open=True)))["metrics"]
 
 
+@pytest.mark.processes
 def test_the_chat_command_runs_in_a_terminal_without_our_environment(monkeypatch):
     command = shlex.split(chat_command(ServerConfig()))
     assert command[-1] == "chat"

@@ -77,7 +77,7 @@ class Terminal:
         environment["PATH"] = os.pathsep.join(p for p in environment["PATH"].split(os.pathsep) if p != own)
         self._folder = folder
         self._name = name
-        self._environment = environment | {"PYTHONDONTWRITEBYTECODE": "1"}
+        self._environment = environment
         self.log = folder.with_name(f"{folder.name}-{name}.log")
         self._process: subprocess.Popen[str] | None = None
 

@@ -12,6 +12,7 @@ import pytest
 from tests.house.documents import commands, documents, snippets
 from tests.house.source_tree import ROOT
 from tests.integration.serving import serve
+from tests.tiers import some
 from tokenmill.cli.main import VERBS
 from tokenmill.cli.serve import make_parser
 from tokenmill.demo import demo_model_path
@@ -53,17 +54,17 @@ def test_each_kind_of_snippet_is_there():
     assert kinds == {"", "plain", "offline", "server"}
 
 
-@pytest.mark.parametrize("snippet", [*snippets("plain"), *snippets("offline")], ids=str)
+@pytest.mark.parametrize("snippet", some([*snippets("plain"), *snippets("offline")], 4), ids=str)
 def test_a_command_of_the_documents_runs(snippet, tmp_path):
     assert run_snippet(snippet, tmp_path).strip() or (tmp_path / "answers.jsonl").read_text().count("\n") == 3
 
 
-@pytest.mark.parametrize("snippet", snippets("server"), ids=str)
+@pytest.mark.parametrize("snippet", some(snippets("server"), 4), ids=str)
 def test_a_command_of_the_documents_runs_against_a_server(snippet, tmp_path, server):
     assert run_snippet(snippet, tmp_path, server.url).strip()
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", some(EXAMPLES, 2))
 def test_an_example_runs(name, tmp_path, server):
     arguments = [server.url] if name == "many_clients.py" else []
     output = run(

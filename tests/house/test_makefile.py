@@ -1,10 +1,14 @@
+import contextlib
+import io
 import os
 import shutil
 import subprocess
+from functools import cache
 
 import pytest
 
 from tests.house.source_tree import ROOT
+from tools import count_lines
 
 OUTER_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "MODEL", "PORT", "PYTHON")
 # The hash that every git repository gives to a tree without files: since then, every line is a change.
@@ -66,24 +70,43 @@ def test_an_interpreter_that_is_not_fit_is_passed_over(tmp_path):
     assert "Python 3.11, 3.12 or 3.13 with its venv module is needed" in done.stderr
 
 
-def test_the_budget_of_the_core_is_counted_and_kept():
-    counted = [line.split() for line in make("lines").splitlines()]
-    of_core = next(words for words in counted if "of" in words)
+@pytest.fixture(scope="module")
+def count():
+    """Count lines with these flags, as `make lines` does: return the exit status and what is printed."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Three seconds for all files, once.
+        patch.setattr(count_lines, "code_lines", cache(count_lines.code_lines))
+
+        def call(*flags: str) -> tuple[int, list[str]]:
+            patch.setattr("sys.argv", ["count_lines.py", *flags])
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                status = count_lines.main()
+            return status, printed.getvalue().splitlines()
+
+        yield call
+
+
+def test_make_counts_lines_with_the_flags_that_it_is_given():
+    assert commands("lines", "LINES_ARGS=--core 10")[-1].endswith("python tools/count_lines.py --core 10")
+
+
+def test_the_budget_of_the_core_is_counted_and_kept(count):
+    status, printed = count()
+    of_core = next(words for line in printed if "of" in (words := line.split()))
     assert 0 < int(of_core[0]) <= int(of_core[2])
+    assert status == 0
 
 
-def test_lines_are_counted_as_changes_since_a_revision():
+def test_lines_are_counted_as_changes_since_a_revision(count):
     if not (ROOT / ".git").exists():
         pytest.skip("needs a git checkout")
-    table = make("lines", f"LINES_ARGS=--base {GIT_EMPTY_TREE}").splitlines()
+    _, table = count("--base", GIT_EMPTY_TREE)
     lines, change = next(line.split() for line in table if line.endswith("  in all"))[:2]
     assert int(change) == int(lines)
 
 
-def test_the_line_budget_can_be_exceeded():
-    command = ["make", "lines", "LINES_ARGS=--core 10"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
+def test_the_line_budget_can_be_exceeded(count):
+    assert count("--core", "10")[0] == 1
 
 
 def test_ci_asks_for_a_browser_and_calls_make_test():

@@ -197,10 +197,11 @@ def test_configuration_alone_reads_the_environment():
 
 
 def test_nothing_is_left_to_do():
-    found = []
+    found, left = [], re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     for path in files():
-        with tokenize.open(path) as file:
-            for token in tokenize.generate_tokens(file.readline):
-                if token.type == tokenize.COMMENT and re.search(r"\b(TODO|FIXME|XXX|HACK)\b", token.string):
-                    found.append(f"{path.relative_to(ROOT)}:{token.start[0]}")
+        if left.search(path.read_text(encoding="utf-8")):
+            with tokenize.open(path) as file:
+                for token in tokenize.generate_tokens(file.readline):
+                    if token.type == tokenize.COMMENT and left.search(token.string):
+                        found.append(f"{path.relative_to(ROOT)}:{token.start[0]}")
     assert found == []

@@ -68,6 +68,7 @@ def drawn(folder: Path, *arguments: str, seed: str | None = None, turned: bool =
     return set(notes.read_text().splitlines()), done.stdout
 
 
+@pytest.mark.processes
 def test_the_seed_that_a_run_prints_repeats_it_in_another_order_and_without_workers(tmp_path: Path) -> None:
     first, said = drawn(tmp_path, "-n", "2")
     assert len({line.split()[0] for line in first}) == 7
@@ -78,6 +79,7 @@ def test_the_seed_that_a_run_prints_repeats_it_in_another_order_and_without_work
     assert re.search(rf"^seed: SEED={found[1]}\b", said, re.MULTILINE), "at the head"
 
 
+@pytest.mark.processes
 def test_another_run_draws_others_and_a_test_alone_what_it_draws_among_others(tmp_path: Path) -> None:
     among, _ = drawn(tmp_path, seed="7")
     alone, _ = drawn(tmp_path, *(f"test_draws.py::test_{name}" for name in ("shared_again", "red")), seed="7")

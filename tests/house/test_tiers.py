@@ -14,7 +14,7 @@ import pytest
 
 from tests import tiers
 from tests.house.source_tree import ROOT
-from tests.tiers import drawn_cases, marks_of, scaled, shuffled, some, tier
+from tests.tiers import drawn_cases, marks_of, pairs, scaled, shuffled, some, tier
 
 MODULE = """
 import os, subprocess, sys
@@ -103,6 +103,19 @@ def test_long_forms_are_for_the_night(monkeypatch: pytest.MonkeyPatch) -> None:
     assert some(range(100), 5) == list(range(100))
 
 
+@pytest.mark.parametrize(("first", "second"), [("abcdefg", "xyz"), ("ab", "wxyz"), ("abc", "xyz"), ("", "xyz")])
+def test_of_pairs_each_part_is_there(first: str, second: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [(one, other) for one in first for other in second]
+    monkeypatch.setenv("TIER", "test")
+    drawn = pairs(first, second)
+    assert drawn == pairs(first, second) == sorted(set(drawn))
+    assert set(drawn) <= set(every)
+    assert not first or ({one for one, _ in drawn}, {other for _, other in drawn}) == (set(first), set(second))
+    assert len(drawn) <= max(len(first), len(second))
+    monkeypatch.setenv("TIER", "nightly")
+    assert pairs(first, second) == every
+
+
 def test_of_long_tests_some_cases_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     def items(folder: str, *names: str) -> list[Any]:
         path = ROOT / "tests" / folder
@@ -111,18 +124,24 @@ def test_of_long_tests_some_cases_are_drawn(monkeypatch: pytest.MonkeyPatch) -> 
     cases = items("integration/test_tools.py", *(f"test_a[{number}]" for number in range(9)), "test_b")
     others = items("core/test_whole_file.py", *(f"test_a[{number}]" for number in range(9)))
     monkeypatch.setenv("TIER", "test")
+    monkeypatch.setitem(tiers.DRAWN, "integration", {"tools": 3, "tools::test_c": 1})
     kept = drawn_cases([*cases, *others])
     assert kept == drawn_cases([*cases, *others])
     assert kept[-10:] == [cases[-1], *others]
-    assert len(kept) == tiers.DRAWN["integration"]["tools"] + 10
+    assert len(kept) == 3 + 10
+    own = items("integration/test_tools.py", *(f"test_c[{number}]" for number in range(9)))
+    assert len(drawn_cases([*own, *cases])) == 1 + 3 + 1
     monkeypatch.setenv("TIER", "nightly")
     assert drawn_cases([*cases, *others]) == [*cases, *others]
 
 
-def test_files_whose_cases_are_drawn_are_there() -> None:
+def test_what_cases_are_drawn_of_is_there() -> None:
     for folder, names in tiers.DRAWN.items():
         for name in names:
-            assert (ROOT / "tests" / folder / f"test_{name}.py").is_file(), name
+            file, _, test = name.partition("::")
+            path = ROOT / "tests" / folder / f"test_{file}.py"
+            assert path.is_file(), name
+            assert f"def {test}(" in path.read_text() or not test, name
 
 
 def test_an_unknown_tier_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 from tests.integration.serving import MODEL_NAME, serve
 from tests.serving.server.running_server import RunningServer
 from tokenmill.demo import demo_model_path
+
+if TYPE_CHECKING:
+    from langchain_openai import ChatOpenAI
 
 
 class Weather(BaseModel):
@@ -30,12 +31,16 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def model(server: RunningServer) -> ChatOpenAI:
+    from langchain_openai import ChatOpenAI
+
     return ChatOpenAI(
         model=MODEL_NAME, base_url=f"{server.url}/v1", api_key="none", max_tokens=100, temperature=0.0, max_retries=0
     )
 
 
 def test_a_message_is_answered_and_streamed_alike(model: ChatOpenAI) -> None:
+    from langchain_core.messages import AIMessage
+
     whole = model.invoke("Hi")
     assert isinstance(whole, AIMessage)
     assert whole.content
@@ -50,6 +55,8 @@ def test_structured_output_is_an_object_of_its_class(model: ChatOpenAI, method: 
 
 
 def test_a_bound_tool_is_called_and_its_result_goes_back(model: ChatOpenAI) -> None:
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+
     question = HumanMessage("What is the weather in Paris?")
     reply = model.bind_tools([Weather], tool_choice="Weather").invoke([question])
     (call,) = reply.tool_calls
@@ -60,6 +67,8 @@ def test_a_bound_tool_is_called_and_its_result_goes_back(model: ChatOpenAI) -> N
 
 
 def test_embeddings_are_vectors_of_length_one(server: RunningServer) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
     client = OpenAIEmbeddings(
         model=MODEL_NAME, base_url=f"{server.url}/v1", api_key="none", check_embedding_ctx_length=False, max_retries=0
     )

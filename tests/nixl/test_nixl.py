@@ -11,9 +11,16 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.engine.transfer.remote.pair import running_pair, same_pages, soon, storing, zero_pages
-from tests.serving.server.split_servers import start_split
+from tests.serving.server.split_servers import (
+    PARSERS,
+    body_of,
+    choices,
+    computed_prompt,
+    fresh_prompt,
+    num_cached,
+    start_split,
+)
 from tests.serving.server.streams import answers
-from tests.serving.server.test_split import PARSERS, body_of, choices, computed_prompt, fresh_prompt, num_cached
 from tokenmill.engine.transfer.remote.channel import TransferError
 from tokenmill.engine.transfer.remote.client import PageClient
 from tokenmill.engine.transfer.remote.host_pages import HostPages
@@ -61,7 +68,7 @@ def test_all_full_pages_come_over_nixl(split):
 def test_a_producer_that_dies_costs_nothing_but_time(checkpoint, tmp_path):
     with start_split(checkpoint, tmp_path, "tcp", connector="NixlConnector", fetch_seconds=3.0) as split:
         prompt = fresh_prompt()
-        params = computed_prompt(split, prompt)
+        params = computed_prompt(split.prefill, prompt)
         engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
         split.prefill.process.kill()
         for pid in (split.prefill.api_pid, engine):

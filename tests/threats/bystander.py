@@ -14,7 +14,7 @@ BODY = {
     "request_id": "bystander",
 }
 # Seconds between an answer and the next question: somebody who never rests takes a processor of every attack.
-PAUSE = 0.03
+PAUSE = 0.1
 
 
 class Bystander:

@@ -11,6 +11,7 @@ import pytest
 from tests.serving.server.test_app import make_app, request
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, exchange, status
+from tests.tiers import scaled
 from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.core.errors import Conflict, EngineDead, InvalidCheckpoint, InvalidRequest
 from tokenmill.serving.server.http.errors import anthropic_body, error_body
@@ -84,7 +85,7 @@ def test_no_error_body_shows_what_is_inside(guarded_server):
     paths = guarded_server.http.get(f"{guarded_server.url}/openapi.json").json()["paths"]
     posts = [path for path, methods in paths.items() if "post" in methods and path != "/pause"]
     num_errors = 0
-    for _ in range(300):
+    for _ in range(scaled(100)):
         path = rng.choice(posts).replace("{response_id}", "x")
         reply = guarded_server.http.post(guarded_server.url + path, content=garbage(rng))
         assert reply.status_code < 500, (path, reply.text)
@@ -93,7 +94,7 @@ def test_no_error_body_shows_what_is_inside(guarded_server):
             error = reply.json()["error"]
             assert {"message", "type"} <= set(error), reply.text
             check(without_paths_sent(reply.text))
-    assert num_errors > 150
+    assert num_errors > scaled(100) // 2
     assert guarded_server.http.get(f"{guarded_server.url}/health_generate").status_code == 200
     assert "Traceback" not in guarded_server.output(), guarded_server.output()[-3000:]
 

@@ -8,6 +8,7 @@ import pytest
 from tests.serving.server.running_server import start_server
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, status
+from tests.tiers import scaled
 from tokenmill.config.configs import EngineConfig
 
 # Digits to `str.isdigit`, to `int`, to neither; too many for `int`; bytes that are no UTF-8.
@@ -67,7 +68,7 @@ def test_no_part_of_a_path_is_the_servers_fault(server, description):
     routes = [(m.upper(), path) for path, methods in description["paths"].items() if "{" in path for m in methods]
     assert {path for _, path in routes} >= {"/engines/{index}/drain", "/v1/files/{file_id}/content"}
     key = f"Authorization: Bearer {KEYS[0]}"
-    parts = ["%C2%B2", "9" * 5000, *(odd_part(rng) for _ in range(30))]
+    parts = ["%C2%B2", "9" * 5000, *(odd_part(rng) for _ in range(scaled(10)))]
     for method, path in routes:
         for part in parts:
             asked = path[: path.index("{")] + part + path[path.index("}") + 1 :]
@@ -81,7 +82,7 @@ def test_no_form_is_the_servers_fault(server):
     both = [("expires_after", b"1"), ("expires_after[seconds]", b"3600")]
     whole = [("file", b"x"), ("purpose", b"batch")]
     forms = [whole + both, whole + both[::-1], [*whole, ("file[x]", b"y")]]
-    for _ in range(150):
+    for _ in range(scaled(50)):
         names = rng.sample(NAMES, rng.randrange(1, 7))
         values = [rng.choice([b"x", b"batch", b"3600", b"9" * 900, b"\xff", b"", b"nan"]) for _ in names]
         forms.append(list(zip(names, values, strict=True)))

@@ -42,14 +42,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     rng = np.random.default_rng(SEED)
-    drawn = [rng.integers(0, 300, int(length)).tolist() for length in rng.integers(1, 250, 8)]
+    drawn = [rng.integers(0, 300, int(length)).tolist() for length in rng.integers(1, 250, 6)]
     shared = rng.integers(0, 300, 100).tolist()
-    return [*drawn, *drawn[:3], *([*shared, *drawn[number][:50]] for number in range(3))]
+    return [*drawn, *drawn[:2], *([*shared, *drawn[number][:50]] for number in range(2))]
 
 
 def generate(folder: Path, prompts: list[list[int]], whole: bool, **flags: Any) -> list[Any]:
     """Tokens and logprobs of every prompt, cold and warm, then of a session of three turns."""
-    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, logprobs=8)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=8)
     found = []
     with LLM(folder, disable_hybrid_kv_cache_manager=whole, **{**SMALL, **flags}) as llm:
         for _ in range(2):

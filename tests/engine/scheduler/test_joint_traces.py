@@ -107,7 +107,7 @@ class JointTrace(SchedulerTrace):
 
 TestJointTrace = JointTrace.TestCase
 TestJointTrace.settings = settings(
-    max_examples=scaled(60), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=scaled(30), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -131,7 +131,7 @@ class SchedulerTrace(RuleBasedStateMachine):
 TestSchedulerTrace = SchedulerTrace.TestCase
 TestSchedulerTrace.settings = settings(
     # counted once: 39,754 steps in 350 examples; at least 20,000 are wanted
-    max_examples=scaled(200),
+    max_examples=scaled(100),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -173,5 +173,5 @@ class StateTrace(SchedulerTrace):
 
 TestStateTrace = StateTrace.TestCase
 TestStateTrace.settings = settings(
-    max_examples=scaled(60), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=scaled(30), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

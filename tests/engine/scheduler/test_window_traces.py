@@ -48,7 +48,7 @@ class WindowTrace(SchedulerTrace):
 
 TestWindowTrace = WindowTrace.TestCase
 TestWindowTrace.settings = settings(
-    max_examples=scaled(120),
+    max_examples=scaled(60),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

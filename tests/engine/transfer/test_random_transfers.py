@@ -55,7 +55,7 @@ class TransferTrace(SchedulerTrace):
 
 TestTransferTrace = TransferTrace.TestCase
 TestTransferTrace.settings = settings(
-    max_examples=scaled(60),
+    max_examples=scaled(30),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 
@@ -39,6 +38,8 @@ ADAPTERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("family", SHAPES)
 def test_hidden_states_are_near_those_of_peft(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    import peft
+
     folder = make_checkpoint(tmp_path / "base", family, tokenizer=False, dtype=torch.bfloat16, **SHAPES[family])
     decoder, native = load(folder, UNQUANTIZED, 2)
     kernels = decoder._kernels

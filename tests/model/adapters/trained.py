@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import peft
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import load_oracle
+
+if TYPE_CHECKING:
+    import peft
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def make_adapter(base: Path, folder: Path, seed: int, **config: Any) -> peft.PeftModel:
     """Write an adapter with random values that matter; returns the oracle that has it."""
+    import peft
+
     fields: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": LINEARS, **config}
     model = peft.get_peft_model(load_oracle(base), peft.LoraConfig(**fields))
     generator = torch.Generator().manual_seed(seed)

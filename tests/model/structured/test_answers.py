@@ -14,6 +14,7 @@ import pytest
 
 from tests.model.structured.schemas import random_schema
 from tests.seeding import seed_for
+from tests.tiers import scaled
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import FinishReason
@@ -49,7 +50,7 @@ def params(number: int, **outputs: Any) -> SamplingParams:
 def test_answers_match_their_schemas(model: Path, overlap: bool) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED + overlap)
-    schemas = [random_schema(rng) for _ in range(150)]
+    schemas = [random_schema(rng) for _ in range(scaled(50))]
     prompts = [[rng.randrange(256) for _ in range(rng.choice([3, 3, 40, 130]))] for _ in schemas]
     with LLM(model, async_scheduling=overlap, **TIGHT) as llm:
         asked = [params(number, json=schema) for number, schema in enumerate(schemas)]
@@ -62,7 +63,7 @@ def test_answers_match_their_schemas(model: Path, overlap: bool) -> None:
         if answer.finish_reason is FinishReason.STOP:
             num_complete += 1
             jsonschema.validate(json.loads(answer.text), schema, format_checker=FORMATS)
-    assert num_complete > 120
+    assert num_complete > 0.8 * len(schemas)
     assert num_preemptions > 0
 
 
@@ -71,12 +72,12 @@ def test_greedy_answers_are_those_of_masks_wherever_rows_draw_first(
 ) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
-    prompts = [[rng.randrange(256) for _ in range(rng.choice([3, 40]))] for _ in range(40)]
+    prompts = [[rng.randrange(256) for _ in range(rng.choice([3, 40]))] for _ in range(20)]
     asked = [
         SamplingParams(max_tokens=60, temperature=0.0, structured_outputs=StructuredOutputs(json=random_schema(rng)))
         for _ in prompts
     ]
-    asked[::4] = [SamplingParams(max_tokens=60, temperature=0.0)] * 10
+    asked[::4] = [SamplingParams(max_tokens=60, temperature=0.0)] * 5
 
     def answers() -> list[list[int]]:
         with LLM(model, **TIGHT) as llm:

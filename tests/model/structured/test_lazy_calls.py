@@ -12,7 +12,7 @@ import pytest
 
 from tests.model.structured.lazy_vocabulary import MARKS, Vocabulary, vocabulary
 from tests.seeding import seed_for
-from tests.tiers import scaled
+from tests.tiers import pairs, scaled
 from tokenmill.core.answer import AnswerPiece, PieceKind
 from tokenmill.core.messages import CallRules
 from tokenmill.serving.frontend.answer_parser import AnswerParser
@@ -74,8 +74,8 @@ CLOSERS = [
     "<tool_call|>",
 ]
 MAX_TOKENS = 200
-CASES = [(name, style) for name in OPENINGS for style in ("", "qwen3", "granite", "gemma4")]
-CASES = [case for case in CASES if case[0] != harmony.NOTATION_NAME] + [(harmony.NOTATION_NAME, harmony.STYLE_NAME)]
+CASES = pairs([name for name in OPENINGS if name != harmony.NOTATION_NAME], ["", "qwen3", "granite", "gemma4"])
+CASES += [(harmony.NOTATION_NAME, harmony.STYLE_NAME)]
 
 
 @pytest.fixture(scope="module", params=[MARKS, []], ids=["marks", "spelled"])

@@ -10,6 +10,7 @@ import pytest
 
 from tests.model.structured.schemas import random_schema
 from tests.seeding import seed_for
+from tests.tiers import scaled
 from tokenmill.config.model_files import eos_token_ids
 from tokenmill.core.messages import CallRules
 from tokenmill.core.structured_outputs import StructuredOutputs
@@ -21,7 +22,7 @@ from tokenmill.serving.frontend.tokenizer import Tokenizer
 from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS
 
 SEED = seed_for(__name__)
-MAX_TOKENS = 40
+MAX_TOKENS = 16
 # The demo model's, and a few ids that no token has, as models have that are padded.
 VOCAB_SIZE = 2560 + 7
 REGEXES = ["([a-z]{3,5} ){30}", r"[ab]{3}-\d{2}", "a*", "ab", "é+\\n?", "(GET|POST) /[a-z]{1,5}"]
@@ -44,7 +45,7 @@ def compiler() -> GrammarCompiler:
 def asked(rng: random.Random) -> list[tuple[StructuredOutputs | None, str | None, bool]]:
     """Answers, notations of calls and thinking in many mixtures."""
     answers: list[dict[str, Any]] = [
-        *({"json": random_schema(rng)} for _ in range(40)),
+        *({"json": random_schema(rng)} for _ in range(scaled(12))),
         *({"regex": regex} for regex in REGEXES),
         *({"grammar": grammar} for grammar in LARK),
         {"json_object": True},

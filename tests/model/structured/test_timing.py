@@ -12,6 +12,7 @@ import pytest
 
 from tests.model.structured.schemas import random_schema
 from tests.seeding import seed_for
+from tests.tiers import scaled
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import TokenLogprobs
@@ -25,8 +26,8 @@ from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
 from tokenmill.startup.assembly.setup import build_engine
 
 SEED = seed_for(__name__)
-NUM_SCHEMAS = 200
-NUM_ALONE = 30
+NUM_SCHEMAS = scaled(60)
+NUM_ALONE = scaled(10)
 # "a" and "e", at which some requests stop: what a grammar allows may be the end of an answer.
 LETTERS = (64, 68)
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.checkpoints import load_oracle, make_checkpoint
 from tests.model.models.test_logits import assert_close, load
@@ -29,6 +28,8 @@ def drawn(rng: np.random.Generator, *shape: int) -> tuple[torch.Tensor, torch.Te
 
 
 def test_numbers_of_four_bits_are_those_of_transformers(rng: np.random.Generator) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     blocks, scales = drawn(rng, 3, 10, 4)
     want = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
     got = torch.stack([Mxfp4Rows(*pair).dequantize() for pair in zip(blocks, scales, strict=True)])
@@ -37,6 +38,8 @@ def test_numbers_of_four_bits_are_those_of_transformers(rng: np.random.Generator
 
 def packed(folder: Path, rng: np.random.Generator) -> dict[str, torch.Tensor]:
     """Put random experts of four bits in the place of a checkpoint's; returns what they are as floats."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     path, floats = folder / "model.safetensors", {}
     tensors = load_file(path)
     for name in [name for name in tensors if name.endswith(PROJECTIONS)]:

@@ -123,10 +123,11 @@ class RunningServer:
 def children_of(parent: int) -> dict[int, list[str]]:
     """The command lines of a process's children."""
     found = {}
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
-                found[int(folder.name)] = command_of(int(folder.name))
+    for path in Path(f"/proc/{parent}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for pid in map(int, path.read_text().split()):
+                with contextlib.suppress(OSError):
+                    found[pid] = command_of(pid)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,17 @@ from tests.serving.server.running_proxy import start_proxy
 from tests.serving.server.running_server import RunningServer, free_port, start_server
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.server.process.launch import ENGINE_MODULE
+
+# As vLLM's proxies send it to whoever computes a prompt.
+ASKED = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+PARSERS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
 
 
 @dataclass
@@ -72,3 +84,34 @@ def start_split(
         start_proxy([one.url], [two.url]) as proxy,
     ):
         yield Split(one, two, proxy.url, proxy.log)
+
+
+def prompt_of(seed: int, length: int = 100) -> list[int]:
+    return [random.Random(seed).randrange(3, 300) for _ in range(length)]
+
+
+def fresh_prompt(length: int = 100) -> list[int]:
+    """One that nobody has cached."""
+    seed = random.randrange(1 << 32)
+    print(f"prompt {seed}")
+    return prompt_of(seed, length)
+
+
+def body_of(prompt: list[int], **fields) -> dict:
+    return {"prompt": prompt, "max_tokens": 20, "temperature": 0.0, "ignore_eos": True} | fields
+
+
+def choices(reply: httpx.Response) -> list[dict]:
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"]
+
+
+def num_cached(reply: httpx.Response) -> int:
+    return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def computed_prompt(producer: RunningServer, prompt: list[int]) -> dict:
+    """Return a producer's answer to a proxy."""
+    reply = producer.post("/v1/completions", body_of(prompt, max_tokens=1, kv_transfer_params=ASKED))
+    assert reply.status_code == 200, reply.text
+    return reply.json()["kv_transfer_params"]

@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import anthropic
 import pytest
 
 from tests.serving.server.running_server import start_server
@@ -22,6 +21,8 @@ def server(stub_model):
 
 @pytest.fixture
 def client(server):
+    import anthropic
+
     return anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=30)
 
 
@@ -68,6 +69,8 @@ def test_a_stream_brings_the_same_message(client):
 
 
 def test_asynchronous_clients_too(server):
+    import anthropic
+
     async def run():
         async with anthropic.AsyncAnthropic(base_url=server.url, api_key=KEY, max_retries=0) as client:
             return await asyncio.gather(*(ask(client, max_tokens=n) for n in (1, 5, 9)))
@@ -95,6 +98,8 @@ def test_an_answer_that_the_client_has_begun_is_gone_on_with(server, client):
 
 
 def test_the_clients_find_the_id_of_their_request(client):
+    import anthropic
+
     assert ask(client)._request_id
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, max_tokens=-1)
@@ -170,6 +175,8 @@ def test_a_call_is_a_block_of_its_own_also_in_a_stream(client):
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_anthropics_form(client, fields):
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError) as caught:
         ask(client, **fields)
     assert caught.value.body["type"] == "error"
@@ -178,6 +185,8 @@ def test_what_cannot_be_answered_is_refused_in_anthropics_form(client, fields):
 
 
 def test_errors_have_the_classes_of_the_client(server, client):
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError):
         ask(client, model="claude")
     with pytest.raises(anthropic.AuthenticationError):

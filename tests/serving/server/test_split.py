@@ -1,74 +1,32 @@
-"""Prompts computed by one server, continued by another: the answers of one engine, whatever happens to either."""
+"""Prompts computed by one server, continued by another: the answers of one engine, and nothing for who guesses."""
 
 import asyncio
-import contextlib
-import os
-import random
-import signal
-import threading
-import time
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.serving.server.running_proxy import start_proxy
-from tests.serving.server.running_server import start_server
-from tests.serving.server.split_servers import Split, engine_config, start_split, transfer_config
+from tests.serving.server.split_servers import (
+    ASKED,
+    PARSERS,
+    body_of,
+    choices,
+    computed_prompt,
+    fresh_prompt,
+    num_cached,
+    start_split,
+)
 from tests.serving.server.streams import answers
-from tests.tiers import scaled
-from tokenmill.serving.server.process.launch import ENGINE_MODULE
+from tests.tiers import scaled, some
 
 PAGE_SIZE = 16
-# As vLLM's proxies send it to whoever computes a prompt.
-ASKED = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
-PARSERS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
 
 
-@pytest.fixture(scope="module", params=["unix", "tcp"])
+@pytest.fixture(scope="module", params=some(["unix", "tcp"], 1))
 def split(request, tiny_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("split")
     with start_split(tiny_checkpoint, folder, request.param, server=PARSERS, lease_seconds=10.0) as running:
         yield running
-
-
-def prompt_of(seed: int, length: int = 100) -> list[int]:
-    return [random.Random(seed).randrange(3, 300) for _ in range(length)]
-
-
-def fresh_prompt(length: int = 100) -> list[int]:
-    """One that nobody has cached."""
-    seed = random.randrange(1 << 32)
-    print(f"prompt {seed}")
-    return prompt_of(seed, length)
-
-
-def body_of(prompt: list[int], **fields) -> dict:
-    return {"prompt": prompt, "max_tokens": 20, "temperature": 0.0, "ignore_eos": True} | fields
-
-
-def choices(reply: httpx.Response) -> list[dict]:
-    assert reply.status_code == 200, reply.text
-    return reply.json()["choices"]
-
-
-def num_cached(reply: httpx.Response) -> int:
-    return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-def computed_prompt(split: Split, prompt: list[int]) -> dict:
-    """Return a producer's answer to a proxy."""
-    reply = split.prefill.post("/v1/completions", body_of(prompt, max_tokens=1, kv_transfer_params=ASKED))
-    assert reply.status_code == 200, reply.text
-    return reply.json()["kv_transfer_params"]
 
 
 def test_streams_of_every_kind_are_those_of_one_engine(split):
@@ -110,7 +68,7 @@ def test_requests_as_vllms_proxy_sends_them(split):
 
 def test_a_handle_gives_nothing_for_another_prompt_or_salt_or_twice(split):
     prompt, other = fresh_prompt(), fresh_prompt()
-    params = computed_prompt(split, prompt)
+    params = computed_prompt(split.prefill, prompt)
     foreign = split.decode.post("/v1/completions", body_of(other, kv_transfer_params=params))
     assert num_cached(foreign) == 0
     assert choices(foreign) == choices(split.prefill.post("/v1/completions", body_of(other)))
@@ -118,7 +76,7 @@ def test_a_handle_gives_nothing_for_another_prompt_or_salt_or_twice(split):
     split.prefill.wait_until_unused()
     again = split.decode.post("/v1/completions", body_of(prompt, kv_transfer_params=params))
     assert num_cached(again) == 0
-    params = computed_prompt(split, prompt)
+    params = computed_prompt(split.prefill, prompt)
     salted = split.decode.post("/v1/completions", body_of(prompt, cache_salt="mine", kv_transfer_params=params))
     assert num_cached(salted) == 0
     split.prefill.wait_until_unused()
@@ -126,7 +84,7 @@ def test_a_handle_gives_nothing_for_another_prompt_or_salt_or_twice(split):
 
 def test_a_guessed_handle_gives_nothing(split):
     prompt = fresh_prompt()
-    params = computed_prompt(split, prompt)
+    params = computed_prompt(split.prefill, prompt)
     for wrong in ({"remote_block_ids": [1, 2, 3, 4]}, {"remote_request_id": "x"}, {"remote_engine_id": "y"}):
         reply = split.decode.post(
             "/v1/completions", body_of(prompt, cache_salt="", max_tokens=2, kv_transfer_params=params | wrong)
@@ -164,7 +122,7 @@ def test_what_makes_no_sense_is_refused(split, params):
 
 
 def test_roles_and_unknown_producers_are_refused_by_name(split):
-    there = computed_prompt(split, fresh_prompt())
+    there = computed_prompt(split.prefill, fresh_prompt())
     cases = [
         (split.decode, ASKED, "do_remote_decode needs a producer"),
         (split.prefill, there, "do_remote_prefill needs a consumer"),
@@ -207,86 +165,3 @@ def test_after_all_that_nothing_is_left(split):
         server.wait_until_unused()
         assert server.http.get(f"{server.url}/health").status_code == 200
         assert "Traceback" not in server.output()
-
-
-def test_a_producer_that_is_killed_costs_nothing_but_time(tiny_checkpoint, tmp_path):
-    with start_split(tiny_checkpoint, tmp_path, "unix", fetch_seconds=10.0, server=PARSERS) as split:
-        alone = asyncio.run(answers(split.decode.url, 16))
-        assert split.decode.post("/reset_prefix_cache").status_code == 200
-        engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
-
-        def kill() -> None:
-            time.sleep(random.uniform(0.1, 1.0))
-            split.prefill.process.kill()
-            for pid in (split.prefill.api_pid, engine):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        heard = asyncio.run(answers(split.proxy, 16))
-        killer.join()
-        for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
-            assert got == want, f"stream {number}"
-        split.decode.wait_until_unused()
-        assert "Traceback" not in split.decode.output()
-
-
-def test_a_producer_that_hangs_is_given_up(tiny_checkpoint, tmp_path):
-    with start_split(tiny_checkpoint, tmp_path, "tcp", fetch_seconds=1.0) as split:
-        prompt = fresh_prompt()
-        params = computed_prompt(split, prompt)
-        engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
-        os.kill(engine, signal.SIGSTOP)
-        try:
-            reply = split.decode.post("/v1/completions", body_of(prompt, kv_transfer_params=params))
-            assert num_cached(reply) == 0
-        finally:
-            os.kill(engine, signal.SIGCONT)
-        assert choices(reply) == choices(split.decode.post("/v1/completions", body_of(prompt, cache_salt="own")))
-
-
-def test_a_consumer_that_is_killed_leaves_its_pages_to_the_end_of_their_leases(tiny_checkpoint, tmp_path):
-    with start_split(tiny_checkpoint, tmp_path, "unix", lease_seconds=8.0) as split:
-        split.decode.process.kill()
-        os.kill(split.decode.api_pid, signal.SIGKILL)
-        for _ in range(5):
-            computed_prompt(split, fresh_prompt(200))
-        split.prefill.wait_for(lambda: split.prefill.metric("num_pages_pinned") > 0)  # told once a second
-        split.prefill.wait_until_unused()  # without any request that would stir the engine
-
-
-def test_with_the_policy_fail_a_request_ends_with_an_error(tiny_checkpoint, tmp_path):
-    with start_split(tiny_checkpoint, tmp_path, "unix", policy="fail") as split:
-        prompt = fresh_prompt()
-        params = computed_prompt(split, prompt)
-        wrong = body_of(prompt, kv_transfer_params=params | {"remote_block_ids": [1, 2, 3, 4]})
-        reply = split.decode.post("/v1/completions", wrong)
-        assert reply.status_code == 500
-        assert "could not be loaded" in reply.json()["error"]["message"]
-        split.decode.wait_until_unused()
-
-
-def test_engines_with_other_pages_compute_alone(tiny_checkpoint, tmp_path):
-    """Other page sizes are refused by name, and nothing is guessed."""
-    with start_split(tiny_checkpoint, tmp_path, "unix", decode={"page_size": 32}) as split:
-        prompt = fresh_prompt()
-        reply = split.post("/v1/completions", body_of(prompt))
-        assert num_cached(reply) == 0
-        assert choices(reply) == choices(split.prefill.post("/v1/completions", body_of(prompt)))
-        assert "the producer has pages of 16 tokens, this engine pages of 32 tokens" in split.decode.output()
-
-
-def test_both_roles_in_one_server(tiny_checkpoint, tmp_path):
-    """Each continues what the other has computed for it."""
-    configs = [transfer_config("kv_both", tmp_path, "unix", 0, own=i, peer=1 - i) for i in range(2)]
-    with (
-        start_server(engine_config(tiny_checkpoint, configs[0]), ENGINE_MODULE) as one,
-        start_server(engine_config(tiny_checkpoint, configs[1]), ENGINE_MODULE) as two,
-    ):
-        for first, second in ((one, two), (two, one)):
-            with start_proxy([first.url], [second.url]) as proxy:
-                body = body_of(fresh_prompt())
-                reply = proxy.post("/v1/completions", body)
-                assert num_cached(reply) == 96
-                assert choices(reply) == choices(first.post("/v1/completions", body))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.quantization.layouts import Outputs
 from tokenmill.model.sharding.shard import Part
+from tokenmill.model.weights.file_part import read_bytes
 from tokenmill.model.weights.safetensors_header import StoredTensor
 
 DTYPES = {
@@ -62,26 +60,6 @@ def read_part(stored: StoredTensor, outputs: Outputs | None, part: Part) -> torc
     except OSError as error:
         raise InvalidCheckpoint(f"cannot read {stored.file}: {error}") from error
     return tensor
-
-
-def read_bytes(descriptor: int, memory: memoryview, offset: int, path: Path) -> None:
-    """Fill memory from a place of a file.
-
-    Raises:
-        InvalidCheckpoint: the file ends before.
-    """
-    for start, count in _reads(descriptor, memory, offset):
-        if count == 0:
-            raise InvalidCheckpoint(f"{path} ends at byte {offset + start}, and {len(memory) - start} more are wanted")
-
-
-def _reads(descriptor: int, memory: memoryview, offset: int) -> Iterator[tuple[int, int]]:
-    """Read into the memory, 2 GiB at most each time; yield where each read began in it, and its number of bytes."""
-    start = 0
-    while start < len(memory):
-        count = os.preadv(descriptor, [memory[start:]], offset + start)
-        yield start, count
-        start += count
 
 
 def _numbers(stored: StoredTensor, outputs: Outputs, part: Part) -> tuple[int, int]:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from tokenmill.config.gguf_names import split_place
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.weights.file_part import read_bytes
 from tokenmill.model.weights.gguf.header import Metadata, read_header
-from tokenmill.model.weights.stored_part import read_bytes
 
 MOST_LINKS = 40
 
