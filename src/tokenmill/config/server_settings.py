@@ -118,6 +118,7 @@ class ServerSettings:
     strict_fields: bool = flag(
         False, "refuse fields that are not known, instead of leaving them out and naming them in x-tokenmill-ignored"
     )
+    script: str | None = flag(None, "for tests of clients: a file of answers that chats are held to, see agents.md")
     enable_log_requests: bool = flag(False, "log every request")
     disable_log_stats: bool = flag(False, "do not log throughput every ten seconds")
     log_format: str = flag("text", "lines as text, or as JSON objects", choices=("text", "json"))

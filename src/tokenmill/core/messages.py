@@ -87,6 +87,7 @@ class GenerateText(Message, kw_only=True):
         kv_transfer_params: the client's parameters for the sources of KV.
         adapter: the LoRA adapter to apply; None: the base model.
         num_estimated: estimated tokens of the prompt; None: no estimate yet.
+        forced_text: the only text that the answer may be; "": any. Outputs and calls then add no grammar.
         resumed: set if the text worker that had the call has died: the tokens of each delta already sent to the
             client, by the ids of the requests that are still open.
     """
@@ -118,6 +119,7 @@ class GenerateText(Message, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     adapter: AdapterRef | None = None
     num_estimated: int | None = None
+    forced_text: str = ""
     resumed: dict[str, list[list[int]]] | None = None
 
 

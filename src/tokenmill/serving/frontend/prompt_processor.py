@@ -160,6 +160,10 @@ class PromptProcessor:
         params, calls = msgspec.structs.replace(message.params, thinking_token_budget=None), message.calls
         if message.reasoning and STYLES[message.reasoning].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
+        if message.forced_text:
+            text = GrammarBuilder(self._prompts)
+            forced = text.grammar([text.marker(message.forced_text)], "messages")
+            return msgspec.structs.replace(params, structured_outputs=None, grammar=forced)
         if params.structured_outputs is None and calls is None:
             return params
         if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:

@@ -117,6 +117,7 @@ class _Routes:
             ("/v1/completions", TextRoute(context).post, TextBody),
             ("/v1/embeddings", EmbeddingRoute(context).post, EmbeddingBody),
             ("/v1/responses", self.responses.create, ResponsesBody),
+            ("/v1/responses/input_tokens", self.responses.input_tokens, ResponsesBody),
             ("/v1/messages", messages.post, MessagesBody),
             ("/v1/messages/count_tokens", messages.count_tokens, PromptBody),
             ("/generate", NativeRoute(context).post, NativeBody),

@@ -24,6 +24,7 @@ from tokenmill.serving.server.http.errors import ModelNotFound
 from tokenmill.serving.server.live_hub import LiveHub
 from tokenmill.serving.server.media import MediaFetcher
 from tokenmill.serving.server.response_store import ResponseStore
+from tokenmill.serving.server.script import Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class ServerContext:
         responses: the stored responses of /v1/responses.
         sse_ping: seconds of silence after which a stream gets a sign of life; 0: never.
         settles_prompts: known volatile blocks of chats are dropped or moved.
+        script: answers that chats are held to.
     """
 
     client: EngineClient
@@ -100,6 +102,7 @@ class ServerContext:
     responses: ResponseStore = field(default_factory=ResponseStore)
     sse_ping: float = 0.0
     settles_prompts: bool = True
+    script: Script = field(default_factory=Script)
 
     @property
     def names(self) -> tuple[str, ...]:

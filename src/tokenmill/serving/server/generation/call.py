@@ -46,6 +46,7 @@ class GenerationCall:
         kv_transfer_params: parameters from the client for the sources of KV.
         model: the name of its model, which may be an adapter.
         conversation: the client's own name for what its prompts go on with, or for its user.
+        session_key: calls of one key go to one engine, unless a header names another session; "": no key.
     """
 
     params: dict[str, Any]
@@ -73,6 +74,7 @@ class GenerationCall:
     kv_transfer_params: dict[str, Any] | None = None
     model: str | None = None
     conversation: str | None = None
+    session_key: str = ""
 
 
 def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateText]:
@@ -116,6 +118,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
             reasoning=context.parsers.reasoning,
             end_of_thinking=context.parsers.end_of_thinking,
             template_kwargs=call.template_kwargs,
+            forced_text=context.script.answer(call.messages, call.tools),
         )
         whole = [chat]
     return [msgspec.structs.replace(one, num_estimated=estimated_tokens(one)) for one in whole]

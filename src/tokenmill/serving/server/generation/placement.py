@@ -1,6 +1,7 @@
 """Read from a call's headers which engine its requests go to: a given one, or the one that has their session.
 
-`x-data-parallel-rank` is vLLM's name, an engine's index; `x-session-id` is any label of the client's own.
+`x-data-parallel-rank` is vLLM's name, an engine's index; `x-session-id` is any label of the client's own. Without one,
+the field `prompt_cache_key` of OpenAI's APIs names the session.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ RANK, SESSION = "x-data-parallel-rank", "x-session-id"
 def placed(
     prompts: Sequence[GenerateText], context: ServerContext, scope: Scope, call: GenerationCall
 ) -> Sequence[GenerateText]:
-    """Return the prompts of a call, set to the engine and the session that its headers name, and to its conversation.
+    """Return the prompts of a call with the engine and session of its headers, or its key, and with its conversation.
 
     Raises:
         InvalidRequest: there is no such engine, or the session's name is not a label.
     """
     headers = Headers(scope=scope)
-    rank, session = headers.get(RANK), headers.get(SESSION, "")
-    conversation = _conversation(session or call.conversation or "", call, scope)
+    rank, named = headers.get(RANK), headers.get(SESSION, "")
+    if named and not is_request_id(named):
+        raise InvalidRequest(f"{SESSION} must be {MEANING}", SESSION)
+    session = named or call.session_key
+    conversation = _conversation(named or call.conversation or "", call, scope)
     if rank is None and not session and not conversation:
         return prompts
     changes: dict[str, Any] = {"engine": _engine(rank, context), "session": _session(session, scope)}
@@ -60,8 +64,5 @@ def _engine(rank: str | None, context: ServerContext) -> int | None:
 
 def _session(label: str, scope: Scope) -> str:
     """Return the session's name: different for different tenants, and no longer than a hash."""
-    if not label:
-        return ""
-    if not is_request_id(label):
-        raise InvalidRequest(f"{SESSION} must be {MEANING}", SESSION)
-    return blake2b(f"{tenant_of(scope)}/{label}".encode(), digest_size=12).hexdigest()
+    name = f"{tenant_of(scope)}/{label}".encode("utf-8", "replace")
+    return blake2b(name, digest_size=12).hexdigest() if label else ""
