@@ -23,7 +23,7 @@ INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
 # What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
 STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve chat check test nightly browser exactness chaos fuzz clients ray nixl routers real lint format lines bench gpu gpu-rehearsal docs clean
+.PHONY: help serve chat check test nightly browser exactness chaos fuzz clients agents ray nixl routers real lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -53,10 +53,10 @@ test: lint ## lint and all tests that a landing needs; ARGS are passed to pytest
 
 # Each run draws a seed of its own.
 REPEATS ?= 3
-nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos and fuzz
+nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos, fuzz and agents
 	@TIER=nightly $(PYTEST) -n 4 --timeout 3000 $(ARGS)
 	@for run in $$(seq $(REPEATS)); do $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS) || exit 1; done
-	@for part in exactness chaos fuzz; do $(MAKE) --no-print-directory $$part ARGS= || exit 1; done
+	@for part in exactness chaos fuzz $$(command -v npm > /dev/null && echo agents); do $(MAKE) --no-print-directory $$part ARGS= || exit 1; done
 
 browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it
 	@sh tools/install_browser.sh
@@ -74,6 +74,14 @@ clients: $(NATIVE_STAMP) $(DEV_STAMP) ## clients that need other pins than ours,
 	@$(BIN)/python -m venv $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/clients.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
+
+# Telemetry and update checks of the agents are off; tests/agents lets them reach this machine only. `npm ci` refuses a
+# lock without the parts for other systems, which not every registry has.
+agents: $(NATIVE_STAMP) $(DEV_STAMP) ## coding agents of the npm registry (1.5 GB, once), each against a server whose answers a script gives
+	@command -v npm > /dev/null || { echo "npm is needed: it installs the coding agents" >&2; exit 1; }
+	@mkdir -p $(VENV)/agents && cp requirements/agents/*.json $(VENV)/agents
+	@npm install --prefix $(VENV)/agents --no-audit --no-fund --loglevel error
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/agents $(ARGS)
 
 # The .pth file lets this environment see what is installed in ours: torch once, and TokenMill itself.
 ray: $(NATIVE_STAMP) $(DEV_STAMP) ## TokenMill as a deployment of Ray Serve, in an environment that has ours and Ray

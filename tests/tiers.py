@@ -42,7 +42,8 @@ LARGE = re.compile(
 TESTS = Path(__file__).parent
 # Files by folder, without `test_` and `.py`; `*`: all of the folder and below.
 PROCESSES = {
-    "cli": "bad_starts completion import_path main serve",
+    "agents": "*",
+    "cli": "bad_starts completion import_path launch main serve",
     "clients": "*",
     "engine/loop": "imports",
     "engine/parallel": "native_ranks nodes",
@@ -60,8 +61,8 @@ PROCESSES = {
     "serving/server": (
         "adapters admin api_servers bad_requests batch_survival batches_api chat_api client_cases completions_api "
         "conformance disconnect embeddings end_to_end engines event_loop fleet hangs infill kv_disk lifecycle lost_log "
-        "media messages_api native not_numbers observed overload poison prompt_fields ranks responses_api routing "
-        "sandboxes split split_failures survival tls tokenizer_info top unknown_fields"
+        "media messages_api native not_numbers observed overload poison prompt_fields ranks responses_api "
+        "responses_of_agents routing sandboxes split split_failures survival tls tokenizer_info top unknown_fields"
     ),
     "serving/web": "*",
     "startup/assembly": "engine_process",

@@ -105,7 +105,8 @@ def test_commands_of_the_documents_name_verbs_and_flags_that_exist():
         homes = [Path(verb.__file__), *(ROOT / "src/tokenmill" / f"{name}.py" for name in shared)]
         homes += (ROOT / "src/tokenmill/lab/bench").glob("*.py") if words[0] == "bench" else []
         source = "".join(path.read_text() for path in homes)
-        for word in words[1:]:
+        # Behind `--` stand the arguments of another program.
+        for word in words[1 : words.index("--") if "--" in words else None]:
             if word.startswith("--") and word != "--help":
                 name = word[2:].split("=")[0]
                 assert name in source or name.replace("-", "_") in source, f"{snippet}: {word}"

@@ -106,6 +106,7 @@ VALID: dict[str, set[str]] = {
     "stream_reasoning": _BOOLEANS,
     "suffix": {"empty text"},
     "temperature": {"zero", "fraction", "tiny"},
+    "thinking_token_budget": {"zero"},
     "timeout": {"fraction"},
     "timings_per_token": _BOOLEANS,
     "tools": {"list"},

@@ -28,6 +28,14 @@ RIGHT: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": [
         {"input": [MESSAGE], "max_output_tokens": 2, "metadata": {"a": "b"}},
         {"input": "hello", "max_output_tokens": 2, "background": True, "tools": [{"type": "function", "name": "f"}]},
+        {
+            "input": [{"type": "custom_tool_call", "call_id": "c", "name": "p", "input": "x", "namespace": "n"}],
+            "max_output_tokens": 2, "include": ["x"], "top_logprobs": 0, "tool_choice": {"type": "custom", "name": "p"},
+            "tools": [
+                {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f", "parameters": {}}]},
+                {"type": "custom", "name": "p", "format": {"type": "grammar", "syntax": "regex", "definition": "a"}},
+            ],
+        },
     ],
     "/v1/messages": [
         {"model": "m", "max_tokens": 2, "messages": [PARTS], "system": "be brief", "stop_sequences": ["x"]},
@@ -37,6 +45,7 @@ RIGHT: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "/v1/messages/count_tokens": [{"model": "m", "messages": [MESSAGE]}],
+    "/v1/responses/input_tokens": [{"input": [{"type": "message", **MESSAGE}], "truncation": "auto"}],
     "/v1/embeddings": [{"input": ["hello", "you"]}, {"input": [[1, 2]], "encoding_format": "base64"}],
     "/generate": [{"text": "hello", "sampling_params": {"max_new_tokens": 2}}, {"input_ids": [[1, 2], [3]]}],
     "/infill": [{"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "f", "text": "x"}]}],

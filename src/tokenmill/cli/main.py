@@ -19,6 +19,7 @@ VERBS = {
     "generate": "run a JSONL file of prompts offline",
     "bench": "measure throughput, latency, or a server under load",
     "proxy": "let one server compute prompts and another go on from there",
+    "launch": "start a coding agent (claude, codex, opencode, qwen, aider) against a running server",
     "top": "watch a running server: requests, pages, tokens per second",
     "estimate": "estimate a model's memory and speed on this machine, before loading it",
     "doctor": "check this machine: what it has, what is used, and what to mend",

@@ -69,8 +69,18 @@ class ServerSettings:
     tool_grammar: str = flag(
         "on", "keep calls that the model decides on to the schemas of their tools", choices=("on", "off")
     )
+    volatile_blocks: str = flag(
+        "move",
+        "move blocks that agents change with each call behind the stable part of a prompt, or keep them in place",
+        choices=("move", "keep"),
+    )
     reasoning_parser: str | None = flag(
         None, "how the model marks its thinking (auto: found by its template)", choices=(*REASONING_PARSERS, NO_PARSER)
+    )
+    reasoning_budget: int | None = flag(None, "tokens of thinking at most, where a chat does not say")
+    reasoning_budget_message: str = flag(
+        "\n\nI have thought long enough and answer now.\n",
+        "what the model reads at the end of its thinking where the budget is used up",
     )
     allow_runtime_lora: bool = flag(False, "load and unload adapters while the server runs, from --lora-dir")
     lora_dir: str | None = flag(None, "folder of the adapters that may be loaded while the server runs")
@@ -108,6 +118,7 @@ class ServerSettings:
     strict_fields: bool = flag(
         False, "refuse fields that are not known, instead of leaving them out and naming them in x-tokenmill-ignored"
     )
+    script: str | None = flag(None, "for tests of clients: a file of answers that chats are held to, see agents.md")
     enable_log_requests: bool = flag(False, "log every request")
     disable_log_stats: bool = flag(False, "do not log throughput every ten seconds")
     log_format: str = flag("text", "lines as text, or as JSON objects", choices=("text", "json"))

@@ -14,6 +14,32 @@ from tokenmill.core.part_messages import EngineNews, Message, Verdict
 from tokenmill.core.request import FinishReason
 
 
+class PrefixChange(msgspec.Struct, kw_only=True):
+    """A change from the last prompt of a conversation, behind which the prefix cache could supply nothing.
+
+    Attributes:
+        cause: the name of a rule of `volatile_blocks`, or "unknown".
+        position: the first token that differs.
+        num_equal: tokens behind the change that are as before.
+        num_cached: tokens that the cache supplied.
+        was, now: the texts of the change with 40 characters on both sides.
+    """
+
+    cause: str
+    position: int
+    num_equal: int
+    was: str
+    now: str
+    num_cached: int = 0
+
+
+class PrefixNote(msgspec.Struct):
+    """The fate of a call's cached prefix: rules that moved or dropped blocks, and the change that broke it."""
+
+    volatile: list[str]
+    change: PrefixChange | None = None
+
+
 class FinishedRequest(msgspec.Struct, array_like=True):
     """One request from its arrival to its end. Times are seconds of the machine's monotonic clock; 0: never reached.
 
@@ -21,6 +47,8 @@ class FinishedRequest(msgspec.Struct, array_like=True):
         label: the client's own name for its call.
         trace: the `traceparent` that its client sent; empty: none.
         scheduled: when it was first part of a step.
+        volatile: the rules that moved or dropped blocks of its prompt, if it is the first of its call.
+        prefix_change: the cause of the change that broke its cached prefix; empty: none did.
     """
 
     label: str
@@ -34,6 +62,8 @@ class FinishedRequest(msgspec.Struct, array_like=True):
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    volatile: list[str] = msgspec.field(default_factory=list)
+    prefix_change: str = ""
 
 
 # --- API worker -> first ---------------------------------------------------------------------------------------------
@@ -66,10 +96,14 @@ class Observed(Message, kw_only=True):
 
 
 class FoundCalls(Message):
-    """Reply to `FindCalls`: a name and the open requests of each call that bears it, or "" and all open requests."""
+    """Reply to `FindCalls`: a name and the open requests of each call that bears it, or "" and all open requests.
+
+    `notes`: of the calls whose prefix there is something to say about, by the id of their first request.
+    """
 
     id: str
     calls: list[tuple[str, list[str]]]
+    notes: dict[str, PrefixNote] = msgspec.field(default_factory=dict)
 
 
 class SiblingEnded(Message):
@@ -134,5 +168,11 @@ class AbortCalls(Message):
     ids: list[str]
 
 
+class AnswerCalls(Message):
+    """End the thinking of those of these requests that are open; see `AnswerNow`."""
+
+    ids: list[str]
+
+
 FromSibling = SiblingStarted | Observed | FoundCalls | SiblingEnded
-ForSibling = ServeNow | WorkerBack | WorkerTrouble | ServerState | ServerEnds | FindCalls | AbortCalls
+ForSibling = ServeNow | WorkerBack | WorkerTrouble | ServerState | ServerEnds | FindCalls | AbortCalls | AnswerCalls

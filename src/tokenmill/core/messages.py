@@ -1,7 +1,7 @@
 """Every message that crosses a process boundary: msgspec tagged structs in msgpack, never pickle.
 
-    API --(GenerateText, AbortRequests, EncodeText, DecodeTokens, FindParsers)--> text worker
-    text worker --(AddRequest, AbortRequests)--> engine
+    API --(GenerateText, AbortRequests, AnswerNow, EncodeText, DecodeTokens, FindParsers)--> text worker
+    text worker --(AddRequest, ContinueRequest, AbortRequests)--> engine
     text worker --(WatchEngine)--> engine --(EngineReport)--> text worker, where there are several engines
     API --(EngineLost, EngineBack, EngineDraining)--> text workers --(EngineIdle)--> API, where engines come and go
     API --(Retrial)--> text worker --(Cleared)--> API, where its predecessor has died
@@ -28,7 +28,7 @@ import msgspec
 
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.answer import AnswerPiece
-from tokenmill.core.api_messages import ForSibling, FromSibling
+from tokenmill.core.api_messages import ForSibling, FromSibling, PrefixChange
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineReply, EngineStats
 from tokenmill.core.errors import Refusal
 from tokenmill.core.infill import Infill
@@ -72,6 +72,7 @@ class GenerateText(Message, kw_only=True):
         infill: a gap to fill between two texts.
         calls: the rules for calls of the `tools`; None: no grammar enforces them.
         reasoning: the parser of the model's thinking, a value of `--reasoning-parser`; "": thinking is not parsed.
+        end_of_thinking: the text that ends thinking whose budget is used up, before its mark.
         truncate_prompt_tokens: keep this many tokens at the prompt's end; -1: as many as leave room for the output.
         add_special_tokens: add those of the tokenizer around the prompt; None: around texts, not around chats.
         tenant: the client, or single call, that takes turns with other tenants for the engine.
@@ -80,10 +81,13 @@ class GenerateText(Message, kw_only=True):
         pooling: "mean" or "last": return a vector for the prompt, not a continuation.
         engine: the engine that must run the requests; None: the text worker chooses.
         session: calls of one session go to the same engine while it lives; empty: no session.
+        conversation: whose prompts are compared with their last ones; empty: this one is not.
+        volatile: the names of the rules that moved or dropped blocks of its `messages`; see `volatile_blocks`.
         is_background: it runs beside requests of waiting clients, never before one.
         kv_transfer_params: the client's parameters for the sources of KV.
         adapter: the LoRA adapter to apply; None: the base model.
         num_estimated: estimated tokens of the prompt; None: no estimate yet.
+        forced_text: the only text that the answer may be; "": any. Outputs and calls then add no grammar.
         resumed: set if the text worker that had the call has died: the tokens of each delta already sent to the
             client, by the ids of the requests that are still open.
     """
@@ -97,6 +101,7 @@ class GenerateText(Message, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     calls: CallRules | None = None
     reasoning: str = ""
+    end_of_thinking: str = ""
     template_kwargs: dict[str, Any] = {}
     priority: int = 0
     cache_salt: str = ""
@@ -108,15 +113,24 @@ class GenerateText(Message, kw_only=True):
     pooling: str = ""
     engine: int | None = None
     session: str = ""
+    conversation: str = ""
+    volatile: list[str] = []
     is_background: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     adapter: AdapterRef | None = None
     num_estimated: int | None = None
+    forced_text: str = ""
     resumed: dict[str, list[list[int]]] | None = None
 
 
 class AbortRequests(Message):
     """End these requests. Unknown ids are ignored: the request may have just finished."""
+
+    ids: list[str]
+
+
+class AnswerNow(Message):
+    """End the thinking of these requests at once; those that do not think, or are not encoded yet, go on as they do."""
 
     ids: list[str]
 
@@ -179,6 +193,12 @@ class AddRequest(Message, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     adapter: AdapterRef | None = None
     media: list[MediaInput] = []
+
+
+class ContinueRequest(Message):
+    """Go on with a running request under other parameters; the engine alone knows its newest tokens."""
+
+    request: AddRequest
 
 
 # --- API -> engine ------------------------------------------------------------------------------------------------
@@ -268,7 +288,8 @@ class TextOutput(msgspec.Struct, array_like=True):
 
     `answer` is set instead of `text` if the answer is split into its parts, see `GenerateText.calls` and `reasoning`.
 
-    The first one carries the `prompt`, if requested; `embedding` is a vector of float32, little-endian.
+    The first one carries the `prompt`, if requested, and the `change` that broke its cached prefix, if one did;
+    `embedding` is a vector of float32, little-endian.
 
     `num_reasoning_tokens`: the number of the request's tokens so far that are thinking.
 
@@ -291,6 +312,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     answer: list[AnswerPiece] | None = None
     num_reasoning_tokens: int = 0
     kv_transfer_params: dict[str, Any] | None = None
+    change: PrefixChange | None = None
 
 
 class TextOutputs(Message):
@@ -338,9 +360,9 @@ class ParsersFound(Message, kw_only=True):
 TextQuery = EncodeText | DecodeTokens | FindParsers
 TextReply = Encoded | Decoded | ParsersFound
 TextMessage = GenerateText | AbortRequests | TextQuery | StepOutputs | EngineReady | EngineNews
-ToWorker = TextMessage | EngineReport | Ping | Retrial
+ToWorker = TextMessage | AnswerNow | EngineReport | Ping | Retrial
 EngineControl = SetPaused | ResetPrefixCache | ExplainRequests | LookAtAdapter | ShowTurns
-ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
+ToEngine = AddRequest | ContinueRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 ToReporter = ToEngine | WatchEngine
 FromWorker = TextOutputs | RequestRejected | TextReply
 ToApi = FromWorker | FromPart | EngineReply | EngineProgress | EngineReady | EngineStats | FromSibling

@@ -40,6 +40,22 @@ class _NamedFields(msgspec.StructMeta):
         return super().__call__(*values, **fields)
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """The most tokens of thinking in an answer, and how it ends then.
+
+    Attributes:
+        begin, end: the ids that mark thinking.
+        forced: the ids that end it: of a message to the model, and `end`.
+        has_begun: the prompt has begun it.
+    """
+
+    most: int
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    forced: tuple[int, ...]
+    has_begun: bool
+
+
 class Grammar(msgspec.Struct, frozen=True):
     """The grammar that the output of a request must match.
 
@@ -48,12 +64,14 @@ class Grammar(msgspec.Struct, frozen=True):
         param: the field of the request it came from, for error messages.
         is_optional: where it cannot be compiled, the request goes without.
         marks: texts without which free text stays free; None: not known, or no text is free. See `Openings`.
+        thinking: ends the thinking within it; None: it may go on.
     """
 
     text: str
     param: str
     is_optional: bool = False
     marks: tuple[str, ...] | None = None
+    thinking: ThinkingBudget | None = None
 
 
 class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,6 +89,7 @@ class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_onl
         stop: strings that end the text; matched on text by the frontend, across token borders.
         stop_token_ids: ids that end the text, besides the model's EOS ids.
         logit_bias: token id -> value added to its logit, clamped to +-100.
+        thinking_token_budget: tokens of thinking at most, of a model that thinks; None: any number.
         structured_outputs: the form of the answer, which ends only once it is complete.
         grammar: the same as the engine needs it; the text worker makes it, not the client.
         logprobs: report this many most likely tokens and the sampled one at each position; 0: only the sampled one.
@@ -110,6 +129,7 @@ class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_onl
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    thinking_token_budget: Annotated[int | None, Meta(description="tokens of thinking at most")] = None
     structured_outputs: StructuredOutputs | None = None
     grammar: Grammar | None = None
 
@@ -140,6 +160,8 @@ class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_onl
         for token_id, value in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0)
             _check_number("logit_bias", value, -math.inf, math.inf)
+        if self.thinking_token_budget is not None:
+            _check_int("thinking_token_budget", self.thinking_token_budget, 0, MAX_INT)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:

@@ -59,6 +59,11 @@ def run_python(arguments: Sequence[str], **options: Any) -> subprocess.Completed
     return subprocess.run(python_command(arguments), env=child_environment(), check=True, **options)
 
 
+def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program of the user in the foreground, with further variables; return its exit code."""
+    return subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
+
+
 def become_python(arguments: Sequence[str]) -> NoReturn:
     """Let a Python child take the place of this process."""
     command = python_command(arguments)

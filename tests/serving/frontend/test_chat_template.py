@@ -165,3 +165,22 @@ def test_earlier_thinking_has_the_name_that_the_template_knows(name, knows):
     assert template.render(messages) == "[][hm]"
     messages[1]["content"] = "I look it up."
     assert template.render(messages) == ("[][]" if knows == "thinking" else "[][hm]")
+
+
+SYSTEM_FIRST = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
+    "{% if m.role == 'user' and loop.previtem and loop.previtem.role == 'user' %}{{ raise_exception('alternate') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+
+
+def test_late_texts_of_the_system_are_said_by_the_user_where_the_template_takes_none():
+    roles = ["system", "user", "system", "user", "assistant", "system", "user"]
+    messages = [{"role": role, "content": str(number)} for number, role in enumerate(roles)]
+    template = ChatTemplate(SYSTEM_FIRST)
+    assert template.render(messages) == "<system>0<user>1\n\n2\n\n3<assistant>4<user>5\n\n6"
+    anywhere = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    assert anywhere.render(messages) == "".join(f"<{role}>{number}" for number, role in enumerate(roles))
+    with pytest.raises(InvalidRequest, match="alternate"):
+        template.render([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])

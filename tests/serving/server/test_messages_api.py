@@ -158,7 +158,7 @@ def test_a_call_is_a_block_of_its_own_also_in_a_stream(client):
     "fields",
     [
         {"messages": []},
-        {"messages": [{"role": "system", "content": "x"}]},
+        {"messages": [{"role": "tool", "content": "x"}]},
         {"messages": [{"role": "user", "content": 1}]},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
@@ -166,7 +166,6 @@ def test_a_call_is_a_block_of_its_own_also_in_a_stream(client):
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
         {"messages": [{"role": "user", "content": ["x"]}]},
         {"system": [{"type": "image"}]},
-        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         {"tools": [{"name": "x"}]},
         {"tool_choice": {"type": "tool"}, "tools": [{"name": "x", "input_schema": {"type": "object"}}]},
         {"extra_body": {"temperature": 3}},

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from tokenmill.core.engine_messages import AdapterSeen, Done, EngineReply, RequestState, RequestStates
 from tokenmill.core.live import ShowTurns
 from tokenmill.core.messages import (
+    AddRequest,
     EngineControl,
     ExplainRequests,
     LookAtAdapter,
@@ -43,6 +46,20 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
             return RequestStates(message.id, [_state(engine, request) for request in requests])
         case ShowTurns():
             return live_report(message, engine.iterations(), engine.scheduler)
+
+
+def go_on(engine: Engine, request: AddRequest, publish: Callable[[list[TokenOutput]], None]) -> list[TokenOutput]:
+    """Begin a request again behind its output, under the parameters that come now; do nothing if it has ended.
+
+    `publish`: see `answer`.
+    """
+    _drain(engine, publish)
+    former = engine.scheduler.requests.get(request.id)
+    if former is None:
+        return []
+    output = former.token_ids[former.num_prompt_tokens :].tolist()
+    engine.abort([request.id])  # its client is told nothing: it goes on
+    return engine.add(msgspec.structs.replace(request, output_token_ids=output))
 
 
 def _drain(engine: Engine, publish: Callable[[list[TokenOutput]], None]) -> None:

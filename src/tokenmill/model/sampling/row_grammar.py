@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tokenmill.core.plan import AdmittedRequest
 from tokenmill.model.sampling.bitmask import WORD_BITS
+from tokenmill.model.sampling.thoughts import Thoughts
 from tokenmill.model.structured.compiler import explain
 from tokenmill.model.structured.openings import LazyTemplate
 
@@ -71,6 +72,9 @@ class RowGrammar:
         self._is_in_text = isinstance(template, LazyTemplate) and template.begins_free
         self._tail = b""
         self.taken = [token_id for token_id in self.taken if self._hears(token_id)]
+        budget = None if new_row.params.grammar is None else new_row.params.grammar.thinking
+        output = new_row.token_ids[new_row.num_prompt_tokens :].tolist()
+        self._thoughts = None if budget is None else Thoughts(budget, output)
         self.has_mask = not self.goes_unmasked or bool(self.taken)
         self.is_slow = self.has_mask
         self._first_stop_position = new_row.num_prompt_tokens + new_row.params.min_tokens
@@ -91,6 +95,8 @@ class RowGrammar:
     def note_token(self, token_id: int) -> bool:
         """Note a sampled token for the next job to take in, unless the token ends the request."""
         self.position += 1
+        if self._thoughts is not None:
+            self._thoughts.add_token(token_id)
         if token_id not in self._stop_token_ids and self._hears(token_id):
             self.taken.append(token_id)
         return True
@@ -102,7 +108,7 @@ class RowGrammar:
 
     def rests(self) -> bool:
         """Return True if the next mask has all tokens without a question to the matcher; it is there now."""
-        if not self.dozes or self.taken or self.matcher is None:
+        if not self.dozes or self.taken or self.matcher is None or (self._thoughts and self._thoughts.forced):
             return False
         self._own_masks.fill(-1)
         self._own_masks[:, -1] &= ~self._padding
@@ -125,6 +131,18 @@ class RowGrammar:
         Where the matcher does not allow it, the mask is filled to decide, and the token is not taken in. Of stop ids
         the matcher says nothing: which of them a mask has depends on `settle`, and on what else it has.
         """
+        thoughts = self._thoughts
+        if thoughts is None:
+            return self._accepts(token_id)
+        if thoughts.refuses(token_id):
+            self.advance()
+            return False
+        if not self._accepts(token_id):
+            return False
+        thoughts.add_token(token_id)
+        return True
+
+    def _accepts(self, token_id: int) -> bool:
         matcher = self.matcher
         if matcher is None:
             return False
@@ -149,6 +167,9 @@ class RowGrammar:
 
         The model may spell it otherwise: masks have all tokens that fit, these are the tokenizer's own.
         """
+        if self._thoughts is not None and (rest := self._thoughts.forced):
+            self._forced = []
+            return list(rest)
         former = self._forced
         came = list(takewhile(lambda pair: pair[0] == pair[1], zip(former, brought, strict=False)))
         is_right = len(came) == min(len(former), len(brought))
@@ -160,14 +181,25 @@ class RowGrammar:
             self._trust, self.is_slow = -1 if self.is_slow else self._trust, was_slow
         return self._forced
 
-    def settle(self, masks: IntArray) -> None:
-        """Note that the matcher has filled `masks`, or failed."""
+    def settle(self, masks: IntArray, drafts: Sequence[int] = ()) -> None:
+        """Note that the matcher has filled `masks`, the later ones behind `drafts`, or failed."""
         self.masks, self.has_mask = masks, True
         assert self.matcher is not None, "a row that has failed is not advanced"
         self.is_free = self._has_all(masks)
         if self._check(self.matcher):
             self._is_in_text |= self._openings is not None and self.is_free and self.matcher.is_accepting()
             self._put_off_stops(masks)
+            self._end_thinking(masks, drafts)
+
+    def _end_thinking(self, masks: IntArray, drafts: Sequence[int]) -> None:
+        """Leave the masks what must come, where the budget of thinking is used up."""
+        thoughts = self._thoughts
+        for number, mask in enumerate(masks if thoughts is not None else ()):
+            assert thoughts is not None
+            if thoughts.forced:
+                mask[:] = _bits(thoughts.forced[:1], len(mask))
+                self.is_free = False
+            thoughts = thoughts.after(drafts[number : number + 1])
 
     def _put_off_stops(self, masks: IntArray) -> None:
         num_early = self._first_stop_position - self.position
@@ -343,7 +375,7 @@ class MaskThreads:
             own = masks[start : start + 1 + len(drafts)]
             own[0] = row.masks[0]
             # Behind a draft that the grammar refuses none is filled; one that fails is filled with the end of texts.
-            row.settle(own[: max(1, np.count_nonzero(own.any(1)) - copy.is_error())])
+            row.settle(own[: max(1, np.count_nonzero(own.any(1)) - copy.is_error())], drafts)
             row.is_slow = is_slow
 
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from tokenmill.core.answer import AnswerPiece, PieceKind, joined
+from tokenmill.core.messages import GenerateText
+from tokenmill.serving.frontend.grammar_builder import Thinking
 from tokenmill.serving.frontend.reasoning import ReasoningSplitter
 from tokenmill.serving.frontend.stop_strings import StopStrings
-from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, ToolParser
+from tokenmill.serving.frontend.tool_parsers import harmony
+from tokenmill.serving.frontend.tool_parsers.protocol import (
+    CallArguments,
+    CallBegins,
+    Content,
+    Event,
+    ToolParser,
+    read_tool,
+)
+from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS, STYLES
 
 
 class AnswerParser:
@@ -141,6 +152,22 @@ class AnswerParser:
         shown = "".join(self._space) + body
         self._space = [text[len(body) :]]
         return shown
+
+
+def answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerParser | harmony.HarmonyParser | None:
+    """Return the parser of the answer to a message, or None for plain text."""
+    rules = message.calls
+    if thinking is None and rules is None:
+        return None
+    most = None if rules is None or rules.is_parallel else 1
+    keeps_calls = rules is not None and (rules.is_lazy or rules.is_required)
+    if message.reasoning == harmony.STYLE_NAME:
+        return harmony.HarmonyParser(rules is not None, most, keeps_calls)
+    splitter = None if thinking is None else ReasoningSplitter(STYLES[message.reasoning], thinking.has_begun)
+    if rules is None:
+        return AnswerParser(splitter)
+    tools = [read_tool(tool) for tool in message.tools or ()]
+    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(tools), most, keeps_calls)
 
 
 def _pieces(kind: PieceKind, text: str) -> list[AnswerPiece]:

@@ -98,6 +98,11 @@ class ChatTemplate:
         """Return True if these variables tell the template that the model must not think."""
         return any(kwargs.get(name) is False and re.search(rf"\b{name}\b", self.source) for name in _SWITCHES)
 
+    @property
+    def reads_effort(self) -> bool:
+        """True if `with_effort` can tell the template an effort, or at least whether to think."""
+        return "reasoning_effort" in self.source or "enable_thinking" in self.source
+
     def with_effort(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Translate `reasoning_effort` to this template's own variables: some only switch thinking on or off.
 
@@ -157,17 +162,36 @@ def is_inline(template: str) -> bool:
 def _with_plainer_messages(rendered: Callable[[list[dict[str, Any]]], str], messages: list[dict[str, Any]]) -> str:
     """Render messages; if the template fails, render a plainer form that any template accepts.
 
-    An earlier answer may have no content, or may have been cut within the arguments of a call.
+    An earlier answer may have no content, or may have been cut within the arguments of a call; agents put texts of the
+    system between turns, where some templates take none.
     """
     try:
         return rendered(messages)
     except (PromptTooCostly, TakesLong):
         raise
     except Exception:
-        plainer = [_plainer(message) for message in messages]
+        plainer = _without_late_system([_plainer(message) for message in messages])
         if plainer == messages:
             raise
         return rendered(plainer)
+
+
+def _without_late_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in which texts of the system behind the beginning are said by the user, beside their texts."""
+    shown: list[dict[str, Any]] = []
+    was_late = False
+    for message in messages:
+        last = shown[-1] if shown else message
+        is_late = message["role"] == "system" != last["role"]
+        said = {**message, "role": "user"} if is_late else message
+        texts = [last.get("content"), said.get("content")]
+        # Many of these templates want user and assistant in turn.
+        if last["role"] == said["role"] == "user" and (is_late or was_late) and all(isinstance(t, str) for t in texts):
+            shown[-1] = {**last, "content": "\n\n".join(map(str, texts))}
+        else:
+            shown.append(said)
+        was_late = is_late
+    return shown
 
 
 def _plainer(message: dict[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from hashlib import blake2b
 
 import msgspec
 
-from tokenmill.core.api_messages import FinishedRequest
+from tokenmill.core.api_messages import PrefixNote
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, TokenMillError, Unavailable
 from tokenmill.core.messages import (
     AbortRequests,
+    AnswerNow,
     Decoded,
     DecodeTokens,
     Encoded,
@@ -197,6 +198,11 @@ class EngineClient:
                 calls[name].setdefault(request.generation, []).append(request_id)
         return {name: list(found.values()) for name, found in calls.items()}
 
+    def notes(self, ids: Iterable[str]) -> dict[str, PrefixNote]:
+        """Return the notes about those of these requests whose cached prefix there is something to say about."""
+        found = {one: self._open[one].note for one in ids if one in self._open}
+        return {one: note for one, note in found.items() if note is not None}
+
     def abort(self, ids: Sequence[str]) -> None:
         """End those of these requests that are open; their readers get a last delta that says so."""
         for request_id in ids:
@@ -207,6 +213,14 @@ class EngineClient:
             self._forget(request_id, FinishReason.ABORT)
             self._workers[request.worker](AbortRequests([request_id]))
             request.generation.deliver(TextOutput(request_id, "", [], num_prompt_tokens, 0, FinishReason.ABORT))
+
+    def answer_now(self, ids: Iterable[str]) -> None:
+        """Let those of these requests that are open end their thinking; so does what goes on with them later."""
+        for request_id in ids:
+            if (request := self._open.get(request_id)) is not None:
+                params = msgspec.structs.replace(request.prompt.params, thinking_token_budget=0)
+                request.prompt = msgspec.structs.replace(request.prompt, params=params)
+                self._workers[request.worker](AnswerNow([request_id]))
 
     async def encode(self, message: EncodeText) -> Encoded:
         """Tokenize a text or a chat without generating.
@@ -341,6 +355,7 @@ class EngineClient:
         request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
         request.num_output_tokens += num_tokens
         request.deltas.append(output.token_ids)
+        request.change = request.change or output.change
         if output.finish_reason is not None:
             request.scheduled = output.scheduled_at
             self._forget(output.id, output.finish_reason)
@@ -371,21 +386,7 @@ class EngineClient:
         request = self._open.pop(request_id)
         self._admission.ended(request_id, reason in (FinishReason.STOP, FinishReason.LENGTH))
         if self._observer is not None:
-            self._observer.finished(
-                FinishedRequest(
-                    label=request.caller.label,
-                    trace=request.caller.trace,
-                    reason=reason,
-                    arrived=request.arrived,
-                    scheduled=request.scheduled,
-                    first_output=request.first_output,
-                    last_output=request.last_output,
-                    ended=time.monotonic(),
-                    num_prompt_tokens=request.num_prompt_tokens,
-                    num_cached_tokens=request.num_cached_tokens,
-                    num_output_tokens=request.num_output_tokens,
-                )
-            )
+            self._observer.finished(request.finished(reason, is_first=request_id == request.prompt.ids[0]))
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

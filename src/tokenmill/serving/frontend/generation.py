@@ -103,4 +103,5 @@ def merge(outputs: Sequence[TextOutput]) -> TextOutput:
         logprobs=[position for positions in with_logprobs for position in positions] if with_logprobs else None,
         token_bytes=token_bytes or None,
         prompt=next((output.prompt for output in outputs if output.prompt is not None), None),
+        change=next((output.change for output in outputs if output.change is not None), None),
     )

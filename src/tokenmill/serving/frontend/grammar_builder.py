@@ -165,6 +165,11 @@ class GrammarBuilder:
         return f"@{name}"
 
 
+def anything() -> str:
+    """Return the text of the grammar that allows all tokens."""
+    return json.dumps({"grammars": [{"lark_grammar": f"{_OPTIONS}\nstart: (<[*]>)*"}]})
+
+
 def literal(text: str) -> str:
     """Return a text as a string of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenmill.core.api_messages import PrefixNote
 from tokenmill.serving.frontend.client import EngineClient
 from tokenmill.serving.replicas.api_workers.api_workers import ApiWorkers
 
@@ -27,11 +28,22 @@ class OpenCalls:
             found[name].append(ids)
         return found
 
+    async def notes(self, ids: Sequence[str], owner: str) -> dict[str, PrefixNote]:
+        """Return what there is to say about the cached prefixes of this owner's open requests."""
+        found = self._client.notes(ids)
+        return found if self._api_workers is None else found | await self._api_workers.notes(ids, owner)
+
     def abort(self, ids: Sequence[str]) -> None:
         """End those of these requests that are open."""
         self._client.abort(ids)
         if self._api_workers is not None:
             self._api_workers.abort(ids)
+
+    def answer_now(self, ids: Sequence[str]) -> None:
+        """Let those of these requests that are open end their thinking."""
+        self._client.answer_now(ids)
+        if self._api_workers is not None:
+            self._api_workers.answer_now(ids)
 
     async def abort_all(self) -> int:
         """End every open request; return how many there were."""

@@ -6,15 +6,17 @@ From the records come the messages for the successor of a text worker that has d
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from tokenmill.core.api_messages import FinishedRequest
+from tokenmill.core.api_messages import FinishedRequest, PrefixChange, PrefixNote
 from tokenmill.core.messages import GenerateText, TextQuery, TextReply, ToWorker
 from tokenmill.core.part_messages import Retrial, Verdict
+from tokenmill.core.request import FinishReason
 from tokenmill.serving.frontend.generation import Generation
 
 
@@ -48,6 +50,7 @@ class OpenRequest:
         caller: the caller of its call.
         prompt: the message that it came with.
         deltas: the tokens of each output so far.
+        change: the change that broke its cached prefix.
     """
 
     generation: Generation
@@ -62,6 +65,31 @@ class OpenRequest:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     deltas: list[list[int]] = field(default_factory=list)
+    change: PrefixChange | None = None
+
+    @property
+    def note(self) -> PrefixNote | None:
+        """The fate of its cached prefix, if there is something to say about it."""
+        has_any = self.prompt.volatile or self.change is not None
+        return PrefixNote(self.prompt.volatile, self.change) if has_any else None
+
+    def finished(self, reason: FinishReason, is_first: bool) -> FinishedRequest:
+        """Return what observers are told of its end, which is now; `is_first`: of those with the same prompt."""
+        return FinishedRequest(
+            label=self.caller.label,
+            trace=self.caller.trace,
+            reason=reason,
+            arrived=self.arrived,
+            scheduled=self.scheduled,
+            first_output=self.first_output,
+            last_output=self.last_output,
+            ended=time.monotonic(),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            volatile=self.prompt.volatile if is_first else [],
+            prefix_change="" if self.change is None else self.change.cause,
+        )
 
 
 @dataclass(frozen=True, slots=True)

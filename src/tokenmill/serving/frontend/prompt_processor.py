@@ -37,6 +37,7 @@ from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, Thinking
 from tokenmill.serving.frontend.parser_finder import FoundParser, ParserFinder
 from tokenmill.serving.frontend.prompt_encoder import PromptEncoder
 from tokenmill.serving.frontend.template_budget import TakesLong
+from tokenmill.serving.frontend.thinking_budget import with_budget, with_effort_as_budget
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 from tokenmill.serving.frontend.tool_parsers.protocol import read_tool
 from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS, STYLES
@@ -56,12 +57,14 @@ class PreparedPrompt:
     Attributes:
         token_ids: with a placeholder for each image embedding. media: the images.
         params: with the grammar and the bad words in the form that the engine takes.
+        ending: the grammar that ends its thinking at once.
     """
 
     token_ids: list[int]
     params: SamplingParams
     thinking: Thinking | None
     media: list[MediaInput]
+    ending: Grammar | None = None
 
 
 Prepared = PreparedPrompt | TextReply | RequestRejected
@@ -129,11 +132,18 @@ class PromptProcessor:
         )
 
     def _prompt(self, message: GenerateText, attempt: Attempt) -> PreparedPrompt:
+        message = with_effort_as_budget(message, self._chat_template)
         prompt, media = self._prompts.prompt(message, attempt)
         attempt.note("prepared")
         message.params.check_vocabulary(self._prompts.vocab_size)
         thinking = self._thinking(message, prompt)
-        params = self._constrained(message, thinking)
+        params, most = self._constrained(message, thinking), message.params.thinking_token_budget
+        ending = None
+        if thinking is not None:
+            ending = with_budget(params.grammar, message, thinking, 0, self._tokenizer)
+            if most is not None:
+                grammar = with_budget(params.grammar, message, thinking, most, self._tokenizer)
+                params = msgspec.structs.replace(params, grammar=grammar)
         if not params.spaces_between_special_tokens and self._tokenizer.joins_with_spaces:
             sentence = "this model's tokenizer joins all tokens with spaces"
             raise InvalidRequest(sentence, "spaces_between_special_tokens")
@@ -143,13 +153,17 @@ class PromptProcessor:
         if params.bad_words:
             bad_word_ids = self._prompts.bad_word_ids(params.bad_words)
             params = msgspec.structs.replace(params, bad_words=(), bad_word_ids=bad_word_ids)
-        return PreparedPrompt(prompt, params, thinking, media)
+        return PreparedPrompt(prompt, params, thinking, media, ending)
 
     def _constrained(self, message: GenerateText, thinking: Thinking | None) -> SamplingParams:
         """Return the parameters with the constraints on the answer in the form that the engine takes."""
-        params, calls = message.params, message.calls
+        params, calls = msgspec.structs.replace(message.params, thinking_token_budget=None), message.calls
         if message.reasoning and STYLES[message.reasoning].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
+        if message.forced_text:
+            text = GrammarBuilder(self._prompts)
+            forced = text.grammar([text.marker(message.forced_text)], "messages")
+            return msgspec.structs.replace(params, structured_outputs=None, grammar=forced)
         if params.structured_outputs is None and calls is None:
             return params
         if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:

@@ -20,6 +20,7 @@ import msgspec
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.model_files import eos_token_ids
 from tokenmill.core.answer import AnswerPiece
+from tokenmill.core.api_messages import PrefixChange
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.media import with_surrogates
@@ -42,22 +43,19 @@ from tokenmill.core.messages import (
 )
 from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost
 from tokenmill.core.request import FinishReason
-from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.demo import demo_model_path
 from tokenmill.model.vision.prompts import MediaPrompts
 from tokenmill.model.vision.spec_reader import read_vision
-from tokenmill.serving.frontend.answer_parser import AnswerParser
+from tokenmill.serving.frontend.answer_parser import AnswerParser, answer_parser
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate, load_chat_template
-from tokenmill.serving.frontend.grammar_builder import Thinking
+from tokenmill.serving.frontend.prefix_watch import PrefixWatch
 from tokenmill.serving.frontend.prompt_processor import Prepared, PreparedPrompt, PromptProcessor, Question, rejection
 from tokenmill.serving.frontend.prompt_reporter import PromptReporter, spellings
-from tokenmill.serving.frontend.reasoning import ReasoningSplitter
 from tokenmill.serving.frontend.stop_strings import StopStrings
 from tokenmill.serving.frontend.tokenizer import IncrementalDetokenizer, Tokenizer
 from tokenmill.serving.frontend.tool_parsers import harmony
-from tokenmill.serving.frontend.tool_parsers.protocol import read_tool
-from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS, STYLES
 
 # The demo model is too small to end every text that it begins.
 DEMO_STRING_LENGTH = 80
@@ -82,6 +80,8 @@ class _OpenRequest:
     num_output_tokens: int = 0
     reporter: PromptReporter | None = None
     parser: AnswerParser | harmony.HarmonyParser | None = None
+    change: PrefixChange | None = None
+    ending: Grammar | None = None
 
 
 class _NewText(NamedTuple):
@@ -105,18 +105,22 @@ class TextProcessor:
         any_whitespace: bool = True,
         max_string_length: int = 0,
         media: MediaPrompts | None = None,
+        caches_prefixes: bool = True,
     ) -> None:
         """`eos_token_ids`: the model's own; a stop on one of them has no `stop_reason`.
 
         `worker`: the inbox to which the engine sends outputs.
 
         `any_whitespace`, `max_string_length`: see `GrammarBuilder`. `media`: see `PromptEncoder`.
+
+        `caches_prefixes`: the engine has a prefix cache, which a changed prompt does not profit from.
         """
         self.tokenizer = tokenizer
         self._prompts = PromptProcessor(tokenizer, chat_template, any_whitespace, max_string_length, media)
         self._worker = worker
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
+        self._watch = PrefixWatch(tokenizer, caches_prefixes)
 
     @property
     def num_open(self) -> int:
@@ -149,6 +153,11 @@ class TextProcessor:
             stop_strings=StopStrings(params.stop, params.include_stop_str_in_output),
         )
 
+    def endings(self, ids: Iterable[str]) -> dict[str, Grammar]:
+        """Return the grammars that end the thinking of these requests at once, of those that think."""
+        open_ids = (one for one in ids if one in self._open)
+        return {one: ending for one in open_ids if (ending := self._open[one].ending) is not None}
+
     # --- prompts in -------------------------------------------------------------------------------------------------
 
     def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
@@ -174,13 +183,16 @@ class TextProcessor:
     def _requests(self, message: GenerateText, prepared: PreparedPrompt) -> list[ToEngine]:
         prompt, thinking = prepared.token_ids, prepared.thinking
         requests: list[ToEngine] = []
+        change = None if message.resumed is not None else self._watch.add(message.conversation, prompt)
         for i, request_id in enumerate(message.ids):
             deltas = _deltas_sent(message, request_id)
             if deltas is None:
                 continue
             params = _params_of_continuation(prepared.params, i)
             self.expect(request_id, params, len(prompt))
-            self._open[request_id].parser = _answer_parser(message, thinking)
+            self._open[request_id].parser = answer_parser(message, thinking)
+            self._open[request_id].change = None if i else change
+            self._open[request_id].ending = prepared.ending
             if deltas:
                 self._replay(request_id, deltas)
                 params = msgspec.structs.replace(params, prompt_logprobs=None)
@@ -254,6 +266,7 @@ class TextProcessor:
         )
 
     def _text_output(self, request: _OpenRequest, output: TokenOutput, prompt: PromptReport | None) -> TextOutput:
+        change, request.change = self._watch.confirm(request.change, output.num_cached_tokens), None
         request.num_output_tokens += len(output.token_ids)
         text, answer, stop_string = self._new_text(request, output)
         finish_reason, stop_reason = output.finish_reason, output.stop_reason
@@ -278,6 +291,7 @@ class TextProcessor:
             answer=answer,
             num_reasoning_tokens=0 if request.parser is None else request.parser.num_reasoning_tokens,
             kv_transfer_params=output.kv_transfer_params,
+            change=change,
         )
 
     def _new_text(self, request: _OpenRequest, output: TokenOutput) -> _NewText:
@@ -328,6 +342,7 @@ def load_text_processor(
         any_whitespace=not config.structured_outputs().disable_any_whitespace,
         max_string_length=_max_string_length(folder, config),
         media=_media_prompts(folder, config, tokenizer),
+        caches_prefixes=config.enable_prefix_caching,
     )
 
 
@@ -361,22 +376,6 @@ def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParam
         return params
     seed = (params.seed + index + 2**63) % 2**64 - 2**63
     return msgspec.structs.replace(params, seed=seed)
-
-
-def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerParser | harmony.HarmonyParser | None:
-    """Return the parser of the answer to a message, or None for plain text."""
-    rules = message.calls
-    if thinking is None and rules is None:
-        return None
-    most = None if rules is None or rules.is_parallel else 1
-    keeps_calls = rules is not None and (rules.is_lazy or rules.is_required)
-    if message.reasoning == harmony.STYLE_NAME:
-        return harmony.HarmonyParser(rules is not None, most, keeps_calls)
-    splitter = None if thinking is None else ReasoningSplitter(STYLES[message.reasoning], thinking.has_begun)
-    if rules is None:
-        return AnswerParser(splitter)
-    tools = [read_tool(tool) for tool in message.tools or ()]
-    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(tools), most, keeps_calls)
 
 
 def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:

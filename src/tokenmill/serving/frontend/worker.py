@@ -23,6 +23,7 @@ from tokenmill.core.errors import TokenMillError
 from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
+    AnswerNow,
     DecodeTokens,
     EncodeText,
     FindParsers,
@@ -184,13 +185,16 @@ class WorkerLoop:
         self._threads = (self._long, self._huge)
         self.fds = [thread.fd for thread in self._threads]
 
-    def handle_message(self, message: TextMessage | EngineReport | Retrial, num_bytes: int) -> None:
+    def handle_message(self, message: TextMessage | AnswerNow | EngineReport | Retrial, num_bytes: int) -> None:
         """Handle a message of `num_bytes` bytes, or let a thread begin it."""
         if isinstance(message, Retrial):
             self._retrials.begin_trials(message.suspects, message.ended)
             return
         if isinstance(message, GenerateText | EncodeText | DecodeTokens | FindParsers):
             self._prepare(message, num_bytes)
+            return
+        if isinstance(message, AnswerNow):
+            self._engines.go_on(self._processor.endings(message.ids))
             return
         if isinstance(message, AbortRequests):
             self._abort(message.ids)

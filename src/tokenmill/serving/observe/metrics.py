@@ -55,6 +55,10 @@ class Metrics:
             f"{PREFIX}:request_success", "Finished requests", ["finished_reason"], registry=self._registry
         )
         self._finished = {reason: self._success.labels(reason.value) for reason in FinishReason}
+        self._volatile = self._counter("volatile_blocks", "Blocks of prompts that a rule dropped or moved", "rule")
+        self._changes = self._counter(
+            "prefix_changes", "Prompts whose cached prefix ended at a short change from the last one", "cause"
+        )
         self._first_token = self._histogram("time_to_first_token_seconds", "From request to first token")
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds", "Mean time between a request's tokens"
@@ -84,6 +88,10 @@ class Metrics:
         if self._traces is not None:
             self._traces.add(request)
         self._finished[request.reason].inc()
+        for rule in request.volatile:
+            self._volatile.labels(rule).inc()
+        if request.prefix_change:
+            self._changes.labels(request.prefix_change).inc()
         self._end_to_end.observe(request.ended - request.arrived)
         self._prompt.observe(request.num_prompt_tokens)
         self._generation.observe(request.num_output_tokens)
@@ -109,6 +117,9 @@ class Metrics:
         """Return all metrics in Prometheus' text format."""
         own = generate_latest(self._registry)
         return own if self._alias is None else own + generate_latest(self._alias)
+
+    def _counter(self, name: str, help: str, label: str) -> Counter:
+        return Counter(f"{PREFIX}:{name}", help, [label], registry=self._registry)
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...] = SECONDS) -> prometheus_client.Histogram:
         return prometheus_client.Histogram(f"{PREFIX}:{name}", help, buckets=buckets, registry=self._registry)

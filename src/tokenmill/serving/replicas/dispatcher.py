@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, TokenOutput
+from tokenmill.core.messages import AbortRequests, AddRequest, ContinueRequest, StepOutputs, TokenOutput
 from tokenmill.core.part_messages import (
     EngineBack,
     EngineDraining,
@@ -21,6 +21,7 @@ from tokenmill.core.part_messages import (
     LeaveWorker,
     WatchEngine,
 )
+from tokenmill.core.sampling_params import Grammar
 from tokenmill.ipc.channels import Outbox
 from tokenmill.serving.replicas.routing.router import Router
 
@@ -90,6 +91,16 @@ class Dispatcher:
         self._clear(ids)
         for engine, own in self._router.leave(ids).items():
             self._outboxes[engine].send(AbortRequests(own))
+
+    def go_on(self, grammars: Mapping[str, Grammar]) -> None:
+        """Let requests go on under other grammars, in the engine that runs them or the next one."""
+        for request in self._journal:
+            if request.id not in grammars:
+                continue
+            request.params = msgspec.structs.replace(request.params, grammar=grammars[request.id])
+            engine = self._router.engine_of(request.id)
+            if engine is not None and engine in self._outboxes:
+                self._outboxes[engine].send(ContinueRequest(request))
 
     def apply_outputs(self, message: StepOutputs) -> bool:
         """Take in the outputs of a step; return False, and ignore them, if their engine has died."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tokenmill.core.api_messages import AbortCalls, FindCalls, FromSibling
+from tokenmill.core.api_messages import AbortCalls, AnswerCalls, FindCalls, FromSibling
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineStats
 from tokenmill.core.messages import FromWorker
 from tokenmill.core.part_messages import EngineNews, Verdict
@@ -34,7 +34,7 @@ class Owner:
     died: Callable[[str, str], None]
     replaced: Callable[[int, str, Sequence[EngineNews], Verdict], None]
     hung: Callable[[str, str], None]
-    answered: Callable[[FromWorker | FromSibling | FindCalls | AbortCalls], None]
+    answered: Callable[[FromWorker | FromSibling | FindCalls | AbortCalls | AnswerCalls], None]
     told: Callable[[EngineReady | EngineStats | EngineNews], None]
     ticked: Callable[[int, bool, bool], None]
     progress: Callable[[EngineProgress], None]

@@ -33,7 +33,7 @@ from tokenmill.serving.server.openai.responses import ResponsesRoutes
 from tokenmill.serving.server.openai.responses_body import ResponsesBody
 from tokenmill.serving.server.openai.upload import UploadForm
 from tokenmill.serving.server.operators.adapters import AdapterRoutes, LoadAdapterBody, UnloadAdapterBody
-from tokenmill.serving.server.operators.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
+from tokenmill.serving.server.operators.admin import AbortBody, AdminRoutes, ControlBody, PauseQuery, ResetQuery
 from tokenmill.serving.server.operators.engines import EngineRoutes, RemoveQuery, WeightsBody
 from tokenmill.serving.server.operators.info import InfoRoutes
 from tokenmill.serving.server.operators.live import LiveRoutes
@@ -53,6 +53,7 @@ _BODIES = (
     TokenizeBody,
     DetokenizeBody,
     AbortBody,
+    ControlBody,
     WeightsBody,
     LoadAdapterBody,
     UnloadAdapterBody,
@@ -116,6 +117,7 @@ class _Routes:
             ("/v1/completions", TextRoute(context).post, TextBody),
             ("/v1/embeddings", EmbeddingRoute(context).post, EmbeddingBody),
             ("/v1/responses", self.responses.create, ResponsesBody),
+            ("/v1/responses/input_tokens", self.responses.input_tokens, ResponsesBody),
             ("/v1/messages", messages.post, MessagesBody),
             ("/v1/messages/count_tokens", messages.count_tokens, PromptBody),
             ("/generate", NativeRoute(context).post, NativeBody),
@@ -123,6 +125,7 @@ class _Routes:
             ("/tokenize", tokens.tokenize, TokenizeBody),
             ("/detokenize", tokens.detokenize, DetokenizeBody),
             ("/abort_requests", self._admin.abort_requests, AbortBody),
+            ("/v1/chat/completions/control", self._admin.control, ControlBody),
             ("/update_weights_from_disk", self._engines.update_weights, WeightsBody),
             ("/v1/load_lora_adapter", adapters.load, LoadAdapterBody),
             ("/v1/unload_lora_adapter", adapters.unload, UnloadAdapterBody),
@@ -136,6 +139,7 @@ class _Routes:
         return (
             ("/pause", admin.pause, PauseQuery),
             ("/resume", admin.resume, None),
+            ("/v1/requests/{id}/answer_now", admin.answer_now, None),
             ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
             ("/engines/add", engines.add, None),
             ("/engines/{index}/drain", engines.drain, None),

@@ -24,6 +24,7 @@ from tokenmill.serving.server.http.errors import ModelNotFound
 from tokenmill.serving.server.live_hub import LiveHub
 from tokenmill.serving.server.media import MediaFetcher
 from tokenmill.serving.server.response_store import ResponseStore
+from tokenmill.serving.server.script import Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,16 @@ class ToolParsers:
         finds_calls: the model decides whether to call tools.
         reasoning: of thinking; "": there is none.
         has_grammar: a grammar keeps calls to the schemas of their tools, also where the model decides.
+        budget: tokens of thinking at most, where a chat does not say; None: any number.
+        end_of_thinking: what the model is told where that is used up.
     """
 
     notation: str = ""
     finds_calls: bool = False
     reasoning: str = ""
     has_grammar: bool = True
+    budget: int | None = None
+    end_of_thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,8 @@ class ServerContext:
         media: fetches the images that requests name.
         responses: the stored responses of /v1/responses.
         sse_ping: seconds of silence after which a stream gets a sign of life; 0: never.
+        settles_prompts: known volatile blocks of chats are dropped or moved.
+        script: answers that chats are held to.
     """
 
     client: EngineClient
@@ -94,6 +101,8 @@ class ServerContext:
     media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), MediaLimits()))
     responses: ResponseStore = field(default_factory=ResponseStore)
     sse_ping: float = 0.0
+    settles_prompts: bool = True
+    script: Script = field(default_factory=Script)
 
     @property
     def names(self) -> tuple[str, ...]:

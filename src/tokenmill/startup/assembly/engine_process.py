@@ -20,10 +20,10 @@ from tokenmill.config.model_files import check_tokenizer
 from tokenmill.core.engine_messages import EngineProgress
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.live import ShowTurns
-from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, ToEngine, TokenOutput
+from tokenmill.core.messages import AbortRequests, AddRequest, ContinueRequest, StepOutputs, ToEngine, TokenOutput
 from tokenmill.core.part_messages import LeaveWorker, PartFailed, Ping, Pong
 from tokenmill.engine.kv.events import KVEventLog, changes_of
-from tokenmill.engine.loop.control import answer
+from tokenmill.engine.loop.control import answer, go_on
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.loop.kv_publisher import KVPublisher
 from tokenmill.ipc.channels import LAST_WORD_MILLISECONDS, LINGER_MILLISECONDS, engine_name
@@ -116,12 +116,12 @@ class EngineLoop:
         if isinstance(message, LeaveWorker):
             self._leave(message.worker)
             return []
-        if isinstance(message, ShowTurns):
-            self._sockets.send_to_api(answer(self._engine, message, self._publish))
-            return []
+        if isinstance(message, ContinueRequest):
+            return go_on(self._engine, message.request, self._publish)
         if not isinstance(message, AddRequest):
             self._sockets.send_to_api(answer(self._engine, message, self._publish))
-            self._send_stats(now=True)
+            if not isinstance(message, ShowTurns):
+                self._send_stats(now=True)
             return []
         self._worker_of.setdefault(message.id, message.worker)
         return self._engine.add(message)

@@ -24,11 +24,13 @@ import zmq
 
 from tokenmill.core.api_messages import (
     AbortCalls,
+    AnswerCalls,
     FindCalls,
     FinishedRequest,
     FoundCalls,
     FromSibling,
     Observed,
+    PrefixNote,
     ServeNow,
     ServerEnds,
     ServerState,
@@ -166,6 +168,14 @@ class ApiWorkers:
                 self._all[message.index].ended.set()
 
     async def find(self, names: Sequence[str], owner: str = "") -> list[tuple[str, list[str]]]:
+        """Return the open calls that bear these names; see `FindCalls`."""
+        return [call for found in await self._found(names, owner) for call in found.calls]
+
+    async def notes(self, ids: Sequence[str], owner: str) -> dict[str, PrefixNote]:
+        """Return what there is to say about the cached prefixes of an owner's requests."""
+        return {one: note for found in await self._found(ids, owner) for one, note in found.notes.items()}
+
+    async def _found(self, names: Sequence[str], owner: str) -> list[FoundCalls]:
         """Return all API workers' answers to `FindCalls`; one that does not answer in time counts as having none."""
         loop = asyncio.get_running_loop()
         asked = {secrets.token_hex(12): one for one in self._all.values() if one.serves}
@@ -176,7 +186,7 @@ class ApiWorkers:
                 one.outbox.send(FindCalls(call, list(names), owner))
             if futures:
                 await asyncio.wait(futures, timeout=ANSWER_SECONDS)
-            return [found for future in futures if future.done() for found in future.result().calls]
+            return [future.result() for future in futures if future.done()]
         finally:
             for call in asked:
                 del self._open[call]
@@ -185,6 +195,11 @@ class ApiWorkers:
         """End those of these requests that API workers have."""
         for one in self._all.values():
             one.outbox.send(AbortCalls(list(ids)))
+
+    def answer_now(self, ids: Sequence[str]) -> None:
+        """Let those of these requests that API workers have end their thinking."""
+        for one in self._all.values():
+            one.outbox.send(AnswerCalls(list(ids)))
 
     async def wait_until_ended(self) -> None:
         """Wait until no API worker has requests any more, after all were told to stop."""

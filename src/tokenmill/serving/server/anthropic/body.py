@@ -9,16 +9,19 @@ import msgspec
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.serving.frontend.chat_messages import check_depth
+from tokenmill.serving.frontend.thinking_budget import EFFORTS
 from tokenmill.serving.server.generation.call import GenerationCall, template_kwargs
 from tokenmill.serving.server.generation.fields import Int32, PositiveInt, StopStrings, Tools, given_params
 from tokenmill.serving.server.generation.tools import NamedTool
 
 # Blocks of thinking are the model's own and are not shown to it again.
 _SKIPPED = ("thinking", "redacted_thinking")
+# In these the client shows something to the model; all kinds that are not known are left out.
+_SHOWN = ("text", "image", "document", "search_result", "tool_use", "tool_result")
 
 
 class Thinking(msgspec.Struct):
-    """The field `thinking`; the model decides for itself how much it thinks."""
+    """The field `thinking`; without a budget the model decides for itself how much it thinks."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Int32 | None = None
@@ -41,7 +44,7 @@ class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """The field `output_config`; the model decides for itself how much effort it makes."""
+    """The field `output_config`; an effort that has a budget is one, beside no budget of `thinking`."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -93,8 +96,8 @@ def message_call(body: PromptBody) -> GenerationCall:
         check_depth(getattr(body, name), name)
     messages = [message for i, one in enumerate(body.messages) for message in _messages(one, f"messages[{i}]")]
     if body.system is not None:
-        system = _text(body.system, "system", "system")
-        messages.insert(0, {"role": "system", "content": system})
+        _text(body.system, "system", "system")  # which refuses blocks of other kinds
+        messages.insert(0, {"role": "system", "content": body.system})
     # Anthropic's way to begin the answer for the model: it goes on from there.
     last = messages[-1] if messages else {}
     continues = last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
@@ -104,11 +107,14 @@ def message_call(body: PromptBody) -> GenerationCall:
         params["stop"] = body.stop_sequences
     if body.output_config is not None and body.output_config.format is not None:
         params["structured_outputs"] = StructuredOutputs(json=body.output_config.format.schema, param="output_config")
+    budget = _thinking_budget(body)
+    if budget is not None:
+        params["thinking_token_budget"] = budget
     return GenerationCall(
         model=body.model,
         params=params,
         messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)] if body.tools else None,
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()) if _is_ours(tool)] or None,
         tool_choice=None if choice is None else _tool_choice(choice),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         template_kwargs=template_kwargs(
@@ -117,13 +123,59 @@ def message_call(body: PromptBody) -> GenerationCall:
             continue_final_message=continues or None,
         ),
         stream=body.stream if isinstance(body, MessagesBody) else None,
+        conversation=_user(body),
     )
+
+
+def _thinking_budget(body: PromptBody) -> int | None:
+    """Return how many tokens the model may think, if the body says so."""
+    given = None if body.thinking is None else body.thinking.budget_tokens
+    effort = None if body.output_config is None else body.output_config.effort
+    if given is not None and given < 0:
+        raise InvalidRequest(f"thinking.budget_tokens must be at least 0, got {given}", "thinking")
+    return given if given is not None else EFFORTS.get(effort or "")
+
+
+def _user(body: PromptBody) -> str | None:
+    """Return the name of the user, by which clients tell sessions apart too."""
+    metadata = body.metadata if isinstance(body, MessagesBody) else None
+    user = (metadata or {}).get("user_id")
+    return user if isinstance(user, str) else None
+
+
+def left_out(body: PromptBody) -> list[str]:
+    """Return which tools and blocks the model is not shown, because they belong to Anthropic's servers, by place."""
+    tools = [f"tools[{i}]:{str(tool['type'])[:40]}" for i, tool in enumerate(body.tools or ()) if not _is_ours(tool)]
+    blocks = [
+        f"messages[{i}].content[{j}]:{kind[:40]}"
+        for i, message in enumerate(body.messages)
+        for j, block in enumerate(_blocks(message.get("content")))
+        for kind in (block.get("type"), *(inner.get("type") for inner in _blocks(block.get("content"))))
+        if isinstance(kind, str) and kind not in (*_SHOWN, *_SKIPPED)
+    ]
+    return [*tools, *blocks]
+
+
+def _blocks(content: object) -> list[dict[str, Any]]:
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+
+
+def _known(content: Any) -> Any:
+    """Return the content of a tool result without blocks of kinds that are not known."""
+    if not isinstance(content, list):
+        return content
+    return [block for block in content if not isinstance(block, dict) or block.get("type") in (*_SHOWN, None)]
+
+
+def _is_ours(tool: dict[str, Any]) -> bool:
+    """Return True for a tool that the client runs; the others have a type with a date, and no schema."""
+    return tool.get("type") in (None, "custom") or "input_schema" in tool
 
 
 def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """Return a message of Anthropic's as one or more of OpenAI's: each tool result is a message of its own."""
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant"):
+    if role not in ("user", "assistant", "system"):
         raise InvalidRequest(f"{where}.role must be user or assistant", "messages")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -142,13 +194,13 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
         elif kind == "tool_use" and role == "assistant":
             calls.append(_call(part, place))
         elif kind == "tool_result" and role == "user":
-            text = _text(part.get("content") or "", f"{place}.content", "messages")
+            text = _text(_known(part.get("content") or ""), f"{place}.content", "messages")
             call_id = _field(part, "tool_use_id", str, place)
             results.append({"role": "tool", "tool_call_id": call_id, "content": text})
-        elif kind not in _SKIPPED:
-            name = kind if isinstance(kind, str) else "unknown"
+        elif not isinstance(kind, str) or kind in _SHOWN:
+            name = kind or "unknown"
             raise InvalidRequest(
-                f"{place}: a block of type {name[:40]} is not supported in a {role} message", "messages"
+                f"{place}: a block of type {str(name)[:40]} is not supported in a {role} message", "messages"
             )
     has_images = any(part["type"] != "text" for part in shown)
     own: dict[str, Any] = {"role": role, "content": shown if has_images else "\n".join(part["text"] for part in shown)}
@@ -188,8 +240,6 @@ def _text(content: str | list[dict[str, Any]], where: str, param: str) -> str:
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type") not in (None, "custom"):
-        raise InvalidRequest(f"{where}: tools that the server runs are not supported", "tools")
     schema = _field(tool, "input_schema", dict, where, "tools")
     function = {"name": _field(tool, "name", str, where, "tools"), "parameters": schema}
     if tool.get("strict") is True:

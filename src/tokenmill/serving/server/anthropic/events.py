@@ -32,6 +32,7 @@ class MessageUsage(msgspec.Struct):
     output_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
+    volatile_blocks: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageWriter:
@@ -95,8 +96,10 @@ class MessageWriter:
 
 def _usage(counter: UsageCounter) -> MessageUsage:
     usage = counter.usage()
-    cached = usage.prompt_tokens_details.cached_tokens
-    return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
+    details = usage.prompt_tokens_details
+    cached = details.cached_tokens
+    own = usage.prompt_tokens - cached
+    return MessageUsage(own, usage.completion_tokens, cached, volatile_blocks=details.volatile_blocks)
 
 
 def _content(block: Block, text: str) -> dict[str, Any]:

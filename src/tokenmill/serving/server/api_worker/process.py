@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.core.api_messages import (
     AbortCalls,
+    AnswerCalls,
     FindCalls,
     FinishedRequest,
     FoundCalls,
@@ -88,15 +89,18 @@ class ApiWorkerProcess(ApiProcess):
             self._parts.send(self._observations.take_message(self._client.num_open))
             await asyncio.sleep(REPORT_SECONDS)
 
-    def _answered(self, message: FromWorker | FromSibling | FindCalls | AbortCalls) -> None:
+    def _answered(self, message: FromWorker | FromSibling | FindCalls | AbortCalls | AnswerCalls) -> None:
         match message:
             case FindCalls():
                 found = self._client.find(message.names, message.owner)
                 calls = [(name, ids) for name, own in found.items() for ids in own]
                 calls = calls if message.names else [("", self._client.open_ids)]
-                self._parts.send(FoundCalls(message.id, calls))
+                notes = self._client.notes(one for _, ids in calls for one in ids) if message.names else {}
+                self._parts.send(FoundCalls(message.id, calls, notes))
             case AbortCalls():
                 self._client.abort(message.ids)
+            case AnswerCalls():
+                self._client.answer_now(message.ids)
             case TextOutputs() | RequestRejected() | Encoded() | Decoded() | ParsersFound():
                 self._client.dispatch(message)
 

@@ -13,6 +13,7 @@ from tokenmill.core.infill import Infill
 from tokenmill.core.messages import GenerateText
 from tokenmill.serving.frontend.admission_control import estimated_tokens
 from tokenmill.serving.frontend.chat_messages import check_depth, check_template_kwargs, normalize_messages
+from tokenmill.serving.frontend.volatile_blocks import settle
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.fields import sampling_params
 from tokenmill.serving.server.generation.tools import NamedTool, call_rules
@@ -44,6 +45,8 @@ class GenerationCall:
         wants_progress, wants_timings: a stream says when its prompt is computed, and how long all took.
         kv_transfer_params: parameters from the client for the sources of KV.
         model: the name of its model, which may be an adapter.
+        conversation: the client's own name for what its prompts go on with, or for its user.
+        session_key: calls of one key go to one engine, unless a header names another session; "": no key.
     """
 
     params: dict[str, Any]
@@ -70,6 +73,8 @@ class GenerationCall:
     wants_timings: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     model: str | None = None
+    conversation: str | None = None
+    session_key: str = ""
 
 
 def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateText]:
@@ -85,6 +90,8 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
     defaults = {} if call.pooling else context.default_sampling
     if call.default_max_tokens is not None:
         defaults = {"max_tokens": call.default_max_tokens} | defaults
+    if context.parsers.budget is not None and "reasoning_effort" not in call.template_kwargs:
+        defaults = {"thinking_token_budget": context.parsers.budget} | defaults
     message = GenerateText(
         ids=[],
         params=sampling_params(call.params, defaults),
@@ -101,13 +108,17 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
     if call.messages is None:
         whole = [msgspec.structs.replace(message, **_prompt_field(one)) for one in _checked(call.prompts, message)]
     else:
+        messages, volatile = settle(call.messages) if context.settles_prompts else (call.messages, [])
         chat = msgspec.structs.replace(
             message,
-            messages=normalize_messages(call.messages),
+            messages=normalize_messages(messages),
+            volatile=volatile,
             tools=None if rules is None else call.tools,
             calls=rules,
             reasoning=context.parsers.reasoning,
+            end_of_thinking=context.parsers.end_of_thinking,
             template_kwargs=call.template_kwargs,
+            forced_text=context.script.answer(call.messages, call.tools),
         )
         whole = [chat]
     return [msgspec.structs.replace(one, num_estimated=estimated_tokens(one)) for one in whole]

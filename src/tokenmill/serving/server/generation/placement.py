@@ -1,12 +1,14 @@
 """Read from a call's headers which engine its requests go to: a given one, or the one that has their session.
 
-`x-data-parallel-rank` is vLLM's name, an engine's index; `x-session-id` is any label of the client's own.
+`x-data-parallel-rank` is vLLM's name, an engine's index; `x-session-id` is any label of the client's own. Without one,
+the field `prompt_cache_key` of OpenAI's APIs names the session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
@@ -15,26 +17,40 @@ from starlette.types import Scope
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import GenerateText
 from tokenmill.serving.server.context import ServerContext
-from tokenmill.serving.server.http.middleware import tenant_of
+from tokenmill.serving.server.generation.call import GenerationCall
+from tokenmill.serving.server.http.middleware import owner_of, tenant_of
 from tokenmill.serving.server.http.request_id import MEANING, is_request_id
 
 RANK, SESSION = "x-data-parallel-rank", "x-session-id"
 
 
-def placed(prompts: Sequence[GenerateText], context: ServerContext, scope: Scope) -> Sequence[GenerateText]:
-    """Return the prompts of a call, set to the engine and the session that its headers name.
+def placed(
+    prompts: Sequence[GenerateText], context: ServerContext, scope: Scope, call: GenerationCall
+) -> Sequence[GenerateText]:
+    """Return the prompts of a call with the engine and session of its headers, or its key, and with its conversation.
 
     Raises:
         InvalidRequest: there is no such engine, or the session's name is not a label.
     """
     headers = Headers(scope=scope)
-    rank, session = headers.get(RANK), headers.get(SESSION, "")
-    if rank is None and not session:
+    rank, named = headers.get(RANK), headers.get(SESSION, "")
+    if named and not is_request_id(named):
+        raise InvalidRequest(f"{SESSION} must be {MEANING}", SESSION)
+    session = named or call.session_key
+    conversation = _conversation(named or call.conversation or "", call, scope)
+    if rank is None and not session and not conversation:
         return prompts
-    return [
-        msgspec.structs.replace(prompt, engine=_engine(rank, context), session=_session(session, scope))
-        for prompt in prompts
-    ]
+    changes: dict[str, Any] = {"engine": _engine(rank, context), "session": _session(session, scope)}
+    return [msgspec.structs.replace(prompt, **changes, conversation=conversation) for prompt in prompts]
+
+
+def _conversation(label: str, call: GenerationCall, scope: Scope) -> str:
+    """Return the name under which prompts are compared: of one key, and never of two that share no cache."""
+    owner = owner_of(scope)
+    if call.messages is None or not (label or owner):
+        return ""
+    parts = (owner, call.cache_salt or "", call.model or "", label)
+    return blake2b("\0".join(parts).encode(errors="replace"), digest_size=12).hexdigest()
 
 
 def _engine(rank: str | None, context: ServerContext) -> int | None:
@@ -48,8 +64,5 @@ def _engine(rank: str | None, context: ServerContext) -> int | None:
 
 def _session(label: str, scope: Scope) -> str:
     """Return the session's name: different for different tenants, and no longer than a hash."""
-    if not label:
-        return ""
-    if not is_request_id(label):
-        raise InvalidRequest(f"{SESSION} must be {MEANING}", SESSION)
-    return blake2b(f"{tenant_of(scope)}/{label}".encode(), digest_size=12).hexdigest()
+    name = f"{tenant_of(scope)}/{label}".encode("utf-8", "replace")
+    return blake2b(name, digest_size=12).hexdigest() if label else ""

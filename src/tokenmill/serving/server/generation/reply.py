@@ -65,7 +65,7 @@ class GenerationReply(Response):
         self._call = call
         self._started = False
         self._outcome = ""
-        self._usage = UsageCounter(prompts[0].params.n)
+        self._usage = UsageCounter(prompts[0].params.n, prompts[0].volatile)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send until the reply is complete or the client disconnects."""
@@ -97,7 +97,7 @@ class GenerationReply(Response):
             async with (
                 asyncio.timeout(self._call.timeout),
                 self._client.generate(
-                    placed(await self._context.media.fetched(self._prompts), self._context, scope),
+                    placed(await self._context.media.fetched(self._prompts), self._context, scope, self._call),
                     caller_of(scope, self._label),
                 ) as generation,
             ):

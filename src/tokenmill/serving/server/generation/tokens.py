@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import EncodeText
+from tokenmill.core.messages import EncodeText, GenerateText
 from tokenmill.serving.frontend.chat_messages import check_depth, normalize_messages
 from tokenmill.serving.frontend.chat_template import load_chat_template
 from tokenmill.serving.server.context import ServerContext
@@ -85,6 +85,22 @@ class TokenRoutes:
         body = await read_body(request, DetokenizeBody, self._context.bodies)
         self._context.check_model(body.model)
         return json_response(Text(await self._context.client.decode(body.tokens)))
+
+
+async def num_prompt_tokens(prompt: GenerateText, context: ServerContext) -> int:
+    """Return the number of tokens of a chat's prompt, with its tools.
+
+    Raises:
+        InvalidRequest: the chat cannot be encoded.
+    """
+    message = EncodeText(
+        id="",
+        messages=prompt.messages,
+        tools=prompt.tools,
+        template_kwargs=prompt.template_kwargs,
+        add_special_tokens=False,
+    )
+    return len((await context.client.encode(message)).token_ids)
 
 
 def tokenizer_info(folder: Path, template_file: str | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,9 +19,10 @@ LOWEST_LOGPROB = -9999.0
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """OpenAI's object `prompt_tokens_details`."""
+    """OpenAI's object `prompt_tokens_details`; `volatile_blocks`: those that were dropped or moved, if any."""
 
     cached_tokens: int
+    volatile_blocks: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):
@@ -43,8 +44,10 @@ class Usage(msgspec.Struct):
 class UsageCounter:
     """Adds up the usage of a call; a prompt that n continuations share counts once."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, volatile: Sequence[str] = ()) -> None:
+        """`volatile`: see `GenerateText`."""
         self._n = n
+        self._volatile = list(volatile) or msgspec.UNSET
         self._prompt: dict[int, tuple[int, int]] = {}
         self._completion_tokens = 0
         self._reasoning: dict[int, int] = {}
@@ -71,7 +74,7 @@ class UsageCounter:
             prompt_tokens,
             self._completion_tokens,
             total,
-            PromptTokensDetails(cached_tokens),
+            PromptTokensDetails(cached_tokens, self._volatile),
             CompletionTokensDetails(sum(self._reasoning.values())),
         )
 

@@ -57,6 +57,21 @@ async def read_call(request: Request, kind: type[T], budget: BodyBudget, *, is_s
     return taken.body, num_bytes
 
 
+def note_left_out(request: Request, budget: BodyBudget, names: list[str]) -> None:
+    """Name parts of a body that the answer cannot heed, such as `tools[1]:web_search`, where unknown fields are named.
+
+    Raises:
+        UnknownField: the server leaves out nothing.
+    """
+    if not names:
+        return
+    if budget.unknown.is_strict:
+        raise UnknownField(f"{names[0]} is not supported by this server", _top(names[0].split(":")[0]))
+    budget.unknown.note(tuple(names))
+    state = request.scope.setdefault("state", {})
+    state[IGNORED] = ", ".join(filter(None, (state.get(IGNORED, ""), header_of(tuple(names)))))[:1000]
+
+
 async def read_body(request: Request, kind: type[T], budget: BodyBudget) -> T:
     """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types.
 

@@ -54,6 +54,8 @@ SYNONYMS: Mapping[str, tuple[Synonym, ...]] = {
     "stop_sequences": (Synonym("stop"),),
     "think": (Synonym("chat_template_kwargs", _thinking), Synonym("reasoning_effort", _effort)),
     "enable_thinking": (Synonym("chat_template_kwargs", _thinking),),
+    "thinking_budget_tokens": (Synonym("thinking_token_budget"),),
+    "thinking_budget": (Synonym("thinking_token_budget"),),
     "guided_json": (Synonym("structured_outputs", _wrapped("json")),),
     "guided_regex": (Synonym("structured_outputs", _wrapped("regex")),),
     "guided_choice": (Synonym("structured_outputs", _wrapped("choice")),),

@@ -38,6 +38,7 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     echo: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: Int32 | None = None
 
 
 class ChatRoute:

@@ -72,6 +72,8 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     kv_transfer_params: dict[str, Any] | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
+    # Calls of one key go to one engine.
+    prompt_cache_key: str | None = None
 
     # Accepted without effect: they concern OpenAI's own bookkeeping, or what models are trained to heed.
     user: str | None = None
@@ -80,7 +82,6 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
     # Refused by name.
@@ -154,6 +155,8 @@ def call_of(body: GenerationFields) -> GenerationCall:
         wants_timings=bool(body.return_progress or body.timings_per_token),
         kv_transfer_params=body.kv_transfer_params or None,
         model=body.model,
+        conversation=body.prompt_cache_key or body.user,
+        session_key=body.prompt_cache_key or "",
     )
 
 

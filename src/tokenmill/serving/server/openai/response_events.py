@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,6 +23,7 @@ from tokenmill.serving.server.generation.content_blocks import (
 )
 from tokenmill.serving.server.generation.writer import PING, UsageCounter
 from tokenmill.serving.server.http.errors import error_body
+from tokenmill.serving.server.openai.response_tools import ToolName
 
 _ENCODER = msgspec.json.Encoder()
 _TEXT_EVENTS = {PieceKind.TEXT: "output_text", PieceKind.REASONING: "reasoning_text"}
@@ -32,13 +35,23 @@ class ResponseWriter:
     Args:
         head: the fields that are known before the answer.
         keep: called with the response object when it is complete or has failed.
+        names: how the client calls tools, by the names that the model knows; those that differ.
+        encrypts: thinking comes in a form for the client to send back, too.
     """
 
     ping = PING
 
-    def __init__(self, head: dict[str, Any], keep: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        head: dict[str, Any],
+        keep: Callable[[dict[str, Any]], None],
+        names: Mapping[str, ToolName] = MappingProxyType({}),
+        encrypts: bool = False,
+    ) -> None:
         self._head = head
         self._keep = keep
+        self._names = names
+        self._encrypts = encrypts
         self._blocks = ContentBlocks()
         self._num_events = 0
         self._last: TextOutput | None = None
@@ -94,32 +107,58 @@ class ResponseWriter:
     def _items(self, status: str) -> list[dict[str, Any]]:
         """Return all items; `status` is that of the last one, which is incomplete in an answer that is cut off."""
         *whole, last = self._blocks.blocks
-        return [*(_item(block, "completed") for block in whole), _item(last, status)]
+        return [*(self._item(block, "completed") for block in whole), self._item(last, status)]
 
     def _changes(self, changes: Iterator[Change], status: str = "completed") -> Iterator[bytes]:
         for change in changes:
             match change:
                 case BlockBegins(block):
-                    fields = _place(block) | {"item": _item(block, "in_progress")}
+                    fields = _place(block) | {"item": self._item(block, "in_progress")}
                     yield self._event("response.output_item.added", fields)
                     if block.kind is PieceKind.TEXT:
                         fields = _content_place(block) | {"part": _text_part("")}
                         yield self._event("response.content_part.added", fields)
                 case BlockGrows(block, delta):
-                    yield self._event(*_growth(block, delta))
+                    # A text inside JSON is known when the JSON is whole.
+                    if not self._is_custom(block):
+                        yield self._event(*_growth(block, delta))
                 case BlockEnds(block):
                     yield from self._end(block, status)
 
     def _end(self, block: Block, status: str) -> Iterator[bytes]:
-        if block.kind is PieceKind.CALL:
-            fields = _place(block) | {"item_id": _item_id(block), "arguments": block.text, "name": block.name}
+        item = self._item(block, status)
+        if self._is_custom(block):
+            place, text = _place(block) | {"item_id": item["id"]}, item["input"]
+            yield self._event("response.custom_tool_call_input.delta", place | {"delta": text})
+            yield self._event("response.custom_tool_call_input.done", place | {"input": text})
+        elif block.kind is PieceKind.CALL:
+            fields = _place(block) | {"item_id": item["id"], "arguments": block.text, "name": item["name"]}
             yield self._event("response.function_call_arguments.done", fields)
         else:
             done = f"response.{_TEXT_EVENTS[block.kind]}.done"
             yield self._event(done, _content_place(block) | {"text": block.text, "logprobs": []})
         if block.kind is PieceKind.TEXT:
             yield self._event("response.content_part.done", _content_place(block) | {"part": _text_part(block.text)})
-        yield self._event("response.output_item.done", _place(block) | {"item": _item(block, status)})
+        yield self._event("response.output_item.done", _place(block) | {"item": item})
+
+    def _is_custom(self, block: Block) -> bool:
+        return block.name in self._names and self._names[block.name].is_custom
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        item: dict[str, Any] = {"id": _item_id(block), "status": status}
+        match block.kind:
+            case PieceKind.CALL:
+                name = self._names.get(block.name) or ToolName(block.name)
+                if name.is_custom:
+                    item["id"] = f"ctc_{block.id}"
+                return item | {"call_id": f"call_{block.id}"} | name.item(block.text)
+            case PieceKind.REASONING:
+                content = [{"type": "reasoning_text", "text": block.text}] if block.text else []
+                sent_back = {"encrypted_content": opaque(block.text)} if self._encrypts and block.text else {}
+                return item | {"type": "reasoning", "summary": [], "content": content} | sent_back
+            case PieceKind.TEXT:
+                content = [_text_part(block.text)] if status != "in_progress" else []
+                return item | {"type": "message", "role": "assistant", "content": content}
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         data = {"type": kind, "sequence_number": self._num_events} | fields
@@ -130,7 +169,12 @@ class ResponseWriter:
 def failed(head: dict[str, Any], error: Exception) -> dict[str, Any]:
     """Return the response object of an answer that failed."""
     told = error_body(error).error
-    return head | {"status": "failed", "output": [], "error": {"code": "server_error", "message": told.message}}
+    # By the code, agents tell what can be tried again from what cannot.
+    return head | {
+        "status": "failed",
+        "output": [],
+        "error": {"code": told.code or "server_error", "message": told.message},
+    }
 
 
 def _status_at_end(output: TextOutput) -> str:
@@ -156,18 +200,9 @@ def _item_id(block: Block) -> str:
     return {PieceKind.TEXT: "msg_", PieceKind.REASONING: "rs_", PieceKind.CALL: "fc_"}[block.kind] + block.id
 
 
-def _item(block: Block, status: str) -> dict[str, Any]:
-    item: dict[str, Any] = {"id": _item_id(block), "status": status}
-    match block.kind:
-        case PieceKind.CALL:
-            call = {"type": "function_call", "call_id": f"call_{block.id}", "name": block.name, "arguments": block.text}
-            return item | call
-        case PieceKind.REASONING:
-            content = [{"type": "reasoning_text", "text": block.text}] if block.text else []
-            return item | {"type": "reasoning", "summary": [], "content": content}
-        case PieceKind.TEXT:
-            content = [_text_part(block.text)] if status != "in_progress" else []
-            return item | {"type": "message", "role": "assistant", "content": content}
+def opaque(thinking: str) -> str:
+    """Return thinking as a client without a store sends it back; it is no secret, since it was shown as well."""
+    return base64.urlsafe_b64encode(thinking.encode("utf-8", "replace")).decode()
 
 
 def _text_part(text: str) -> dict[str, Any]:
@@ -178,7 +213,7 @@ def _usage(counter: UsageCounter) -> dict[str, Any]:
     usage = counter.usage()
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "input_tokens_details": usage.prompt_tokens_details,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
         "total_tokens": usage.total_tokens,

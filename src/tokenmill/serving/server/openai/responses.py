@@ -21,12 +21,21 @@ from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall, messages_of
 from tokenmill.serving.server.generation.placement import placed
 from tokenmill.serving.server.generation.reply import GenerationReply, caller_of, check_output
+from tokenmill.serving.server.generation.tokens import num_prompt_tokens
 from tokenmill.serving.server.generation.writer import UsageCounter
-from tokenmill.serving.server.http.body import read_call, read_query
+from tokenmill.serving.server.http.body import note_left_out, read_call, read_query
 from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.http.middleware import owner_of
 from tokenmill.serving.server.openai.response_events import ResponseWriter
-from tokenmill.serving.server.openai.responses_body import ResponsesBody, input_messages, response_call
+from tokenmill.serving.server.openai.response_tools import ResponseTools, read_tools
+from tokenmill.serving.server.openai.response_truncation import shortened
+from tokenmill.serving.server.openai.responses_body import (
+    ENCRYPTED,
+    ResponsesBody,
+    input_messages,
+    left_out,
+    response_call,
+)
 from tokenmill.serving.server.response_store import StoredResponse
 
 _logger = logging.getLogger(__name__)
@@ -48,6 +57,7 @@ class _Asked:
     prompts: list[GenerateText]
     head: dict[str, Any]
     messages: list[dict[str, Any]]
+    tools: ResponseTools
 
 
 class ResponsesRoutes:
@@ -66,7 +76,11 @@ class ResponsesRoutes:
         earlier = self._earlier(owner, body.previous_response_id)
         num_bytes += earlier.num_bytes
         asked = await context.bodies.threads.run(num_bytes, lambda: self._read(body, earlier.messages))
-        head = asked.head
+        note_left_out(request, context.bodies, left_out(body, asked.tools))
+        call, prompts, head = asked.call, asked.prompts, asked.head
+        if body.truncation == "auto":
+            call, prompts, dropped = await shortened(call, prompts, context, num_bytes)
+            head |= {"dropped_turns": dropped} if dropped else {}
 
         def keep(response: dict[str, Any]) -> None:
             if body.store is not False:
@@ -74,16 +88,28 @@ class ResponsesRoutes:
                 size = num_bytes + len(msgspec.json.encode(response["output"]))
                 self._store.put(owner, StoredResponse(response, [*asked.messages, *answer], size))
 
-        writer = ResponseWriter(head, keep)
+        writer = ResponseWriter(head, keep, asked.tools.names, ENCRYPTED in (body.include or ()))
         if not body.background:
-            return GenerationReply(context, asked.call, asked.prompts, writer, head["id"])
+            return GenerationReply(context, call, prompts, writer, head["id"])
         # Begun here, so that whatever does not let it begin is the answer to this call.
-        prompts = placed(await context.media.fetched(asked.prompts), context, request.scope)
-        generation = context.client.generate(prompts, caller_of(request.scope, head["id"]))
+        placement = placed(await context.media.fetched(prompts), context, request.scope, call)
+        generation = context.client.generate(placement, caller_of(request.scope, head["id"]))
         keep(head | {"status": "queued", "output": []})
         task = self._store.tasks[head["id"]] = asyncio.ensure_future(self._run(generation, writer, body.timeout))
         task.add_done_callback(lambda _: self._store.tasks.pop(head["id"], None))
         return json_response(head | {"status": "queued", "output": []})
+
+    async def input_tokens(self, request: Request) -> Response:
+        """Count the prompt tokens of an input."""
+        context = self._context
+        body, num_bytes = await read_call(request, ResponsesBody, context.bodies)
+        earlier = self._earlier(owner_of(request.scope), body.previous_response_id)
+        asked = await context.bodies.threads.run(
+            num_bytes + earlier.num_bytes, lambda: self._read(body, earlier.messages)
+        )
+        note_left_out(request, context.bodies, left_out(body, asked.tools))
+        count = await num_prompt_tokens(asked.prompts[0], context)
+        return json_response({"object": "response.input_tokens", "input_tokens": count})
 
     async def get(self, request: Request) -> Response:
         """Return a stored response."""
@@ -131,9 +157,10 @@ class ResponsesRoutes:
         self._context.check_count(body.input, "input")
         self._context.check_model(body.model)
         check_size(body.metadata, "metadata", MAX_METADATA_BYTES)
-        call = response_call(body, earlier)
+        tools = read_tools(body.tools)
+        call = response_call(body, tools, earlier)
         messages = [*earlier, *input_messages(body.input)]
-        return _Asked(call, messages_of(call, self._context), self._head(body), messages)
+        return _Asked(call, messages_of(call, self._context), self._head(body), messages, tools)
 
     def _earlier(self, owner: str, response_id: str | None) -> StoredResponse:
         if response_id is None:
@@ -166,7 +193,7 @@ class ResponsesRoutes:
             "tools": body.tools or [],
             "text": msgspec.to_builtins(body.text) or {"format": {"type": "text"}},
             "top_p": body.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "usage": None,
             "reasoning": msgspec.to_builtins(body.reasoning),
             **{name: getattr(body, name) for name in shown},

@@ -11,12 +11,16 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.serving.frontend.chat_messages import check_depth
 from tokenmill.serving.server.generation.call import GenerationCall, template_kwargs
 from tokenmill.serving.server.generation.fields import Int32, Int64, Label, PositiveInt, Tools, given_params
-from tokenmill.serving.server.generation.tools import NamedTool
 from tokenmill.serving.server.openai.fields import ReasoningEffort
 from tokenmill.serving.server.openai.response_format import JsonSchemaFormat, ResponseFormat, structured_outputs
+from tokenmill.serving.server.openai.response_tools import ResponseTools, custom_arguments, flat_name, read_choice
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = ("input_text", "output_text", "text")
+# Of these, something would be missing that stands elsewhere. All other kinds that are not known are left out.
+_REFUSED = ("item_reference",)
+_READ = ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
+ENCRYPTED = "reasoning.encrypted_content"
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,20 +69,23 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     background: bool | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
-    truncation: Literal["disabled"] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
+    truncation: Literal["disabled", "auto"] | None = None
     priority: Int32 | None = None
     cache_salt: Label | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
 
-    # Accepted without effect: agents ask for it in every request, and the thinking is shown as it is.
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    # Of these, ENCRYPTED has an effect; others ask for parts of answers that do not come here.
+    include: Annotated[list[Label], Meta(max_length=64)] | None = None
+    # Calls of one key go to one engine.
+    prompt_cache_key: str | None = None
 
     # Accepted without effect: they concern OpenAI's own bookkeeping, and no context is shortened here.
     context_management: list[dict[str, Any]] | None = None
     user: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    client_metadata: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
     # Refused: the answer would lack what stands in them.
@@ -86,10 +93,11 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt: Any = None
 
 
-def response_call(body: ResponsesBody, earlier: list[dict[str, Any]]) -> GenerationCall:
+def response_call(body: ResponsesBody, tools: ResponseTools, earlier: list[dict[str, Any]]) -> GenerationCall:
     """Return the call that a body asks for.
 
     Args:
+        tools: those of the body.
         earlier: the messages of the response that this one continues.
 
     Raises:
@@ -102,7 +110,7 @@ def response_call(body: ResponsesBody, earlier: list[dict[str, Any]]) -> Generat
     check_depth(body.tools, "tools")
     messages = [*earlier, *input_messages(body.input)]
     if body.instructions is not None:
-        messages.insert(0, {"role": "system", "content": body.instructions})
+        messages = with_instructions(body.instructions, messages)
     params = given_params(body)
     if body.max_output_tokens is not None:
         params["max_tokens"] = body.max_output_tokens
@@ -113,15 +121,38 @@ def response_call(body: ResponsesBody, earlier: list[dict[str, Any]]) -> Generat
         model=body.model,
         params=params,
         messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)] if body.tools else None,
-        tool_choice=_tool_choice(body.tool_choice),
+        tools=tools.functions or None,
+        tool_choice=read_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         template_kwargs=template_kwargs(body.chat_template_kwargs, reasoning_effort=effort),
         priority=body.priority,
         cache_salt=body.cache_salt,
         stream=body.stream,
         timeout=body.timeout,
+        conversation=body.prompt_cache_key or body.user,
+        session_key=body.prompt_cache_key or "",
     )
+
+
+def left_out(body: ResponsesBody, tools: ResponseTools) -> list[str]:
+    """Return what the answer cannot heed, by place and kind."""
+    asked = [f"include:{name}" for name in body.include or () if name != ENCRYPTED]
+    return [*tools.left_out, *unread_items(body.input), *asked]
+
+
+def with_instructions(instructions: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages behind instructions; a system text at their beginning joins them: many templates take one."""
+    first = messages[0] if messages else {}
+    if first.get("role") != "system" or not isinstance(first["content"], str):
+        return [{"role": "system", "content": instructions}, *messages]
+    texts = [text for text in (instructions, first["content"]) if text]
+    return [first | {"content": "\n\n".join(texts)}, *messages[1:]]
+
+
+def unread_items(given: str | list[dict[str, Any]]) -> list[str]:
+    """Return where items stand that `input_messages` leaves out, and their type."""
+    kinds = [] if isinstance(given, str) else [str(item.get("type") or "message") for item in given]
+    return [f"input[{i}]:{kind[:40]}" for i, kind in enumerate(kinds) if kind not in (*_READ, *_REFUSED)]
 
 
 def input_messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -134,27 +165,50 @@ def input_messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{"role": "user", "content": given}]
     messages: list[dict[str, Any]] = []
     for i, item in enumerate(given):
-        where = f"input[{i}]"
-        match item.get("type") or "message":
-            case "message":
-                role = _ROLES.get(_field(item, "role", where))
-                if role is None:
-                    raise InvalidRequest(f"{where}.role must be user, assistant, system or developer", "input")
-                messages.append({"role": role, "content": _content(item.get("content"), f"{where}.content")})
-            case "function_call":
-                function = {"name": _field(item, "name", where), "arguments": _field(item, "arguments", where)}
-                call = {"id": _field(item, "call_id", where), "type": "function", "function": function}
-                if not (messages and messages[-1]["role"] == "assistant"):
-                    messages.append({"role": "assistant", "content": ""})
-                messages[-1].setdefault("tool_calls", []).append(call)
-            case "function_call_output":
-                text = _text(item.get("output"), f"{where}.output")
-                messages.append({"role": "tool", "tool_call_id": _field(item, "call_id", where), "content": text})
-            case "reasoning":
-                pass  # thinking is not shown to the model again
-            case other:
-                raise InvalidRequest(f"{where}: items of type {str(other)[:40]} are not supported", "input")
+        _add_item(messages, item, f"input[{i}]")
     return messages
+
+
+def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+    """Add an item to messages; thinking is not shown to the model again, nor what `unread_items` lists."""
+    kind = item.get("type") or "message"
+    match kind:
+        case "message":
+            _add_message(messages, item, where)
+        case "function_call":
+            _add_call(messages, item, _field(item, "arguments", where), where)
+        case "custom_tool_call":
+            _add_call(messages, item, custom_arguments(_field(item, "input", where)), where)
+        case "function_call_output" | "custom_tool_call_output":
+            text = _text(item.get("output"), f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": _field(item, "call_id", where), "content": text})
+    if kind in _REFUSED:
+        raise InvalidRequest(f"{where}: items of type {kind} are not supported", "input")
+
+
+def _add_message(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+    role = _ROLES.get(_field(item, "role", where))
+    if role is None:
+        raise InvalidRequest(f"{where}.role must be user, assistant, system or developer", "input")
+    content, last = _content(item.get("content"), f"{where}.content"), messages[-1] if messages else {}
+    if role == "assistant" and isinstance(content, str) and last.get("tool_calls"):
+        # Said between a call and its result: templates want the result right behind the call.
+        last["content"] = "\n".join(text for text in (last["content"], content) if text)
+    elif role == "system" and last.get("role") == "system" and isinstance(content, str):
+        last["content"] = f"{last['content']}\n\n{content}"
+    else:
+        messages.append({"role": role, "content": content})
+
+
+def _add_call(messages: list[dict[str, Any]], item: dict[str, Any], arguments: str, where: str) -> None:
+    """Add a call to the latest message of the assistant, or begin one."""
+    namespace = item.get("namespace")
+    name = flat_name(_field(item, "name", where), namespace if isinstance(namespace, str) else "")
+    function = {"name": name, "arguments": arguments}
+    if not (messages and messages[-1]["role"] == "assistant"):
+        messages.append({"role": "assistant", "content": ""})
+    call = {"id": _field(item, "call_id", where), "type": "function", "function": function}
+    messages[-1].setdefault("tool_calls", []).append(call)
 
 
 def _content(content: object, where: str) -> str | list[dict[str, Any]]:
@@ -188,23 +242,6 @@ def _field(item: dict[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{where}.{name} must be a string", "input")
     return value
-
-
-def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise InvalidRequest(f"{where}: only function tools are supported", "tools")
-    function = {
-        name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
-    }
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> str | NamedTool | None:
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-        raise InvalidRequest("tool_choice must be none, auto, required, or a function with its name", "tool_choice")
-    return NamedTool(choice["name"])
 
 
 def _response_format(format: TextFormat) -> ResponseFormat:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.core.api_messages import PrefixNote
 from tokenmill.core.engine_messages import EngineReady, RequestState
 from tokenmill.core.errors import Conflict, EngineDead, InvalidRequest, NotFound
 from tokenmill.core.messages import GenerateText
@@ -67,6 +68,13 @@ class Aborted(msgspec.Struct):
     unknown: list[str]
 
 
+class ControlBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """llama.cpp's way to say the same as /v1/requests/{id}/answer_now."""
+
+    id: Label
+    action: Literal["reasoning_end"]
+
+
 class PauseQuery(msgspec.Struct, forbid_unknown_fields=True):
     """The query of /pause; `mode` says if open requests end or are kept until /resume."""
 
@@ -86,11 +94,21 @@ class ResetQuery(msgspec.Struct, forbid_unknown_fields=True):
     reset_external: bool = False
 
 
+class AnsweringNow(msgspec.Struct):
+    """The reply of /v1/requests/{id}/answer_now: the requests that were told."""
+
+    request_ids: list[str]
+
+
 class RequestReport(msgspec.Struct):
-    """The reply of /v1/requests/{id}: the state of each continuation of a call."""
+    """The reply of /v1/requests/{id}: the state of each continuation of a call.
+
+    `prefix`: the blocks of its prompt that were dropped or moved, and the change that broke its cached prefix, if any.
+    """
 
     id: str
     requests: list[RequestState]
+    prefix: PrefixNote | msgspec.UnsetType = msgspec.UNSET
 
 
 class AdminRoutes:
@@ -116,12 +134,33 @@ class AdminRoutes:
 
     async def request(self, request: Request) -> Response:
         """Show the state of a call's requests, and why they wait."""
-        name = request.path_params["id"]
-        ids = (await self._find([name], owner_of(request.scope)))[name]
+        name, owner = request.path_params["id"], owner_of(request.scope)
+        ids = (await self._find([name], owner))[name]
         if not ids:
             raise NotFound("no open request has this id", "id")
         states = {state.id: state for state in await self._context.engines.explain(ids)}
-        return json_response(RequestReport(name, [states.get(one) or _on_its_way(one) for one in ids]))
+        notes = await self._context.calls.notes(ids, owner)
+        prefix = next((notes[one] for one in ids if one in notes), msgspec.UNSET)
+        return json_response(RequestReport(name, [states.get(one) or _on_its_way(one) for one in ids], prefix))
+
+    async def answer_now(self, request: Request) -> Response:
+        """Let a call end its thinking and answer."""
+        return json_response(AnsweringNow(await self._end_thinking(request.path_params["id"], request)))
+
+    async def control(self, request: Request) -> Response:
+        """Let a call end its thinking, in llama.cpp's form."""
+        body = await read_body(request, ControlBody, self._context.bodies)
+        await self._end_thinking(body.id, request)
+        return json_response({"success": True})
+
+    async def _end_thinking(self, name: str, request: Request) -> list[str]:
+        if not self._context.parsers.reasoning:
+            raise Conflict("this server does not know how the model marks its thinking: --reasoning-parser")
+        ids = (await self._find([name], owner_of(request.scope)))[name]
+        if not ids:
+            raise NotFound("no open request has this id", "id")
+        self._context.calls.answer_now(ids)
+        return ids
 
     async def pause(self, request: Request) -> Response:
         """Stop the engines between two steps; new requests wait until /resume."""

@@ -48,6 +48,7 @@ from tokenmill.serving.server.process.parser_choice import (
 )
 from tokenmill.serving.server.process.screen import Screen
 from tokenmill.serving.server.process.stop_signals import handled_by
+from tokenmill.serving.server.script import read_script
 
 if TYPE_CHECKING:  # it takes a third of a second
     from fastapi import FastAPI
@@ -233,6 +234,8 @@ class ApiProcess(ABC):
             takes_priority=engine.scheduling_policy not in ("fair", "fcfs"),
             parsers=self._choice.parsers,
             sse_ping=config.sse_ping,
+            settles_prompts=config.volatile_blocks == "move",
+            script=read_script(config.script),
             settings=public_settings(engine, config),
             started=int(time.time()),
             trouble=self._trouble,

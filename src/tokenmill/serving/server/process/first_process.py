@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.core.api_messages import AbortCalls, FindCalls, FromSibling
+from tokenmill.core.api_messages import AbortCalls, AnswerCalls, FindCalls, FromSibling
 from tokenmill.core.engine_messages import EngineReady, EngineStats
 from tokenmill.core.messages import FromWorker
 from tokenmill.core.part_messages import EngineNews, Verdict
@@ -154,11 +154,11 @@ class FirstProcess(ApiProcess):
 
     # --- what the parts say -----------------------------------------------------------------------------------------
 
-    def _answered(self, message: FromWorker | FromSibling | FindCalls | AbortCalls) -> None:
+    def _answered(self, message: FromWorker | FromSibling | FindCalls | AbortCalls | AnswerCalls) -> None:
         if isinstance(message, FromSibling):
             assert self._api_workers is not None, "only an API worker says this"
             self._api_workers.handle_message(message)
-        elif not isinstance(message, FindCalls | AbortCalls):
+        elif not isinstance(message, FindCalls | AbortCalls | AnswerCalls):
             self._client.dispatch(message)
 
     def _told(self, message: EngineReady | EngineStats | EngineNews) -> None:

@@ -53,7 +53,8 @@ def choose_parsers(config: ServerConfig, found: ParsersFound) -> ParserChoice:
         ("tools", f"{notation or 'no parser'} ({why_notation}); {auto}"),
         ("thinking", f"{style or 'no parser'} ({why_style})"),
     ]
-    return ParserChoice(ToolParsers(notation, finds_calls, style, config.tool_grammar == "on"), facts)
+    limits = (config.reasoning_budget, config.reasoning_budget_message)
+    return ParserChoice(ToolParsers(notation, finds_calls, style, config.tool_grammar == "on", *limits), facts)
 
 
 def _chosen(given: str | None, flag: str, name: str, reason: str) -> tuple[str, str]:

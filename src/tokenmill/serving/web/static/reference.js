@@ -67,6 +67,7 @@ const EXAMPLES = {
   "/v1/messages": { model: "", messages: [{ role: "user", content: "Hello" }], max_tokens: 32 },
   "/v1/messages/count_tokens": { model: "", messages: [{ role: "user", content: "Hello" }] },
   "/v1/responses": { input: "Hello", max_output_tokens: 32 },
+  "/v1/responses/input_tokens": { input: "Hello" },
   "/v1/embeddings": { input: "Hello" },
   "/generate": { text: "Once upon a time", sampling_params: { max_new_tokens: 32 } },
   "/tokenize": { prompt: "Hello" },
