@@ -33,6 +33,7 @@ OWNED = {
     "/v1/batches/{batch_id}": "batch",
     "/v1/batches/{batch_id}/cancel": "batch",
     "/v1/requests/{id}": "request",
+    "/v1/requests/{id}/answer_now": "request",
 }
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 400}}
 LONG = {"prompt": "x" * 40, "max_tokens": 4000, "ignore_eos": True}
