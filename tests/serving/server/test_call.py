@@ -10,6 +10,7 @@ from tokenmill.serving.server.context import ToolParsers
 from tokenmill.serving.server.generation.call import GenerationCall, messages_of
 from tokenmill.serving.server.openai.chat import ChatBody, chat_call
 from tokenmill.serving.server.openai.completions import TextBody, text_call
+from tokenmill.serving.server.openai.response_tools import read_tools
 from tokenmill.serving.server.openai.responses_body import ResponsesBody, response_call
 from tokenmill.serving.server.sglang.generate import NativeBody, native_calls
 
@@ -44,7 +45,7 @@ def test_three_apis_ask_the_same_of_a_chat(is_named):
         **shared,
     )
     response = message(
-        lambda body: response_call(body, []),
+        lambda body: response_call(body, read_tools(body.tools), []),
         ResponsesBody,
         instructions="be brief",
         input=[asked],
