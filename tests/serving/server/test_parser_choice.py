@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from tokenmill.config.configs import ServerConfig
@@ -30,7 +32,14 @@ GPT_OSS = ParsersFound(id="", notation="openai", notation_reason="so", style="op
     ],
 )
 def test_flags_go_before_what_is_found(flags: dict, found: ParsersFound, expected: ToolParsers) -> None:
-    assert choose_parsers(ServerConfig(**flags).resolve(), found).parsers == expected
+    parsers = choose_parsers(ServerConfig(**flags).resolve(), found).parsers
+    assert parsers == replace(expected, end_of_thinking=ServerConfig().reasoning_budget_message)
+
+
+def test_the_budget_of_thinking_is_that_of_the_flags() -> None:
+    config = ServerConfig(reasoning_budget=7, reasoning_budget_message="Enough.")
+    parsers = choose_parsers(config.resolve(), FOUND).parsers
+    assert (parsers.budget, parsers.end_of_thinking) == (7, "Enough.")
 
 
 def test_the_facts_say_which_and_why() -> None:
