@@ -49,7 +49,8 @@ def server(tmp_path_factory):
     stub = {"step_seconds": 0.02}
     folder = write_folder(tmp_path_factory.mktemp("models") / "echo", byte_level_tokenizer(), config={"stub": stub})
     batches = tmp_path_factory.mktemp("batches")
-    with start_server(EngineConfig(model=str(folder)), api_key=KEYS, batch_dir=str(batches)) as running:
+    flags = {"api_key": KEYS, "batch_dir": str(batches), "reasoning_parser": "qwen3"}
+    with start_server(EngineConfig(model=str(folder)), **flags) as running:
         yield running
 
 

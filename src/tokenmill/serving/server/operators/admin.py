@@ -154,11 +154,11 @@ class AdminRoutes:
         return json_response({"success": True})
 
     async def _end_thinking(self, name: str, request: Request) -> list[str]:
+        if not self._context.parsers.reasoning:
+            raise Conflict("this server does not know how the model marks its thinking: --reasoning-parser")
         ids = (await self._find([name], owner_of(request.scope)))[name]
         if not ids:
             raise NotFound("no open request has this id", "id")
-        if not self._context.parsers.reasoning:
-            raise Conflict("this server does not know how the model marks its thinking: --reasoning-parser")
         self._context.calls.answer_now(ids)
         return ids
 
