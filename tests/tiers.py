@@ -59,10 +59,11 @@ PROCESSES = {
     "routers": "*",
     "serving/proxy": "process",
     "serving/server": (
-        "adapters admin api_servers bad_requests batch_survival batches_api chat_api client_cases completions_api "
-        "conformance disconnect embeddings end_to_end engines event_loop fleet hangs infill kv_disk lifecycle lost_log "
-        "media messages_api native not_numbers observed overload poison prompt_fields ranks responses_api "
-        "responses_of_agents routing sandboxes split split_failures survival tls tokenizer_info top unknown_fields"
+        "adapters admin agent_session api_servers bad_requests batch_survival batches_api chat_api client_cases "
+        "completions_api conformance disconnect embeddings end_to_end engines event_loop fleet hangs infill kv_disk "
+        "lifecycle lost_log media messages_api native not_numbers observed overload poison prompt_fields ranks "
+        "responses_api responses_of_agents routing sandboxes split split_failures survival thinking_control tls "
+        "tokenizer_info top unknown_fields"
     ),
     "serving/web": "*",
     "startup/assembly": "engine_process",
@@ -90,7 +91,7 @@ SLOW = {
         "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
     ),
     "model/models": "gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
-    "model/structured": "answers lazy_calls lazy_rows masks timing",
+    "model/structured": "answers lazy_calls lazy_rows masks thinking_budgets timing",
     "model/vision": "images llm native on_device qwen25 shapes videos",
     "model/weights": "checkpoint gguf quantized_checkpoints stacked_experts",
     "real": "*",
