@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from tests.checkpoints import load_oracle, make_checkpoint
@@ -70,6 +71,16 @@ def test_inputs_are_those_of_a_model_in_floats(tmp_path, family):
         torch.testing.assert_close(found[key].double(), squares.clamp(min=1e-3), rtol=0.25, atol=0.02, msg=str(key))
     count = read_architecture(folder).layers
     assert seen[0] == (0, len(count)) and seen[-1] == (len(count), len(count))
+
+
+def test_measuring_does_not_name_again_what_is_left_over(tmp_path, caplog):
+    folder = make_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": torch.randn(331, 32)}, folder / "model.safetensors")
+    kernels = NativeKernels(native, QUANTIZATIONS["int4"])
+    plan_model(folder, read_architecture(folder), kernels)
+    importance_of(folder).measure()
+    assert [record.getMessage().count("lm_head.weight is left out") for record in caplog.records] == [1]
 
 
 def test_experts_that_meet_few_tokens_are_left_out(tmp_path):

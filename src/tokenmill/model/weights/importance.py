@@ -95,9 +95,8 @@ class InputImportance:
         return [[*first, *ids[start : start + most]] for start in range(0, len(ids), most)]
 
     def _load(self, layer: int, count: int) -> Decoder:
-        plan = plan_model(
-            self.folder, self.architecture, ObservingKernels(self.kernels), self.load_format, _Stage(layer, count)
-        )
+        kernels, stage = ObservingKernels(self.kernels), _Stage(layer, count)
+        plan = plan_model(self.folder, self.architecture, kernels, self.load_format, stage, is_again=True)
         # The head comes with the first layer, and is not run.
         return replace(plan, reads=[read for read in plan.reads or () if read.key.role != "head"]).load()
 

@@ -151,6 +151,7 @@ def plan_model(
     kernels: Kernels,
     load_format: str = "auto",
     collective: Collective = ALONE,
+    is_again: bool = False,
 ) -> ModelPlan:
     """Decide how a folder becomes a decoder in the form of the kernels; only headers of files are read.
 
@@ -158,6 +159,7 @@ def plan_model(
         collective: of the rank that runs it, which reads its part and no more.
         load_format: `auto`, `safetensors` or `gguf`: read the folder; `dummy`: seeded random weights, no weight file
             needed.
+        is_again: the same load has planned the folder before, and warned of what is left over.
 
     Raises:
         InvalidCheckpoint: anything missing, truncated, misshapen or surplus.
@@ -165,7 +167,7 @@ def plan_model(
     measuring = MeasuringKernels(kernels)
     shapes = Decoder(architecture, measuring, collective)
     weight_bytes = _num_bytes(shapes, measuring)
-    reads = None if load_format == "dummy" else _plan(folder, load_format, shapes)
+    reads = None if load_format == "dummy" else _plan(folder, load_format, shapes, is_again)
     unpacking = max((read.spare_bytes for read in reads or ()), default=0)
     # Made before any weight is filled.
     numbers = max((tables.cos.numel() for tables in shapes.rotary.values()), default=0)
@@ -196,7 +198,7 @@ def load_model(
     return plan_model(folder, architecture, kernels, load_format).load(progress)
 
 
-def _plan(folder: Path, load_format: str, shapes: Decoder) -> Sequence[WeightRead]:
+def _plan(folder: Path, load_format: str, shapes: Decoder, is_again: bool) -> Sequence[WeightRead]:
     architecture = shapes.architecture
     is_gguf = (folder / LINK_NAME).exists()
     if load_format not in ("auto", "gguf" if is_gguf else "safetensors"):
@@ -205,7 +207,7 @@ def _plan(folder: Path, load_format: str, shapes: Decoder) -> Sequence[WeightRea
         return plan_gguf_reads(open_gguf(folder / LINK_NAME), shapes.targets(), architecture)
     checkpoint, shard = open_checkpoint(folder), shapes.collective.shard
     reads = plan_reads(checkpoint, shapes.targets(), architecture)
-    if shard.rank == 0 and shard.is_first_stage:
+    if shard.rank == 0 and shard.is_first_stage and not is_again:
         warn_of_leftovers(checkpoint, architecture)
     return reads
 
