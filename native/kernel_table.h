@@ -45,7 +45,7 @@ struct KernelTable {
   // much errors of int4 with offsets weigh.
   void (*pack)(const Packed& weights, int64_t start, const Rows& source, Element element, const float* importance,
                int threads);
-  // Packs quantized rows as they are: w = values * scales + offsets, by groups of inputs (int4) or by rows (int8).
+  // Packs quantized rows as they are: w = values * scales + offsets, by groups of inputs.
   void (*pack_integers)(const Packed& weights, int64_t start, const QuantizedRows& source, int threads);
   // out[m] = W x[m] for x [count, depth] in bf16. The bits of a row depend on that row of x alone.
   void (*linear)(const Packed& weights, const Rows& x, const Output& output, int threads);

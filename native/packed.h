@@ -2,9 +2,10 @@
 // packed in panels of NR = 16 output rows. docs/native.md has drawings. A panel holds, K step by K step:
 //
 //   bf16         [depth/2][16][2] of bf16, for a multiple of 32 inputs
-//   int8         [depth/4][16][4] of w / scale + 128, then the float32 scale of each row
-//   int4         for each K block of 64 inputs: [8][16][4] bytes, whose low nibbles are inputs 0..31 and high nibbles
-//                inputs 32..63 of w / scale + 8, then the float16 scales [2][16] of its two groups of 32
+//   int8         for each K block of 64 inputs: [16][16][4] of w / scale + 128, then the float16 scales [2][16] of its two
+//                groups of 32
+//   int4         for each K block: [8][16][4] bytes, whose low nibbles are inputs 0..31 and high nibbles inputs 32..63 of
+//                w / scale + 8, then the scales as in int8
 //   int4 offset  the same of (w - offset) / scale, then the float16 offsets [2][16]
 //   mxfp4        as int4, with codes of FP4: w = fp4_numbers(code) / 2 * scale, which is kept halved
 //
@@ -18,8 +19,7 @@ namespace tokenmill {
 
 constexpr int64_t NR = 16;          // output rows of a panel
 constexpr int64_t K_BLOCK = 64;     // the depth of integers is padded to a multiple of this
-constexpr int64_t INT8_BLOCK = 64;  // inputs whose activations share a scale where the weights are int8: a K block
-constexpr int64_t GROUP_SIZE = 32;  // inputs that share a scale in int4; the depth of bf16 is padded to a multiple
+constexpr int64_t GROUP_SIZE = 32;  // inputs that share a scale; the depth of bf16 is padded to a multiple
 
 enum class Format : int { bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4 };
 
@@ -34,21 +34,22 @@ struct Packed {
   int64_t depth;  // without padding
   uint8_t* data;
 
-  // Four bits a number, and groups that share a scale.
-  bool has_groups() const { return format != Format::bf16 && format != Format::int8; }
+  // Integers, in groups of inputs that share a scale.
+  bool has_groups() const { return format != Format::bf16; }
   int64_t half() const { return rows / 2; }
   int64_t panels() const {
     return gated ? 2 * ((half() + NR - 1) / NR) : (rows + NR - 1) / NR;
   }
   int64_t k_blocks() const { return (depth + K_BLOCK - 1) / K_BLOCK; }
+  // Of the integers of a K block, before its scales.
+  int64_t number_bytes() const { return format == Format::int8 ? NR * K_BLOCK : NR * K_BLOCK / 2; }
   int64_t k_block_bytes() const {
-    constexpr int64_t numbers = NR * K_BLOCK, fp16_bytes = NR * (K_BLOCK / GROUP_SIZE) * 2;
-    if (format == Format::int8) return numbers;
-    return numbers / 2 + (format == Format::int4_offset ? 2 * fp16_bytes : fp16_bytes);
+    constexpr int64_t fp16_bytes = NR * (K_BLOCK / GROUP_SIZE) * 2;
+    return number_bytes() + (format == Format::int4_offset ? 2 * fp16_bytes : fp16_bytes);
   }
   int64_t panel_bytes() const {
     if (format == Format::bf16) return (depth + GROUP_SIZE - 1) / GROUP_SIZE * GROUP_SIZE * NR * 2;
-    return k_blocks() * k_block_bytes() + (format == Format::int8 ? NR * 4 : 0);
+    return k_blocks() * k_block_bytes();
   }
   int64_t num_bytes() const { return panels() * panel_bytes(); }
 

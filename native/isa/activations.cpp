@@ -8,30 +8,30 @@ namespace tokenmill::TM_ISA {
 namespace {
 
 // Without their signs, bf16 numbers are ordered like integers; infinity and NaN are the largest.
-inline uint16_t largest_magnitude(const uint16_t* x, int64_t count) {
+inline uint16_t largest_magnitude(const uint16_t* x) {
   uint16_t largest = 0;
-  for (int64_t k = 0; k < count; ++k) {
+  for (int64_t k = 0; k < GROUP_SIZE; ++k) {
     const uint16_t magnitude = x[k] & 0x7FFF;
     largest = magnitude > largest ? magnitude : largest;
   }
   return largest;
 }
 
-// Quantizes bf16 numbers that share a scale to int8; returns the scale and sets the sum of the integers. It is inlined
-// where `count`, a multiple of GROUP_SIZE, is known: the compiler vectorizes loops of known length.
-[[gnu::always_inline]] inline float quantize(const uint16_t* x, int64_t count, int8_t* to, int32_t* sum) {
-  const uint16_t largest = largest_magnitude(x, count);
+// Quantizes a group of bf16 numbers to int8; returns their scale and sets the sum of the integers. The compiler vectorizes
+// loops of known length.
+inline float quantize(const uint16_t* x, int8_t* to, int32_t* sum) {
+  const uint16_t largest = largest_magnitude(x);
   // The smallest numbers count as zero: the inverse of their scale would be infinite.
   const float maximum = to_float(largest);
   if (largest >= 0x7F80 || maximum < 1e-30f) {
-    std::memset(to, 0, count);
+    std::memset(to, 0, GROUP_SIZE);
     *sum = 0;
     return largest >= 0x7F80 ? __builtin_nanf("") : 0;
   }
   const F32 inverse = broadcast(127.0f / maximum);
-  for (int64_t k = 0; k < count; k += LANES) store_int8(to + k, mul(load_bf16(x + k), inverse));
+  for (int64_t k = 0; k < GROUP_SIZE; k += LANES) store_int8(to + k, mul(load_bf16(x + k), inverse));
   int32_t total = 0;
-  for (int64_t k = 0; k < count; ++k) total += to[k];
+  for (int64_t k = 0; k < GROUP_SIZE; ++k) total += to[k];
   *sum = total;
   return maximum / 127.0f;
 }
@@ -72,7 +72,7 @@ class Quantizer {
         depth_(weights.k_blocks() * K_BLOCK),
         row_bytes_(row_bytes ? row_bytes : depth_),
         count_(round_up(x.count, LANES)),
-        groups_(depth_ / (weights.format == Format::int8 ? INT8_BLOCK : GROUP_SIZE)),
+        groups_(depth_ / GROUP_SIZE),
         words_(round_up(count_ * groups_ * 4, 64)),
         memory_(rows_bytes() + 2 * words_) {}
 
@@ -113,17 +113,8 @@ class Quantizer {
   int32_t* sums() const { return reinterpret_cast<int32_t*>(data() + rows_bytes() + words_); }
 
   void quantize_row(const uint16_t* row, int64_t m, int8_t* to) const {
-    if (weights_.format == Format::int8) {
-      for (int64_t b = 0; b < groups_; ++b) {
-        int32_t sum;
-        scales()[b * count_ + m] = quantize(row + b * INT8_BLOCK, INT8_BLOCK, to + b * INT8_BLOCK, &sum);
-        sums()[b * count_ + m] = -128 * sum;
-      }
-      return;
-    }
     for (int64_t g = 0; g < groups_; ++g) {
-      scales()[g * count_ + m] =
-          quantize(row + g * GROUP_SIZE, GROUP_SIZE, to + g * GROUP_SIZE, &sums()[g * count_ + m]);
+      scales()[g * count_ + m] = quantize(row + g * GROUP_SIZE, to + g * GROUP_SIZE, &sums()[g * count_ + m]);
     }
   }
 };

@@ -1,5 +1,5 @@
 // Rows of x, the operand A of the GEMM, as the micro-kernels of a format read them: bf16, or int8 with a scale for each
-// block of 64 inputs (int8) or each group of 32 (int4).
+// group of 32 inputs.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ struct Activations {
   const uint8_t* data;
   int64_t stride;        // bytes from row to row
   const float* scales;   // [groups][count]: x is about the integer times this; NaN where a number of x is not finite
-  const int32_t* sums;   // [groups][count] of the integers; for int8 times -128, what weights 128 too large add too much
+  const int32_t* sums;   // [groups][count] of the integers
   int64_t count;         // rows; of integers padded with rows of zeros to a multiple of 16
   std::unique_ptr<uint8_t[]> memory;  // what the others point into
 #if defined(__AMX_TILE__)

@@ -108,12 +108,13 @@ inline I32 nibbles(I32 bytes) {
   return codes;
 }
 // What stands for 0; with offsets that is added in the end.
+constexpr int INT8_ZERO = 128;
 template <Format F>
 constexpr int NIBBLE_ZERO = F == Format::mxfp4 ? FP4_ZERO : F == Format::int4 ? 8 : 0;
 
 #if defined(__AVX512VNNI__)
 // The instruction takes any bytes, so it multiplies w instead of w - 128; the sums start with -128 times the sum of x.
-inline I32 start_centred(int32_t start) { return apart(broadcast_i32(start)); }
+inline I32 start_centred(int32_t x_sum) { return apart(broadcast_i32(-INT8_ZERO * x_sum)); }
 inline I32 dot_centred(I32 sums, I32 w, I32 x) { return dot_bytes(sums, w, x); }
 inline I32 dot_small_bytes(I32 sums, I32 w, I32 x) { return dot_bytes(sums, w, x); }
 #else

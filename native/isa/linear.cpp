@@ -24,7 +24,7 @@ constexpr int64_t FEW_INT_ROWS = 8;
 // its micro-tiles have `tile_panels` panels.
 //
 // The numbers were measured (benchmarks/linears.py). One row waits for memory: four panels at once keep the most reads
-// in flight, except for int4, whose panels are too short for the hardware's prefetcher. A few rows go panel by panel,
+// in flight, except for four bits, whose panels are too short for the hardware's prefetcher. A few rows go panel by panel,
 // while the next panel is prefetched. Many rows take two panels, whose numbers are used by MR rows.
 struct Blocking {
   int64_t column_panels, tile_panels, columns, row_blocks, tiles_per_block;
@@ -32,7 +32,8 @@ struct Blocking {
   Blocking(const Packed& weights, int64_t rows) {
     const int64_t few = weights.format == Format::bf16 || MR < FEW_INT_ROWS ? MR : FEW_INT_ROWS;
     column_panels = rows <= few ? GEMV_PANELS : GEMM_PANELS;
-    tile_panels = rows > few ? GEMM_PANELS : rows > 1 || weights.has_groups() ? 1 : GEMV_PANELS;
+    const bool has_long_panels = weights.format == Format::bf16;
+    tile_panels = rows > few ? GEMM_PANELS : rows > 1 || !has_long_panels ? 1 : GEMV_PANELS;
     columns = ceil_div(weights.panels(), column_panels);
     row_blocks = ceil_div(rows, MC);
     tiles_per_block = ceil_div(ceil_div(rows, row_blocks), MR);
@@ -67,11 +68,10 @@ inline int64_t prefetched_panel(const Blocking& blocking, const Piece& piece, in
 
 #if defined(__AMX_TILE__)
 
-// Integer sums are exact, so a few rows may use the vector micro-kernels where these are faster: a single row of int8;
-// of int4 so many rows as take less time than scaling the sums of whole tile registers for every group.
+// Integer sums are exact, so a few rows use the vector micro-kernels: so many as take less time than scaling the sums of
+// whole tile registers for every group.
 inline bool uses_amx(const Packed& weights, int64_t rows) {
-  if (weights.format == Format::bf16) return true;
-  return rows > (weights.format == Format::int8 ? 1 : FEW_INT_ROWS);
+  return weights.format == Format::bf16 || rows > FEW_INT_ROWS;
 }
 
 #endif

@@ -1,5 +1,4 @@
-// The macro-kernel of bf16 weights, and the micro-kernel inside it, which int8 weights share: up to 32 rows of x by one,
-// two or four panels.
+// The macro-kernel of bf16 weights, and the micro-kernel inside it: up to 32 rows of x by one, two or four panels.
 #pragma once
 
 #if defined(__AMX_TILE__)
@@ -16,7 +15,7 @@ struct RegisterTile {
   int64_t x_stride, x_k_step_stride;  // bytes from row to row, and from K step to K step
   const uint8_t* w;                   // TILE_BYTES for each K step
   int64_t panel_bytes, k_steps;
-  float* sums;                        // [rows][SUMS_STRIDE] of float32 or int32
+  float* sums;                        // [rows][SUMS_STRIDE]
   bool accumulates;                   // adds to `sums` instead of writing them
   const uint8_t* prefetch_w;          // the weights used after these; read only where weights are streamed
 };
@@ -158,43 +157,38 @@ void stream_a_panels(const MacroTile& macro_tile, const RegisterTile& first, int
   });
 }
 
-// All sums of a macro-tile; `scale(row, rows, sums)` turns complete ones into results, in place. IsPadded: x has whole
-// tiles of rows, so tile registers are always full; else they are configured for the rows that there are.
-template <class Product, bool IsPadded, class Scale>
-void macro_kernel(const MacroTile& macro_tile, const Scale& scale) {
+// All sums of a macro-tile. Tile registers are configured for the rows that there are.
+template <class Product>
+void macro_kernel(const MacroTile& macro_tile) {
   const Activations& x = macro_tile.x;
   const int64_t k_steps = count_k_steps(macro_tile.weights);
   const RegisterTile first = {x.a_panel_at(macro_tile.row), x.stride, x.k_step_stride, nullptr,
                               macro_tile.weights.panel_bytes(), k_steps, macro_tile.sums, false, nullptr};
-  const auto finish = [&](int row, int rows, float* sums) {
-    scale(row, rows, sums);
-    macro_tile.finish(row, rows, sums);
-  };
   const int rows = macro_tile.rows, a_panels = (rows + AMX_MR - 1) / AMX_MR;
   if (rows <= STREAM_ROWS) {
     PrefetchCursor nothing(nullptr, 0);
     if (rows <= TILE_ROWS) {
-      macro_tile.tiles.configure(one_row_tile(IsPadded ? TILE_ROWS : rows));
+      macro_tile.tiles.configure(one_row_tile(rows));
       stream_half_a_panel<Product>(macro_tile, first, nothing);
     } else {
-      macro_tile.tiles.configure(two_row_tiles(IsPadded || rows >= AMX_MR ? TILE_ROWS : rows - TILE_ROWS));
+      macro_tile.tiles.configure(two_row_tiles(rows >= AMX_MR ? TILE_ROWS : rows - TILE_ROWS));
       a_panels == 1 ? multiply_a_panel<Product, 2, true>(macro_tile, first, nothing)
                     : stream_a_panels<Product>(macro_tile, first, a_panels);
     }
-    return finish(0, rows, macro_tile.sums);
+    return macro_tile.finish(0, rows, macro_tile.sums);
   }
   PrefetchCursor cursor = macro_tile.next_panels;
   cursor.spread(a_panels * ((macro_tile.panels + 1) / 2) * k_steps);
   for (int row = 0; row < rows; row += AMX_MR) {
     const int left = rows - row, count = left < AMX_MR ? left : AMX_MR;
-    const int upper = IsPadded || count > TILE_ROWS ? TILE_ROWS : count, lower = IsPadded ? TILE_ROWS : count - upper;
+    const int upper = count > TILE_ROWS ? TILE_ROWS : count, lower = count - upper;
     const bool is_one_tile = count <= TILE_ROWS;
     macro_tile.tiles.configure(is_one_tile ? one_row_tile(upper) : two_row_tiles(lower));
     RegisterTile a_panel = first;
     a_panel.x = x.a_panel_at(macro_tile.row + row);
     is_one_tile ? multiply_a_panel<Product, 1, false>(macro_tile, a_panel, cursor)
                 : multiply_a_panel<Product, 2, false>(macro_tile, a_panel, cursor);
-    finish(row, count, macro_tile.sums);
+    macro_tile.finish(row, count, macro_tile.sums);
   }
 }
 

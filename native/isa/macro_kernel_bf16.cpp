@@ -6,7 +6,7 @@
 namespace tokenmill::TM_ISA {
 
 void macro_kernel_bf16(const MacroTile& macro_tile) {
-  macro_kernel<Bf16Product, false>(macro_tile, [](int, int, float*) {});
+  macro_kernel<Bf16Product>(macro_tile);
 }
 
 }  // namespace tokenmill::TM_ISA

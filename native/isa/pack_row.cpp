@@ -11,24 +11,29 @@ namespace {
 // Scales and offsets of int4 are stored as float16.
 inline uint16_t to_fp16(float value) { return static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)); }
 
-// Where an int4 panel has a row's numbers of one group of 32 inputs.
+// Where a panel has a row's numbers of one group of 32 inputs: bytes, or the low or high nibbles of bytes.
 struct Group {
   uint8_t* bytes;  // of the row's lane: 4 in each K step
   int shift;
+  uint32_t mask;  // of the four bytes' numbers, unshifted
   uint8_t *scale, *offset;
+  int zero;  // what stands for 0 without offsets
 
   Group(const Packed& weights, const uint8_t* panel, int64_t lane, int64_t group) {
+    const bool has_bytes = weights.format == Format::int8;
     auto* k_block = const_cast<uint8_t*>(panel) + group / 2 * weights.k_block_bytes();
-    bytes = k_block + lane * 4;
-    shift = group % 2 * 4;
-    scale = k_block + GROUP_SIZE * LANES + (group % 2 * LANES + lane) * 2;
+    bytes = k_block + lane * 4 + (has_bytes ? group % 2 * GROUP_SIZE * LANES : 0);
+    shift = has_bytes ? 0 : group % 2 * 4;
+    mask = has_bytes ? 0xFFFFFFFF : 0x0F0F0F0F;
+    scale = k_block + weights.number_bytes() + (group % 2 * LANES + lane) * 2;
     offset = weights.format == Format::int4_offset ? scale + 2 * LANES * 2 : nullptr;
+    zero = has_bytes ? INT8_ZERO : 8;
   }
   uint8_t& at(int64_t k) const { return bytes[k / 4 * 4 * LANES + k % 4]; }
-  int get(int64_t k) const { return at(k) >> shift & 15; }
-  // Sets all 32 numbers, each from 0 to 15.
-  void set(const int8_t* numbers) const {
-    const uint32_t other = shift ? 0x0F0F0F0F : 0xF0F0F0F0;
+  int get(int64_t k) const { return at(k) >> shift & static_cast<int>(mask & 255); }
+  // Sets all 32 numbers, each from 0 to 15 or 255.
+  void set(const uint8_t* numbers) const {
+    const uint32_t other = ~(mask << shift);
     for (int64_t k = 0; k < GROUP_SIZE; k += 4) {
       const uint32_t word = (load_word(&at(k)) & other) | load_word(numbers + k) << shift;
       std::memcpy(&at(k), &word, 4);
@@ -43,34 +48,32 @@ struct Group {
     const int code = get(k), twice = numbers[code & 7];
     return static_cast<float>(code & 8 ? -twice : twice) * get_scale();
   }
-  float get_offset() const { return offset ? fp16_to_float(load_halfword(offset)) : -8 * get_scale(); }
+  float get_offset() const { return offset ? fp16_to_float(load_halfword(offset)) : -get_scale() * static_cast<float>(zero); }
 };
-
-// Where an int8 panel has the numbers of a row, and its scale.
-inline uint8_t& int8_at(uint8_t* panel, int64_t lane, int64_t k) { return panel[k / 4 * 4 * LANES + lane * 4 + k % 4]; }
-inline uint8_t* int8_scale(const Packed& weights, uint8_t* panel, int64_t lane) {
-  return panel + weights.k_blocks() * weights.k_block_bytes() + lane * 4;
-}
 
 inline float inverse(float value) { return value == 0 ? 0 : 1 / value; }
 
-// (numbers - offset) * factor, rounded to integers from low to high; NaN becomes low. `count` is a multiple of 16.
-inline void round_all(const float* numbers, int64_t count, float offset, float factor, float low, float high,
-                      int8_t* to) {
-  for (int64_t i = 0; i < count; i += LANES) {
-    const F32 scaled = mul(sub(load(numbers + i), broadcast(offset)), broadcast(factor));
-    store_int8(to + i, min(max(scaled, broadcast(low)), broadcast(high)));  // max(NaN, low) is low
+// Stores (numbers - offset) / scale, rounded to integers from low to high; NaN becomes low. What stands for 0 is added.
+inline void round_group(const Group& group, const float* numbers, float offset, float scale, float low, float high,
+                        int zero) {
+  uint8_t whole[GROUP_SIZE];
+  for (int64_t i = 0; i < GROUP_SIZE; i += LANES) {
+    const F32 scaled = mul(sub(load(numbers + i), broadcast(offset)), broadcast(inverse(scale)));
+    const F32 clamped = min(max(scaled, broadcast(low)), broadcast(high));  // max(NaN, low) is low
+    store_int8(reinterpret_cast<int8_t*>(whole + i), clamped);
   }
+  for (uint8_t& number : whole) number = static_cast<uint8_t>(number + zero);
+  group.set(whole);
 }
 
-// The smallest and the largest of `count` numbers, a multiple of 16, and whether all are finite.
+// The smallest and the largest number of a group, and whether all are finite.
 struct Range {
   float low, high;
   bool is_finite;
 
-  Range(const float* numbers, int64_t count) {
+  explicit Range(const float* numbers) {
     F32 minimum = load(numbers), maximum = minimum, zeros = zero();
-    for (int64_t i = 0; i < count; i += LANES) {
+    for (int64_t i = 0; i < GROUP_SIZE; i += LANES) {
       const F32 some = load(numbers + i);
       minimum = min(some, minimum);
       maximum = max(some, maximum);
@@ -83,20 +86,12 @@ struct Range {
   float magnitude() const { return high > -low ? high : -low; }
 };
 
-void quantize_int8(const Packed& weights, uint8_t* panel, int64_t lane, const float* numbers) {
-  const int64_t depth = weights.k_blocks() * K_BLOCK;
-  const Range range(numbers, depth);
-  const float largest = range.magnitude(), scale = range.is_finite ? largest / 127 : NAN;
-  const float factor = largest == 0 ? 0 : 127 / largest;
-  for (int64_t k = 0; k < depth; k += K_BLOCK) {
-    int8_t whole[K_BLOCK];
-    round_all(numbers + k, K_BLOCK, 0, factor, -127, 127, whole);
-    for (int64_t i = 0; i < K_BLOCK; i += 4) {
-      const uint32_t word = load_word(whole + i) ^ 0x80808080;  // + 128 each
-      std::memcpy(&int8_at(panel, lane, k + i), &word, 4);
-    }
-  }
-  std::memcpy(int8_scale(weights, panel, lane), &scale, 4);
+// int8: -127 to 127 times the scale of which the largest magnitude is 127 times.
+void quantize_bytes(const Group& group, const float* numbers) {
+  const Range range(numbers);
+  const uint16_t half = to_fp16(range.is_finite ? range.magnitude() / 127 : NAN);
+  round_group(group, numbers, 0, fp16_to_float(half), -127, 127, INT8_ZERO);
+  group.set_scale(half);
 }
 
 // A group of 32 numbers as two registers.
@@ -121,7 +116,7 @@ constexpr int SEARCH_STEPS = 8;
 // Without offsets: -8 to 7 times the scale. Around that of which the largest magnitude is -8 times, the scale with the
 // smallest squared error is searched for: of each candidate's integers it is found by least squares.
 void quantize_group(const Group& group, const float* numbers) {
-  const Range range(numbers, GROUP_SIZE);
+  const Range range(numbers);
   float extreme = range.high > -range.low ? range.high : range.low;
   if (range.high == -range.low) {  // two have the largest magnitude: take the first
     for (int64_t k = GROUP_SIZE - 1; k >= 0; --k) {
@@ -138,17 +133,14 @@ void quantize_group(const Group& group, const float* numbers) {
     if (saved > best) best = saved, scale = least_squares;
   }
   const uint16_t half = to_fp16(range.is_finite ? scale : NAN);
-  int8_t whole[GROUP_SIZE];
-  round_all(numbers, GROUP_SIZE, 0, inverse(fp16_to_float(half)), -8, 7, whole);
-  for (int8_t& number : whole) number = static_cast<int8_t>(number + 8);
-  group.set(whole);
+  round_group(group, numbers, 0, fp16_to_float(half), -8, 7, 8);
   group.set_scale(half);
 }
 
 // With offsets: an offset plus 0 to 15 times the scale. The two are searched for around the smallest number and a 15th of
 // the range: each candidate's integers have them by least squares, of errors that weigh as much as `importance` says.
 void quantize_range(const Group& group, const float* numbers, const float* importance) {
-  const Range range(numbers, GROUP_SIZE);
+  const Range range(numbers);
   const Numbers x = {load(numbers), load(numbers + LANES)}, weights = {load(importance), load(importance + LANES)};
   const float total = weights.sum(), mean = weights.times(x).sum() / total, unit = inverse(range.high - range.low);
   const Numbers distances = x.minus(range.low), centred = x.minus(mean);
@@ -162,9 +154,7 @@ void quantize_range(const Group& group, const float* numbers, const float* impor
     if (saved > best) best = saved, scale = slope, start = mean - slope * middle;
   }
   const uint16_t offset = to_fp16(start), half = to_fp16(range.is_finite ? scale : NAN);
-  int8_t whole[GROUP_SIZE];
-  round_all(numbers, GROUP_SIZE, fp16_to_float(offset), inverse(fp16_to_float(half)), 0, 15, whole);
-  group.set(whole);
+  round_group(group, numbers, fp16_to_float(offset), fp16_to_float(half), 0, 15, 0);
   group.set_scale(half);
   group.set_offset(offset);
 }
@@ -172,34 +162,27 @@ void quantize_range(const Group& group, const float* numbers, const float* impor
 }  // namespace
 
 void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const float* numbers, const float* importance) {
-  if (weights.format == Format::int8) return quantize_int8(weights, panel, lane, numbers);
   for (int64_t g = 0; g < weights.k_blocks() * 2; ++g) {
     const Group group(weights, panel, lane, g);
     const float* of_group = numbers + g * GROUP_SIZE;
-    weights.format == Format::int4 ? quantize_group(group, of_group)
-                                   : quantize_range(group, of_group, importance + g * GROUP_SIZE);
+    if (weights.format == Format::int8) quantize_bytes(group, of_group);
+    else if (weights.format == Format::int4) quantize_group(group, of_group);
+    else quantize_range(group, of_group, importance + g * GROUP_SIZE);
   }
 }
 
 void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const QuantizedRow& row) {
-  const int64_t depth = weights.k_blocks() * K_BLOCK;
-  if (weights.format == Format::int8) {
-    for (int64_t k = 0; k < depth; ++k) {
-      const int value = k < weights.depth ? static_cast<int8_t>(row.values[k]) : 0;
-      int8_at(panel, lane, k) = static_cast<uint8_t>(128 + value);
-    }
-    std::memcpy(int8_scale(weights, panel, lane), row.scales, 4);
-    return;
-  }
   const int64_t group_size = weights.depth / row.groups;
+  const bool has_bytes = weights.format == Format::int8;
   for (int64_t g = 0; g < weights.k_blocks() * 2; ++g) {
     const Group group(weights, panel, lane, g);
     const bool is_padding = g * GROUP_SIZE >= weights.depth;
     const int64_t from = is_padding ? 0 : g * GROUP_SIZE / group_size;
-    int8_t whole[GROUP_SIZE];
+    uint8_t whole[GROUP_SIZE];
     for (int64_t k = 0; k < GROUP_SIZE; ++k) {
       const int64_t input = g * GROUP_SIZE + k;
-      whole[k] = input < weights.depth ? row.values[input] & 15 : 0;
+      const int value = input < weights.depth ? row.values[input] : 0;
+      whole[k] = static_cast<uint8_t>(has_bytes ? value + INT8_ZERO : value & 15);
     }
     group.set(whole);
     group.set_scale(is_padding ? 0 : to_fp16(row.scales[from]));
@@ -208,15 +191,6 @@ void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const Quanti
 }
 
 void dequantize_row(const Packed& weights, const uint8_t* panel, int64_t lane, uint16_t* to) {
-  if (weights.format == Format::int8) {
-    auto* bytes = const_cast<uint8_t*>(panel);
-    float scale;
-    std::memcpy(&scale, int8_scale(weights, bytes, lane), 4);
-    for (int64_t k = 0; k < weights.depth; ++k) {
-      to[k] = to_bf16(static_cast<float>(int8_at(bytes, lane, k) - 128) * scale);
-    }
-    return;
-  }
   for (int64_t k = 0; k < weights.depth; ++k) {
     const Group group(weights, panel, lane, k / GROUP_SIZE);
     if (weights.format == Format::mxfp4) to[k] = to_bf16(group.get_number(k % GROUP_SIZE));

@@ -67,32 +67,36 @@ struct Bf16Tiles {
     }
     TM_UNROLL for (int m = 0; m < M; ++m) store(tile.sums + m * tile.stride, sums[m]);
   }
-
-  static void finish(const MicroTile&) {}
 };
 
 // Pairs of int16, inputs 0 and 2, or 1 and 3, of every four: there is no room in 16 bits for two products of bytes. The
-// weights are 128 too large, so the sums of a block begin with what that adds too much.
+// weights are 128 too large, so the sums of a group begin with what that adds too much.
 struct Int8Tiles {
-  static constexpr int MR = 5;  // beside a line of weights, a pair of x and its product
+  static constexpr int MR = 5, K_STEPS = GROUP_SIZE / 4;  // beside a line of weights, a pair of x and its product
   static constexpr int64_t X_BYTES = 2;
+  static constexpr int64_t LINES = 2 * K_STEPS + 1;  // of a K block
 
   template <int M>
   static void run(const RowTile& tile) {
-    for (int64_t block = 0; block < tile.inputs / INT8_BLOCK; ++block) add_block<M>(tile, block);
+    for (int64_t block = 0; block < tile.inputs / K_BLOCK; ++block) {
+      prefetch_line(tile.prefetch, block * LINES + 2 * K_STEPS);
+      add_group<M>(tile, block, 0);
+      add_group<M>(tile, block, 1);
+    }
   }
 
   template <int M>
-  [[gnu::always_inline]] static void add_block(const RowTile& tile, int64_t block) {
-    const int64_t first = block * tile.count;
+  [[gnu::always_inline]] static void add_group(const RowTile& tile, int64_t block, int64_t half) {
+    const int64_t group = 2 * block + half, first = group * tile.count, line = block * LINES + half * K_STEPS;
     __m256i low[M], high[M];
     TM_UNROLL for (int m = 0; m < M; ++m) {
-      low[m] = apart(_mm256_set1_epi32(tile.x_sums[first + m]));
-      high[m] = apart(_mm256_set1_epi32(tile.x_sums[first + m]));
+      const int32_t start = -INT8_ZERO * tile.x_sums[first + m];
+      low[m] = apart(_mm256_set1_epi32(start));
+      high[m] = apart(_mm256_set1_epi32(start));
     }
-    const uint8_t *w = tile.w + block * INT8_BLOCK * LANES, *x = tile.x + block * INT8_BLOCK * X_BYTES;
-    for (int64_t k = 0; k < INT8_BLOCK; k += 4, w += 4 * LANES, x += 4 * X_BYTES) {
-      prefetch_line(tile.prefetch, (block * INT8_BLOCK + k) / 4);
+    const uint8_t *w = tile.w + line * 64, *x = tile.x + group * GROUP_SIZE * X_BYTES;
+    TM_UNROLL for (int k_step = 0; k_step < K_STEPS; ++k_step, w += 4 * LANES, x += 4 * X_BYTES) {
+      prefetch_line(tile.prefetch, line + k_step);
       const __m256i bytes_low = load_integers(w), bytes_high = load_integers(w + 32), mask = _mm256_set1_epi16(255);
       const __m256i even_low = _mm256_and_si256(bytes_low, mask), even_high = _mm256_and_si256(bytes_high, mask);
       TM_UNROLL for (int m = 0; m < M; ++m) {
@@ -107,21 +111,12 @@ struct Int8Tiles {
         add_pairs(high[m], odd_high, numbers);
       }
     }
+    const uint8_t* halves = tile.w + (block * LINES + 2 * K_STEPS) * 64 + half * LANES * 2;
+    const F32 scales = load_fp16(reinterpret_cast<const uint16_t*>(halves));
     TM_UNROLL for (int m = 0; m < M; ++m) {
       float* total = tile.sums + m * tile.stride;
       const F32 sums = to_float(I32{low[m], high[m]});
-      store(total, fma(sums, broadcast(tile.scales[first + m]), load(total)));
-    }
-  }
-
-  static void finish(const MicroTile& tile) {
-    for (int p = 0; p < tile.panels; ++p) {
-      const uint8_t* end = tile.weights.data + (tile.panel + p + 1) * tile.weights.panel_bytes();
-      const F32 scales = load(reinterpret_cast<const float*>(end) - LANES);
-      for (int m = 0; m < tile.rows; ++m) {
-        float* totals = tile.sums + m * tile.stride + p * LANES;
-        store(totals, mul(load(totals), scales));
-      }
+      store(total, fma(sums, mul(scales, broadcast(tile.scales[first + m])), load(total)));
     }
   }
 };
@@ -190,8 +185,6 @@ struct Int4Tiles {
       store(totals, total);
     }
   }
-
-  static void finish(const MicroTile&) {}
 };
 
 // Tiles::run<rows> for every number of rows.
@@ -209,13 +202,12 @@ void run_panel(const MicroTile& piece, int p, int64_t block) {
   const int64_t block_bytes = is_bf16 ? K_BLOCK * LANES * 2 : weights.k_block_bytes(), first = block * K_BLOCK;
   const int64_t depth = is_bf16 ? (weights.depth + 1) / 2 * 2 : weights.k_blocks() * K_BLOCK;
   const int64_t inputs = depth - first < RUN_BLOCKS * K_BLOCK ? depth - first : RUN_BLOCKS * K_BLOCK;
-  const int64_t group = weights.has_groups() ? 2 * block : block;
   const int64_t offset = p * weights.panel_bytes() + block * block_bytes;
   const int64_t tiles = ceil_div(piece.rows, Tiles::MR);
   for (int64_t i = 0; i < tiles; ++i) {
     // Tiles of nearly equal height. The first one prefetches: each line once.
     const int64_t top = piece.rows * i / tiles, end = piece.rows * (i + 1) / tiles, row = piece.row + top;
-    const int64_t scale = group * piece.x.count + row;
+    const int64_t scale = 2 * block * piece.x.count + row;  // of the first group
     const RowTile tile = {weights.data + piece.panel * weights.panel_bytes() + offset,
                           inputs,
                           piece.x.data + row * piece.x.stride + first * Tiles::X_BYTES,
@@ -238,7 +230,6 @@ void run_row_tiles(const MicroTile& piece) {
   for (int64_t block = 0; block < piece.weights.k_blocks(); block += RUN_BLOCKS) {
     for (int p = 0; p < piece.panels; ++p) run_panel<Tiles>(piece, p, block);
   }
-  Tiles::finish(piece);
 }
 
 }  // namespace

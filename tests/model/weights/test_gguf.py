@@ -18,6 +18,8 @@ from tests.model.models.test_phi3 import LONG_ROPE, PARTS
 from tests.model.weights.gguf_writer import write_gguf
 from tests.paging import PagedRequests, make_attention
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows, dense
 from tokenmill.model.weights.checkpoint import read_architecture
@@ -27,6 +29,8 @@ from tokenmill.model.weights.gguf.folder import LINK_NAME
 from tokenmill.model.weights.gguf.values import packed_formats, read_rows
 from tokenmill.model.weights.hub import fetch
 from tokenmill.model.weights.loader import load_model
+
+native = load_kernels(1)
 
 
 def rounded(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
@@ -66,6 +70,20 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
     assert isinstance(rows, QuantizedRows)
     want = torch.from_numpy(quants.dequantize(stored, block))
     torch.testing.assert_close(dense(rows), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(native is None, reason="the native kernels are not built here")
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "IQ4_NL", "TQ2_0"])
+def test_integers_of_blocks_are_kept_as_they_are(kind: str, rng: np.random.Generator) -> None:
+    block = GGMLQuantizationType[kind]
+    shape = quants.quant_shape_to_byte_shape((40, 512), block)
+    unit_bytes, decode = LAYOUTS[kind]
+    units = rng.integers(0, 256, shape, dtype=np.uint8).reshape(-1, unit_bytes) & 0xBF
+    bits, values, scales, _ = decode(units)
+    rows = QuantizedRows(bits, torch.from_numpy(values).view(40, 512), torch.from_numpy(scales).view(40, -1))
+    matrix = PackedWeight(native, (40, 512), format=PackedFormat.INT8)
+    matrix.load_rows(0, rows)
+    assert torch.equal(matrix.lookup(torch.arange(40)), rows.dequantize().bfloat16())
 
 
 @pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0", "BF16", "F16"])

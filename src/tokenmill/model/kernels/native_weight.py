@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Rows of a panel.
 LANES = 16
 GROUP = 32
-"""Inputs that share a scale in int4; a checkpoint's groups are taken as they are if they are multiples of it."""
+"""Inputs that share a scale; a checkpoint's groups are taken as they are if they are multiples of it, or whole rows."""
 
 
 class Element(IntEnum):
@@ -37,8 +37,8 @@ ELEMENTS = {torch.bfloat16: Element.BF16, torch.float32: Element.FLOAT32, torch.
 class PackedWeight:
     """A `LinearWeight` W [out_size, in_size] in panels of 16 rows. Activations are bfloat16.
 
-    Integer weights are multiplied by int8 activations, which are rounded per 64 inputs of a token (INT8) or per 32 (the
-    others); model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the
+    Integer weights are multiplied by int8 activations, which are rounded per 32 inputs of a token;
+    model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the
     instruction set, not on the number of rows or threads.
 
     Args:
@@ -110,14 +110,16 @@ class PackedWeight:
         )
 
     def _takes(self, rows: QuantizedRows) -> bool:
+        if rows.group_size % GROUP and rows.scales.shape[1] > 1:
+            return False
         match self._format:
             case PackedFormat.INT8:
-                return rows.bits == 8 and rows.scales.shape[1] == 1 and rows.offsets is None
+                return rows.bits == 8 and rows.offsets is None
             case PackedFormat.INT4_OFFSET:
-                return rows.bits == 4 and rows.group_size % GROUP == 0
+                return rows.bits == 4
             case PackedFormat.INT4:
                 is_centred = rows.offsets is not None and torch.equal(rows.offsets, -8 * rows.scales)
-                return rows.bits == 4 and rows.group_size % GROUP == 0 and is_centred
+                return rows.bits == 4 and is_centred
         return False
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -7,9 +7,7 @@ import torch
 from tokenmill.model.quantization.packed import QuantizedRows
 
 GROUP = 32
-"""Inputs that share a scale in int4, and in the activations that int4 weights meet."""
-BLOCK = 64
-"""Inputs that share a scale in the activations that int8 weights meet."""
+"""Inputs that share a scale, in weights and in activations."""
 SEARCH = tuple(step / 8 for step in range(-8, 9))
 """Inverse scales of int4 that are tried, counted from the one that just holds all numbers of a group."""
 SMALLEST = 1e-30
@@ -17,11 +15,15 @@ SMALLEST = 1e-30
 
 
 def quantize_int8(weight: torch.Tensor) -> QuantizedRows:
-    """Quantize [n, in_size] with one scale per row: -127 to 127 times a 127th of the row's largest magnitude."""
-    weight = weight.float()
-    most = weight.abs().amax(1, keepdim=True)
-    values = (weight * _factor(127.0, most)).round().clamp(-127, 127)
-    return QuantizedRows(8, values.nan_to_num(0, 0, 0).to(torch.int8), _finite(most, most / 127))
+    """Quantize [n, in_size] in groups of 32 inputs, the last one zero-padded; scales have half precision.
+
+    Values are -127 to 127 times a 127th of the group's largest magnitude.
+    """
+    groups = _groups(weight.float())
+    most = groups.abs().amax(-1, keepdim=True)
+    scales = _finite(most, most / 127).half().float()
+    values = (groups * _factor(1.0, scales)).round().clamp(-127, 127).nan_to_num(0, 0, 0)
+    return QuantizedRows(8, values.to(torch.int8).flatten(1), scales[..., 0])
 
 
 def quantize_int4(
@@ -89,12 +91,12 @@ def _sum(numbers: torch.Tensor) -> torch.Tensor:
     return numbers
 
 
-def quantize_activations(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize x [T, in_size] to int8 [T, groups, group] and scales [T, groups, 1].
+def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize x [T, in_size] to int8 [T, groups, 32] and scales [T, groups, 1].
 
     A scale is NaN if a number of its group is not finite.
     """
-    groups = _groups(x.float(), group)
+    groups = _groups(x.float())
     most = groups.abs().amax(-1, keepdim=True)
     used = most * (most >= SMALLEST)
     values = (groups * _factor(127.0, used)).round().nan_to_num(0, 0, 0)
@@ -103,28 +105,27 @@ def quantize_activations(x: torch.Tensor, group: int) -> tuple[torch.Tensor, tor
 
 def multiply(x: torch.Tensor, rows: QuantizedRows) -> torch.Tensor:
     """Return x W^T [T, n] float32, summed as the kernels do: integers exactly within a group, then groups in order."""
-    group = BLOCK if rows.bits == 8 else GROUP
-    values, x_scales = quantize_activations(x, group)
-    scales = _expand(rows.scales, rows.group_size, group, values.shape[1])
-    weights = _groups(rows.values, group).double()
+    values, x_scales = quantize_activations(x)
+    scales = _expand(rows.scales, rows.group_size, values.shape[1])
+    weights = _groups(rows.values).double()
     total = torch.zeros(x.shape[0], rows.shape[0], dtype=torch.float64)
     for g in range(values.shape[1]):
         sums = (values[:, g].double() @ weights[:, g].T).float()
         total += sums * (x_scales[:, g] * scales[:, g])
         if rows.offsets is not None:
-            offsets = _expand(rows.offsets, rows.group_size, group, values.shape[1])
+            offsets = _expand(rows.offsets, rows.group_size, values.shape[1])
             total += values[:, g].float().sum(1, keepdim=True) * x_scales[:, g] * offsets[:, g]
     return total.float()
 
 
-def _groups(x: torch.Tensor, group: int = GROUP) -> torch.Tensor:
-    """Split [n, in_size] into [n, groups, group], zero-padded."""
-    return torch.nn.functional.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+def _groups(x: torch.Tensor) -> torch.Tensor:
+    """Split [n, in_size] into [n, groups, 32], zero-padded."""
+    return torch.nn.functional.pad(x, (0, -x.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
 
 
-def _expand(per_group: torch.Tensor, group_size: int, group: int, groups: int) -> torch.Tensor:
-    """Repeat the numbers of groups for those of fewer inputs that they consist of."""
-    return per_group.repeat_interleave(-(-group_size // group), 1)[:, :groups]
+def _expand(per_group: torch.Tensor, group_size: int, groups: int) -> torch.Tensor:
+    """Repeat the numbers of groups for those of 32 inputs that they consist of."""
+    return per_group.repeat_interleave(-(-group_size // GROUP), 1)[:, :groups]
 
 
 def _factor(numerator: float, most: torch.Tensor) -> torch.Tensor:

@@ -141,8 +141,8 @@ class PackedFormat(IntEnum):
     """The storage format of a packed matrix; the numbers and the bytes are those of native/packed.h."""
 
     BF16 = 0
-    INT8 = 1  # a scale for each output
-    INT4 = 2  # a scale for each 32 inputs of an output
+    INT8 = 1  # a scale for each 32 inputs of an output
+    INT4 = 2  # the same
     INT4_OFFSET = 3  # and an offset
     MXFP4 = 4  # see `Mxfp4Rows`
 

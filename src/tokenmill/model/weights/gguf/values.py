@@ -54,7 +54,7 @@ def _mxfp4(blocks: Bytes) -> Mxfp4Rows:
 FORMATS = (
     (PackedFormat.INT4, {"Q4_0"}),
     (PackedFormat.INT4_OFFSET, {"Q4_0", "Q4_1", "Q4_K"}),
-    (PackedFormat.INT8, {"Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "Q3_K", "Q2_K"}),
+    (PackedFormat.INT8, set(LAYOUTS)),
 )
 LAYER_MATRIX = re.compile(
     r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output)|ssm_out|ffn_(gate|up|down)(?P<experts>_exps)?)\.weight"

@@ -1,5 +1,5 @@
-// Macro-tiles of weights of four bits by int8 activations: the exact sums of each group of 32 inputs leave the tile registers,
-// are scaled and added up. The results have the bits of micro_kernel_int4.cpp.
+// Macro-tiles of integer weights by int8 activations: the exact sums of each group of 32 inputs leave the tile registers,
+// are scaled and added up. The results have the bits of micro_kernel_integers.cpp.
 #include <memory>
 
 #include "isa/bytes.h"
@@ -13,6 +13,14 @@ namespace {
 
 constexpr int64_t GROUP_BYTES = GROUP_SIZE * LANES;  // a group of a panel, one byte each: half a tile register
 constexpr int RING = 4;                              // tile registers whose sums pass through memory, in turns
+
+// The numbers of a panel as bytes: int8 has them in the panel, in its K blocks; four bits are unpacked, group by group.
+struct PanelBytes {
+  const uint8_t* numbers;
+  int64_t k_block_bytes;
+
+  const uint8_t* group(int64_t group) const { return numbers + group / 2 * k_block_bytes + group % 2 * GROUP_BYTES; }
+};
 
 // A thread's memory for unpacked panels. It is kept, for the thread needs it again at once.
 uint8_t* panel_memory(int64_t bytes) {
@@ -37,31 +45,34 @@ void unpack(const Packed& weights, const uint8_t* panel, uint8_t* to) {
 }
 
 template <Format F>
-struct Int4MacroKernel {
-  static constexpr bool Offset = F == Format::int4_offset;
-  using Product = std::conditional_t<Offset, BytesProduct, SignedProduct>;
+struct IntegerMacroKernel {
+  static constexpr bool Bytes = F == Format::int8, Offset = F == Format::int4_offset;
+  using Product = std::conditional_t<Bytes || Offset, BytesProduct, SignedProduct>;
   const MacroTile& macro_tile;
-  const uint8_t* panel;     // as it is packed, with its scales
-  const uint8_t* unpacked;  // its numbers as bytes
+  const uint8_t* panel;  // as it is packed, with its scales
+  PanelBytes bytes;
 
   // Writes the sums of 16 rows over a group.
   template <int Register>
   void multiply(const uint8_t* x, int64_t group, int32_t* sums) const {
     zero_tile<Register>();
     load_tile<4>(x + group / 2 * macro_tile.x.k_step_stride + group % 2 * GROUP_SIZE, macro_tile.x.stride);
-    load_tile<6>(unpacked + group * GROUP_BYTES, TILE_ROW_BYTES);
+    load_tile<6>(bytes.group(group), TILE_ROW_BYTES);
     Product::template add<Register, 4, 6>();
     store_tile<Register>(sums, TILE_ROW_BYTES);
   }
 
   [[gnu::always_inline]] void scale(const int32_t* sums, int64_t group, int64_t row, F32 (&totals)[TILE_ROWS]) const {
-    const uint8_t* k_block = panel + group / 2 * macro_tile.weights.k_block_bytes();
-    const auto* fp16 = reinterpret_cast<const uint16_t*>(k_block + GROUP_BYTES) + group % 2 * LANES;
+    const Packed& weights = macro_tile.weights;
+    const uint8_t* k_block = panel + group / 2 * weights.k_block_bytes();
+    const auto* fp16 = reinterpret_cast<const uint16_t*>(k_block + weights.number_bytes()) + group % 2 * LANES;
     const F32 scales = load_fp16(fp16);
     const int64_t first = group * macro_tile.x.count + row;
     TM_UNROLL for (int m = 0; m < TILE_ROWS; ++m) {
       const F32 scale = broadcast(macro_tile.x.scales[first + m]);
-      totals[m] = fma(to_float(load_bytes(sums + m * LANES)), mul(scales, scale), totals[m]);
+      I32 exact = load_bytes(sums + m * LANES);
+      if (Bytes) exact = _mm512_add_epi32(exact, start_centred(macro_tile.x.sums[first + m]));
+      totals[m] = fma(to_float(exact), mul(scales, scale), totals[m]);
       if (Offset) {
         const F32 sum = mul(broadcast(static_cast<float>(macro_tile.x.sums[first + m])), scale);
         totals[m] = fma(load_fp16(fp16 + 2 * LANES), sum, totals[m]);
@@ -96,27 +107,43 @@ struct Int4MacroKernel {
   }
 };
 
+// The panels of a macro-tile.
+template <Format F>
+class Panels {
+ public:
+  explicit Panels(const MacroTile& macro_tile) : weights_(macro_tile.weights), first_(macro_tile.panel) {
+    if constexpr (F != Format::int8) {
+      unpacked_ = panel_memory(macro_tile.panels * unpacked_size());
+      for (int p = 0; p < macro_tile.panels; ++p) unpack<F>(weights_, panel(p), unpacked_ + p * unpacked_size());
+    }
+  }
+  const uint8_t* panel(int p) const { return weights_.data + (first_ + p) * weights_.panel_bytes(); }
+  PanelBytes bytes(int p) const {
+    if constexpr (F == Format::int8) return {panel(p), weights_.k_block_bytes()};
+    return {unpacked_ + p * unpacked_size(), 2 * GROUP_BYTES};
+  }
+
+ private:
+  const Packed& weights_;
+  int64_t first_;
+  uint8_t* unpacked_ = nullptr;
+
+  int64_t unpacked_size() const { return weights_.k_blocks() * 2 * GROUP_BYTES; }
+};
+
 template <Format F>
 void macro_kernel_of_groups(const MacroTile& macro_tile) {
   macro_tile.tiles.configure(AmxTileConfig()
                                  .set(0, 4, TILE_ROWS, TILE_ROW_BYTES)
                                  .set(4, 5, TILE_ROWS, GROUP_SIZE)
                                  .set(6, 7, GROUP_SIZE / 4, TILE_ROW_BYTES));
-  const int64_t groups = macro_tile.weights.k_blocks() * 2;
-  const int64_t unpacked_size = groups * GROUP_BYTES;
-  uint8_t* unpacked = panel_memory(macro_tile.panels * unpacked_size);
+  const Panels<F> panels(macro_tile);
   PrefetchCursor cursor = macro_tile.next_panels;
   cursor.spread((macro_tile.rows + TILE_ROWS - 1) / TILE_ROWS * macro_tile.panels * macro_tile.weights.k_blocks());
-  const auto panel = [&](int p) {
-    return macro_tile.weights.data + (macro_tile.panel + p) * macro_tile.weights.panel_bytes();
-  };
-  for (int p = 0; p < macro_tile.panels; ++p) {
-    unpack<F>(macro_tile.weights, panel(p), unpacked + p * unpacked_size);
-  }
   for (int row = 0; row < macro_tile.rows; row += TILE_ROWS) {
     for (int p = 0; p < macro_tile.panels; ++p) {
-      const Int4MacroKernel<F> int4 = {macro_tile, panel(p), unpacked + p * unpacked_size};
-      int4.add_rows(macro_tile.row + row, macro_tile.sums + p * LANES, cursor);
+      const IntegerMacroKernel<F> kernel = {macro_tile, panels.panel(p), panels.bytes(p)};
+      kernel.add_rows(macro_tile.row + row, macro_tile.sums + p * LANES, cursor);
     }
     const int left = macro_tile.rows - row;
     macro_tile.finish(row, left < TILE_ROWS ? left : TILE_ROWS, macro_tile.sums);
@@ -125,6 +152,7 @@ void macro_kernel_of_groups(const MacroTile& macro_tile) {
 
 }  // namespace
 
+void macro_kernel_int8(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int8>(macro_tile); }
 void macro_kernel_int4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4>(macro_tile); }
 void macro_kernel_int4_offset(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4_offset>(macro_tile); }
 void macro_kernel_mxfp4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::mxfp4>(macro_tile); }
