@@ -90,15 +90,15 @@ SLOW = {
         "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_heads triton_kernels "
         "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
     ),
-    "model/models": "gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
-    "model/structured": "answers lazy_calls lazy_rows masks thinking_budgets timing",
+    "model/models": "config_fields gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
+    "model/structured": "answers cache lazy_calls lazy_rows masks thinking_budgets timing",
     "model/vision": "images llm native on_device qwen25 shapes videos",
     "model/weights": "checkpoint gguf quantized_checkpoints stacked_experts",
     "real": "*",
     "startup/assembly": "capabilities warm_up",
     "startup/ranks": "group",
     "startup/sizing": "kv_size",
-    "tools": "gpu_scripts",
+    "tools": "draw gpu_scripts",
 }
 
 # Of each test of these files, how many of its parametrized cases `make test` draws; `file::test`: of that test. All of
@@ -111,6 +111,13 @@ DRAWN = {
         "window_groups": 3,
         "window_groups::test_tokens_are_those_of_whole_pages_in_float32": 1,
     },
+    "engine/scheduler": {
+        **dict.fromkeys(("adapter_slots", "drafts", "late_samples"), 1),
+        "fair::test_one_big_call_does_not_make_a_tiny_one_wait_and_loses_little": 2,
+        "state_copies::test_one_row_runs_no_token_twice": 1,
+        "state_copies::test_several_rows_come_to_an_end_and_nobody_yields_to_itself": 1,
+        "state_copies::test_the_same_prompt_again_never_yields_to_itself": 12,
+    },
     "engine/parallel": {"exactness": 2, "slices": 1},
     "engine/parallel/devices": {"collective": 3, "engine": 1},
     "engine/runner": {
@@ -122,7 +129,7 @@ DRAWN = {
         "on_device::test_recurrent_states_run_on_in_graphs": 1,
     },
     "integration": {"langchain": 1, "many_clients": 1, "tools": 2},
-    "ipc": {"sandbox": 2},
+    "ipc": {"sandbox": 2, "sandbox::test_however_many_idle_processes_are_lost_the_next_job_is_done": 1},
     "model/adapters": {"batches": 1, "native": 1, "on_device": 1, "oracle": 2},
     "model/attention": {"flashinfer": 1},
     "model/kernels": {"triton_attention": 3, "triton_recurrence": 2, "triton_sampling": 2},
@@ -133,8 +140,10 @@ DRAWN = {
         "recurrent::test_native_bits_do_not_depend_on_steps_states_and_preemptions": 1,
     },
     "model/structured": {"answers": 1, "cache": 2},
+    "model/sampling": {"distribution": 6},
     "model/vision": {"llm": 2, "native": 1, "on_device": 1},
     "model/weights": {"hub": 2},
+    "serving/frontend": {"template_budget": 4},
     "serving/proxy": {"process": 1},
     "serving/server": {
         **dict.fromkeys(("api_servers", "engines", "event_loop", "hangs", "lifecycle", "lost_log", "sandboxes"), 1),
