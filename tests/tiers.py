@@ -101,8 +101,9 @@ SLOW = {
     "tools": "draw gpu_scripts",
 }
 
-# Of each test of these files, how many of its parametrized cases `make test` draws; `file::test`: of that test. All of
-# them run in `make nightly`.
+# Of each test of these files, how many of its parametrized cases `make test` draws; `file::test`: of that test;
+# `file::*`: how many tests of the file it draws, where each starts engines to fail or interprets kernels. All of them run
+# in `make nightly`.
 DRAWN = {
     "cli": {"bad_starts": 2, "main": 3, "serve": 2},
     "engine/loop": {
@@ -119,12 +120,13 @@ DRAWN = {
         "state_copies::test_the_same_prompt_again_never_yields_to_itself": 12,
     },
     "engine/parallel": {"exactness": 2, "slices": 1},
-    "engine/parallel/devices": {"collective": 3, "engine": 1},
+    "engine/parallel/devices": {"collective": 3, "engine": 1, "engine::*": 2},
     "engine/runner": {
         **dict.fromkeys(("draft_model", "drafts", "grammar_drafts", "not_numbers", "on_device"), 2),
         "drafts::test_nor_on_a_device": 1,
         "grammar_drafts::test_nor_on_a_device": 1,
         "not_numbers::test_on_a_device_too": 1,
+        "on_device::*": 12,
         "on_device::test_families_with_parts_of_their_own": 1,
         "on_device::test_recurrent_states_run_on_in_graphs": 1,
     },
@@ -149,6 +151,10 @@ DRAWN = {
         **dict.fromkeys(("api_servers", "engines", "event_loop", "hangs", "lifecycle", "lost_log", "sandboxes"), 1),
         **dict.fromkeys(("split", "survival"), 1),
         **dict.fromkeys(("client_cases", "disconnect"), 2),
+        **dict.fromkeys(("lost_log::*", "ranks::*", "survival::*"), 2),
+        **dict.fromkeys(("hangs::*", "split_failures::*"), 3),
+        **dict.fromkeys(("api_servers::*", "engines::*"), 6),
+        "lifecycle::*": 10,
     },
     "serving/web": {"browser": 3},
     "startup/assembly": {"warm_up": 1},
@@ -200,26 +206,27 @@ def pairs(first: Sequence[Case], second: Sequence[Other]) -> list[tuple[Case, Ot
 
 def drawn_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the tests without the cases that are not drawn; a test keeps as many as `DRAWN` says of its file."""
-    kept: list[pytest.Item] = []
-    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    files: dict[Path, dict[str, list[pytest.Item]]] = {}
     for item in items:
-        cases.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
-    for (path, name), own in cases.items():
-        count = _drawn_of(path, name.rpartition("::")[2])
-        if count is None or len(own) <= count or tier() == "nightly":
-            kept += own
-        else:
-            chosen = random.Random(seed_for(f"cases of {name}")).sample(range(len(own)), count)
-            kept += [own[index] for index in sorted(chosen)]
+        files.setdefault(item.path, {}).setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept: list[pytest.Item] = []
+    for path, cases in files.items():
+        counts, file = _drawn_of(path), path.stem.removeprefix("test_")
+        for name in _drawn([*cases], counts.get(f"{file}::*"), f"tests of {path.name}"):
+            count = counts.get(f"{file}::{name.rpartition('::')[2]}", counts.get(file))
+            kept += _drawn(cases[name], count, f"cases of {name}")
     return kept
 
 
-def _drawn_of(file: Path, test: str) -> int | None:
-    if not file.is_relative_to(TESTS):
-        return None
-    counts = DRAWN.get(file.relative_to(TESTS).parent.as_posix(), {})
-    name = file.stem.removeprefix("test_")
-    return counts.get(f"{name}::{test}", counts.get(name))
+def _drawn(every: list[Case], count: int | None, name: str) -> list[Case]:
+    if count is None or len(every) <= count or tier() == "nightly":
+        return every
+    chosen = random.Random(seed_for(name)).sample(range(len(every)), count)
+    return [every[index] for index in sorted(chosen)]
+
+
+def _drawn_of(file: Path) -> dict[str, int]:
+    return DRAWN.get(file.relative_to(TESTS).parent.as_posix(), {}) if file.is_relative_to(TESTS) else {}
 
 
 @cache
