@@ -102,8 +102,8 @@ SLOW = {
 }
 
 # Of each test of these files, how many of its parametrized cases `make test` draws; `file::test`: of that test;
-# `file::*`: how many tests of the file it draws, where each starts engines to fail or interprets kernels. All of them run
-# in `make nightly`.
+# `file::*`: how many tests of the file it draws, where each starts engines to fail or interprets kernels. All of them
+# run in `make nightly`.
 DRAWN = {
     "cli": {"bad_starts": 2, "main": 3, "serve": 2},
     "engine/loop": {
