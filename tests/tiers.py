@@ -107,7 +107,7 @@ SLOW = {
 DRAWN = {
     "cli": {"bad_starts": 2, "main": 3, "serve": 2},
     "engine/loop": {
-        "greedy_equality": 10,
+        "greedy_equality": 6,
         "shared_prefix": 2,
         "window_groups": 3,
         "window_groups::test_tokens_are_those_of_whole_pages_in_float32": 1,
@@ -130,7 +130,7 @@ DRAWN = {
         "on_device::test_families_with_parts_of_their_own": 1,
         "on_device::test_recurrent_states_run_on_in_graphs": 1,
     },
-    "integration": {"langchain": 1, "many_clients": 1, "tools": 2},
+    "integration": {"langchain": 1, "many_clients": 1, "tools": 2, "traps::*": 5},
     "ipc": {"sandbox": 2, "sandbox::test_however_many_idle_processes_are_lost_the_next_job_is_done": 1},
     "model/adapters": {"batches": 1, "native": 1, "on_device": 1, "oracle": 2},
     "model/attention": {"flashinfer": 1},
@@ -146,20 +146,28 @@ DRAWN = {
     "model/vision": {"llm": 2, "native": 1, "on_device": 1},
     "model/weights": {"hub": 2},
     "serving/frontend": {"template_budget": 4},
-    "serving/proxy": {"process": 1},
+    "serving/proxy": {"process": 1, "process::*": 4},
     "serving/server": {
         **dict.fromkeys(("api_servers", "engines", "event_loop", "hangs", "lifecycle", "lost_log", "sandboxes"), 1),
         **dict.fromkeys(("split", "survival"), 1),
         **dict.fromkeys(("client_cases", "disconnect"), 2),
-        **dict.fromkeys(("lost_log::*", "ranks::*", "survival::*"), 2),
+        **dict.fromkeys(("fleet::*", "lost_log::*", "poison::*", "ranks::*", "survival::*"), 2),
         **dict.fromkeys(("hangs::*", "split_failures::*"), 3),
         **dict.fromkeys(("api_servers::*", "engines::*"), 6),
         "lifecycle::*": 10,
     },
-    "serving/web": {"browser": 3},
+    "serving/web": {"answers::*": 4, "browser": 3, "browser::*": 7},
     "startup/assembly": {"warm_up": 1},
     "startup/ranks": {"group": 1},
-    "threats": {"amplification": 1, "browsers": 1, "identity": 1, "large_bodies": 5, "reused_rows": 3, "silence": 1},
+    "threats": {
+        "amplification": 1,
+        "browsers": 1,
+        "identity": 1,
+        "large_bodies": 5,
+        "reused_rows": 3,
+        "silence": 1,
+        "silence::*": 9,
+    },
 }
 
 Case = TypeVar("Case")
