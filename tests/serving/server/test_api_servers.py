@@ -132,8 +132,7 @@ def sockets_of(pid: int) -> list[str]:
     return found
 
 
-def test_connections_that_come_at_once_are_spread(shared_server):
-    server = shared_server
+def test_connections_that_come_at_once_are_spread(server):
     port = int(server.url.rsplit(":", 1)[1])
 
     def spread(count: int) -> list[int]:
