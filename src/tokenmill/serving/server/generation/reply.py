@@ -44,7 +44,11 @@ class GenerationFailed(TokenMillError):
 
 
 class GenerationReply(Response):
-    """An ASGI response that generates while it is sent."""
+    """An ASGI response that generates while it is sent.
+
+    Attributes:
+        waited: seconds of the call's timeout that have passed before.
+    """
 
     def __init__(
         self,
@@ -65,13 +69,27 @@ class GenerationReply(Response):
         self._call = call
         self._started = False
         self._outcome = ""
+        self._generation: Generation | None = None
+        self._is_ended = False
+        self.waited = 0.0
         self._usage = UsageCounter(prompts[0].params.n, prompts[0].volatile)
+
+    @property
+    def is_done(self) -> bool:
+        """True if the client has got a complete reply."""
+        return self._outcome == "done"
+
+    def end_requests(self) -> None:
+        """End the requests with finish reason `abort` and what they have so far."""
+        self._is_ended = True
+        if self._generation is not None:
+            self._client.abort(sorted(self._generation.open_ids))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send until the reply is complete or the client disconnects."""
         began = time.monotonic()
         work = asyncio.ensure_future(self._answer(scope, receive, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -95,12 +113,15 @@ class GenerationReply(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with (
-                asyncio.timeout(self._call.timeout),
+                asyncio.timeout(None if self._call.timeout is None else self._call.timeout - self.waited),
                 self._client.generate(
                     placed(await self._context.media.fetched(self._prompts), self._context, scope, self._call),
                     caller_of(scope, self._label),
                 ) as generation,
             ):
+                self._generation = generation
+                if self._is_ended:
+                    self.end_requests()
                 if self._call.stream:
                     await self._stream(generation, send, scope.get("state", {}).get(SEND_BODY, send))
                 else:
@@ -184,7 +205,7 @@ async def _end_stream(send: Send, events: bytes) -> None:
     await send({"type": "http.response.body", "body": events, "more_body": False})
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
     """Return when the client has disconnected; its body was read before, so no other message can come."""
     while (await receive())["type"] != "http.disconnect":
         pass

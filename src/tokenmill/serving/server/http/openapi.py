@@ -20,7 +20,10 @@ _PLAIN = {
     "/v1/files/{file_id}/content": "application/octet-stream",
 }
 _EMPTY = ("/health", "/health_generate", "/ping")
-_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate")
+_STREAMED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate"),
+    "/v1/sessions/{session_id}/input",
+)
 
 
 def describe(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], refused: Iterable[str]) -> None:
