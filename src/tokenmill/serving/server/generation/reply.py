@@ -74,11 +74,6 @@ class GenerationReply(Response):
         self.waited = 0.0
         self._usage = UsageCounter(prompts[0].params.n, prompts[0].volatile)
 
-    @property
-    def is_done(self) -> bool:
-        """True if the client has got a complete reply."""
-        return self._outcome == "done"
-
     def end_requests(self) -> None:
         """End the requests with finish reason `abort` and what they have so far."""
         self._is_ended = True

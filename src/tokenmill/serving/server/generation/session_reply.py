@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,12 +16,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.core.errors import Conflict, InvalidRequest, TokenMillError
-from tokenmill.core.messages import GenerateText
+from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.generation.placement import SESSION
 from tokenmill.serving.server.generation.reply import GenerationReply, disconnected
-from tokenmill.serving.server.generation.writer import ReplyWriter
+from tokenmill.serving.server.generation.writer import ReplyWriter, UsageCounter
 from tokenmill.serving.server.http.errors import RequestTimedOut, error_response
 from tokenmill.serving.server.http.middleware import owner_of
 from tokenmill.serving.server.session_store import Kind, Session, Turn, is_session_id
@@ -64,19 +64,17 @@ class SessionReply(Response):
         # One engine has what the session has computed, and its prompts are compared with each other.
         self._call = replace(call, session_key=session.id, conversation=session.id)
         self._continuation = turn
-        self._writer = writer
+        self._writer = _Watched(writer, self._complete)
         self._label = label
-        self._is_kept = False
+        self._turn: Turn | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the session's earlier turns, then generate and send."""
-        turn: Turn | None = None
         try:
-            turn = self._session.accept(self._label)
-            reply = await self._until_gone(turn, receive)
+            self._turn = self._session.accept(self._label)
+            reply = await self._until_gone(self._turn, receive)
             if reply is not None:
                 await reply(scope, receive, send)
-                self._is_kept = reply.is_done
         except TimeoutError:
             error = RequestTimedOut(f"the request's timeout of {self._call.timeout:g} seconds has passed")
             await error_response(error, scope["path"])(scope, receive, send)
@@ -86,10 +84,17 @@ class SessionReply(Response):
             _logger.exception("a turn of a session failed")
             await error_response(failure, scope["path"])(scope, receive, send)
         finally:
-            if self._is_kept:
-                self._continuation.keep()
-            if turn is not None:
-                self._context.sessions.end_turn(self._session, turn, self._is_kept)
+            self._end(is_kept=False)
+
+    def _complete(self) -> None:
+        """Keep the turn and let the next one begin, before the end of the reply is sent: its reader finds both done."""
+        self._continuation.keep()
+        self._end(is_kept=True)
+
+    def _end(self, is_kept: bool) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._context.sessions.end_turn(self._session, turn, is_kept)
 
     async def _until_gone(self, turn: Turn, receive: Receive) -> GenerationReply | None:
         """Return the reply of a turn that may begin; None: its client has left."""
@@ -114,6 +119,28 @@ class SessionReply(Response):
         reply.waited = time.monotonic() - arrived
         turn.end_requests = reply.end_requests
         return reply
+
+
+class _Watched:
+    """A `ReplyWriter` that tells when a reply is complete."""
+
+    def __init__(self, writer: ReplyWriter, completed: Callable[[], None]) -> None:
+        self.ping = writer.ping
+        self.events = writer.events
+        self.failure = writer.failure
+        self._writer = writer
+        self._completed = completed
+
+    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
+        """Return the whole reply."""
+        body = self._writer.document(outputs, usage)
+        self._completed()
+        return body
+
+    def last_events(self, usage: UsageCounter) -> bytes:
+        """Return the last events."""
+        self._completed()
+        return self._writer.last_events(usage)
 
 
 def session_of(context: ServerContext, scope: Scope, kind: Kind) -> Session | None:

@@ -32,8 +32,8 @@ from tokenmill.serving.server.live_hub import LiveHub
 from tokenmill.serving.server.process.api_process import ApiProcess, Ending, run_process
 from tokenmill.serving.server.process.screen import OpenScreen, Screen
 from tokenmill.serving.server.process.served_batches import ServedBatches
-from tokenmill.serving.server.session_store import SessionCollector, SessionStore
 from tokenmill.serving.server.process.start_checks import check_sockets, check_start
+from tokenmill.serving.server.session_store import SessionCollector, SessionStore
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
