@@ -146,7 +146,9 @@ class GenerationReply(Response):
         silence = SilenceTimer(self._context.sse_ping, generation.remark)
         try:
             async for index, output in generation:
-                if not output.token_ids and output.finish_reason is None:
+                if output.progress is not None:
+                    events = self._writer.events(index, output, self._usage)
+                elif not output.token_ids and output.finish_reason is None:
                     events = _REMARK if self._started and not silence.is_due else b""
                 else:
                     events = self._writer.events(index, self._take(index, output), self._usage)
