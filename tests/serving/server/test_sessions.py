@@ -1,4 +1,7 @@
-"""Sessions over HTTP on a real server: turns are one growing prompt, wait for each other, and belong to a key."""
+"""Sessions over HTTP on a real server: turns are one growing prompt, wait for each other, and belong to a key.
+
+The server has two API processes and two engines: no client can tell which of them it has, nor that there are several.
+"""
 
 import asyncio
 import json
@@ -16,13 +19,15 @@ from tokenmill.serving.replicas.starter import ENGINE_MODULE
 PAGE = 16
 GREEDY = {"temperature": 0, "max_tokens": 20, "ignore_eos": True, "return_token_ids": True}
 INPUTS = ["the quick brown fox jumps over the lazy dog, twice", " and then it comes back", " to do it again"]
-ENGINE = "tokenmill.startup.assembly.engine_process 0 0"
+ENGINES = "tokenmill.startup.assembly.engine_process"
+TEXT_WORKERS = "tokenmill.serving.frontend.worker"
 
 
 @pytest.fixture(scope="module")
 def server(tiny_checkpoint):
     engine = EngineConfig(model=str(tiny_checkpoint), dtype="float32", num_pages=96, page_size=PAGE, max_num_seqs=8)
-    with start_server(engine, ENGINE_MODULE, api_key=KEYS, max_restarts=3) as running:
+    several = {"api_server_count": 2, "data_parallel_size": 2}
+    with start_server(engine, ENGINE_MODULE, api_key=KEYS, max_restarts=5, sse_ping=0.1, **several) as running:
         yield running
 
 
@@ -264,23 +269,23 @@ def test_a_session_has_one_kind_and_bounds(key):
     key.ask("POST", "/v1/completions", {"prompt": "x"}, "sess_mine")
 
 
-def test_a_session_goes_on_after_its_engine_was_killed(server, key):
-    session, whole = key.open(kind="text"), []
+@pytest.mark.parametrize("module", [ENGINES, TEXT_WORKERS])
+def test_a_session_goes_on_after_its_parts_were_killed(server, key, module):
+    pids = [pid for name, pid in server.children().items() if name.startswith(module)]
+    assert len(pids) == 2
+    session = key.open(kind="text")
     begun = key.ask("POST", "/v1/completions", GREEDY | {"prompt": INPUTS[0]}, session)
     whole = key.ask("POST", "/tokenize", {"prompt": INPUTS[0]})["tokens"] + begun["choices"][0]["token_ids"]
     body = GREEDY | {"prompt": INPUTS[1], "max_tokens": 120, "stream": True}
     tokens = []
     with key.http.stream("POST", "/v1/completions", json=body, headers={"x-session-id": session}) as reply:
-        lines = reply.iter_lines()
-        for line in lines:
+        for line in reply.iter_lines():
             if line.startswith("data: {"):
+                if not tokens:
+                    for pid in pids:
+                        os.kill(pid, signal.SIGKILL)
                 tokens += json.loads(line[6:])["choices"][0]["token_ids"]
-                break
-        os.kill(server.children()[ENGINE], signal.SIGKILL)
-        for line in lines:
-            if line.startswith("data: {"):
-                tokens += json.loads(line[6:])["choices"][0]["token_ids"]
-    assert len(tokens) == 120
+    assert len(tokens) == 120, "nothing is lost, and nothing comes twice"
     whole += key.ask("POST", "/tokenize", {"prompt": INPUTS[1], "add_special_tokens": False})["tokens"]
     fresh = key.ask("POST", "/v1/completions", GREEDY | {"prompt": whole, "max_tokens": 120})
     assert fresh["choices"][0]["token_ids"] == tokens
@@ -288,6 +293,28 @@ def test_a_session_goes_on_after_its_engine_was_killed(server, key):
     assert key.shown(session)["num_tokens"] == len(whole)
     last = key.ask("POST", "/v1/completions", GREEDY | {"prompt": [5, 6]}, session)
     assert last["usage"]["prompt_tokens"] == len(whole) + 2
+
+
+def test_a_stream_that_waits_for_an_earlier_turn_gets_signs_of_life(server, key):
+    session = key.open(kind="text")
+
+    async def scenario():
+        async with httpx.AsyncClient(base_url=server.url, headers=key.headers, timeout=60) as client:
+            await client.post("/pause?mode=keep")
+            url = f"/v1/sessions/{session}/input"
+            first = asyncio.ensure_future(client.post(url, json=GREEDY | {"prompt": "x"}))
+            await asyncio.to_thread(server.wait_for, lambda: key.shown(session)["open_turns"])
+            async with client.stream("POST", url, json=GREEDY | {"prompt": "y", "stream": True}) as reply:
+                lines = reply.aiter_lines()
+                assert await anext(lines) == ": ping"
+                assert len(key.shown(session)["open_turns"]) == 2
+                await client.post("/resume")
+                rest = [line async for line in lines]
+            assert (await first).status_code == 200
+            return rest
+
+    assert asyncio.run(scenario())[-2] == "data: [DONE]"
+    assert key.shown(session)["num_turns"] == 2
 
 
 def test_a_turns_timeout_counts_from_its_arrival(server, key):

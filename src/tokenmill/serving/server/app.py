@@ -81,8 +81,8 @@ def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = 
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     """Add all routes; the first that fits a path answers it."""
     routes = _Routes(context)
-    for path, post, body in routes.with_bodies():
-        described = body_of(body, MULTIPART if body is UploadForm else JSON)
+    for path, post, *bodies in routes.with_bodies():
+        described = body_of(bodies, MULTIPART if bodies == [UploadForm] else JSON)
         app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=described)
     for path, act, query in routes.actions():
         asked = None if query is None else query_of(query)
@@ -112,8 +112,8 @@ class _Routes:
         self.files, self.batches = FilesRoutes(context), BatchesRoutes(context)
         self.sessions = SessionsRoutes(context)
 
-    def with_bodies(self) -> Iterable[tuple[str, Handler, type[msgspec.Struct]]]:
-        """Return what is posted with a body: path, handler, form of the body."""
+    def with_bodies(self) -> Iterable[tuple[str, Handler, *tuple[type[msgspec.Struct], ...]]]:
+        """Return what is posted with a body: path, handler, forms of the body."""
         context, tokens, messages = self._context, self._tokens, MessagesRoutes(self._context)
         adapters = AdapterRoutes(context)
         return (
@@ -136,7 +136,7 @@ class _Routes:
             ("/v1/batches", self.batches.create, BatchBody),
             ("/v1/files", self.files.create, UploadForm),
             ("/v1/sessions", self.sessions.open, SessionBody),
-            ("/v1/sessions/{session_id}/input", self.sessions.input, ChatBody),
+            ("/v1/sessions/{session_id}/input", self.sessions.input, ChatBody, TextBody),
         )
 
     def actions(self) -> Iterable[tuple[str, Handler, type[msgspec.Struct] | None]]:

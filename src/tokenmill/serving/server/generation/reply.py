@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 # A comment, which clients skip: whatever stands between them and us sees that the stream lives.
 _REMARK = b": recovering\n\n"
-_STREAM_HEADERS = [
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -41,6 +41,23 @@ _STREAM_HEADERS = [
 
 class GenerationFailed(TokenMillError):
     """An engine could not complete a request."""
+
+
+class ReplyHeaders:
+    """The beginning of a reply.
+
+    Attributes:
+        is_sent: it has been sent: what goes wrong from then on comes as an event, not as a status.
+    """
+
+    def __init__(self) -> None:
+        self.is_sent = False
+
+    async def send(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        """Send it, once."""
+        if not self.is_sent:
+            self.is_sent = True
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 class GenerationReply(Response):
@@ -57,8 +74,9 @@ class GenerationReply(Response):
         prompts: Sequence[GenerateText],
         writer: ReplyWriter,
         label: str,
+        headers: ReplyHeaders | None = None,
     ) -> None:
-        """Make a reply; operators find its requests by `label`, its id."""
+        """Make a reply; operators find its requests by `label`, its id. `headers`: those of a reply that has begun."""
         super().__init__()
         self._context = context
         self._client = context.client
@@ -67,7 +85,7 @@ class GenerationReply(Response):
         self._writer = writer
         self._label = label
         self._call = call
-        self._started = False
+        self._head = headers or ReplyHeaders()
         self._outcome = ""
         self._generation: Generation | None = None
         self._is_ended = False
@@ -137,7 +155,7 @@ class GenerationReply(Response):
             outputs.setdefault(index, []).append(self._take(index, output))
         body = self._writer.document({index: merge(parts) for index, parts in outputs.items()}, self._usage)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await self._start(send, headers)
+        await self._head.send(send, headers)
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
@@ -149,15 +167,14 @@ class GenerationReply(Response):
                 if output.progress is not None:
                     events = self._writer.events(index, output, self._usage)
                 elif not output.token_ids and output.finish_reason is None:
-                    events = _REMARK if self._started and not silence.is_due else b""
+                    events = _REMARK if self._head.is_sent and not silence.is_due else b""
                 else:
                     events = self._writer.events(index, self._take(index, output), self._usage)
                 if not events and silence.is_due:
                     events = self._writer.ping
                 if events:
                     silence.sent()
-                    if not self._started:
-                        await self._start(send, _STREAM_HEADERS)
+                    await self._head.send(send, STREAM_HEADERS)
                     await send_body({"type": "http.response.body", "body": events, "more_body": True})
         finally:
             silence.close()
@@ -173,14 +190,9 @@ class GenerationReply(Response):
         self._usage.add(index, output)
         return output
 
-    async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-
     async def _fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         self._outcome = f"failed: {error}"
-        if not self._started:
+        if not self._head.is_sent:
             await error_response(error, scope["path"])(scope, receive, send)
             return
         await _end_stream(send, self._writer.failure(error))

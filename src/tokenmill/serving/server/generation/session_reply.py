@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -20,7 +21,7 @@ from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.generation.placement import SESSION
-from tokenmill.serving.server.generation.reply import GenerationReply, disconnected
+from tokenmill.serving.server.generation.reply import STREAM_HEADERS, GenerationReply, ReplyHeaders, disconnected
 from tokenmill.serving.server.generation.writer import ReplyWriter, UsageCounter
 from tokenmill.serving.server.http.errors import RequestTimedOut, error_response
 from tokenmill.serving.server.http.middleware import owner_of
@@ -67,24 +68,31 @@ class SessionReply(Response):
         self._writer = _Watched(writer, self._complete)
         self._label = label
         self._turn: Turn | None = None
+        self._head = ReplyHeaders()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the session's earlier turns, then generate and send."""
         try:
             self._turn = self._session.accept(self._label)
-            reply = await self._until_gone(self._turn, receive)
+            reply = await self._until_gone(self._turn, receive, send)
             if reply is not None:
                 await reply(scope, receive, send)
         except TimeoutError:
             error = RequestTimedOut(f"the request's timeout of {self._call.timeout:g} seconds has passed")
-            await error_response(error, scope["path"])(scope, receive, send)
+            await self._refuse(error, scope, receive, send)
         except TokenMillError as refusal:
-            await error_response(refusal, scope["path"])(scope, receive, send)
+            await self._refuse(refusal, scope, receive, send)
         except Exception as failure:
             _logger.exception("a turn of a session failed")
-            await error_response(failure, scope["path"])(scope, receive, send)
+            await self._refuse(failure, scope, receive, send)
         finally:
             self._end(is_kept=False)
+
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._head.is_sent:
+            await send({"type": "http.response.body", "body": self._writer.failure(error), "more_body": False})
+        else:
+            await error_response(error, scope["path"])(scope, receive, send)
 
     def _complete(self) -> None:
         """Keep the turn and let the next one begin, before the end of the reply is sent: its reader finds both done."""
@@ -96,12 +104,15 @@ class SessionReply(Response):
         if turn is not None:
             self._context.sessions.end_turn(self._session, turn, is_kept)
 
-    async def _until_gone(self, turn: Turn, receive: Receive) -> GenerationReply | None:
-        """Return the reply of a turn that may begin; None: its client has left."""
+    async def _until_gone(self, turn: Turn, receive: Receive, send: Send) -> GenerationReply | None:
+        """Return the reply of a turn that may begin; None: its client has left. A stream gets pings meanwhile."""
         begins = asyncio.ensure_future(self._begin(turn))
         gone = asyncio.ensure_future(disconnected(receive))
+        silence = self._context.sse_ping if self._call.stream else 0.0
         try:
-            await asyncio.wait((begins, gone), return_when=asyncio.FIRST_COMPLETED)
+            while not (await asyncio.wait((begins, gone), timeout=silence or None, return_when=FIRST_COMPLETED))[0]:
+                await self._head.send(send, STREAM_HEADERS)
+                await send({"type": "http.response.body", "body": self._writer.ping, "more_body": True})
             return begins.result() if begins.done() else None
         finally:
             for task in (begins, gone):
@@ -115,7 +126,7 @@ class SessionReply(Response):
             prompts = await self._continuation.prompts()
         if turn.is_aborted:
             raise Conflict("the session's turns were aborted before this one began: send the input again")
-        reply = GenerationReply(self._context, self._call, prompts, self._writer, self._label)
+        reply = GenerationReply(self._context, self._call, prompts, self._writer, self._label, self._head)
         reply.waited = time.monotonic() - arrived
         turn.end_requests = reply.end_requests
         return reply

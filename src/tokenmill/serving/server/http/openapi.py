@@ -49,9 +49,10 @@ def describe(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], refused: Iter
     app.openapi = completed  # type: ignore[method-assign]
 
 
-def body_of(body: type[msgspec.Struct], kind: str) -> dict[str, Any]:
-    """Return the part of an operation that names its body, of this media type."""
-    schema = {"$ref": _REFERENCE.format(name=body.__name__)}
+def body_of(bodies: Sequence[type[msgspec.Struct]], kind: str) -> dict[str, Any]:
+    """Return the part of an operation that names its body, one of these, of this media type."""
+    references = [{"$ref": _REFERENCE.format(name=body.__name__)} for body in bodies]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}
 
 
