@@ -265,6 +265,8 @@ def test_a_session_has_one_kind_and_bounds(key):
     assert "chat" in key.ask("POST", "/v1/completions", {"prompt": "x"}, session, status=400)["error"]["message"]
     hello = {"messages": [{"role": "user", "content": "x"}], "continue_final_message": True}
     key.ask("POST", "/v1/chat/completions", hello, session, status=400)
+    error = key.ask("POST", "/v1/responses", {"input": "x", "max_output_tokens": 2}, session, status=400)["error"]
+    assert (error["param"], session in error["message"]) == ("x-session-id", True)
     # Any other name is a label of the client's own, which only chooses an engine.
     key.ask("POST", "/v1/completions", {"prompt": "x"}, "sess_mine")
 
