@@ -35,7 +35,8 @@ export function Reference({ isShown }) {
 function Route({ path, method, route, schemas }) {
   const [isOpen, open] = useState(false);
   const [kind, content] = Object.entries(route.requestBody?.content ?? {})[0] ?? [];
-  const schema = content && schemas[content.schema.$ref.split("/").pop()];
+  // Where it may be one of several bodies, the first is shown.
+  const schema = content && schemas[(content.schema.anyOf?.[0] ?? content.schema).$ref.split("/").pop()];
   return html`<details class="route" onToggle=${(event) => open(event.target.open)}>
     <summary><b>${method}</b> ${path} <span class="hint">${(route.description ?? "").split("\n")[0]}</span></summary>
     ${isOpen && html`${(route.description ?? "").includes("\n") && html`<p>${route.description}</p>`}
