@@ -73,6 +73,8 @@ const EXAMPLES = {
   "/generate": { text: "Once upon a time", sampling_params: { max_new_tokens: 32 } },
   "/tokenize": { prompt: "Hello" },
   "/detokenize": { tokens: [1, 2, 3] },
+  "/v1/sessions": { kind: "chat" },
+  "/v1/sessions/{session_id}/input": { messages: [{ role: "user", content: "Hello" }], max_tokens: 32 },
   "/abort_requests": { request_ids: [""] },
 };
 
