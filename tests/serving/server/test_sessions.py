@@ -328,3 +328,25 @@ def test_a_turns_timeout_counts_from_its_arrival(server, key):
     finally:
         key.http.post("/resume")
     server.wait_for(lambda: key.shown(session)["open_turns"] == [])
+
+
+def test_a_server_that_stops_still_answers_turns_that_wait(slow_model):
+    async def scenario(server):
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            session = (await client.post("/v1/sessions", json={"kind": "text"})).json()["id"]
+            await client.post("/pause?mode=keep")
+            calls = []
+            for number in range(2):
+                body = {"prompt": "x" * 10, "max_tokens": 20}
+                calls.append(asyncio.ensure_future(client.post(f"/v1/sessions/{session}/input", json=body)))
+                while len((await client.get(f"/v1/sessions/{session}")).json()["open_turns"]) <= number:
+                    pass
+            await client.post("/resume")
+            server.process.send_signal(signal.SIGINT)
+            return [await call for call in calls]
+
+    with start_server(EngineConfig(model=str(slow_model)), shutdown_timeout=30.0) as server:
+        replies = asyncio.run(scenario(server))
+        assert [reply.status_code for reply in replies] == [200, 200]
+        assert [reply.json()["usage"]["prompt_tokens"] for reply in replies] == [10, 40]
+        assert server.wait_for_end(30) == 0
