@@ -43,8 +43,13 @@ TREE_SEED = SEED="$${SEED:-$$($(BIN)/python tools/tree_seed.py)}"; export SEED P
 # kept: hundreds of processes start. Files stay whole, so that servers are shared; xdist 3.8's groups do nothing under pytest 9.
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= \
   $(BIN)/python -m pytest --dist loadfile
-check: lint ## lint and the tests that start no processes, in random order: a minute and a half; ARGS are passed to pytest
-	@$(TREE_SEED); TIER=check $(PYTEST) -n 2 --no-loadscope-reorder $(ARGS)
+LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo \
+  && $(BIN)/python tools/count_lines.py $(LINES_ARGS) && $(BIN)/python tools/house.py
+# Lint has one process, which fills what the tests' two leave free.
+check: $(NATIVE_STAMP) $(DEV_STAMP) ## lint and the tests that start no processes, in random order: a minute and a half; ARGS are passed to pytest
+	@{ $(LINT); } > $(VENV)/lint.log 2>&1 & lint=$$!; \
+	$(TREE_SEED); TIER=check $(PYTEST) -n 2 --no-loadscope-reorder $(ARGS); tests=$$?; \
+	wait $$lint; lint=$$?; cat $(VENV)/lint.log; exit $$((tests ? tests : lint))
 
 # Half of the tests' time is waiting, so that four worker processes keep two cores busy; tests/conftest.py says which
 # files come first.
@@ -115,12 +120,7 @@ real: $(NATIVE_STAMP) $(DEV_STAMP) ## real models and vocabularies of the regist
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/real $(ARGS)
 
 lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, the core's budget, the facts of the house
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo
-	@$(MAKE) --no-print-directory --silent lines
-	@$(BIN)/python tools/house.py
+	@$(LINT)
 
 format: $(DEV_STAMP) ## format, mend what ruff can mend, and write the lines of anchors in documents anew
 	@$(BIN)/ruff check --fix .

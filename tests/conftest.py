@@ -28,6 +28,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A client reads the certificates of all authorities, 40 ms of work, and where a test waits there are fifty a second.
 http_transports.create_ssl_context = functools.cache(http_transports.create_ssl_context)
 
+# Trees of syntax, schedulers and tensors live on here: to look through them for garbage, as often as Python does unless
+# told otherwise, took a fifth of a run.
+gc.set_threshold(20_000, 50, 100)
+
 # Packed weights of tests are of no use to anybody else.
 _home = tempfile.mkdtemp(prefix="tokenmill-test-home-")
 os.environ["HOME"] = _home

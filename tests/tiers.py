@@ -62,8 +62,8 @@ PROCESSES = {
         "adapters admin agent_session api_servers bad_requests batch_survival batches_api chat_api client_cases "
         "completions_api conformance disconnect embeddings end_to_end engines event_loop fleet hangs infill kv_disk "
         "lifecycle lost_log media messages_api native not_numbers observed overload poison prompt_fields ranks "
-        "responses_api responses_of_agents routing sandboxes split split_failures survival thinking_control tls "
-        "tokenizer_info top unknown_fields"
+        "responses_api responses_of_agents routing sandboxes sessions split split_failures survival thinking_control "
+        "tls tokenizer_info top unknown_fields"
     ),
     "serving/web": "*",
     "startup/assembly": "engine_process",
@@ -90,39 +90,48 @@ SLOW = {
         "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_heads triton_kernels "
         "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
     ),
-    "model/models": "gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
-    "model/structured": "answers lazy_calls lazy_rows masks thinking_budgets timing",
+    "model/models": "config_fields gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
+    "model/structured": "answers cache lazy_calls lazy_rows masks thinking_budgets timing",
     "model/vision": "images llm native on_device qwen25 shapes videos",
     "model/weights": "checkpoint gguf quantized_checkpoints stacked_experts",
     "real": "*",
     "startup/assembly": "capabilities warm_up",
     "startup/ranks": "group",
     "startup/sizing": "kv_size",
-    "tools": "gpu_scripts",
+    "tools": "draw gpu_scripts",
 }
 
-# Of each test of these files, how many of its parametrized cases `make test` draws; `file::test`: of that test. All of
-# them run in `make nightly`.
+# Of each test of these files, how many of its parametrized cases `make test` draws; `file::test`: of that test;
+# `file::*`: how many tests of the file it draws, where each starts engines to fail or interprets kernels. All of them
+# run in `make nightly`.
 DRAWN = {
     "cli": {"bad_starts": 2, "main": 3, "serve": 2},
     "engine/loop": {
-        "greedy_equality": 10,
+        "greedy_equality": 6,
         "shared_prefix": 2,
         "window_groups": 3,
         "window_groups::test_tokens_are_those_of_whole_pages_in_float32": 1,
     },
+    "engine/scheduler": {
+        **dict.fromkeys(("adapter_slots", "drafts", "late_samples"), 1),
+        "fair::test_one_big_call_does_not_make_a_tiny_one_wait_and_loses_little": 2,
+        "state_copies::test_one_row_runs_no_token_twice": 1,
+        "state_copies::test_several_rows_come_to_an_end_and_nobody_yields_to_itself": 1,
+        "state_copies::test_the_same_prompt_again_never_yields_to_itself": 12,
+    },
     "engine/parallel": {"exactness": 2, "slices": 1},
-    "engine/parallel/devices": {"collective": 3, "engine": 1},
+    "engine/parallel/devices": {"collective": 3, "engine": 1, "engine::*": 2},
     "engine/runner": {
         **dict.fromkeys(("draft_model", "drafts", "grammar_drafts", "not_numbers", "on_device"), 2),
         "drafts::test_nor_on_a_device": 1,
         "grammar_drafts::test_nor_on_a_device": 1,
         "not_numbers::test_on_a_device_too": 1,
+        "on_device::*": 12,
         "on_device::test_families_with_parts_of_their_own": 1,
         "on_device::test_recurrent_states_run_on_in_graphs": 1,
     },
-    "integration": {"langchain": 1, "many_clients": 1, "tools": 2},
-    "ipc": {"sandbox": 2},
+    "integration": {"langchain": 1, "many_clients": 1, "tools": 2, "traps::*": 3},
+    "ipc": {"sandbox": 2, "sandbox::test_however_many_idle_processes_are_lost_the_next_job_is_done": 1},
     "model/adapters": {"batches": 1, "native": 1, "on_device": 1, "oracle": 2},
     "model/attention": {"flashinfer": 1},
     "model/kernels": {"triton_attention": 3, "triton_recurrence": 2, "triton_sampling": 2},
@@ -133,18 +142,29 @@ DRAWN = {
         "recurrent::test_native_bits_do_not_depend_on_steps_states_and_preemptions": 1,
     },
     "model/structured": {"answers": 1, "cache": 2},
+    "model/sampling": {"distribution": 6},
     "model/vision": {"llm": 2, "native": 1, "on_device": 1},
     "model/weights": {"hub": 2},
-    "serving/proxy": {"process": 1},
+    "serving/frontend": {"template_budget": 4},
+    "serving/proxy": {"process": 1, "process::*": 3},
     "serving/server": {
         **dict.fromkeys(("api_servers", "engines", "event_loop", "hangs", "lifecycle", "lost_log", "sandboxes"), 1),
         **dict.fromkeys(("split", "survival"), 1),
         **dict.fromkeys(("client_cases", "disconnect"), 2),
+        **dict.fromkeys(("fleet::*", "lost_log::*", "poison::*", "ranks::*", "survival::*"), 2),
+        **dict.fromkeys(("hangs::*", "split_failures::*"), 3),
+        **dict.fromkeys(("api_servers::*", "engines::*"), 6),
+        "lifecycle::*": 10,
     },
-    "serving/web": {"browser": 3},
+    "serving/web": {"answers::*": 4, "browser": 3, "browser::*": 7},
     "startup/assembly": {"warm_up": 1},
     "startup/ranks": {"group": 1},
-    "threats": {"amplification": 1, "browsers": 1, "identity": 1, "large_bodies": 5, "reused_rows": 3, "silence": 1},
+    "threats": {
+        **dict.fromkeys(("amplification", "browsers", "identity", "silence"), 1),
+        "large_bodies": 5,
+        "reused_rows": 3,
+        "silence::*": 9,
+    },
 }
 
 Case = TypeVar("Case")
@@ -191,26 +211,27 @@ def pairs(first: Sequence[Case], second: Sequence[Other]) -> list[tuple[Case, Ot
 
 def drawn_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the tests without the cases that are not drawn; a test keeps as many as `DRAWN` says of its file."""
-    kept: list[pytest.Item] = []
-    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    files: dict[Path, dict[str, list[pytest.Item]]] = {}
     for item in items:
-        cases.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
-    for (path, name), own in cases.items():
-        count = _drawn_of(path, name.rpartition("::")[2])
-        if count is None or len(own) <= count or tier() == "nightly":
-            kept += own
-        else:
-            chosen = random.Random(seed_for(f"cases of {name}")).sample(range(len(own)), count)
-            kept += [own[index] for index in sorted(chosen)]
+        files.setdefault(item.path, {}).setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept: list[pytest.Item] = []
+    for path, cases in files.items():
+        counts, file = _drawn_of(path), path.stem.removeprefix("test_")
+        for name in _drawn([*cases], counts.get(f"{file}::*"), f"tests of {path.name}"):
+            count = counts.get(f"{file}::{name.rpartition('::')[2]}", counts.get(file))
+            kept += _drawn(cases[name], count, f"cases of {name}")
     return kept
 
 
-def _drawn_of(file: Path, test: str) -> int | None:
-    if not file.is_relative_to(TESTS):
-        return None
-    counts = DRAWN.get(file.relative_to(TESTS).parent.as_posix(), {})
-    name = file.stem.removeprefix("test_")
-    return counts.get(f"{name}::{test}", counts.get(name))
+def _drawn(every: list[Case], count: int | None, name: str) -> list[Case]:
+    if count is None or len(every) <= count or tier() == "nightly":
+        return every
+    chosen = random.Random(seed_for(name)).sample(range(len(every)), count)
+    return [every[index] for index in sorted(chosen)]
+
+
+def _drawn_of(file: Path) -> dict[str, int]:
+    return DRAWN.get(file.relative_to(TESTS).parent.as_posix(), {}) if file.is_relative_to(TESTS) else {}
 
 
 @cache

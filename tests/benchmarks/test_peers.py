@@ -42,6 +42,7 @@ def test_pins_are_plain_and_leave_out_what_does_not_fit(environment):
     assert not [name for name in found if name.startswith(("nvidia", "torchvision", "torchaudio", "torchcodec"))]
 
 
+@pytest.mark.processes
 def test_an_engine_is_measured_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(run_all, "BUILD", tmp_path)
     peer = Peer(TOKENMILL, "", "tokenmill_peer", {"bf16": "bf16"}, lambda weights: demo_model_path())
@@ -55,6 +56,7 @@ def test_an_engine_is_measured_in_a_process_of_its_own(tmp_path, monkeypatch):
     json.dumps(entry)
 
 
+@pytest.mark.processes
 def test_an_engine_that_fails_is_noted_with_its_last_words(tmp_path, monkeypatch):
     monkeypatch.setattr(run_all, "BUILD", tmp_path)
     peer = Peer(TOKENMILL, "", "tokenmill_peer", {"bf16": "bf16"}, lambda weights: tmp_path / "nothing")

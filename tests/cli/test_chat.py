@@ -7,10 +7,10 @@ import re
 import pytest
 
 from tests.full_disk import room_for
-from tokenmill.cli.chat import Chat
+from tokenmill.cli.chat import Chat, progress_bar
 from tokenmill.cli.model_access import write_delta
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.llm.model_protocol import Delta
+from tokenmill.llm.model_protocol import Delta, PromptProgress
 
 
 class Script:
@@ -24,6 +24,9 @@ class Script:
         self.seen.append([(message["role"], message["content"]) for message in messages])
         asked = messages[-1]["content"]
         try:
+            if asked.startswith("long"):
+                yield Delta("", progress=PromptProgress(500, 2000, None))
+                yield Delta("", progress=PromptProgress(1000, 2000, 3.4))
             yield Delta("you said ")
             if asked == "interrupt":
                 raise KeyboardInterrupt
@@ -152,3 +155,21 @@ def test_a_full_disk_keeps_no_part_of_a_conversation(tmp_path, name):
             _, _, output = talk(f"one\n/save {tmp_path / name}\ntwo\n")
         assert output.splitlines()[1:] == [f"cannot write {tmp_path / name}: File too large", "you said two"]
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_prompt_shows_a_bar_that_the_answer_replaces(monkeypatch):
+    screen = at_a_terminal(monkeypatch, "long", columns=70)
+    first, second = (
+        progress_bar(one, 70) for one in (PromptProgress(500, 2000, None), PromptProgress(1000, 2000, 3.4))
+    )
+    clear = "\r\033[K"
+    assert f"{clear}{first}{clear}{second}{clear}" in screen
+    assert screen.index(second) < screen.index("you said")
+    assert "prompt tokens" not in talk("long\n")[2], "not through a pipe"
+
+
+@pytest.mark.parametrize("columns", [1, 20, 40, 80, 200])
+def test_a_bar_fits_its_line(columns):
+    for progress in (PromptProgress(0, 0, None), PromptProgress(10**6, 10**6, 0.0), PromptProgress(3, 10**6, 1e5)):
+        assert len(progress_bar(progress, columns)) < columns or columns == 1
+    assert progress_bar(PromptProgress(50, 100, 2.0), 80) == f"[{'#' * 15}{'.' * 15}] 50 of 100 prompt tokens, 2 s left"

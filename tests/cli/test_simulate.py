@@ -152,6 +152,7 @@ def test_a_plan_finds_load_and_engines(flags: list[str], capsys: pytest.CaptureF
     assert "--slo" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_plan_is_drawn(flags: list[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "plan.svg"

@@ -54,17 +54,17 @@ def test_each_kind_of_snippet_is_there():
     assert kinds == {"", "plain", "offline", "server"}
 
 
-@pytest.mark.parametrize("snippet", some([*snippets("plain"), *snippets("offline")], 4), ids=str)
+@pytest.mark.parametrize("snippet", some([*snippets("plain"), *snippets("offline")], 2), ids=str)
 def test_a_command_of_the_documents_runs(snippet, tmp_path):
     assert run_snippet(snippet, tmp_path).strip() or (tmp_path / "answers.jsonl").read_text().count("\n") == 3
 
 
-@pytest.mark.parametrize("snippet", some(snippets("server"), 4), ids=str)
+@pytest.mark.parametrize("snippet", some(snippets("server"), 3), ids=str)
 def test_a_command_of_the_documents_runs_against_a_server(snippet, tmp_path, server):
     assert run_snippet(snippet, tmp_path, server.url).strip()
 
 
-@pytest.mark.parametrize("name", some(EXAMPLES, 2))
+@pytest.mark.parametrize("name", some(EXAMPLES, 1))
 def test_an_example_runs(name, tmp_path, server):
     arguments = [server.url] if name == "many_clients.py" else []
     output = run(

@@ -89,9 +89,12 @@ def test_another_run_draws_others_and_a_test_alone_what_it_draws_among_others(tm
     assert not {line for line in among & other if "hypothesis" not in line}
 
 
-def test_torch_is_seeded_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_torch_is_seeded_where_it_is_loaded(has_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(manual_seed=seeds.append))
+    seeded, cuda = SimpleNamespace(manual_seed=seeds.append), SimpleNamespace(is_available=lambda: has_gpu)
+    torch = SimpleNamespace(default_generator=seeded, cuda=cuda, **(vars(seeded) if has_gpu else {}))
+    monkeypatch.setitem(sys.modules, "torch", torch)
     for name in ("one", "two", "one"):
         seed_globals(name)
     assert seeds[0] == seeds[2] != seeds[1]

@@ -131,6 +131,11 @@ def test_of_long_tests_some_cases_are_drawn(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(kept) == 3 + 10
     own = items("integration/test_tools.py", *(f"test_c[{number}]" for number in range(9)))
     assert len(drawn_cases([*own, *cases])) == 1 + 3 + 1
+    monkeypatch.setitem(tiers.DRAWN, "integration", {"tools::*": 2})
+    kept = drawn_cases([*own, *cases])
+    assert kept == drawn_cases([*own, *cases])
+    assert len({item.nodeid.partition("[")[0] for item in kept}) == 2, "of three tests, with all of their cases"
+    assert len(kept) in (9 + 9, 9 + 1)
     monkeypatch.setenv("TIER", "nightly")
     assert drawn_cases([*cases, *others]) == [*cases, *others]
 
@@ -141,7 +146,7 @@ def test_what_cases_are_drawn_of_is_there() -> None:
             file, _, test = name.partition("::")
             path = ROOT / "tests" / folder / f"test_{file}.py"
             assert path.is_file(), name
-            assert f"def {test}(" in path.read_text() or not test, name
+            assert f"def {test}(" in path.read_text() or test in ("", "*"), name
 
 
 def test_an_unknown_tier_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

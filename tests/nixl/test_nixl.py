@@ -1,10 +1,6 @@
 """KV over NIXL between two processes of this machine; skipped where `make nixl` has not installed it."""
 
-import asyncio
-import contextlib
 import importlib.util
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -20,12 +16,10 @@ from tests.serving.server.split_servers import (
     num_cached,
     start_split,
 )
-from tests.serving.server.streams import answers
 from tokenmill.engine.transfer.remote.channel import TransferError
 from tokenmill.engine.transfer.remote.client import PageClient
 from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.messages import Handle
-from tokenmill.serving.server.process.launch import ENGINE_MODULE
 
 pytestmark = pytest.mark.skipif(
     not any(importlib.util.find_spec(name) for name in ("nixl", "nixl_cu12", "nixl_cu13")),
@@ -48,32 +42,18 @@ def split(request, checkpoint, tmp_path_factory):
 
 
 def test_streams_over_nixl_are_those_of_one_engine(split):
-    heard = asyncio.run(answers(split.proxy, 32))
-    alone = asyncio.run(answers(split.prefill.url, 32))
-    for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
-        assert got == want, f"stream {number}"
-    for server in (split.prefill, split.decode):
-        server.wait_until_unused()
-        assert "Traceback" not in server.output()
+    split.check_streams(32)
 
 
 def test_all_full_pages_come_over_nixl(split):
-    body = body_of(fresh_prompt(300), n=2, logprobs=1, temperature=0.8, seed=3)
-    reply = split.post("/v1/completions", body)
-    assert num_cached(reply) == 288
-    assert choices(reply) == choices(split.prefill.post("/v1/completions", body))
-    split.prefill.wait_until_unused()
+    split.check_pages(body_of(fresh_prompt(300), n=2, logprobs=1, temperature=0.8, seed=3), 288)
 
 
 def test_a_producer_that_dies_costs_nothing_but_time(checkpoint, tmp_path):
     with start_split(checkpoint, tmp_path, "tcp", connector="NixlConnector", fetch_seconds=3.0) as split:
         prompt = fresh_prompt()
         params = computed_prompt(split.prefill, prompt)
-        engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
-        split.prefill.process.kill()
-        for pid in (split.prefill.api_pid, engine):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        split.kill_producer()
         reply = split.decode.post("/v1/completions", body_of(prompt, kv_transfer_params=params))
         assert num_cached(reply) == 0
         assert choices(reply) == choices(split.decode.post("/v1/completions", body_of(prompt, cache_salt="own")))

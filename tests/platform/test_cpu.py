@@ -93,6 +93,7 @@ def test_without_a_quota_the_threads_are_the_cores_or_fewer(tmp_path: Path) -> N
     assert threads == min(len(os.sched_getaffinity(0)), torch.get_num_threads())
 
 
+@pytest.mark.slow
 def test_omp_num_threads_is_honoured() -> None:
     code = "from tokenmill.platform.select import select_platform; print(select_platform('cpu').set_num_threads())"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

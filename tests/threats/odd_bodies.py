@@ -52,6 +52,7 @@ RIGHT: dict[str, list[dict[str, Any]]] = {
     "/tokenize": [{"messages": [MESSAGE]}, {"prompt": "hello"}],
     "/detokenize": [{"tokens": [1, 2]}],
     "/abort_requests": [{"request_ids": ["x"]}],
+    "/v1/sessions": [{"kind": "text", "idle_timeout": 5}, {}],
     "/v1/batches": [{"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"}],
 }  # fmt: skip
 

@@ -34,6 +34,9 @@ OWNED = {
     "/v1/batches/{batch_id}/cancel": "batch",
     "/v1/requests/{id}": "request",
     "/v1/requests/{id}/answer_now": "request",
+    "/v1/sessions/{session_id}": "session",
+    "/v1/sessions/{session_id}/abort": "session",
+    "/v1/sessions/{session_id}/input": "session",
 }
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 400}}
 LONG = {"prompt": "x" * 40, "max_tokens": 4000, "ignore_eos": True}
@@ -87,6 +90,7 @@ def begin(server, key):
     key.ids["file"] = key.http.post("/v1/files", files=files).json()["id"]
     batch = {"input_file_id": key.ids["file"], "endpoint": "/v1/completions", "completion_window": "24h"}
     key.ids["batch"] = key.ask("POST", "/v1/batches", batch).json()["id"]
+    key.ids["session"] = key.ask("POST", "/v1/sessions", {}).json()["id"]
     key.ids["request"] = key.ids["response"]
     server.wait_for(lambda: key.ask("GET", f"/v1/requests/{key.ids['request']}").status_code == 200)
 
@@ -106,7 +110,8 @@ def test_what_one_key_has_is_not_there_for_another(server, one, other):
             assert reply.text == other.ask(method, unknown).text.replace("unknown", one.ids[OWNED[path]])
     # All of it is still there, and unharmed.
     assert one.ask("GET", f"/v1/responses/{one.ids['response']}").json()["status"] in ("queued", "completed")
-    for kind, path in (("file", "/v1/files/{}"), ("batch", "/v1/batches/{}"), ("request", "/v1/requests/{}")):
+    for kind, path in (("file", "/v1/files/{}"), ("batch", "/v1/batches/{}"), ("request", "/v1/requests/{}"),
+                       ("session", "/v1/sessions/{}")):  # fmt: skip
         assert one.ask("GET", path.format(one.ids[kind])).status_code == 200, kind
     assert one.ask("POST", f"/v1/responses/{one.ids['response']}/cancel").status_code == 200
 

@@ -18,7 +18,7 @@ from tokenmill.config.parser import Parser
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.names import did_you_mean
 from tokenmill.core.whole_file import removed_on_failure
-from tokenmill.llm.model_protocol import Messages, ModelAccess
+from tokenmill.llm.model_protocol import Messages, ModelAccess, PromptProgress
 
 # Colours of a prompt are marked for readline, which must not count them as characters.
 PROMPT = "\001\033[1;36m\002you> \001\033[0m\002"
@@ -73,6 +73,7 @@ class Chat:
         self._said: Messages = []
         self._interactive = self._input.isatty() and self._output.isatty()
         self._has_colours = self._interactive and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self._shows_progress = False
         self.failed = False
 
     @property
@@ -148,13 +149,16 @@ class Chat:
             # Closed at once when Ctrl-C ends the loop: the close is what stops the generation.
             with contextlib.closing(self._model.chat(self.messages, self._fields)) as deltas:
                 for delta in deltas:
+                    self._show_progress(delta.progress)
                     text += delta.text
                     reason = delta.finish_reason or reason
                     show(delta.text)
         except KeyboardInterrupt:
+            self._show_progress(None)
             reason = "stopped"
         except TokenMillError as error:
             self.failed = True
+            self._show_progress(None)
             self._said.pop()
             show(None)
             print(f"{'' if text == '' else chr(10)}tokenmill: {error}", file=sys.stderr)
@@ -164,6 +168,15 @@ class Chat:
         if self._interactive and reason in ("stopped", "length"):
             self._say("(stopped)\n" if reason == "stopped" else "(the answer reached its length limit)\n")
         self._said.append({"role": "assistant", "content": text})
+
+    def _show_progress(self, progress: PromptProgress | None) -> None:
+        """Show how far the prompt is computed, in a line of its own that the answer replaces."""
+        if not self._interactive or (progress is None and not self._shows_progress):
+            return
+        line = "" if progress is None else progress_bar(progress, shutil.get_terminal_size().columns)
+        self._output.write("\r\033[K" + line)
+        self._output.flush()
+        self._shows_progress = progress is not None
 
     def _shown(self) -> Callable[[str | None], None]:
         """Return a function that shows an answer in pieces, None at its end: in colour, and wrapped between words."""
@@ -185,3 +198,13 @@ class Chat:
 
     def _say(self, text: str) -> None:
         write_delta(self._output, text)
+
+
+def progress_bar(progress: PromptProgress, columns: int) -> str:
+    """Return a bar, the tokens of a prompt that are computed, and the seconds left, in one line of the terminal."""
+    done, most = progress.num_computed, max(1, progress.num_tokens)
+    left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
+    words = f" {done:,} of {most:,} prompt tokens{left}"
+    width = max(0, min(30, columns - len(words) - 3))
+    filled = width * done // most
+    return f"[{'#' * filled}{'.' * (width - filled)}]{words}"[: max(0, columns - 1)]

@@ -77,6 +77,7 @@ class GenerateText(Message, kw_only=True):
         add_special_tokens: add those of the tokenizer around the prompt; None: around texts, not around chats.
         tenant: the client, or single call, that takes turns with other tenants for the engine.
         wants_prompt: the first output comes with a `PromptReport`.
+        wants_progress: outputs tell how far the prompt is computed, until the first token of the first continuation.
         needs_no_output: its one sampled token is not used: the prompt may be as long as the context.
         pooling: "mean" or "last": return a vector for the prompt, not a continuation.
         engine: the engine that must run the requests; None: the text worker chooses.
@@ -109,6 +110,7 @@ class GenerateText(Message, kw_only=True):
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     wants_prompt: bool = False
+    wants_progress: bool = False
     needs_no_output: bool = False
     pooling: str = ""
     engine: int | None = None
@@ -168,6 +170,7 @@ class AddRequest(Message, kw_only=True):
     Attributes:
         media: its images, whose placeholders in the prompt are surrogates; see `core/media.py`.
         output_token_ids: its output so far, from an engine that died; it goes on behind it.
+        wants_progress: outputs tell how far its prompt is computed, until its first token.
         needs_no_output: see `GenerateText`.
         worker: the inbox of the text worker that its outputs go to.
         num_missing_tokens: prompt tokens without KV in the engine when it was chosen, as far as was known; 0: all.
@@ -184,6 +187,7 @@ class AddRequest(Message, kw_only=True):
     tenant: str = ""
     is_resumable: bool = False
     worker: str = ""
+    wants_progress: bool = False
     needs_no_output: bool = False
     pooling: str = ""
     engine: int | None = None
@@ -242,8 +246,20 @@ class ExplainRequests(Message):
 # --- engine -> text worker ----------------------------------------------------------------------------------------
 
 
+class PromptProgress(msgspec.Struct, array_like=True):
+    """The part of a prompt that is computed, cached tokens included; `seconds_left` None: nothing is known yet."""
+
+    num_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    seconds_left: float | None = None
+
+
 class TokenOutput(msgspec.Struct, array_like=True):
-    """The output of one step for one request. An `error_status` below 500 says that the request itself is at fault."""
+    """The output of one step for one request. An `error_status` below 500 says that the request itself is at fault.
+
+    `progress`: that of its prompt, in an output without tokens; see `AddRequest.wants_progress`.
+    """
 
     id: str
     token_ids: list[int]
@@ -257,6 +273,7 @@ class TokenOutput(msgspec.Struct, array_like=True):
     embedding: bytes | None = None
     scheduled_at: float = 0.0
     kv_transfer_params: dict[str, Any] | None = None
+    progress: PromptProgress | None = None
 
     @classmethod
     def refusal(cls, request_id: str, error: Refusal) -> Self:
@@ -291,6 +308,8 @@ class TextOutput(msgspec.Struct, array_like=True):
     The first one carries the `prompt`, if requested, and the `change` that broke its cached prefix, if one did;
     `embedding` is a vector of float32, little-endian.
 
+    `progress`: that of its prompt, in a delta that brings nothing else.
+
     `num_reasoning_tokens`: the number of the request's tokens so far that are thinking.
 
     `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps only part of a character.
@@ -313,6 +332,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     num_reasoning_tokens: int = 0
     kv_transfer_params: dict[str, Any] | None = None
     change: PrefixChange | None = None
+    progress: PromptProgress | None = None
 
 
 class TextOutputs(Message):

@@ -10,11 +10,21 @@ Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """The tokens of a prompt that are computed, of how many, and an estimate of the seconds left, if there is one."""
+
+    num_computed: int
+    num_tokens: int
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an answer; the last one has its finish reason."""
+    """A piece of an answer; the last one has its finish reason. Before the first, some may have a `progress` only."""
 
     text: str
     finish_reason: str | None = None
+    progress: PromptProgress | None = None
 
 
 Deltas = Generator[Delta, None, None]

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tokenmill.core.errors import TokenMillError
-from tokenmill.llm.model_protocol import Delta, Deltas, Messages
+from tokenmill.llm.model_protocol import Delta, Deltas, Messages, PromptProgress
 
 CONNECT_SECONDS = 10.0
 _UNIX = re.compile(r"(?:(https?)\+)?unix:(?://)?(.+)")
@@ -51,8 +51,12 @@ class RemoteModel:
         Raises:
             ServerRefused: one sentence to show.
         """
-        for choice in self._stream("/v1/chat/completions", {"messages": messages, **fields}):
-            yield Delta(choice.get("delta", {}).get("content") or "", choice.get("finish_reason"))
+        body = {"messages": messages, "return_progress": True, **fields}
+        for event in self._stream("/v1/chat/completions", body):
+            if "prompt_progress" in event and not event.get("choices"):
+                yield Delta("", progress=_progress(event["prompt_progress"]))
+            for choice in event.get("choices", []):
+                yield Delta(choice.get("delta", {}).get("content") or "", choice.get("finish_reason"))
 
     def complete(self, prompt: str, fields: Mapping[str, Any]) -> Deltas:
         """Stream the continuation of a text from the server.
@@ -60,8 +64,9 @@ class RemoteModel:
         Raises:
             ServerRefused: one sentence to show.
         """
-        for choice in self._stream("/v1/completions", {"prompt": prompt, **fields}):
-            yield Delta(choice.get("text") or "", choice.get("finish_reason"))
+        for event in self._stream("/v1/completions", {"prompt": prompt, **fields}):
+            for choice in event.get("choices", []):
+                yield Delta(choice.get("text") or "", choice.get("finish_reason"))
 
     def read(self, path: str) -> str:
         """Return the server's answer to a GET.
@@ -85,7 +90,7 @@ class RemoteModel:
                 for event in events(response.iter_bytes()):
                     if "error" in event:
                         raise ServerRefused(f"the server ended the answer: {event['error'].get('message')}")
-                    yield from event.get("choices", [])
+                    yield event
 
     @contextmanager
     def _connection_errors(self) -> Iterator[None]:
@@ -121,6 +126,11 @@ def events(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
                 return
             yield json.loads(data)
     raise ServerRefused("the server ended the answer before it was complete")
+
+
+def _progress(shown: Mapping[str, Any]) -> PromptProgress:
+    left = shown.get("left_ms")
+    return PromptProgress(shown["processed"], shown["total"], None if left is None else left / 1000)
 
 
 def _trust(cacert: str | None) -> ssl.SSLContext | bool:

@@ -30,7 +30,7 @@ from tokenmill.model.weights import loader
 from tokenmill.startup.assembly import runners
 from tokenmill.startup.assembly.setup import build_engine
 
-NUM_DRAWN = 4
+NUM_DRAWN = 2
 SMALL: dict[str, Any] = {"max_num_seqs": 5, "max_num_batched_tokens": 64, "max_model_len": 512, "page_size": 4}
 SMALL |= {"num_pages": 900, "num_threads": 1, "device": "cpu", "async_scheduling": True, "attention_backend": "triton"}
 SMALL |= {"load_format": "dummy", "dtype": "bfloat16"}

@@ -48,6 +48,7 @@ def test_a_preempted_request_waits_for_the_pages_of_its_output_so_far_too() -> N
     harness.drain()
 
 
+@pytest.mark.slow
 def test_whole_prompts_lose_no_throughput_against_prompts_that_begin_in_part() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -104,7 +104,7 @@ def test_budgets_are_exact_alone_preempted_overlapped_and_with_drafts(
 ) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
-    requests = [drawn(tokenizer, rng, number) for number in range(scaled(60))]
+    requests = [drawn(tokenizer, rng, number) for number in range(scaled(24))]
     with running(demo_model_path(), overlap=False) as engine:
         want = run(engine, copied(requests))
         assert check(requests, want) > len(requests) // 3
@@ -124,7 +124,7 @@ def test_budgets_are_exact_alone_preempted_overlapped_and_with_drafts(
 
 def test_an_answer_within_its_budget_is_the_one_without(tokenizer: Tokenizer) -> None:
     rng = random.Random(SEED)
-    requests = [drawn(tokenizer, rng, number) for number in range(scaled(30))]
+    requests = [drawn(tokenizer, rng, number) for number in range(scaled(12))]
     for number, request in enumerate(requests):
         grammar = budgeted(tokenizer, "free", Thinking("<think>", "</think>", True), 1000)
         requests[number] = msgspec.structs.replace(
@@ -138,7 +138,7 @@ def test_an_answer_within_its_budget_is_the_one_without(tokenizer: Tokenizer) ->
 
 def test_an_engine_that_goes_on_for_another_draws_the_same(tokenizer: Tokenizer) -> None:
     rng = random.Random(SEED)
-    requests = [drawn(tokenizer, rng, number) for number in range(scaled(30))]
+    requests = [drawn(tokenizer, rng, number) for number in range(scaled(12))]
     with running(demo_model_path(), overlap=False) as engine:
         want = run(engine, copied(requests))
         cuts = [rng.randrange(len(tokens)) for tokens, *_ in want]
@@ -163,7 +163,7 @@ def test_thinking_that_is_ended_while_it_runs_goes_on_as_if_begun_again_there(
 ) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
-    requests = {request.id: request for request in (drawn(tokenizer, rng, number) for number in range(scaled(30)))}
+    requests = {request.id: request for request in (drawn(tokenizer, rng, number) for number in range(scaled(12)))}
     tokens: dict[str, list[int]] = {one: [] for one in requests}
     cuts: dict[str, int] = {}
 

@@ -223,6 +223,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_hold_one_copy(start: Start) -> None:
     start.load()
     content = content_of(start.plan(), start.model)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.serving.frontend.written_calls import WRITERS, Call, random_calls
+from tests.tiers import pairs
 from tokenmill.config.server_settings import REASONING_PARSERS, TOOL_CALL_PARSERS
 from tokenmill.core.answer import AnswerPiece, PieceKind, joined
 from tokenmill.serving.frontend.answer_parser import AnswerParser
@@ -224,6 +225,7 @@ BEGINNINGS = {
     "gemma4": ["<|tool_call>", '<|tool_call>call:f{a:<|"|>', "<"],
     "phi4_mini_json": ["functools", "functools[", 'functools[{"x": "', "<|tool_call|>[{}]"],
 }
+FILLERS = [" ", "<", "[", "{", "a", '"', "\\", "<tool_call>", "[f(", ";", "\n"]
 
 
 def work(notation: str, beginning: str, filler: str, count: int) -> int:
@@ -248,8 +250,7 @@ def work(notation: str, beginning: str, filler: str, count: int) -> int:
     return calls
 
 
-@pytest.mark.parametrize("notation", BEGINNINGS)
-@pytest.mark.parametrize("filler", [" ", "<", "[", "{", "a", '"', "\\", "<tool_call>", "[f(", ";", "\n"])
+@pytest.mark.parametrize(("notation", "filler"), pairs([*BEGINNINGS], FILLERS))
 def test_the_work_is_linear_in_the_text(notation: str, filler: str) -> None:
     for beginning in BEGINNINGS[notation]:
         once, twice = work(notation, beginning, filler, 1000), work(notation, beginning, filler, 2000)

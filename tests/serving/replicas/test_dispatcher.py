@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.tiers import scaled
-from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, TokenOutput
+from tokenmill.core.messages import AbortRequests, AddRequest, PromptProgress, StepOutputs, TokenOutput
 from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost, LeaveWorker
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
@@ -125,6 +125,19 @@ def test_suspects_run_one_after_the_other_and_others_do_not_wait() -> None:
     assert ours.cleared() == ["a"]
     ours.abort(["b"])
     assert ours.cleared() == ["b"] and ours.cleared() == []
+
+
+def test_the_progress_of_a_prompt_does_not_prove_a_suspect_harmless() -> None:
+    ours, _ = dispatcher()
+    ours.add(request("a"))
+    ours.apply_news(EngineLost(0, suspects=["a"]))
+    ours.apply_news(EngineBack(0, "next"))
+    for _ in range(HARMLESS_OUTPUTS + 1):
+        ours.apply_outputs(outputs("next", TokenOutput("a", [], progress=PromptProgress(2, 0, 1))))
+    assert ours.cleared() == []
+    for _ in range(HARMLESS_OUTPUTS):
+        ours.apply_outputs(outputs("next", TokenOutput("a", [1])))
+    assert ours.cleared() == ["a"]
 
 
 @pytest.mark.parametrize("engines", [1, 2])

@@ -40,3 +40,9 @@ def chunked_server(tiny_checkpoint):
     )
     with start_server(engine, ENGINE_MODULE) as server:
         yield server
+
+
+@pytest.fixture
+def responses(server):
+    """/v1/responses of a test's own server, asked by OpenAI's client."""
+    return server.client.responses

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import os
 import random
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +16,7 @@ import httpx
 
 from tests.serving.server.running_proxy import start_proxy
 from tests.serving.server.running_server import RunningServer, free_port, start_server
+from tests.serving.server.streams import answers
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.server.process.launch import ENGINE_MODULE
 
@@ -37,6 +41,32 @@ class Split:
 
     def post(self, path: str, body: dict) -> httpx.Response:
         return httpx.post(self.proxy + path, json=body, timeout=60)
+
+    def check_streams(self, count: int) -> None:
+        """Check that streams of every kind are those of one engine, and that nothing of them is left."""
+        heard = asyncio.run(answers(self.proxy, count))
+        alone = asyncio.run(answers(self.prefill.url, count))
+        for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
+            assert got == want, f"stream {number}"
+        for server in (self.prefill, self.decode):
+            server.wait_until_unused()
+            assert "Traceback" not in server.output()
+
+    def check_pages(self, body: dict, num_tokens: int) -> None:
+        """Check that this many tokens of a prompt come from the producer, and that it keeps no page for them."""
+        reply = self.post("/v1/completions", body)
+        assert num_cached(reply) == num_tokens
+        assert choices(reply) == choices(self.prefill.post("/v1/completions", body))
+        # The consumer has said that it is done: no lease has to run out for that.
+        self.prefill.wait_until_unused()
+
+    def kill_producer(self) -> None:
+        """Kill the processes of the server that computes prompts, all at once."""
+        pids = (self.prefill.api_pid, engine_of(self.prefill))
+        self.prefill.process.kill()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def transfer_config(
@@ -84,6 +114,11 @@ def start_split(
         start_proxy([one.url], [two.url]) as proxy,
     ):
         yield Split(one, two, proxy.url, proxy.log)
+
+
+def engine_of(server: RunningServer) -> int:
+    """Return the process of a server's engine."""
+    return next(pid for name, pid in server.children().items() if ENGINE_MODULE in name)
 
 
 def prompt_of(seed: int, length: int = 100) -> list[int]:

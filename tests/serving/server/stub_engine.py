@@ -2,8 +2,9 @@
 
     python -m tests.serving.server.stub_engine FOLDER INDEX RANK LIFE
 
-The model folder's config.json may hold `stub`: {"step_seconds": ..., "fail": ...} to change how it behaves, and
-`stub-1`, which engine 1 obeys instead. Ranks above 0 only show that they live.
+The model folder's config.json may hold `stub`: {"step_seconds": ..., "fail": ...} to change how it behaves
+(`endless_prompt`: no prompt is ever computed further than its half), and `stub-1`, which engine 1 obeys instead.
+Ranks above 0 only show that they live.
 """
 
 import itertools
@@ -24,6 +25,7 @@ from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
     ExplainRequests,
+    PromptProgress,
     SetPaused,
     StepOutputs,
     TokenOutput,
@@ -160,6 +162,9 @@ class StubEngine:
     def next_token(self, running: Running) -> TokenOutput:
         request, params = running.request, running.request.params
         prompt = request.prompt_token_ids
+        if "endless_prompt" in self.stub:
+            half = PromptProgress(len(prompt), 0, len(prompt) // 2, 3.0) if request.wants_progress else None
+            return TokenOutput(request.id, [], progress=half)
         token_id = prompt[running.num_output % len(prompt)]
         running.num_output += 1
         self.num_generated += 1

@@ -21,10 +21,24 @@ from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig
 
 
+@contextlib.contextmanager
+def two_processes(model):
+    with start_server(EngineConfig(model=str(model)), api_server_count=2, shutdown_timeout=2.0) as server:
+        server.wait_for(lambda: len(sibling_socket(server)) == 1)
+        yield server
+
+
 @pytest.fixture
 def server(slow_model):
-    with start_server(EngineConfig(model=str(slow_model)), api_server_count=2, shutdown_timeout=2.0) as server:
-        server.wait_for(lambda: len(sibling_socket(server)) == 1)
+    """One that a test may end."""
+    with two_processes(slow_model) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared_server(slow_model):
+    """One for all tests that leave it as it was."""
+    with two_processes(slow_model) as server:
         yield server
 
 
@@ -60,9 +74,12 @@ def text_of(lines: list[str]) -> str:
     return "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
 
 
-def test_operators_see_what_every_process_has(server):
+def test_operators_see_what_every_process_has(shared_server):
+    server = shared_server
     streams: dict[int, list[str]] = {}
     threads = []
+    counts = {"time_to_first_token_seconds_count": {}, "request_success_total": {"finished_reason": "abort"}}
+    before = {name: server.metric(name, **labels) for name, labels in counts.items()}
     for pid in server.api_pids:
         threads.append(stream_at(server, pid, streams.setdefault(pid, []), max_tokens=2000))
     ids = {pid: json.loads(lines[0].removeprefix("data: "))["id"] for pid, lines in streams.items()}
@@ -77,13 +94,14 @@ def test_operators_see_what_every_process_has(server):
     assert server.post("/abort_requests", {"abort_all": True}).json()["num_aborted"] == 1
     for thread in threads:
         thread.join(30)
-    server.wait_for(lambda: server.metric("request_success_total", finished_reason="abort") == 2)
-    assert server.metric("time_to_first_token_seconds_count") == 2
+    for name, labels in counts.items():
+        server.wait_for(lambda name=name, labels=labels: server.metric(name, **labels) == before[name] + 2)
     assert server.metric("inter_token_latency_seconds_count") > 0
     server.wait_until_unused()
 
 
-def test_what_one_process_keeps_all_answer(server):
+def test_what_one_process_keeps_all_answer(shared_server):
+    server = shared_server
     reply = server.post("/v1/responses", {"input": "Hello", "max_output_tokens": 3}).json()
     for _ in range(6):  # each time a new connection, which any of them may take
         assert httpx.get(f"{server.url}/v1/responses/{reply['id']}").json() == reply

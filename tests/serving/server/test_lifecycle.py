@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
-from tests.serving.server.running_server import free_port, is_alive, spawn, start_server
+from tests.serving.server.running_server import is_alive, spawn, start_server
 from tokenmill.config.configs import EngineConfig
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -195,24 +195,19 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(stub_model):
     assert output == f"127.0.0.1:{port} is already in use; stop what uses it or choose another port with --port"
 
 
-def test_nothing_answers_before_the_server_is_ready(stub_model):
-    port = free_port()
-    running = spawn(EngineConfig(model=str(stub_model)), port=port)
+def test_nothing_answers_before_the_server_is_ready_and_its_folder_is_private_and_holds_no_key(stub_model):
+    running = spawn(EngineConfig(model=str(stub_model)), api_key=("secret-key",))
     try:
         assert refuses_connections(running)
-        running.wait_for(lambda: "READY" in running.output(), 30)
+        running.wait_for(lambda: "READY" in running.output())
         assert httpx.get(f"{running.url}/health").status_code == 200
+        (folder,) = running.private.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert "secret-key" not in (folder / "launch.json").read_text()
     finally:
         running.process.send_signal(signal.SIGINT)
         assert running.wait_for_end(60) == 0
         running.clean()
-
-
-def test_the_private_folder_is_private_and_holds_no_key(stub_model):
-    with start_server(EngineConfig(model=str(stub_model)), api_key=("secret-key",)) as server:
-        (folder,) = server.private.iterdir()
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert "secret-key" not in (folder / "launch.json").read_text()
 
 
 def test_a_unix_socket_serves_and_is_removed(stub_model, tmp_path):
@@ -265,10 +260,9 @@ def test_an_api_process_that_dies_too_often_ends_the_server(stub_model):
         assert server.output().count("the API process was killed by SIGKILL") == 2
 
 
-def test_the_parent_is_small_and_hears_a_terminal_for_all(stub_model):
-    with start_server(EngineConfig(model=str(stub_model))) as server:
-        status = Path(f"/proc/{server.process.pid}/status").read_text()
-        assert "\nThreads:\t1\n" in status
-        assert os.getpgid(server.api_pid) != os.getpgid(server.process.pid)
-        for library in ("numpy", "starlette", "uvicorn"):
-            assert f"/{library}/" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+def test_the_parent_is_small_and_hears_a_terminal_for_all(echo_server):
+    status = Path(f"/proc/{echo_server.process.pid}/status").read_text()
+    assert "\nThreads:\t1\n" in status
+    assert os.getpgid(echo_server.api_pid) != os.getpgid(echo_server.process.pid)
+    for library in ("numpy", "starlette", "uvicorn"):
+        assert f"/{library}/" not in Path(f"/proc/{echo_server.process.pid}/maps").read_text()

@@ -1,6 +1,7 @@
 """Compare replies' fields on prompts and the limits of tokens with transformers on the same checkpoint."""
 
 import asyncio
+import json
 from functools import partial
 
 import httpx
@@ -227,3 +228,25 @@ def test_offline_they_are_the_same(tiny_checkpoint, oracle):
         for name, value in (("prompt_logprobs", 1), ("bad_words", ("x",))):
             with pytest.raises(InvalidRequest, match=name):
                 llm.session().send("hello", SamplingParams(**{name: value}))
+
+
+def test_a_stream_tells_how_far_its_prompt_is_computed(server):
+    """The prompt comes in chunks of 32 tokens: the first report, which nothing delays, is from its middle."""
+    body = {"prompt": list(range(5, 205)), "max_tokens": 2, "stream": True, "return_progress": True, "temperature": 0}
+    for wants in (True, False):
+        seen, salt = [], {"cache_salt": f"progress {wants}"}
+        with server.http.stream(
+            "POST", f"{server.url}/v1/completions", json=body | salt | {"return_progress": wants}
+        ) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    seen.append(json.loads(line[6:]))
+        told = [chunk["prompt_progress"] for chunk in seen if "prompt_progress" in chunk]
+        if not wants:
+            assert told == []
+            continue
+        assert all(not chunk["choices"] for chunk in seen[: len(told) - 1]), "before the text"
+        assert [one["total"] for one in told] == [200] * len(told)
+        processed = [one["processed"] for one in told]
+        assert processed == sorted(processed)
+        assert (processed[0] < 200, processed[-1]) == (True, 200)

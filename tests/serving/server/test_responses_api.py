@@ -5,6 +5,7 @@ import pytest
 
 from tests.eventually import eventually
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.serving.server.asked_responses import create
 from tests.serving.server.running_server import start_server
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.answer import AnswerPiece, PieceKind
@@ -28,15 +29,6 @@ def server(tmp_path_factory):
     parsers = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
     with start_server(EngineConfig(model=str(folder)), **parsers) as running:
         yield running
-
-
-@pytest.fixture
-def responses(server):
-    return server.client.responses
-
-
-def create(responses, **fields):
-    return responses.create(**{"model": "echo", "input": "hello there", "max_output_tokens": 12} | fields)
 
 
 def chat_text(server, messages, num_tokens):

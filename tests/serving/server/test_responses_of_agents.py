@@ -1,4 +1,4 @@
-"""What coding agents ask of /v1/responses, against the stub engine, which repeats the prompt."""
+"""Requests of coding agents to /v1/responses get the answers that agents read; the stub engine repeats the prompt."""
 
 import json
 
@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.serving.server.asked_responses import create
 from tests.serving.server.running_server import start_server
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.answer import AnswerPiece, PieceKind
@@ -39,15 +40,6 @@ def model(tmp_path_factory):
 def server(model):
     with start_server(EngineConfig(model=str(model)), tool_call_parser="hermes") as running:
         yield running
-
-
-@pytest.fixture
-def responses(server):
-    return server.client.responses
-
-
-def create(responses, **fields):
-    return responses.create(**{"model": "echo", "input": "hello there", "max_output_tokens": 12} | fields)
 
 
 def raw(server, **fields):

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from tests.serving.server.test_app import make_context
-from tokenmill.core.messages import GenerateText, TextOutput
+from tokenmill.core.messages import GenerateText, PromptProgress, TextOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.serving.frontend.generation import Generation
@@ -139,3 +139,25 @@ def test_a_prompt_is_timed_from_when_the_engine_began() -> None:
     assert (timings.prompt_n, timings.prompt_ms, timings.prompt_per_second) == (60, 2000.0, 30.0)
     assert (timings.predicted_n, timings.predicted_ms, timings.predicted_per_second) == (3, 1000.0, 3.0)
     assert timings.prompt_per_token_ms == pytest.approx(33.333)
+
+
+def test_progress_comes_while_the_prompt_is_computed_in_chunks_without_choices() -> None:
+    written = writer(wants_progress=True, wants_timings=True, include_usage=True)
+    told = TextOutput("a", "", [], 100, 40, progress=PromptProgress(100, 40, 60, 1.5))
+    (line,) = written.events(0, told, UsageCounter(1)).decode().split("\n\n")[:1]
+    chunk = json.loads(line[6:])
+    assert (chunk["choices"], chunk["usage"]) == ([], None)
+    progress = chunk["prompt_progress"]
+    assert (progress["total"], progress["cache"], progress["processed"], progress["left_ms"]) == (100, 40, 60, 1500.0)
+    first, *_ = chunks(written)
+    assert (first["prompt_progress"]["processed"], first["prompt_progress"]["left_ms"]) == (100, 0.0)
+
+
+def test_a_stream_sends_the_headers_with_the_first_progress() -> None:
+    async def play(generation: Generation, bodies: Bodies) -> None:
+        generation.deliver(TextOutput("a", "", [], 100, 40, progress=PromptProgress(100, 40, 60)))
+        assert b'"prompt_progress":{"total":100' in await bodies.come()
+        generation.deliver(LAST)
+        assert b"!" in await bodies.come()
+
+    asyncio.run(stream(writer(wants_progress=True, wants_timings=True), 0, play))

@@ -1,7 +1,5 @@
 """Prompts computed by one server, continued by another: the answers of one engine, and nothing for who guesses."""
 
-import asyncio
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,7 +14,6 @@ from tests.serving.server.split_servers import (
     num_cached,
     start_split,
 )
-from tests.serving.server.streams import answers
 from tests.tiers import scaled, some
 
 PAGE_SIZE = 16
@@ -30,24 +27,13 @@ def split(request, tiny_checkpoint, tmp_path_factory):
 
 
 def test_streams_of_every_kind_are_those_of_one_engine(split):
-    heard = asyncio.run(answers(split.proxy, 16))
-    alone = asyncio.run(answers(split.prefill.url, 16))
-    for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
-        assert got == want, f"stream {number}"
-    for server in (split.prefill, split.decode):
-        server.wait_until_unused()
-        assert "Traceback" not in server.output()
+    split.check_streams(16)
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 100, 400])
 def test_all_full_pages_come_from_the_producer(split, length):
-    prompt = fresh_prompt(length)
-    body = body_of(prompt, logprobs=2, n=2, temperature=0.9, seed=5)
-    reply = split.post("/v1/completions", body)
-    assert num_cached(reply) == (length - 1) // PAGE_SIZE * PAGE_SIZE
-    assert choices(reply) == choices(split.prefill.post("/v1/completions", body))
-    # The consumer has said that it is done: no lease has to run out for that.
-    split.prefill.wait_until_unused()
+    body = body_of(fresh_prompt(length), logprobs=2, n=2, temperature=0.9, seed=5)
+    split.check_pages(body, (length - 1) // PAGE_SIZE * PAGE_SIZE)
 
 
 def test_requests_as_vllms_proxy_sends_them(split):

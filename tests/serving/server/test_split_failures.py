@@ -1,12 +1,10 @@
 """Prompts computed by one server, continued by another, whatever happens to either, and whatever they do not share."""
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
 import threading
-import time
 
 import pytest
 
@@ -18,6 +16,7 @@ from tests.serving.server.split_servers import (
     choices,
     computed_prompt,
     engine_config,
+    engine_of,
     fresh_prompt,
     num_cached,
     start_split,
@@ -31,16 +30,7 @@ def test_a_producer_that_is_killed_costs_nothing_but_time(tiny_checkpoint, tmp_p
     with start_split(tiny_checkpoint, tmp_path, "unix", fetch_seconds=10.0, server=PARSERS) as split:
         alone = asyncio.run(answers(split.decode.url, 16))
         assert split.decode.post("/reset_prefix_cache").status_code == 200
-        engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
-
-        def kill() -> None:
-            time.sleep(random.uniform(0.1, 1.0))
-            split.prefill.process.kill()
-            for pid in (split.prefill.api_pid, engine):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-        killer = threading.Thread(target=kill)
+        killer = threading.Timer(random.uniform(0.1, 1.0), split.kill_producer)
         killer.start()
         heard = asyncio.run(answers(split.proxy, 16))
         killer.join()
@@ -54,7 +44,7 @@ def test_a_producer_that_hangs_is_given_up(tiny_checkpoint, tmp_path):
     with start_split(tiny_checkpoint, tmp_path, "tcp", fetch_seconds=1.0) as split:
         prompt = fresh_prompt()
         params = computed_prompt(split.prefill, prompt)
-        engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
+        engine = engine_of(split.prefill)
         os.kill(engine, signal.SIGSTOP)
         try:
             reply = split.decode.post("/v1/completions", body_of(prompt, kv_transfer_params=params))

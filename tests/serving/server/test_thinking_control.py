@@ -11,6 +11,7 @@ import pytest
 from tests.checkpoints import CHAT_TEMPLATE, make_checkpoint
 from tests.eventually import eventually
 from tests.serving.server.running_server import start_server
+from tests.tiers import some
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.server.process.launch import ENGINE_MODULE
 
@@ -30,11 +31,13 @@ def checkpoint(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "qwen3", max_position_embeddings=2048)
 
 
-@pytest.fixture(scope="module", params=[{}, {"api_server_count": 2}], ids=["one API process", "two"])
+@pytest.fixture(scope="module", params=some([1, 2], 1), ids=lambda count: f"{count} API processes")
 def server(request, checkpoint):
     engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=400, max_num_seqs=4, max_model_len=2048)
     served = {"chat_template": THINKING, "reasoning_parser": "qwen3", "reasoning_budget_message": MESSAGE}
-    with start_server(engine, ENGINE_MODULE, served_model_name=("tiny",), **served, **request.param) as running:
+    with start_server(
+        engine, ENGINE_MODULE, served_model_name=("tiny",), **served, api_server_count=request.param
+    ) as running:
         yield running
 
 

@@ -89,6 +89,13 @@ def slow_echo(tmp_path_factory):
         yield server
 
 
+@pytest.fixture
+def endless(tmp_path_factory):
+    """A server that computes no prompt further than its half."""
+    with echo_server(tmp_path_factory, "endless", {"step_seconds": 0.02, "endless_prompt": True}) as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory):
     """A server of a real engine that is short of rows and pages, with a dozen clients that never rest: they must not

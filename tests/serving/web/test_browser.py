@@ -65,6 +65,19 @@ def test_an_answer_streams_stops_and_is_kept(slow_echo, open_page):
     assert text.inner_text() == kept
 
 
+def test_a_bar_shows_how_far_a_prompt_is_computed(endless, open_page):
+    page = open_page(endless.url)
+    ask(page, "One two three")
+    bar = answers(page).locator("progress")
+    bar.wait_for()
+    most, done = (int(bar.get_attribute(name)) for name in ("max", "value"))
+    assert most // 2 == done > 0
+    assert "prompt tokens, 3 s left" in answers(page).locator(".cost").inner_text()
+    page.get_by_role("button", name="Stop").click()
+    wait_for_end(page)
+    assert bar.count() == 0
+
+
 def test_it_asks_for_the_key_and_keeps_it_in_the_tab(slow_echo, open_page):
     page = open_page(slow_echo.url)
     dialog = page.get_by_role("dialog")

@@ -95,7 +95,8 @@ def _download_gguf(
 
     try:
         with hub_errors(model, revision):
-            names = HfApi().list_repo_files(model, revision=revision)
+            # Not `list_repo_files`, which tries for 23 seconds where there is no connection.
+            names = [one.rfilename for one in HfApi().model_info(model, revision=revision).siblings or ()]
     except InvalidCheckpoint:
         snapshot = cached_snapshot(model, revision, download_dir)
         names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*.gguf")] if snapshot else []

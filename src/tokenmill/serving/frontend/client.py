@@ -341,6 +341,9 @@ class EngineClient:
         request = self._open.get(output.id)
         if request is None:
             return
+        if output.progress is not None:
+            request.generation.deliver(output)
+            return
         num_tokens = len(output.token_ids)
         if self._observer is not None and num_tokens:
             if request.num_output_tokens == 0:

@@ -210,6 +210,7 @@ class TextProcessor:
                     cache_salt=message.cache_salt,
                     tenant=message.tenant,
                     worker=self._worker,
+                    wants_progress=message.wants_progress and not i,
                     needs_no_output=message.needs_no_output,
                     pooling=message.pooling,
                     engine=message.engine,
@@ -248,6 +249,11 @@ class TextProcessor:
                 continue
             if output.error is not None and output.error_status != TokenMillError.status:
                 refused.append(_refusal(self._open.pop(output.id), output))
+                continue
+            if output.progress is not None:
+                progress = output.progress
+                told = TextOutput(output.id, "", [], progress.num_tokens, progress.num_cached_tokens, progress=progress)
+                later_outputs.append(told)
                 continue
             prompt = None if request.reporter is None else request.reporter.add_output(output)
             if not (output.token_ids or output.finish_reason):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tokenmill.core.messages import GenerateText
 from tokenmill.core.sampling_params import Grammar, ThinkingBudget
-from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.grammar_builder import Thinking, anything
-from tokenmill.serving.frontend.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # API processes read `EFFORTS` alone
+    from tokenmill.serving.frontend.chat_template import ChatTemplate
+    from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 # Tokens of thinking where a client asks for an effort that the template does not read; other efforts have no bound.
 EFFORTS = MappingProxyType({"none": 0, "minimal": 0, "low": 1024, "medium": 8192})

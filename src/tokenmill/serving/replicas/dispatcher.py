@@ -196,7 +196,7 @@ class Dispatcher:
 
     def _watch(self, outputs: Iterable[TokenOutput]) -> None:
         for output in outputs:
-            if output.id in self._suspects:
+            if output.id in self._suspects and output.progress is None:
                 self._suspects[output.id] -= 1
                 if output.finish_reason is not None or self._suspects[output.id] == 0:
                     self._clear([output.id])

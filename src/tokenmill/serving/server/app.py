@@ -31,6 +31,7 @@ from tokenmill.serving.server.openai.fields import UNSUPPORTED
 from tokenmill.serving.server.openai.files import FilesQuery, FilesRoutes
 from tokenmill.serving.server.openai.responses import ResponsesRoutes
 from tokenmill.serving.server.openai.responses_body import ResponsesBody
+from tokenmill.serving.server.openai.sessions import SessionBody, SessionsRoutes
 from tokenmill.serving.server.openai.upload import UploadForm
 from tokenmill.serving.server.operators.adapters import AdapterRoutes, LoadAdapterBody, UnloadAdapterBody
 from tokenmill.serving.server.operators.admin import AbortBody, AdminRoutes, ControlBody, PauseQuery, ResetQuery
@@ -58,6 +59,7 @@ _BODIES = (
     LoadAdapterBody,
     UnloadAdapterBody,
     BatchBody,
+    SessionBody,
     UploadForm,
 )
 
@@ -79,8 +81,8 @@ def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = 
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     """Add all routes; the first that fits a path answers it."""
     routes = _Routes(context)
-    for path, post, body in routes.with_bodies():
-        described = body_of(body, MULTIPART if body is UploadForm else JSON)
+    for path, post, *bodies in routes.with_bodies():
+        described = body_of(bodies, MULTIPART if bodies == [UploadForm] else JSON)
         app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=described)
     for path, act, query in routes.actions():
         asked = None if query is None else query_of(query)
@@ -96,6 +98,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
     app.add_api_route("/ping", info.ping, methods=["POST"], response_model=None)
     app.add_api_route("/v1/responses/{response_id}", routes.responses.delete, methods=["DELETE"], response_model=None)
     app.add_api_route("/v1/files/{file_id}", files.delete, methods=["DELETE"], response_model=None)
+    app.add_api_route("/v1/sessions/{session_id}", routes.sessions.delete, methods=["DELETE"], response_model=None)
 
 
 class _Routes:
@@ -107,9 +110,10 @@ class _Routes:
         self._engines = EngineRoutes(context)
         self.info, self.responses = InfoRoutes(context), ResponsesRoutes(context)
         self.files, self.batches = FilesRoutes(context), BatchesRoutes(context)
+        self.sessions = SessionsRoutes(context)
 
-    def with_bodies(self) -> Iterable[tuple[str, Handler, type[msgspec.Struct]]]:
-        """Return what is posted with a body: path, handler, form of the body."""
+    def with_bodies(self) -> Iterable[tuple[str, Handler, *tuple[type[msgspec.Struct], ...]]]:
+        """Return what is posted with a body: path, handler, forms of the body."""
         context, tokens, messages = self._context, self._tokens, MessagesRoutes(self._context)
         adapters = AdapterRoutes(context)
         return (
@@ -131,6 +135,8 @@ class _Routes:
             ("/v1/unload_lora_adapter", adapters.unload, UnloadAdapterBody),
             ("/v1/batches", self.batches.create, BatchBody),
             ("/v1/files", self.files.create, UploadForm),
+            ("/v1/sessions", self.sessions.open, SessionBody),
+            ("/v1/sessions/{session_id}/input", self.sessions.input, ChatBody, TextBody),
         )
 
     def actions(self) -> Iterable[tuple[str, Handler, type[msgspec.Struct] | None]]:
@@ -147,6 +153,7 @@ class _Routes:
             ("/flush_cache", self._sglang.flush_cache, None),
             ("/v1/responses/{response_id}/cancel", self.responses.cancel, None),
             ("/v1/batches/{batch_id}/cancel", self.batches.cancel, None),
+            ("/v1/sessions/{session_id}/abort", self.sessions.abort, None),
         )
 
     def readings(self) -> Iterable[tuple[str, Handler]]:
@@ -160,6 +167,8 @@ class _Routes:
             ("/v1/files/{file_id}", self.files.get),
             ("/v1/files/{file_id}/content", self.files.content),
             ("/v1/batches/{batch_id}", self.batches.get),
+            ("/v1/sessions", self.sessions.list),
+            ("/v1/sessions/{session_id}", self.sessions.get),
             ("/health", info.health),
             ("/health_generate", admin.health_generate),
             ("/ping", info.ping),

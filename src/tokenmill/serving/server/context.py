@@ -25,6 +25,7 @@ from tokenmill.serving.server.live_hub import LiveHub
 from tokenmill.serving.server.media import MediaFetcher
 from tokenmill.serving.server.response_store import ResponseStore
 from tokenmill.serving.server.script import Script
+from tokenmill.serving.server.session_store import SessionStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class ServerContext:
         adapters: the adapters that requests may name besides the model.
         media: fetches the images that requests name.
         responses: the stored responses of /v1/responses.
+        sessions: the open sessions of /v1/sessions.
         sse_ping: seconds of silence after which a stream gets a sign of life; 0: never.
         settles_prompts: known volatile blocks of chats are dropped or moved.
         script: answers that chats are held to.
@@ -100,6 +102,7 @@ class ServerContext:
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
     media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), MediaLimits()))
     responses: ResponseStore = field(default_factory=ResponseStore)
+    sessions: SessionStore = field(default_factory=SessionStore)
     sse_ping: float = 0.0
     settles_prompts: bool = True
     script: Script = field(default_factory=Script)

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-import httpx
 import msgspec
 
 from tokenmill.config.vision import MediaLimits
@@ -110,6 +109,8 @@ class MediaFetcher:
 
 async def _get(parts: SplitResult, address: str, port: int, num_urls: int) -> bytes:
     """Fetch the body at a URL from one address of its host, whose certificate it checks; `num_urls`: of the request."""
+    import httpx  # a tenth of a second of every start that few need
+
     most = min(MOST_BYTES, MOST_BYTES_TOGETHER // num_urls)
     host = f"[{address}]" if ":" in address else address
     url = f"{parts.scheme}://{host}:{port}{parts.path or '/'}" + (f"?{parts.query}" if parts.query else "")

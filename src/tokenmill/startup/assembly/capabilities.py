@@ -9,6 +9,7 @@ from tokenmill.startup.assembly.adapters import Adapters
 from tokenmill.startup.assembly.capability import Capability
 from tokenmill.startup.assembly.grammars import Grammars
 from tokenmill.startup.assembly.kv_transfer import KVEvents, KVTransfers
+from tokenmill.startup.assembly.prompt_progress import PromptsInProgress
 from tokenmill.startup.assembly.recurrent_states import RecurrentStates
 from tokenmill.startup.assembly.speculation import Speculation
 from tokenmill.startup.assembly.vision import Images
@@ -22,6 +23,7 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     Windows,  # layers that attend to the last tokens only
     Speculation,  # drafts: by n-grams, by a suffix tree, by a draft model
     KVTransfers,  # KV on disk, in the host's memory, from plug-ins and other engines
+    PromptsInProgress,  # how far the prompts of those that ask are computed
     KVEvents,  # what the prefix cache takes in and gives up, for routers outside
 )
 CHECKS = tuple(capability.check for capability in CAPABILITIES)

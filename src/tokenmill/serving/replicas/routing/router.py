@@ -108,7 +108,7 @@ class Router:
         for output in outputs:
             if output.finish_reason is not None:
                 self._forget(output.id)
-            elif output.id in self._early:
+            elif output.id in self._early and output.progress is None:
                 self._settle(output.id)
 
     def leave(self, ids: Iterable[str]) -> dict[int, list[str]]:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenmill.core.errors import EngineDead
 from tokenmill.serving.server.http.errors import error_response
+from tokenmill.serving.server.session_store import is_session_id
 
 OWN_ROUTES = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"}
@@ -44,7 +45,7 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or forward it."""
-        if scope["type"] != "http" or scope["path"] in self._own:
+        if scope["type"] != "http" or (scope["path"] in self._own and not _is_turn(scope)):
             await self._app(scope, receive, send)
             return
         is_read = asyncio.Event()
@@ -82,6 +83,11 @@ class Forwarder:
             await send({"type": "http.response.body", "body": b""})
         finally:
             await response.aclose()
+
+
+def _is_turn(scope: Scope) -> bool:
+    """Return True for a call that goes on with an open session, which the first process keeps."""
+    return any(name == b"x-session-id" and is_session_id(value.decode("latin-1")) for name, value in scope["headers"])
 
 
 def _has_body(scope: Scope) -> bool:

@@ -42,7 +42,7 @@ class GenerationCall:
         is_score: the reply is about the prompt only: one token is sampled and left out of the reply.
         pooling: "mean" or "last": the client wants a vector for each prompt.
         timeout: seconds after which the call is given up.
-        wants_progress, wants_timings: a stream says when its prompt is computed, and how long all took.
+        wants_progress, wants_timings: a stream says how far its prompt is computed, and how long all took.
         kv_transfer_params: parameters from the client for the sources of KV.
         model: the name of its model, which may be an adapter.
         conversation: the client's own name for what its prompts go on with, or for its user.
@@ -99,6 +99,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
         cache_salt=call.cache_salt or "",
         truncate_prompt_tokens=_checked_truncation(call.truncate_prompt_tokens),
         wants_prompt=call.wants_prompt,
+        wants_progress=call.wants_progress and bool(call.stream),
         needs_no_output=call.is_score or bool(call.pooling),
         pooling=call.pooling,
         add_special_tokens=call.add_special_tokens,

@@ -1,7 +1,7 @@
 """Read from a call's headers which engine its requests go to: a given one, or the one that has their session.
 
-`x-data-parallel-rank` is vLLM's name, an engine's index; `x-session-id` is any label of the client's own. Without one,
-the field `prompt_cache_key` of OpenAI's APIs names the session.
+`x-data-parallel-rank` is vLLM's name, an engine's index; `x-session-id` is any label of the client's own, or the id of
+an open session (`SessionReply`). Without one, the field `prompt_cache_key` of OpenAI's APIs names the session.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.http.middleware import owner_of, tenant_of
 from tokenmill.serving.server.http.request_id import MEANING, is_request_id
+from tokenmill.serving.server.session_store import is_session_id
 
 RANK, SESSION = "x-data-parallel-rank", "x-session-id"
 
@@ -36,6 +37,10 @@ def placed(
     rank, named = headers.get(RANK), headers.get(SESSION, "")
     if named and not is_request_id(named):
         raise InvalidRequest(f"{SESSION} must be {MEANING}", SESSION)
+    if is_session_id(named) and named != call.session_key:
+        raise InvalidRequest(
+            f"{SESSION}: this route takes no turns of sessions; /v1/sessions/{named}/input does", SESSION
+        )
     session = named or call.session_key
     conversation = _conversation(named or call.conversation or "", call, scope)
     if rank is None and not session and not conversation:

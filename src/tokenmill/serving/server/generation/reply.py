@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 # A comment, which clients skip: whatever stands between them and us sees that the stream lives.
 _REMARK = b": recovering\n\n"
-_STREAM_HEADERS = [
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -43,8 +43,29 @@ class GenerationFailed(TokenMillError):
     """An engine could not complete a request."""
 
 
+class ReplyHeaders:
+    """The beginning of a reply.
+
+    Attributes:
+        is_sent: it has been sent: what goes wrong from then on comes as an event, not as a status.
+    """
+
+    def __init__(self) -> None:
+        self.is_sent = False
+
+    async def send(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        """Send it, once."""
+        if not self.is_sent:
+            self.is_sent = True
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
 class GenerationReply(Response):
-    """An ASGI response that generates while it is sent."""
+    """An ASGI response that generates while it is sent.
+
+    Attributes:
+        waited: seconds of the call's timeout that have passed before.
+    """
 
     def __init__(
         self,
@@ -53,8 +74,9 @@ class GenerationReply(Response):
         prompts: Sequence[GenerateText],
         writer: ReplyWriter,
         label: str,
+        headers: ReplyHeaders | None = None,
     ) -> None:
-        """Make a reply; operators find its requests by `label`, its id."""
+        """Make a reply; operators find its requests by `label`, its id. `headers`: those of a reply that has begun."""
         super().__init__()
         self._context = context
         self._client = context.client
@@ -63,15 +85,24 @@ class GenerationReply(Response):
         self._writer = writer
         self._label = label
         self._call = call
-        self._started = False
+        self._head = headers or ReplyHeaders()
         self._outcome = ""
+        self._generation: Generation | None = None
+        self._is_ended = False
+        self.waited = 0.0
         self._usage = UsageCounter(prompts[0].params.n, prompts[0].volatile)
+
+    def end_requests(self) -> None:
+        """End the requests with finish reason `abort` and what they have so far."""
+        self._is_ended = True
+        if self._generation is not None:
+            self._client.abort(sorted(self._generation.open_ids))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send until the reply is complete or the client disconnects."""
         began = time.monotonic()
         work = asyncio.ensure_future(self._answer(scope, receive, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -95,12 +126,15 @@ class GenerationReply(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with (
-                asyncio.timeout(self._call.timeout),
+                asyncio.timeout(None if self._call.timeout is None else self._call.timeout - self.waited),
                 self._client.generate(
                     placed(await self._context.media.fetched(self._prompts), self._context, scope, self._call),
                     caller_of(scope, self._label),
                 ) as generation,
             ):
+                self._generation = generation
+                if self._is_ended:
+                    self.end_requests()
                 if self._call.stream:
                     await self._stream(generation, send, scope.get("state", {}).get(SEND_BODY, send))
                 else:
@@ -121,7 +155,7 @@ class GenerationReply(Response):
             outputs.setdefault(index, []).append(self._take(index, output))
         body = self._writer.document({index: merge(parts) for index, parts in outputs.items()}, self._usage)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await self._start(send, headers)
+        await self._head.send(send, headers)
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
@@ -130,16 +164,17 @@ class GenerationReply(Response):
         silence = SilenceTimer(self._context.sse_ping, generation.remark)
         try:
             async for index, output in generation:
-                if not output.token_ids and output.finish_reason is None:
-                    events = _REMARK if self._started and not silence.is_due else b""
+                if output.progress is not None:
+                    events = self._writer.events(index, output, self._usage)
+                elif not output.token_ids and output.finish_reason is None:
+                    events = _REMARK if self._head.is_sent and not silence.is_due else b""
                 else:
                     events = self._writer.events(index, self._take(index, output), self._usage)
                 if not events and silence.is_due:
                     events = self._writer.ping
                 if events:
                     silence.sent()
-                    if not self._started:
-                        await self._start(send, _STREAM_HEADERS)
+                    await self._head.send(send, STREAM_HEADERS)
                     await send_body({"type": "http.response.body", "body": events, "more_body": True})
         finally:
             silence.close()
@@ -155,14 +190,9 @@ class GenerationReply(Response):
         self._usage.add(index, output)
         return output
 
-    async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-
     async def _fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         self._outcome = f"failed: {error}"
-        if not self._started:
+        if not self._head.is_sent:
             await error_response(error, scope["path"])(scope, receive, send)
             return
         await _end_stream(send, self._writer.failure(error))
@@ -184,7 +214,7 @@ async def _end_stream(send: Send, events: bytes) -> None:
     await send({"type": "http.response.body", "body": events, "more_body": False})
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
     """Return when the client has disconnected; its body was read before, so no other message can come."""
     while (await receive())["type"] != "http.disconnect":
         pass

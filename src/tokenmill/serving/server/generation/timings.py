@@ -7,17 +7,22 @@ from collections.abc import Callable
 
 import msgspec
 
+from tokenmill.core import messages
 from tokenmill.core.messages import TextOutput
 from tokenmill.serving.server.generation.writer import UsageCounter
 
 
 class PromptProgress(msgspec.Struct):
-    """The computed part of a prompt; `cache`: tokens of it that the prefix cache supplied."""
+    """The computed part of a prompt, in llama.cpp's fields and one more.
+
+    `cache`: tokens of it that the prefix cache supplied. `left_ms`: an estimate; None: there is none yet.
+    """
 
     total: int
     cache: int
     processed: int
     time_ms: float
+    left_ms: float | None = 0.0
 
 
 class Timings(msgspec.Struct):
@@ -51,6 +56,13 @@ class StreamTimer:
         if self._first is not None:
             # Only the last output says when the engine began; an engine that went on for a dead one began later.
             self._began = max(self._began, min(output.scheduled_at, self._first))
+
+    def partial(self, progress: messages.PromptProgress) -> PromptProgress:
+        """Return the progress of a prompt that is being computed."""
+        left = None if progress.seconds_left is None else _milliseconds(progress.seconds_left)
+        passed = _milliseconds(self._clock() - self._began)
+        counts = progress.num_tokens, progress.num_cached_tokens, progress.num_computed_tokens
+        return PromptProgress(*counts, passed, left)
 
     def progress(self, usage: UsageCounter) -> PromptProgress:
         """Return the progress of the prompts that have a token."""

@@ -13,7 +13,6 @@ from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import EncodeText, GenerateText
 from tokenmill.serving.frontend.chat_messages import check_depth, normalize_messages
-from tokenmill.serving.frontend.chat_template import load_chat_template
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import template_kwargs
 from tokenmill.serving.server.generation.fields import TokenId, Tools
@@ -109,6 +108,8 @@ def tokenizer_info(folder: Path, template_file: str | None) -> dict[str, Any]:
     Raises:
         InvalidCheckpoint: a file of the folder cannot be read.
     """
+    from tokenmill.serving.frontend.chat_template import load_chat_template  # brings jinja2, which few starts need
+
     config = {name: _text_of(value) for name, value in read_json(folder, "tokenizer_config.json").items()}
     template = load_chat_template(folder, {}, template_file)
     shown = {name: value for name, value in config.items() if not name.endswith(("_file", "_path"))}

@@ -20,7 +20,10 @@ _PLAIN = {
     "/v1/files/{file_id}/content": "application/octet-stream",
 }
 _EMPTY = ("/health", "/health_generate", "/ping")
-_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate")
+_STREAMED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate"),
+    "/v1/sessions/{session_id}/input",
+)
 
 
 def describe(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], refused: Iterable[str]) -> None:
@@ -46,9 +49,10 @@ def describe(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], refused: Iter
     app.openapi = completed  # type: ignore[method-assign]
 
 
-def body_of(body: type[msgspec.Struct], kind: str) -> dict[str, Any]:
-    """Return the part of an operation that names its body, of this media type."""
-    schema = {"$ref": _REFERENCE.format(name=body.__name__)}
+def body_of(bodies: Sequence[type[msgspec.Struct]], kind: str) -> dict[str, Any]:
+    """Return the part of an operation that names its body, one of these, of this media type."""
+    references = [{"$ref": _REFERENCE.format(name=body.__name__)} for body in bodies]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}
 
 

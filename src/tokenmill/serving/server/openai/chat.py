@@ -15,11 +15,14 @@ from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall, messages_of, template_kwargs
 from tokenmill.serving.server.generation.fields import Int32, PositiveInt, Tools
 from tokenmill.serving.server.generation.reply import GenerationReply
+from tokenmill.serving.server.generation.session_reply import SessionReply, session_of
 from tokenmill.serving.server.generation.tools import NamedTool
 from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.openai.chat_choices import CHAT, CHAT_CHUNK, ChatChoices
 from tokenmill.serving.server.openai.chunks import ChoiceWriter, PromptShown, ReplyHead
 from tokenmill.serving.server.openai.fields import GenerationFields, ReasoningEffort, call_of
+from tokenmill.serving.server.openai.session_turns import ChatTurn
+from tokenmill.serving.server.session_store import Session
 
 
 class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +52,10 @@ class ChatRoute:
 
     async def post(self, request: Request) -> Response:
         """Complete a conversation."""
+        return await self.answer(request, session_of(self._context, request.scope, "chat"))
+
+    async def answer(self, request: Request, session: Session | None) -> Response:
+        """Complete a conversation: that of the body, or the one that a session began."""
         context = self._context
         body, call, prompts = await read_as(request, ChatBody, context.bodies, self._read)
         head = ReplyHead(
@@ -61,8 +68,12 @@ class ChatRoute:
         choices = ChatChoices(
             context.parsers.notation, bool(body.return_token_ids), body.include_reasoning is not False
         )
-        writer = ChoiceWriter(head, choices, call, PromptShown.from_fields(body).fields)
-        return GenerationReply(context, call, prompts, writer, head.id)
+        extras = PromptShown.from_fields(body).fields
+        if session is None:
+            writer = ChoiceWriter(head, choices, call, extras)
+            return GenerationReply(context, call, prompts, writer, head.id)
+        turn = ChatTurn(context, session, call, choices)
+        return SessionReply(context, session, call, turn, ChoiceWriter(head, turn, call, extras), head.id)
 
     def _read(self, body: ChatBody) -> tuple[ChatBody, GenerationCall, list[GenerateText]]:
         self._context.check_model(body.model)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tokenmill.core.messages import TextOutput
+from tokenmill.core.messages import PromptProgress, TextOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.generation.timings import StreamTimer
@@ -71,6 +71,8 @@ class ChoiceWriter:
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
         """Return the chunk for a delta, or b"" if it changes no choice."""
+        if output.progress is not None:
+            return self._progress(output.progress)
         if self._timer is not None:
             self._timer.note(output)
         choices = self._choices.chunk_choices(index, output)
@@ -99,6 +101,12 @@ class ChoiceWriter:
         if output.kv_transfer_params is not None:
             fields.append(b'"kv_transfer_params":' + _ENCODER.encode(output.kv_transfer_params))
         return b"".join(b"," + field for field in fields if field)
+
+    def _progress(self, progress: PromptProgress) -> bytes:
+        """Return a chunk without choices that tells how far the prompt is computed."""
+        if self._timer is None:
+            return b""
+        return self._chunk([], None, b',"prompt_progress":' + _ENCODER.encode(self._timer.partial(progress)))
 
     def _timing_fields(self, timer: StreamTimer, usage: UsageCounter, is_end: bool) -> bytes:
         """Return the progress, with the first chunk, and the timings, with those that end something."""

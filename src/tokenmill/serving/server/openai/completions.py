@@ -19,6 +19,7 @@ from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall, Prompt, messages_of, split_prompts
 from tokenmill.serving.server.generation.fields import Int32, TokenId
 from tokenmill.serving.server.generation.reply import GenerationReply
+from tokenmill.serving.server.generation.session_reply import SessionReply, session_of
 from tokenmill.serving.server.generation.writer import finite, positions, token_bytes
 from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.openai.chunks import (
@@ -29,6 +30,8 @@ from tokenmill.serving.server.openai.chunks import (
     finish_reason_text,
 )
 from tokenmill.serving.server.openai.fields import GenerationFields, call_of
+from tokenmill.serving.server.openai.session_turns import TextTurn
+from tokenmill.serving.server.session_store import Session
 
 TEXT = "text_completion"
 DEFAULT_MAX_TOKENS = 16
@@ -51,6 +54,10 @@ class TextRoute:
 
     async def post(self, request: Request) -> Response:
         """Complete one or more prompts."""
+        return await self.answer(request, session_of(self._context, request.scope, "text"))
+
+    async def answer(self, request: Request, session: Session | None) -> Response:
+        """Complete prompts, or the text that a session began."""
         context = self._context
         body, call, prompts = await read_as(request, TextBody, context.bodies, self._read)
         head = ReplyHead(
@@ -60,8 +67,11 @@ class TextRoute:
             model=context.reply_name(body.model),
             system_fingerprint=context.fingerprint,
         )
-        writer = ChoiceWriter(head, TextChoices(PromptShown.from_fields(body), bool(body.echo)), call)
-        return GenerationReply(context, call, prompts, writer, head.id)
+        choices = TextChoices(PromptShown.from_fields(body), bool(body.echo))
+        if session is None:
+            return GenerationReply(context, call, prompts, ChoiceWriter(head, choices, call), head.id)
+        turn = TextTurn(context, session, call, choices)
+        return SessionReply(context, session, call, turn, ChoiceWriter(head, turn, call), head.id)
 
     def _read(self, body: TextBody) -> tuple[TextBody, GenerationCall, list[GenerateText]]:
         self._context.check_model(body.model)

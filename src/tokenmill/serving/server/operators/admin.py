@@ -104,11 +104,13 @@ class RequestReport(msgspec.Struct):
     """The reply of /v1/requests/{id}: the state of each continuation of a call.
 
     `prefix`: the blocks of its prompt that were dropped or moved, and the change that broke its cached prefix, if any.
+    `session`: the session whose turn it is, if it is one.
     """
 
     id: str
     requests: list[RequestState]
     prefix: PrefixNote | msgspec.UnsetType = msgspec.UNSET
+    session: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class AdminRoutes:
@@ -136,12 +138,17 @@ class AdminRoutes:
         """Show the state of a call's requests, and why they wait."""
         name, owner = request.path_params["id"], owner_of(request.scope)
         ids = (await self._find([name], owner))[name]
+        found = self._context.sessions.with_turn(owner, name)
+        session = msgspec.UNSET if found is None else found[0].id
+        if not ids and found is not None:
+            waits = "it waits for an earlier turn of its session"
+            return json_response(RequestReport(name, [_on_its_way(name, waits)], session=session))
         if not ids:
             raise NotFound("no open request has this id", "id")
         states = {state.id: state for state in await self._context.engines.explain(ids)}
         notes = await self._context.calls.notes(ids, owner)
         prefix = next((notes[one] for one in ids if one in notes), msgspec.UNSET)
-        return json_response(RequestReport(name, [states.get(one) or _on_its_way(one) for one in ids], prefix))
+        return json_response(RequestReport(name, [states.get(one) or _on_its_way(one) for one in ids], prefix, session))
 
     async def answer_now(self, request: Request) -> Response:
         """Let a call end its thinking and answer."""
@@ -276,12 +283,12 @@ def _sampling_shown(defaults: dict[str, Any]) -> dict[str, Any]:
     return {name: getattr(params, name) for name in _SAMPLING_SHOWN}
 
 
-def _on_its_way(request_id: str) -> RequestState:
+def _on_its_way(request_id: str, wait_reason: str = "its prompt is being encoded") -> RequestState:
     """Return the state of a request that the engine does not have: it is being encoded, or has just ended."""
     return RequestState(
         id=request_id,
         status="waiting",
-        wait_reason="its prompt is being encoded",
+        wait_reason=wait_reason,
         priority=0,
         num_prompt_tokens=0,
         num_output_tokens=0,

@@ -21,7 +21,7 @@ from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.serving.frontend.admission_control import AdmissionLimits
 from tokenmill.serving.frontend.client import EngineClient
 from tokenmill.serving.frontend.open_calls import OpenCalls
-from tokenmill.serving.observe.metrics import Metrics
+from tokenmill.serving.observe.metrics import PREFIX, Metrics
 from tokenmill.serving.observe.traces import TraceExporter
 from tokenmill.serving.replicas.api_workers.api_workers import ApiWorkers
 from tokenmill.serving.replicas.fleet import Fleet
@@ -33,6 +33,7 @@ from tokenmill.serving.server.process.api_process import ApiProcess, Ending, run
 from tokenmill.serving.server.process.screen import OpenScreen, Screen
 from tokenmill.serving.server.process.served_batches import ServedBatches
 from tokenmill.serving.server.process.start_checks import check_sockets, check_start
+from tokenmill.serving.server.session_store import SessionCollector, SessionStore
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -105,6 +106,8 @@ class FirstProcess(ApiProcess):
         endpoint = server.otlp_traces_endpoint
         self._traces = None if endpoint is None else TraceExporter(endpoint, name)
         self._metrics = Metrics(self._parts.engines, self._parts.counts, server.metrics_prefix, name, self._traces)
+        self._sessions = SessionStore()
+        self._metrics.show(SessionCollector(PREFIX, self._sessions))
         self._batches: ServedBatches | None = None
         if server.batch_dir is not None:
             self._batches = ServedBatches(server, lambda: self._client.has_waiting, self._metrics)
@@ -147,6 +150,7 @@ class FirstProcess(ApiProcess):
             fleet=Fleet(self._parts),
             batches=None if self._batches is None else self._batches.service,
             live=self._live,
+            sessions=self._sessions,
         )
         if self._batches is not None:
             self._batches.start(context, max(1, self._client.num_rows // 2))

@@ -10,7 +10,6 @@ from tokenmill.config.configs import ServerConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.ipc.channels import socket_path
 from tokenmill.ipc.topology import Topology
-from tokenmill.serving.frontend.chat_template import load_chat_template
 
 # `sun_path` of an address has 108 bytes, the last of which is 0.
 LONGEST_SOCKET_PATH = 107
@@ -29,6 +28,8 @@ def check_start(server: ServerConfig, topology: Topology) -> None:
     if server.lora_dir is not None:
         _check_folder("--lora-dir", server.lora_dir)
     if server.chat_template is not None:
+        from tokenmill.serving.frontend.chat_template import load_chat_template  # brings jinja2
+
         load_chat_template(Path(), {}, server.chat_template)
     needed = FEWEST_DESCRIPTORS + DESCRIPTORS_PER_PROCESS * topology.num_processes
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -12,12 +12,14 @@ export async function generate(message, body, signal, changed) {
   const started = performance.now();
   const marks = { first: 0, last: 0, moments: 0 };
   Object.assign(message, { content: "", reasoning: "", calls: [], tokens: [], error: "", finish: "", usage: null });
+  const asked = { ...body, return_progress: true };
   try {
-    const reply = await checked("v1/chat/completions", { method: "POST", body, signal });
+    const reply = await checked("v1/chat/completions", { method: "POST", body: asked, signal });
     for await (const data of events(reply)) {
       if (data === "[DONE]") break;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
+      message.progress = chunk.choices?.length ? null : chunk.prompt_progress ?? message.progress;
       if (chunk.usage) message.usage = chunk.usage;
       for (const choice of chunk.choices ?? []) take(message, choice, marks);
       changed();
@@ -27,6 +29,7 @@ export async function generate(message, body, signal, changed) {
     if (error.name === "AbortError") message.finish = "stopped";
     else message.error = error.message;
   }
+  message.progress = null;
   message.seconds = {
     first: marks.first ? (marks.first - started) / 1000 : 0,
     all: ((marks.last || performance.now()) - started) / 1000,

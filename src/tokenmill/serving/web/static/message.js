@@ -103,8 +103,16 @@ function visible(text) {
   return text.replaceAll("\n", "⏎") || "∅";
 }
 
+// How far the prompt is computed, before the first token.
+function PromptProgress({ total, processed, left_ms: left }) {
+  const seconds = left === null ? "" : `, ${number.format(Math.ceil(left / 1000))} s left`;
+  return html`<span class="cost"><progress max=${total} value=${processed} aria-label="The prompt"></progress>
+    ${` ${number.format(processed)} of ${number.format(total)} prompt tokens${seconds}`}</span>`;
+}
+
 function Cost({ message }) {
-  const { usage, seconds, finish } = message;
+  const { usage, seconds, finish, progress } = message;
+  if (progress) return html`<${PromptProgress} ...${progress} />`;
   if (!seconds) return html`<span class="cost">…</span>`;
   const parts = [];
   if (usage) {

@@ -35,7 +35,8 @@ export function Reference({ isShown }) {
 function Route({ path, method, route, schemas }) {
   const [isOpen, open] = useState(false);
   const [kind, content] = Object.entries(route.requestBody?.content ?? {})[0] ?? [];
-  const schema = content && schemas[content.schema.$ref.split("/").pop()];
+  // Where it may be one of several bodies, the first is shown.
+  const schema = content && schemas[(content.schema.anyOf?.[0] ?? content.schema).$ref.split("/").pop()];
   return html`<details class="route" onToggle=${(event) => open(event.target.open)}>
     <summary><b>${method}</b> ${path} <span class="hint">${(route.description ?? "").split("\n")[0]}</span></summary>
     ${isOpen && html`${(route.description ?? "").includes("\n") && html`<p>${route.description}</p>`}
@@ -72,6 +73,8 @@ const EXAMPLES = {
   "/generate": { text: "Once upon a time", sampling_params: { max_new_tokens: 32 } },
   "/tokenize": { prompt: "Hello" },
   "/detokenize": { tokens: [1, 2, 3] },
+  "/v1/sessions": { kind: "chat" },
+  "/v1/sessions/{session_id}/input": { messages: [{ role: "user", content: "Hello" }], max_tokens: 32 },
   "/abort_requests": { request_ids: [""] },
 };
 
