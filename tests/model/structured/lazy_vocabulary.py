@@ -40,13 +40,16 @@ def vocabulary(folder: Path, marks: Sequence[str], halves: Sequence[str] = ()) -
     """Write the tokenizer with these tokens added to `folder`, and load it; `halves`: text that no other is made of."""
     source = demo_model_path()
     file = json.loads((source / "tokenizer.json").read_text())
+    words = file["model"]["vocab"]
+    words |= {half: len(words) + at for at, half in enumerate(halves)}
+    for token in file["added_tokens"]:
+        token["id"] += len(halves)
     first = max(token["id"] for token in file["added_tokens"]) + 1
     fixed = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     file["added_tokens"] += [{"id": first + at, "content": mark, **fixed} for at, mark in enumerate(marks)]
-    file["model"]["vocab"] |= {half: first + len(marks) + at for at, half in enumerate(halves)}
     (folder / "tokenizer.json").write_text(json.dumps(file))
     (folder / "tokenizer_config.json").write_bytes((source / "tokenizer_config.json").read_bytes())
-    (eos, *_) = sorted(eos_token_ids(source))
-    size = first + len(marks) + len(halves) + NUM_GAPS
+    eos = min(eos_token_ids(source)) + len(halves)
+    size = first + len(marks) + NUM_GAPS
     compiler = GrammarCompiler(GrammarTokenizer(str(folder / "tokenizer.json"), size, (eos,)))
     return Vocabulary(Tokenizer.load(folder), size, eos, compiler)

@@ -118,7 +118,7 @@ def random_tools(rng: random.Random, notation: str) -> list[dict[str, Any]]:
         name for name in _TOOL_NAMES if notation not in ("pythonic", "lfm2") or name.replace(".", "").isidentifier()
     ]
     tools = []
-    for name in rng.sample(names, rng.randint(1, 3)):
+    for name in dict.fromkeys([*rng.sample(names, rng.randint(1, 3)), *(["x"] if notation == "pythonic" else [])]):
         strict = rng.choice([True, True, None, False])
         function: dict[str, Any] = {"name": name, "parameters": _parameters(rng, strict)}
         if strict is not None:

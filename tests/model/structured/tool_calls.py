@@ -6,8 +6,9 @@ Three models at temperature 2: random weights with the marks of calls as tokens,
 two tokens, and the demo. That they open calls, and end their texts, is made likely by `logit_bias` alone; what a call
 says is chance. Tools with schemas drawn anew (strict, not, and `strict: false`), several answers of one prompt,
 thinking, `response_format` beside tools, speculation, preemptions, limits that cut; the text worker gets the tokens in
-deltas of any size. Every call that no limit cut is read as JSON and held against its schema by the package jsonschema, and no
-opening may be left over in the text. One line of JSON last; an error where a call is at fault.
+deltas of any size. Every call that no limit cut is read as JSON and held against its schema by the package jsonschema,
+and no opening may be left over in text that shows special tokens. One line of JSON last; an error where a call is at
+fault.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import jsonschema
 from tqdm import tqdm
 
 from tests.checkpoints import make_checkpoint
-from tests.model.structured.lazy_vocabulary import MARKS, vocabulary
+from tests.model.structured.lazy_vocabulary import MARKS, NUM_GAPS, vocabulary
 from tests.model.structured.schemas import FORMATS, random_tools
 from tests.seeding import root_seed
 from tokenmill.config.configs import EngineConfig
@@ -63,16 +64,16 @@ OPENINGS: dict[str, tuple[str, ...]] = {
     "qwen3_coder": ("<tool_call>",),
     "llama3_json": ("{",),
     "mistral": ("[TOOL_CALLS]",),
-    "pythonic": ("[",),
+    "pythonic": ("[x(",),
     "lfm2": ("<|tool_call_start|>",),
     "granite": ("<|tool_call|>", "<tool_call>"),
     "phi4_mini_json": ("<|tool_call|>", "functools"),
     "gemma4": ("<|tool_call>",),
-    harmony.NOTATION_NAME: ("Ġto=functions.", "to=functions."),
+    harmony.NOTATION_NAME: ("<|start|>", "Ġto=functions."),
 }
 _UNMARKED = ("llama3_json", "pythonic", harmony.NOTATION_NAME)
 _CLOSERS = ('"', "}", "]", '"}', "\n", "</tool_call>", ")", "</", "parameter", "function", ">", "{}", "<tool_call|>")
-_OPENING_SHARE, _CLOSING_SHARE, _END_SHARE, _TEMPERATURE = 0.35, 0.4, 0.03, 2.0
+_OPENING_SHARE, _CLOSING_SHARE, _END_SHARE, _TEMPERATURE = 0.35, 0.4, 0.05, 2.0
 _PROMPT = "<|im_start|>user\nWhat is the weather in Paris?<|im_end|>\n<|im_start|>assistant\n"
 _ANSWER = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
 _NUM_TOGETHER = 20
@@ -80,10 +81,11 @@ _NUM_TOGETHER = 20
 
 @dataclass(slots=True)
 class Asked:
-    """One prompt and the pieces of its answers so far."""
+    """One prompt and the pieces of its answers so far; `shows_special`: its text has special tokens."""
 
     notation: str
     tools: list[dict[str, Any]]
+    shows_special: bool
     pieces: dict[str, list[AnswerPiece]] = field(default_factory=dict)
     ends: dict[str, FinishReason] = field(default_factory=dict)
 
@@ -112,7 +114,7 @@ class Bench:
         self._engine: Engine = build_engine(config).engine
         self._text: TextProcessor = load_text_processor(folder, config)
         self._vocab_size = self._text.tokenizer.vocab_size
-        (self._eos, *_) = sorted(eos_token_ids(demo_model_path()))
+        self._eos = min(eos_token_ids(folder))
         self._numbers = count()
         self._asked: dict[str, Asked] = {}
         self._held: dict[str, list[TokenOutput]] = {}
@@ -146,6 +148,7 @@ class Bench:
         names = [tool["function"]["name"] for tool in tools]
         extras: list[dict[str, Any]] = [{}, {}, {"top_p": 0.95}, {"top_k": 200}, {"logprobs": 1}, {"min_tokens": 10}]
         outputs = StructuredOutputs(json=_ANSWER) if rng.random() < 0.1 else None
+        shows = rng.random() < 0.5
         message = GenerateText(
             ids=[str(next(self._numbers)) for _ in range(rng.choice([1, 2, 4]))],
             text=_PROMPT,
@@ -155,13 +158,14 @@ class Bench:
             params=SamplingParams(
                 temperature=_TEMPERATURE,
                 max_tokens=rng.randint(60, 500),
+                skip_special_tokens=not shows,
                 seed=rng.randrange(2**63),
                 logit_bias=self._bias(notation),
                 structured_outputs=outputs,
                 **rng.choice(extras),
             ),
         )
-        asked = Asked(notation, tools)
+        asked = Asked(notation, tools, shows or NOTATIONS[notation].needs_special_tokens)
         routed = self._text.process(message)
         for refusal in routed.to_api:
             assert isinstance(refusal, RequestRejected), refusal
@@ -227,7 +231,11 @@ class Bench:
         for name, arguments in calls:
             check_call(counts, asked, name, arguments)
         text = "".join(piece.text for piece in pieces if piece.kind is PieceKind.TEXT)
-        if asked.notation not in _UNMARKED and any(mark in text for mark in OPENINGS[asked.notation]):
+        if (
+            asked.shows_special
+            and asked.notation not in _UNMARKED
+            and any(mark in text for mark in OPENINGS[asked.notation])
+        ):
             counts.not_read.append((asked.notation, text, asked.tools))
 
 
@@ -270,12 +278,14 @@ def _halves(text: str) -> tuple[str, str]:
 def benches(folder: Path, rng: random.Random, counts: Counts) -> Iterator[list[Bench]]:
     """Run the three models."""
     halves = sorted({half for mark in (*MARKS, "functools") for half in _halves(mark)})
+    whole = ("[x(", *(one for one in OPENINGS[harmony.NOTATION_NAME] if one not in MARKS))
     made: list[Bench] = []
     try:
-        for name, marks, pieces in (("marks", MARKS, OPENINGS[harmony.NOTATION_NAME]), ("halves", (), halves)):
+        for name, marks, pieces in (("marks", MARKS, whole), ("halves", (), [*halves, "[x("])):
             (folder / name).mkdir()
             words = vocabulary(folder / name, marks, pieces)
-            fields = {"vocab_size": words.size, "eos_token_id": words.eos, "max_position_embeddings": 1024}
+            # Ids that no token has are nothing in the text, so one could interrupt a mark.
+            fields = {"vocab_size": words.size - NUM_GAPS, "eos_token_id": words.eos, "max_position_embeddings": 1024}
             make_checkpoint(folder / name, seed=rng.randrange(1 << 30), tokenizer=False, **fields)
             made.append(Bench(folder / name, rng, counts, name == "halves"))
         made.append(Bench(demo_model_path(), rng, counts, True))
