@@ -302,7 +302,7 @@ def check(seed: int, num_calls: int) -> Counts:
     with (
         tempfile.TemporaryDirectory() as folder,
         benches(Path(folder), rng, counts) as made,
-        tqdm(total=num_calls, unit="call", smoothing=0, disable=None) as bar,
+        tqdm(total=num_calls, unit="call", smoothing=0, mininterval=20) as bar,
     ):
         while any(bench.has_work for bench in made) or counts.calls.total() < num_calls:
             wanted = [name for name in OPENINGS if counts.calls[name] < share]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.structured_outputs import MAX_CHARACTERS
 
 MOST_LEVELS = 6
 _MOST_CHARACTERS, _MOST_STEPS, _MOST_NESTED = 32 << 10, 20_000, 200
@@ -76,6 +77,8 @@ def lark_regex(text: str, where: str) -> str:
     Raises:
         InvalidRequest: it is no such grammar, or cannot be written as one expression.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequest(f"{where}: at most {MAX_CHARACTERS} characters", "tools")
     grammar = _Reader(text, where).grammar()
     for levels in range(MOST_LEVELS, 0, -1):
         try:

@@ -11,6 +11,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.serving.frontend.chat_messages import check_depth
 from tokenmill.serving.server.generation.call import GenerationCall, template_kwargs
 from tokenmill.serving.server.generation.fields import Int32, Int64, Label, PositiveInt, Tools, given_params
+from tokenmill.serving.server.generation.tool_pictures import pictures_behind_results
 from tokenmill.serving.server.openai.fields import ReasoningEffort
 from tokenmill.serving.server.openai.response_format import JsonSchemaFormat, ResponseFormat, structured_outputs
 from tokenmill.serving.server.openai.response_tools import ResponseTools, custom_arguments, flat_name, read_choice
@@ -108,7 +109,7 @@ def response_call(body: ResponsesBody, tools: ResponseTools, earlier: list[dict[
             raise InvalidRequest(f"{name} is not supported by this server", name)
     check_depth(body.input, "input")
     check_depth(body.tools, "tools")
-    messages = [*earlier, *input_messages(body.input)]
+    messages = pictures_behind_results([*earlier, *input_messages(body.input)])
     if body.instructions is not None:
         messages = with_instructions(body.instructions, messages)
     params = given_params(body)
@@ -183,8 +184,8 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], where: str) 
         case "custom_tool_call":
             _add_call(messages, item, custom_arguments(_field(item, "input", where)), where)
         case "function_call_output" | "custom_tool_call_output":
-            text = _text(item.get("output"), f"{where}.output")
-            messages.append({"role": "tool", "tool_call_id": _field(item, "call_id", where), "content": text})
+            result = _content(item.get("output"), f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": _field(item, "call_id", where), "content": result})
     if kind in _REFUSED:
         raise InvalidRequest(f"{where}: items of type {kind} are not supported", "input")
 
