@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.answer import AnswerPiece, PieceKind
+from tokenmill.core.answer import PieceKind
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.serving.server.generation.content_blocks import (
@@ -64,10 +64,8 @@ class ResponseWriter:
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
         """Return the complete response object as JSON."""
         output = outputs[0]
-        self._tokens.add(output)
-        pieces = [AnswerPiece(PieceKind.TEXT, output.text)] if output.answer is None else output.answer
-        # Before they are put in order; all text becomes one block.
-        taken = [token for piece in pieces for token in self._tokens.take(piece.kind, piece.text)]
+        # Before its pieces are put in order; all text becomes one block.
+        taken = [token for tokens in self._tokens.of(output) for token in tokens]
         self._blocks.add_whole(output)
         self._logprobs = {block.index: taken for block in self._blocks.blocks if block.kind is PieceKind.TEXT}
         return _ENCODER.encode(self._complete(output, usage))
@@ -75,14 +73,14 @@ class ResponseWriter:
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
         """Return the events for a delta, with those of the beginning before the first."""
         self._last = output
-        self._tokens.add(output)
-        events = [*self._begin(), *self._changes(self._blocks.add(output))]
+        tokens = iter(self._tokens.of(output))
+        events = [*self._begin(), *self._changes(self._blocks.add(output), tokens)]
         return b"".join(events)
 
     def last_events(self, usage: UsageCounter) -> bytes:
         """Return the events that close the last item and the response."""
         assert self._last is not None, "a stream ends after its last output"
-        events = list(self._changes(self._blocks.finish(), _status_at_end(self._last)))
+        events = list(self._changes(self._blocks.finish(), iter(()), _status_at_end(self._last)))
         response = self._complete(self._last, usage)
         kind = "response.completed" if response["status"] == "completed" else "response.incomplete"
         return b"".join([*events, self._event(kind, {"response": response})])
@@ -120,7 +118,10 @@ class ResponseWriter:
         *whole, last = self._blocks.blocks
         return [*(self._item(block, "completed") for block in whole), self._item(last, status)]
 
-    def _changes(self, changes: Iterator[Change], status: str = "completed") -> Iterator[bytes]:
+    def _changes(
+        self, changes: Iterator[Change], tokens: Iterator[list[ChatTokenLogprobs]], status: str = "completed"
+    ) -> Iterator[bytes]:
+        """Yield the events of changes; `tokens`: those of each growth."""
         for change in changes:
             match change:
                 case BlockBegins(block):
@@ -130,11 +131,11 @@ class ResponseWriter:
                         fields = _content_place(block) | {"part": _text_part("", [])}
                         yield self._event("response.content_part.added", fields)
                 case BlockGrows(block, delta):
-                    tokens = self._tokens.take(block.kind, delta)
-                    self._logprobs.setdefault(block.index, []).extend(tokens)
+                    own = next(tokens)
+                    self._logprobs.setdefault(block.index, []).extend(own)
                     # A text inside JSON is known when the JSON is whole.
                     if not self._is_custom(block):
-                        yield self._event(*_growth(block, delta, tokens))
+                        yield self._event(*_growth(block, delta, own))
                 case BlockEnds(block):
                     yield from self._end(block, status)
 
