@@ -26,11 +26,12 @@ class MarkerFinder:
         """Add text; return the text before the first marker, the marker or "", and the text after it."""
         text = self._held + text
         found = [(at, marker) for marker in self._markers if (at := text.find(marker)) >= 0]
-        if found:
+        keep = next((n for n in range(min(self._longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
+        # A marker may stand within one that begins before it.
+        if found and min(found)[0] <= len(text) - keep:
             at, marker = min(found)
             self._held = ""
             return text[:at], marker, text[at + len(marker) :]
-        keep = next((n for n in range(min(self._longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], "", ""
 
@@ -40,7 +41,7 @@ class MarkerFinder:
         return held
 
     def _may_begin(self, text: str) -> bool:
-        return any(marker.startswith(text) for marker in self._markers)
+        return any(marker.startswith(text) and marker != text for marker in self._markers)
 
 
 class ValueScanner:
