@@ -1,6 +1,7 @@
 """A coding agent's session against a server: what each turn computes beside its new tokens.
 
     python benchmarks/agent_session.py [--tokens 20000] [--turns 40] [--agents 3] [--volatile-blocks keep]
+    python benchmarks/agent_session.py --url http://127.0.0.1:8080     a server that runs: nothing of it is killed
 
 The shape is recorded from Claude Code: tools and a long system prompt behind a header that is another in every call,
 turns of a call and its result, sub-agents with a system prompt of their own. All texts are drawn. The server is the
@@ -177,6 +178,7 @@ def main() -> int:
     parser.add_argument("--agents", type=int, default=3)
     parser.add_argument("--volatile-blocks", default="move", choices=("move", "keep"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--url", help="of a server with Anthropic's API, such as llama.cpp's; default: start ours")
     options = parser.parse_args()
     shape = Shape(
         tool_words=options.tokens // 250,
@@ -185,11 +187,15 @@ def main() -> int:
         agents=options.agents,
     )
     turns = list(session(shape, random.Random(options.seed)))
-    breaks = {len(turns) // 3: "engine", 2 * len(turns) // 3: "server"}
-    with tempfile.TemporaryDirectory() as folder, Server(Path(folder), options.volatile_blocks) as server:
-        began = time.monotonic()
-        costs = play(turns, server.post, lambda cost: server.break_at(breaks.pop(len(server.served), "")))
-        seconds = time.monotonic() - began
+    began = time.monotonic()
+    if options.url:
+        costs = play(turns, Connection(options.url).post, lambda cost: None)
+    else:
+        breaks = {len(turns) // 3: "engine", 2 * len(turns) // 3: "server"}
+        with tempfile.TemporaryDirectory() as folder, Server(Path(folder), options.volatile_blocks) as server:
+            began = time.monotonic()
+            costs = play(turns, server.post, lambda cost: server.break_at(breaks.pop(len(server.served), "")))
+    seconds = time.monotonic() - began
     over = too_much(costs)
     for cost in over:
         print(
@@ -197,7 +203,7 @@ def main() -> int:
         )
     first = costs[0]
     report = {
-        "volatile_blocks": options.volatile_blocks,
+        "server": options.url or f"tokenmill, --volatile-blocks {options.volatile_blocks}",
         "turns": len(costs),
         "first_prompt": first.total,
         "last_prompt": max(cost.total for cost in costs),
@@ -207,10 +213,25 @@ def main() -> int:
         "largest_excess": max(cost.excess for cost in costs),
         "turns_that_compute_too_much": len(over),
         "seconds": round(seconds, 1),
-        "model": "demo, 5.8M, 64k context",
+        "model": "served there" if options.url else "demo, 5.8M, 64k context",
     }
     print(json.dumps(report))
     return 1 if over else 0
+
+
+class Connection:
+    """A server that runs already."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._http = httpx.Client(timeout=600)
+
+    def post(self, path: str, body: Body) -> Body:
+        """Return a reply."""
+        reply = self._http.post(f"{self._url}{path}", json=body)
+        reply.raise_for_status()
+        found: Body = reply.json()
+        return found
 
 
 class Server:

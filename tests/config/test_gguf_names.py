@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.config.gguf_names import choose_file, split_place, split_tag, with_parts
+from tokenmill.config.gguf_names import choose_file, choose_tower, split_place, split_tag, with_parts
 from tokenmill.config.model_files import check_model, check_tokenizer, has_only_gguf, is_hub_id
 from tokenmill.core.errors import InvalidCheckpoint
 
@@ -75,3 +75,13 @@ def test_a_folder_of_gguf_files_is_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     (tmp_path / "model.gguf").touch()
     assert not has_only_gguf(tmp_path), "this is one that was made of a file"
+
+
+def test_a_tower_is_the_nearest_with_the_most_similar_bits() -> None:
+    names = ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "mmproj-BF16.gguf", "README.md"]
+    assert choose_tower(names, "m-Q4_K_M.gguf") == "mmproj-Q8_0.gguf"
+    assert choose_tower(names, "m-BF16.gguf") == "mmproj-BF16.gguf"
+    assert choose_tower(["m.gguf", "m.mmproj-f16.gguf"], "m.gguf") == "m.mmproj-f16.gguf"
+    deep = ["a/b/m-Q4_0.gguf", "mmproj-Q4_0.gguf", "a/mmproj-F32.gguf", "a/c/mmproj-Q4_0.gguf"]
+    assert choose_tower(deep, "a/b/m-Q4_0.gguf") == "a/mmproj-F32.gguf"
+    assert choose_tower(["m.gguf", "a/mmproj-F16.gguf", "mmproj.json"], "m.gguf") is None

@@ -16,6 +16,9 @@ SUFFIX = ".gguf"
 PREFERRED = ("Q4_K_M", "Q8_0")
 # Files beside a model that are no language models: towers, statistics, drafts.
 _OTHERS = re.compile(r"mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-")
+_TOWER = re.compile(r"mmproj.*\.gguf")
+# Q4_K_M, IQ4_XS, BF16, UD-Q6_K: the first number are the bits.
+_BITS = re.compile(r"(?<![A-Za-z0-9])(?:I?Q|B?F|MXFP)(\d+)", re.IGNORECASE)
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _SHOWN = 12
 
@@ -66,6 +69,27 @@ def choose_file(names: Sequence[str], tag: str | None, where: str) -> str:
         return models[0]
     more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""
     raise InvalidCheckpoint(f"{where} has no GGUF file for {tag!r}; it has: {', '.join(models[:_SHOWN])}{more}")
+
+
+def choose_tower(names: Sequence[str], model: str) -> str | None:
+    """Return the file with the vision tower of a model, by llama.cpp's rule; None: there is no such file.
+
+    Of several in the model's folder, or else in the nearest above it, it is the one with the most similar bits.
+
+    Args:
+        names: paths in a folder or repository. model: one of them.
+    """
+    folder = model.rpartition("/")[0]
+    towers = [name for name in names if _TOWER.search(name.rpartition("/")[2])]
+    places = {name: name.rpartition("/")[0] for name in towers}
+    near = [name for name in towers if not places[name] or f"{folder}/".startswith(f"{places[name]}/")]
+    bits = _num_bits(model)
+    return min(near, key=lambda name: (-len(places[name]), abs(_num_bits(name) - bits), name), default=None)
+
+
+def _num_bits(name: str) -> int:
+    match = _BITS.search(name.rpartition("/")[2])
+    return int(match[1]) if match else 0
 
 
 def with_parts(name: str, names: Sequence[str]) -> list[str]:

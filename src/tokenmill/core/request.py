@@ -237,14 +237,9 @@ class Request:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
-    def num_uncomputed_tokens(self) -> int:
-        """Number of tokens it could run in the next step: known and pending ones, less computed ones."""
-        return self.num_tokens + self.num_pending_tokens - self.num_computed_tokens
-
-    @property
     def is_prefilling(self) -> bool:
-        """True while more than its newest token is left to run."""
-        return self.num_uncomputed_tokens > 1
+        """True while more than its newest token, known or pending, is left to run."""
+        return self.num_tokens + self.num_pending_tokens - self.num_computed_tokens > 1
 
     @property
     def needs_whole_prompt(self) -> bool:

@@ -219,7 +219,7 @@ def unstacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
-def add_tokenizer(writer: GGUFWriter, folder: Path) -> None:
+def add_tokenizer(writer: GGUFWriter, folder: Path, template: str = "{{ messages[0]['content'] }}") -> None:
     stored = json.loads((folder / "tokenizer.json").read_text())
     special = {token["content"]: token["id"] for token in stored["added_tokens"]}
     vocabulary = stored["model"]["vocab"] | special
@@ -230,4 +230,4 @@ def add_tokenizer(writer: GGUFWriter, folder: Path) -> None:
     writer.add_token_types([TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens])
     writer.add_token_merges([" ".join(merge) for merge in stored["model"]["merges"]])
     writer.add_eos_token_id(special["<|im_end|>"])
-    writer.add_chat_template("{{ messages[0]['content'] }}")
+    writer.add_chat_template(template)

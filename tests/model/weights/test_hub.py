@@ -13,8 +13,11 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.model.weights.gguf_writer import write_gguf
+from tests.model.weights.mmproj_writer import write_decoder, write_mmproj
 from tests.model.weights.stand_in_hub import Hub, running_hub
+from tests.vision_checkpoints import make_vision_checkpoint
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.weights.hub import fetch
 
 FETCH = """
@@ -167,4 +170,21 @@ def test_a_tag_fetches_its_file_with_all_parts_and_nothing_else(tmp_path: Path) 
     )
     # Without a connection the copy in the cache will do.
     again = fetch_in_a_process("http://127.0.0.1:9", tmp_path / "cache", "owner/model:Q8_0")
+    assert again.folder == found.folder
+
+
+def test_a_vision_model_comes_with_the_tower_that_is_nearest_in_bits(tmp_path: Path) -> None:
+    folder = make_vision_checkpoint(tmp_path / "made")
+    repository = tmp_path / "repository"
+    (repository / "F32").mkdir(parents=True)
+    write_decoder(folder, repository / "F32" / "model-F32.gguf")
+    for kind in ("F16", "F32"):
+        write_mmproj(folder, repository / f"mmproj-{kind}.gguf", kind)
+    with running_hub({"owner/model": repository}) as hub:
+        found = fetch_in_a_process(hub.url, tmp_path / "cache", "owner/model:F32")
+    assert found.error is None
+    assert found.folder is not None
+    assert {Path(name).name for name in hub.downloads} == {"model-F32.gguf", "mmproj-F32.gguf"}
+    assert read_vision(found.folder) is not None
+    again = fetch_in_a_process("http://127.0.0.1:9", tmp_path / "cache", "owner/model:F32")
     assert again.folder == found.folder

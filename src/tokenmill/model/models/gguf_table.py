@@ -89,6 +89,7 @@ class GgufTable:
         kinds: names of what belongs to a layer and is neither a weight nor a bias, by `WeightKey.kind`.
         fields: returns the fields of config.json that are not where other families have them, given those found.
         change: returns the change that the converter made to the rows of a weight; None: that of every family.
+        without_tower: the family that a file belongs to while no file with its vision tower is there; "": the same.
     """
 
     name: str
@@ -96,6 +97,7 @@ class GgufTable:
     kinds: Mapping[str, str] = field(default_factory=dict)
     fields: Callable[[GgufHeader, Mapping[str, Any]], dict[str, Any]] = _no_fields
     change: Callable[[WeightKey, int, Architecture], Change | None] = _no_change
+    without_tower: str = ""
 
     def name_of(self, key: WeightKey) -> str:
         """Return the name of a weight."""

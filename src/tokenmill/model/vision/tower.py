@@ -16,15 +16,10 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.protocol import Kernels
-from tokenmill.model.sharding.shard import Part
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.tower_parts import PATCHES, POSITIONS, TorchParts, TowerParts
-from tokenmill.model.weights.checkpoint import open_checkpoint
-from tokenmill.model.weights.stored_part import read_part
-
-PREFIX = "visual."
+from tokenmill.model.vision.tower_weights import read_tower
 
 
 class Tower:
@@ -128,47 +123,7 @@ def load_tower(folder: Path, spec: VisionSpec, kernels: Kernels) -> Tower:
     Raises:
         InvalidCheckpoint: a tensor is missing, misshapen or surplus.
     """
-    checkpoint, shapes = open_checkpoint(folder), tower_shapes(spec)
-    bare = {name.removeprefix("model."): one for name, one in checkpoint.tensors.items()}
-    stored = {name.removeprefix(PREFIX): one for name, one in bare.items() if name.startswith(PREFIX)}
-    parts = {name: _stored_names(name, spec) for name in shapes}
-    known = {one for names in parts.values() for one in names}
-    for name, one in stored.items():
-        if name not in known:
-            raise InvalidCheckpoint(f"{one.file}: tensor {one.name} has no place in the vision tower")
-    weights = {}
-    for name, shape in shapes.items():
-        rows = []
-        for part in parts[name]:
-            tensor = stored.get(part)
-            if tensor is None:
-                sentence = f"{checkpoint.source} has no tensor {PREFIX}{part}, which config.json calls for"
-                raise InvalidCheckpoint(sentence)
-            expected = (shape[0] // len(parts[name]), *shape[1:])
-            if tuple(tensor.shape) != expected:
-                raise InvalidCheckpoint(f"{tensor.file}: tensor {tensor.name} is {tuple(tensor.shape)}, not {expected}")
-            rows.append(read_part(tensor, None, Part.whole(expected[0])).to(kernels.vector(0)))
-        weights[name] = torch.cat(rows) if len(rows) > 1 else rows[0]
-    return Tower(spec, make_parts(spec, weights, kernels))
-
-
-def _stored_names(name: str, spec: VisionSpec) -> list[str]:
-    """Return the names in checkpoints of a tensor of `tower_shapes`, in order where it is several of theirs."""
-    if not spec.is_gated:
-        return [name]
-    if ".mlp.linear_fc1." in name:
-        return [name.replace("linear_fc1", part) for part in ("gate_proj", "up_proj")]
-    for ours, theirs in _GATED_NAMES.items():
-        name = name.replace(ours, theirs)
-    return [name]
-
-
-_GATED_NAMES = {
-    ".mlp.linear_fc2.": ".mlp.down_proj.",
-    "merger.norm.": "merger.ln_q.",
-    "merger.linear_fc1.": "merger.mlp.0.",
-    "merger.linear_fc2.": "merger.mlp.2.",
-}
+    return Tower(spec, make_parts(spec, read_tower(folder, spec, tower_shapes(spec), kernels.vector(0)), kernels))
 
 
 def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kernels) -> TowerParts:

@@ -11,16 +11,26 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
-from tokenmill.config.gguf_names import SUFFIX, choose_file, split_tag, with_parts
+from tokenmill.config.gguf_names import SUFFIX, choose_file, choose_tower, split_tag, with_parts
 from tokenmill.config.model_files import has_only_gguf, is_hub_id
 from tokenmill.core.errors import InvalidCheckpoint, TokenMillError
 from tokenmill.model.weights.catalogue import CATALOGUE, locate
+from tokenmill.model.weights.gguf.config import takes_tower
+from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.gguf.folder import SIBLINGS, unpack
 from tokenmill.model.weights.hub_cache import cached_snapshot
 
 Progress = Callable[[int, int], None]
+
+
+class _GgufFiles(NamedTuple):
+    """A model's file, or its first part, and that of its vision tower."""
+
+    model: Path
+    tower: Path | None
+
 
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt"]
 # `consolidated*` is a second copy of Mistral's weights; folders hold other formats.
@@ -62,8 +72,8 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
         snapshot = _download(name, revision, download_dir, report)
         if any(snapshot.glob("*.safetensors")):
             return snapshot
-    file = _download_gguf(name, tag, revision, download_dir, report)
-    return snapshot if file is None else unpack(file, cache)
+    files = _download_gguf(name, tag, revision, download_dir, report)
+    return snapshot if files is None else unpack(files.model, cache, files.tower)
 
 
 def _file_in(folder: Path, tag: str | None) -> Path:
@@ -73,8 +83,8 @@ def _file_in(folder: Path, tag: str | None) -> Path:
 
 def _download_gguf(
     model: str, tag: str | None, revision: str | None, download_dir: str | None, progress: Progress
-) -> Path | None:
-    """Return the path of a repository's GGUF file that a tag means; without a connection, of one in the cache.
+) -> _GgufFiles | None:
+    """Return a repository's GGUF file that a tag means, and its tower; without a connection, those in the cache.
 
     None: it has none, and no tag asks for one.
 
@@ -91,13 +101,23 @@ def _download_gguf(
         names = [str(path.relative_to(snapshot)) for path in snapshot.rglob("*.gguf")] if snapshot else []
         if not snapshot or not names:
             raise
-        return snapshot / choose_file(names, tag, f"the cache's copy of {model}")
+        chosen = choose_file(names, tag, f"the cache's copy of {model}")
+        beside = choose_tower(names, chosen)
+        return _GgufFiles(snapshot / chosen, snapshot / beside if beside else None)
     files = gguf_files(names, tag, f"the hub's {model}")
-    return _download(model, revision, download_dir, progress, files, []) / files[0] if files else None
+    if not files:
+        return None
+    path = _download(model, revision, download_dir, progress, files, []) / files[0]
+    beside = choose_tower(names, files[0])
+    if beside is None or not takes_tower(open_gguf(path)):
+        return _GgufFiles(path, None)
+    return _GgufFiles(path, _download(model, revision, download_dir, progress, [beside], []) / beside)
 
 
 def gguf_files(names: Sequence[str], tag: str | None, where: str) -> list[str]:
     """Return of a repository's files the GGUF file that a tag means, all its parts, and the small files beside it.
+
+    Not the file of a vision tower: the model's own tells whether one is wanted.
 
     Returns:
         The file, or its first part, first; empty if there is none and no tag asks for one.

@@ -33,6 +33,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             has_text_config=True,
             other_weights=("visual.",),
             takes_images=True,
+            gguf=GgufTable("qwen2vl", without_tower="Qwen2ForCausalLM"),
         ),
     }
 )

@@ -66,6 +66,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             weight_names=beside_a_tower(LLAMA_NAMES),
             other_weights=("model.visual.",),
             takes_images=True,
+            gguf=GgufTable("qwen3vl", without_tower="Qwen3ForCausalLM"),
         ),
     }
 )

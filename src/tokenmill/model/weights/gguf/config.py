@@ -39,8 +39,15 @@ FIELDS: Mapping[str, str] = MappingProxyType(
 ROPE_FACTORS = "rope_freqs.weight"
 
 
-def config_of(file: GgufFile) -> dict[str, Any]:
-    """Return the fields of config.json that the file's metadata amount to.
+def takes_tower(file: GgufFile) -> bool:
+    """Return True for a model that takes images if its vision tower lies beside it."""
+    name = ARCHITECTURES.get(str(file.metadata.get("general.architecture")), "")
+    table = FAMILIES[name].gguf if name else None
+    return table is not None and bool(table.without_tower)
+
+
+def config_of(file: GgufFile, has_tower: bool = False) -> dict[str, Any]:
+    """Return the fields of config.json that the file's metadata amount to, without those of a tower.
 
     Raises:
         InvalidCheckpoint: the architecture or its rotary scaling is not supported.
@@ -54,8 +61,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     tensors = file.tensors
     if "token_embd.weight" not in tensors:
         raise InvalidCheckpoint(f"{file.path} has no tensor token_embd.weight: it is not a language model")
+    table = FAMILIES[ARCHITECTURES[kind]].gguf
+    assert table is not None, "its name was found there"
     fields |= {
-        "architectures": [ARCHITECTURES[kind]],
+        "architectures": [table.without_tower if table.without_tower and not has_tower else ARCHITECTURES[kind]],
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -66,8 +75,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         **_rope_scaling(file, kind),
         **_rope_factors(file),
     }
-    table = FAMILIES[ARCHITECTURES[kind]].gguf
-    return fields if table is None else {**fields, **table.fields(file, fields)}
+    return {**fields, **table.fields(file, fields)}
 
 
 def _token_id(file: GgufFile, name: str) -> int | None:

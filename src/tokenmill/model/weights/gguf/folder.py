@@ -9,25 +9,32 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.config.gguf_names import choose_tower
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.whole_file import write_whole
-from tokenmill.model.weights.gguf.config import config_of
+from tokenmill.model.weights.gguf.config import config_of, takes_tower
 from tokenmill.model.weights.gguf.file import GgufFile, open_gguf, part_paths
 from tokenmill.model.weights.gguf.tokenizer import build_tokenizer
+from tokenmill.model.weights.gguf.tower import processor_config, tower_config
 from tokenmill.model.weights.gguf.vocabulary import Vocabulary, read_vocabulary
 
-LINK_NAME = "model.gguf"
+LINK_NAME, TOWER_LINK_NAME = "model.gguf", "mmproj.gguf"
+PROCESSOR = "preprocessor_config.json"
 # Changes what is written of the same file: folders of other versions are not found any more.
-VERSION = 2
+VERSION = 3
 # Files beside a GGUF file that are taken before its metadata.
-SIBLINGS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+SIBLINGS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", PROCESSOR)
 TEMPLATE = "tokenizer.chat_template"
 
 
-def unpack(path: Path, cache: Path) -> Path:
+def unpack(path: Path, cache: Path, tower: Path | None = None) -> Path:
     """Return the folder for a file, made in `cache` if it is not there: small files, and links to all its parts.
 
-    `SIBLINGS` beside the file are taken before what its metadata say, and belong to the folder's name.
+    `SIBLINGS` beside the file are taken before what its metadata say, and belong to the folder's name; so does the file
+    with its vision tower, if the model takes one.
+
+    Args:
+        tower: the file of its vision tower; None: the one beside it, if there is one.
 
     Raises:
         InvalidCheckpoint: the file cannot be read or is not supported.
@@ -36,12 +43,18 @@ def unpack(path: Path, cache: Path) -> Path:
     path = path.absolute()
     parts = part_paths(path)
     siblings = {name: path.with_name(name) for name in SIBLINGS if path.with_name(name).is_file()}
-    folder = cache / f"{path.stem}-{_identity([*parts, *siblings.values()])}"
+    tower = tower or _tower_beside(path)
+    folder = cache / f"{path.stem}-{_identity([*parts, *siblings.values(), *([tower] if tower else [])])}"
     if (folder / "config.json").exists():
         return folder
     file = open_gguf(path)
-    config = config_of(file)
+    tower = tower if takes_tower(file) else None
+    config = config_of(file, tower is not None)
     files = {} if "tokenizer.json" in siblings else tokenizer_files(file)
+    if tower is not None:
+        tower_file = open_gguf(tower)
+        config = tower_config(tower_file, file, config)
+        files[PROCESSOR] = _json(processor_config(tower_file))
     files |= {name: sibling.read_bytes() for name, sibling in siblings.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -49,9 +62,16 @@ def unpack(path: Path, cache: Path) -> Path:
     for part in parts if len(parts) > 1 else ():
         _link(folder / part.name, part)
     _link(folder / LINK_NAME, parts[0] if len(parts) == 1 else Path(parts[0].name))
+    if tower is not None:
+        _link(folder / TOWER_LINK_NAME, tower.absolute())
     # Last: a folder that has it is complete.
     write_whole(folder / "config.json", _json(config))
     return folder
+
+
+def _tower_beside(path: Path) -> Path | None:
+    name = choose_tower([one.name for one in path.parent.iterdir()], path.name)
+    return None if name is None else path.with_name(name)
 
 
 def _identity(files: list[Path]) -> str:

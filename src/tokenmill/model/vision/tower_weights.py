@@ -1,0 +1,123 @@
+"""Read the weights of a vision tower: from a checkpoint's safetensors, or from the GGUF file beside a model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.quantization.packed import dense
+from tokenmill.model.sharding.shard import Part
+from tokenmill.model.vision.spec import VisionSpec
+from tokenmill.model.vision.tower_parts import PATCHES
+from tokenmill.model.weights.checkpoint import open_checkpoint
+from tokenmill.model.weights.gguf.file import GgufTensor, open_gguf
+from tokenmill.model.weights.gguf.folder import TOWER_LINK_NAME
+from tokenmill.model.weights.gguf.tower import stored_names
+from tokenmill.model.weights.gguf.values import read_rows
+from tokenmill.model.weights.stored_part import read_part
+
+PREFIX = "visual."
+_GATED_NAMES = {
+    ".mlp.linear_fc2.": ".mlp.down_proj.",
+    "merger.norm.": "merger.ln_q.",
+    "merger.linear_fc1.": "merger.mlp.0.",
+    "merger.linear_fc2.": "merger.mlp.2.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The tensors of a tower as they are stored.
+
+    Attributes:
+        where: the file to name when one is missing.
+        names: returns the tensors that a weight is made of, in order, by the names that `shapes` and `read` know.
+        shapes: of all tensors.
+        has_split_patches: the patches' weight is stored for each frame.
+    """
+
+    where: Path
+    names: Callable[[str], list[str]]
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], torch.Tensor]
+    has_split_patches: bool
+
+    def piece_shape(self, name: str, shape: Sequence[int], count: int) -> tuple[int, ...]:
+        """Return the shape of each of `count` pieces of a weight."""
+        if self.has_split_patches and name == PATCHES:
+            return (*shape[:2], *shape[3:])
+        return (shape[0] // count, *shape[1:])
+
+    def join(self, name: str, pieces: list[torch.Tensor]) -> torch.Tensor:
+        """Return a weight of its pieces."""
+        return torch.stack(pieces, 2) if self.has_split_patches and name == PATCHES else torch.cat(pieces)
+
+
+def read_tower(
+    folder: Path, spec: VisionSpec, shapes: Mapping[str, tuple[int, ...]], like: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return all weights of a tower by name.
+
+    Args:
+        shapes: of all weights. like: has their dtype and device.
+
+    Raises:
+        InvalidCheckpoint: a tensor is missing, misshapen or surplus.
+    """
+    stored = _in_gguf(folder, spec) if (folder / TOWER_LINK_NAME).exists() else _in_checkpoint(folder, spec)
+    names = {name: stored.names(name) for name in shapes}
+    surplus = stored.shapes.keys() - {one for pieces in names.values() for one in pieces}
+    if surplus:
+        raise InvalidCheckpoint(f"{stored.where}: tensor {min(surplus)} has no place in the vision tower")
+    weights = {}
+    for name, shape in shapes.items():
+        expected = stored.piece_shape(name, shape, len(names[name]))
+        for one in names[name]:
+            if one not in stored.shapes:
+                raise InvalidCheckpoint(f"{stored.where} has no tensor {one}, which config.json calls for")
+            if stored.shapes[one] != expected:
+                raise InvalidCheckpoint(f"{stored.where}: tensor {one} is {stored.shapes[one]}, not {expected}")
+        weights[name] = stored.join(name, [stored.read(one) for one in names[name]]).to(like)
+    return weights
+
+
+def _in_checkpoint(folder: Path, spec: VisionSpec) -> _Stored:
+    checkpoint = open_checkpoint(folder)
+    bare = {name.removeprefix("model."): one for name, one in checkpoint.tensors.items()}
+    tensors = {name: one for name, one in bare.items() if name.startswith(PREFIX)}
+    return _Stored(
+        checkpoint.source,
+        lambda name: [PREFIX + one for one in _names_in_checkpoint(name, spec)],
+        {name: tuple(one.shape) for name, one in tensors.items()},
+        lambda name: read_part(tensors[name], None, Part.whole(tensors[name].shape[0])),
+        has_split_patches=False,
+    )
+
+
+def _names_in_checkpoint(name: str, spec: VisionSpec) -> list[str]:
+    if not spec.is_gated:
+        return [name]
+    if ".mlp.linear_fc1." in name:
+        return [name.replace("linear_fc1", part) for part in ("gate_proj", "up_proj")]
+    for ours, theirs in _GATED_NAMES.items():
+        name = name.replace(ours, theirs)
+    return [name]
+
+
+def _in_gguf(folder: Path, spec: VisionSpec) -> _Stored:
+    tower = open_gguf(folder / TOWER_LINK_NAME)
+    return _Stored(
+        tower.path,
+        lambda name: stored_names(name, tower, spec.deepstack),
+        {name: one.shape for name, one in tower.tensors.items()},
+        lambda name: _floats(tower.tensors[name]),
+        has_split_patches=True,
+    )
+
+
+def _floats(tensor: GgufTensor) -> torch.Tensor:
+    return dense(read_rows(tensor)).view(tensor.shape)
