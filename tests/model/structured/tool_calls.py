@@ -296,15 +296,15 @@ def benches(folder: Path, rng: random.Random, counts: Counts) -> Iterator[list[B
 
 
 def check(seed: int, num_calls: int) -> Counts:
-    """Draw calls until there are this many, the same number of each notation as nearly as models allow."""
+    """Draw calls until there are this many, with as many of each notation at least."""
     rng, counts = random.Random(seed), Counts()
-    share = math.ceil(num_calls / len(OPENINGS))
+    share, wanted = math.ceil(num_calls / len(OPENINGS)), list(OPENINGS)
     with (
         tempfile.TemporaryDirectory() as folder,
         benches(Path(folder), rng, counts) as made,
-        tqdm(total=num_calls, unit="call", smoothing=0, mininterval=20) as bar,
+        tqdm(total=share * len(OPENINGS), unit="call", smoothing=0, mininterval=20) as bar,
     ):
-        while any(bench.has_work for bench in made) or counts.calls.total() < num_calls:
+        while wanted or any(bench.has_work for bench in made):
             wanted = [name for name in OPENINGS if counts.calls[name] < share]
             before = counts.calls.total()
             for bench in made:
