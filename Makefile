@@ -23,7 +23,7 @@ INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
 # What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
 STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve chat check test nightly browser exactness chaos fuzz clients agents ray nixl routers real lint format lines bench gpu gpu-rehearsal docs clean
+.PHONY: help serve chat check test nightly browser exactness chaos fuzz calls clients agents ray nixl routers real lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -58,10 +58,10 @@ test: lint ## lint and all tests that a landing needs; ARGS are passed to pytest
 
 # Each run draws a seed of its own.
 REPEATS ?= 3
-nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos, fuzz and agents
+nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos, fuzz, calls and agents
 	@TIER=nightly $(PYTEST) -n 4 --timeout 3000 $(ARGS)
 	@for run in $$(seq $(REPEATS)); do $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS) || exit 1; done
-	@for part in exactness chaos fuzz $$(command -v npm > /dev/null && echo agents); do $(MAKE) --no-print-directory $$part ARGS= || exit 1; done
+	@for part in exactness chaos fuzz calls $$(command -v npm > /dev/null && echo agents); do $(MAKE) --no-print-directory $$part ARGS= || exit 1; done
 
 browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it
 	@sh tools/install_browser.sh
@@ -74,6 +74,9 @@ chaos: $(NATIVE_STAMP) $(DEV_STAMP) ## 64 streams while engines and text workers
 
 fuzz: $(NATIVE_STAMP) $(DEV_STAMP) ## 20,000 odd bodies for all routes, and the longest stall of the event loop; ARGS are passed on
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.threats.fuzz $(ARGS)
+
+calls: $(NATIVE_STAMP) $(DEV_STAMP) ## 10,000 calls of tools by models without sense, against their schemas; ARGS are passed on
+	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.model.structured.tool_calls $(ARGS)
 
 clients: $(NATIVE_STAMP) $(DEV_STAMP) ## clients that need other pins than ours, in an environment of their own
 	@$(BIN)/python -m venv $(VENV)/clients

@@ -91,7 +91,7 @@ SLOW = {
         "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
     ),
     "model/models": "config_fields gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
-    "model/structured": "answers cache lazy_calls lazy_rows masks thinking_budgets timing",
+    "model/structured": "answers cache custom_grammars lazy_calls lazy_rows masks thinking_budgets timing tool_calls",
     "model/vision": "images llm native on_device qwen25 shapes videos",
     "model/weights": "checkpoint gguf quantized_checkpoints stacked_experts",
     "real": "*",
@@ -141,7 +141,7 @@ DRAWN = {
         "recurrent::test_a_session_goes_on_from_its_state": 1,
         "recurrent::test_native_bits_do_not_depend_on_steps_states_and_preemptions": 1,
     },
-    "model/structured": {"answers": 1, "cache": 2},
+    "model/structured": {"answers": 1, "cache": 2, "custom_grammars": 5},
     "model/sampling": {"distribution": 6},
     "model/vision": {"llm": 2, "native": 1, "on_device": 1},
     "model/weights": {"hub": 2},

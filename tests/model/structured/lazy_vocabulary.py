@@ -15,7 +15,7 @@ from tokenmill.serving.frontend.tokenizer import Tokenizer
 _SQUARE = ("TOOL_CALLS", "ARGS", "CALL_ID")
 _BARRED = ("tool_call", "/tool_call", "tool_call_start", "tool_call_end", "python_tag")
 _HARMONY = ("channel", "message", "start", "end", "call", "return", "constrain")
-_GEMMA = ("<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>")
+_GEMMA = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
 MARKS = (*(f"[{one}]" for one in _SQUARE), *(f"<|{one}|>" for one in (*_BARRED, *_HARMONY)), *_GEMMA)
 NUM_GAPS = 5
 
@@ -36,16 +36,20 @@ class Vocabulary:
         return self.tokenizer.ids_outside_text(self.size)
 
 
-def vocabulary(folder: Path, marks: Sequence[str]) -> Vocabulary:
-    """Write the tokenizer with these tokens added to `folder`, and load it."""
+def vocabulary(folder: Path, marks: Sequence[str], halves: Sequence[str] = ()) -> Vocabulary:
+    """Write the tokenizer with these tokens added to `folder`, and load it; `halves`: text that no other is made of."""
     source = demo_model_path()
     file = json.loads((source / "tokenizer.json").read_text())
+    words = file["model"]["vocab"]
+    words |= {half: len(words) + at for at, half in enumerate(halves)}
+    for token in file["added_tokens"]:
+        token["id"] += len(halves)
     first = max(token["id"] for token in file["added_tokens"]) + 1
     fixed = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     file["added_tokens"] += [{"id": first + at, "content": mark, **fixed} for at, mark in enumerate(marks)]
     (folder / "tokenizer.json").write_text(json.dumps(file))
     (folder / "tokenizer_config.json").write_bytes((source / "tokenizer_config.json").read_bytes())
-    (eos, *_) = sorted(eos_token_ids(source))
+    eos = min(eos_token_ids(source)) + len(halves)
     size = first + len(marks) + NUM_GAPS
     compiler = GrammarCompiler(GrammarTokenizer(str(folder / "tokenizer.json"), size, (eos,)))
     return Vocabulary(Tokenizer.load(folder), size, eos, compiler)

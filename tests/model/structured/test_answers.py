@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import random
 import re
@@ -12,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.model.structured.schemas import random_schema
+from tests.model.structured.schemas import FORMATS, random_schema
 from tests.seeding import seed_for
 from tests.tiers import scaled
 from tokenmill import LLM, SamplingParams
@@ -22,7 +21,6 @@ from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.llm.outputs import CompletionOutput
 
 SEED = seed_for(__name__)
-FORMATS = jsonschema.FormatChecker(["ipv4"])
 # Pages for a few requests only, chunks of prompts, and a prefix cache: masks must survive all of that.
 TIGHT: dict[str, Any] = {
     "dtype": "float32",
@@ -31,14 +29,6 @@ TIGHT: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "max_num_seqs": 24,
 }
-
-
-@FORMATS.checks("date", ValueError)
-def is_day_of_some_year(text: object) -> bool:
-    """A grammar knows the days of a month, but neither leap years nor that the calendar has no year 0."""
-    if not isinstance(text, str):  # a format is said of strings
-        return True
-    return bool(re.fullmatch(r"\d{4}-\d\d-\d\d", text) and datetime.date.fromisoformat(f"2000{text[4:]}"))
 
 
 def params(number: int, **outputs: Any) -> SamplingParams:

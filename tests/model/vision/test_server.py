@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,37 @@ def test_three_apis_show_the_model_the_same_image(server: RunningServer, image: 
     assert server.post("/v1/messages", body).json()["content"][0]["text"] == text
     server.wait_until_unused()
     assert server.metric("mm_encoder_tokens_total") == encoded
+
+
+def test_pictures_in_results_of_tools_are_shown_behind_them(server: RunningServer, image: bytes) -> None:
+    function = {"name": "look", "arguments": "{}"}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    shown: dict[str, Any] = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url_of(image)}}]}
+    same = [{"role": "user", "content": "look"}, call, {"role": "tool", "tool_call_id": "1", "content": "a mill"}]
+    limits = {"model": "tiny", "temperature": 0}
+    chat = server.post("/v1/chat/completions", {"messages": [*same, shown], "max_tokens": NUM_TOKENS, **limits}).json()
+    text = chat["choices"][0]["message"]["content"]
+    parts = [{"type": "input_text", "text": "a mill"}, {"type": "input_image", "image_url": url_of(image)}]
+    items = [
+        {"role": "user", "content": "look"},
+        {"type": "function_call", "call_id": "1", **function},
+        {"type": "function_call_output", "call_id": "1", "output": parts},
+    ]
+    responses = server.post("/v1/responses", {"input": items, "max_output_tokens": NUM_TOKENS, **limits}).json()
+    assert responses["output"][-1]["content"][0]["text"] == text
+    assert responses["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(image).decode()}
+    blocks = [{"type": "text", "text": "a mill"}, {"type": "image", "source": source}]
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": blocks}]},
+    ]
+    answer = server.post("/v1/messages", {"messages": messages, "max_tokens": NUM_TOKENS, **limits}).json()
+    assert answer["content"][0]["text"] == text
+    assert (
+        answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
+    )
 
 
 def test_sound_is_refused_by_name(server: RunningServer) -> None:

@@ -136,6 +136,26 @@ def test_system_blocks_and_results_of_tools_reach_the_model(server, client):
     assert counted.input_tokens == len(server.post("/tokenize", {"messages": same}).json()["tokens"])
 
 
+def test_a_picture_in_a_result_is_refused_as_any_other(server):
+    source = {"type": "base64", "media_type": "image/png", "data": "eA=="}
+    image = {"type": "image", "source": source}
+    turns = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "look", "input": {}}]},
+    ]
+    sentences = []
+    for block in (
+        image,
+        {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "x"}, image]},
+    ):
+        messages = [*turns, {"role": "user", "content": [block]}]
+        refusal = server.post("/v1/messages", {"model": "echo", "messages": messages, "max_tokens": 3})
+        assert refusal.status_code == 400
+        sentences.append(refusal.json()["error"]["message"])
+    assert len(set(sentences)) == 1
+    assert "image" in sentences[0]
+
+
 TOOLS = [{"name": "look", "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}}}]
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the mill"}}\n</tool_call>'
 

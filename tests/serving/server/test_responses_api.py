@@ -52,6 +52,28 @@ def test_an_answer_is_the_same_as_by_the_other_api(server, responses):
     assert named.output_text == chat_text(server, same, 12)
 
 
+def test_each_token_of_a_text_has_its_log_probability_in_both_forms(server, responses):
+    fields = {"input": "so " + CALL + "and on", "tools": TOOLS, "max_output_tokens": 90, "top_logprobs": 2}
+    fields["include"] = ["message.output_text.logprobs"]
+    whole = create(responses, **fields)
+    assert [item.type for item in whole.output] == ["message", "function_call"]
+    (part,) = whole.output[0].content
+    assert "".join(token.token for token in part.logprobs) == part.text
+    assert {len(token.top_logprobs) for token in part.logprobs} == {2}
+    assert bytes(byte for token in part.logprobs for byte in token.bytes).decode() == part.text
+    events = list(create(responses, **fields, stream=True))
+    told = [token for event in events if event.type == "response.output_text.delta" for token in event.logprobs]
+    texts = [item.content[0] for item in events[-1].response.output if item.type == "message"]
+    assert [token.token for token in told] == [token.token for text in texts for token in text.logprobs]
+    assert ["".join(token.token for token in text.logprobs) for text in texts] == [text.text for text in texts]
+    assert [token.logprob for token in told] == [token.logprob for token in part.logprobs]
+    done = [event for event in events if event.type == "response.output_text.done"]
+    assert [len(event.logprobs) for event in done] == [len(text.logprobs) for text in texts]
+    reply = create(responses, input="hi", include=fields["include"])
+    assert {len(token.top_logprobs) for token in reply.output[0].content[0].logprobs} == {0}
+    assert not create(responses, input="hi").output[0].content[0].logprobs
+
+
 def test_a_stream_brings_the_same_response(responses):
     events = list(create(responses, stream=True))
     kinds = [event.type for event in events]
@@ -201,7 +223,7 @@ def test_what_is_deleted_or_not_stored_is_gone(responses):
         {"tool_choice": {"type": "file_search"}, "tools": TOOLS},
         {"text": {"format": {"type": "json_schema", "name": "x"}}},
         {"truncation": "some"},
-        {"extra_body": {"top_logprobs": 2}},
+        {"extra_body": {"top_logprobs": 21}},
         {"conversation": "x"},
         {"background": True, "stream": True},
         {"temperature": 3},

@@ -115,9 +115,9 @@ def test_cut_arguments_of_a_custom_tool_stay_visible():
 
 
 def test_what_no_model_here_can_call_is_left_out_and_named(server):
-    reply = raw(server, tools=[SEARCH, SPACE], include=["message.output_text.logprobs"])
+    reply = raw(server, tools=[SEARCH, SPACE], include=["web_search_call.results"])
     assert reply.status_code == 200
-    assert reply.headers["x-tokenmill-ignored"] == "tools[0]:web_search, include:message.output_text.logprobs"
+    assert reply.headers["x-tokenmill-ignored"] == "tools[0]:web_search, include:web_search_call.results"
     items = [{"type": "web_search_call", "id": "ws_1"}, {"role": "user", "content": "hello"}]
     reply = raw(server, input=items, what=1)
     assert reply.headers["x-tokenmill-ignored"] == "what, input[0]:web_search_call"

@@ -107,11 +107,21 @@ class GrammarBuilder:
         """Return the rule for a JSON value; unsupported keywords of the schema are ignored."""
         return self._schema(schema, is_lenient=True)
 
-    def text_before(self, end: str, least: int = 0, most: int = 0) -> str:
-        """Return the rule for free text up to and including `end`; `most` 0: as long as any other string."""
+    def text_before(self, end: str, least: int = 0, most: int = 0, forms: Sequence[str] = ()) -> str:
+        """Return the rule for text without `end`, a line break, and `end`.
+
+        Args:
+            most: in characters; 0: as long as any other string.
+            forms: regular expressions, each of which the text matches as a whole.
+        """
         most = most or self._max_string_length
-        upper = str(max(most, least)) if most else ""
-        return self.lark(f"start: text\ntext[suffix={literal(end)}]: /(?s:.{{{least},{upper}}})/")
+        if not (least or most or forms):
+            return self.lark(f"start: text\ntext[suffix={literal(end)}]: /(?s:.*)/")
+        length = f"(?s:.{{{least},{max(most, least) if most else ''}}})"
+        own = " & ".join(f"/{_escaped_regex(form)}/" for form in (length, *forms))
+        ending = _escaped_regex(re.escape(end))
+        value = f"VALUE: CLOSED & ~/(?s:.*){ending}(?s:.+)/"
+        return self.lark(f"start: VALUE\n{value}\nCLOSED: OWN {literal(chr(10) + end)}\nOWN: {own}")
 
     def lark(self, text: str, notation: str = "part") -> str:
         """Return the rule for a grammar whose start rule is `start`."""

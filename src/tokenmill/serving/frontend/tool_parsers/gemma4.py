@@ -14,7 +14,7 @@ from tokenmill.core.json_text import whole_characters
 from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
-from tokenmill.serving.frontend.tool_parsers.scanners import MarkerFinder
+from tokenmill.serving.frontend.tool_parsers.scanners import MarkerFinder, finite
 
 BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _CALL = re.compile(r"\s*call:([A-Za-z0-9_.\-]{1,64})\s*(?=\{)")
@@ -24,6 +24,8 @@ _TOKEN = re.compile(
     r'|(?P<json>"(?:[^"\\]|\\.)*")|(?P<word>[^{}\[\]:,"<\s]+))\s*',
     re.DOTALL,
 )
+# What opens and what closes a string, by how the text goes on; an escape in JSON is read as a whole.
+_NEXT = {"": (END, QUOTE, '"'), QUOTE: (QUOTE,), '"': ('"', "\\\\", '\\"')}
 _NAMES = {"true": True, "false": False, "null": None, "None": None}
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
 _MAX_DEPTH, _MAX_CALL = 32, 1 << 16
@@ -61,7 +63,8 @@ class Gemma4Parser:
 
     def __init__(self) -> None:
         self._outside = MarkerFinder(BEGIN)
-        self._inside = MarkerFinder(END)
+        self._inside = MarkerFinder(*_NEXT[""])
+        self._quote = ""
         self._call: list[str] | None = None
 
     def feed(self, text: str) -> list[Event]:
@@ -76,10 +79,19 @@ class Gemma4Parser:
                 continue
             before, marker, text = self._inside.push(text)
             self._call.append(before)
-            if marker:
+            if marker == END:
                 events.extend(_call_events("".join(self._call)))
                 self._call = None
+            elif marker:
+                self._call.append(marker)
+                self._read_quote(marker)
         return events
+
+    def _read_quote(self, marker: str) -> None:
+        """Enter or leave a string, in which a mark is text."""
+        if not self._quote or marker == self._quote:
+            self._quote = "" if self._quote else marker
+            self._inside = MarkerFinder(*_NEXT[self._quote])
 
     def finish(self) -> list[Event]:
         """End the text; return a call that was not closed as content."""
@@ -175,4 +187,4 @@ class _Reader:
             return _NAMES[word]
         if not _NUMBER.fullmatch(word):
             raise ValueError("neither a number nor a name")
-        return json.loads(word)
+        return finite(json.loads(word))

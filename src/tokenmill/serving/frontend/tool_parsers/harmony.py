@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from tokenmill.core.answer import AnswerPiece, PieceKind, joined
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.serving.frontend.reasoning import ReasoningStyle
@@ -62,10 +63,17 @@ class HarmonyNotation:
         """Return the rule of messages, those to functions with arguments; what stands before a message is its header.
 
         A header ends with a message mark, and what follows is free until the next start mark.
+
+        Raises:
+            InvalidRequest: the vocabulary has no marks, so calls could not be kept to their schemas.
         """
         builder, marker = text.builder, text.builder.marker
         if len(text.ids(_MARKS)) < len(_MARKS):
-            return text.noise()  # the model cannot write messages
+            raise InvalidRequest(
+                "tools: this model's vocabulary lacks the marks of harmony, in which --tool-call-parser openai reads "
+                "calls; choose another parser, or --tool-grammar off",
+                "tools",
+            )
         text.listen_for(_TO)
         to = text.lazily(f"TEXT {literal(_TO)}")
         channel = f"/[ ]?/ {marker(_CHANNEL)} /commentary|analysis/"

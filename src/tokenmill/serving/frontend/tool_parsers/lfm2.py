@@ -58,7 +58,9 @@ class Lfm2Parser:
                 continue
             before, marker, text = self._ending.push(text)
             self._take(self._calls.feed(before), events)
-            if marker:
+            if marker and self._calls.is_in_string:
+                self._take(self._calls.feed(marker), events)
+            elif marker:
                 self._close(self._calls, events)
         return events
 

@@ -16,7 +16,8 @@ _NO_TAG = r" & ~/<\|python_tag\|>(?s:.*)/"
 _NO_CALL = r"/[^{ \t\r\n](?s:.*)/" + _NO_TAG
 _NO_FURTHER_CALL = r"/[^{; ,\t\r\n](?s:.*)/" + _NO_TAG
 _SPACE_BETWEEN = r"/[ \t\r\n;,]{0,256}/"
-_BETWEEN = " \t\r\n;,"
+_SPACES = " \t\r\n"
+_BETWEEN = _SPACES + ";,"
 
 
 class Llama3JsonNotation:
@@ -78,9 +79,9 @@ class Llama3JsonParser:
         """Find the next object, or its absence; hold back text that may still precede one."""
         text = self._held + text
         self._held = ""
-        rest = text.lstrip(_BETWEEN if self._num_calls else None)
+        rest = text.lstrip(_BETWEEN if self._num_calls else _SPACES)
         if rest.startswith(TAG):
-            rest = rest[len(TAG) :].lstrip()
+            rest = rest[len(TAG) :].lstrip(_SPACES)
         gap = len(text) - len(rest)
         if gap <= MAX_GAP and TAG.startswith(rest):
             self._held = text

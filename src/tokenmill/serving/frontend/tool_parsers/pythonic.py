@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import json
+import keyword
 import re
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +18,17 @@ from tokenmill.core.json_text import whole_characters
 from tokenmill.serving.frontend.free_text import SPACE, FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.serving.frontend.json_schema import closed
+from tokenmill.serving.frontend.tool_parsers.named_arguments import named_arguments
 from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
+from tokenmill.serving.frontend.tool_parsers.scanners import finite
 
-# What may still become the beginning of a list of calls: `[`, a dotted name, `(`.
-_BEGINNING = re.compile(r"\s{0,256}(\[\s{0,16}([A-Za-z_][\w.]{0,127}\s{0,16}(\()?)?)?")
+# What may still become the beginning of a list of calls: `[`, a name with dots or dashes, `(`.
+_SPACE = r"[ \t\r\n]"
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}"
+_BEGINNING = re.compile(rf"{_SPACE}{{0,256}}(\[{_SPACE}{{0,16}}({_NAME}{_SPACE}{{0,16}}(\()?)?)?")
 # The same for grammars: before the name, and text that is no such beginning.
-_OPENING = r"/\s{0,256}\[\s{0,16}/"
-_NO_LIST = r"/(?s:.*)/ & ~/(?s:\s*\[\s*[A-Za-z_][0-9A-Za-z_.]*\s*\(.*)/"
+_OPENING = rf"/{_SPACE}{{0,256}}\[{_SPACE}{{0,16}}/"
+_NO_LIST = rf"/(?s:.*)/ & ~/(?s:{_SPACE}*\[{_SPACE}*[A-Za-z0-9_][A-Za-z0-9_.\-]*{_SPACE}*\(.*)/"
 _DEFINITIONS = ("$defs", "definitions")
 _SEPARATORS = " \t\r\n,"
 _MAX_DEPTH = 32
@@ -65,7 +71,7 @@ def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
 def _arguments_rule(builder: GrammarBuilder, tool: Tool) -> str:
     """Return the rule of arguments and `)`: required ones first, then optional ones, each group in schema order."""
     parameters = closed(tool.parameters, tool.is_strict)
-    properties: dict[str, Any] = parameters.get("properties") or {}
+    properties = named_arguments(Tool(tool.name, parameters, tool.is_strict), _is_writable)
     demanded = parameters.get("required")
     required = [name for name in properties if isinstance(demanded, list) and name in demanded]
     optional = [name for name in properties if name not in required]
@@ -73,11 +79,10 @@ def _arguments_rule(builder: GrammarBuilder, tool: Tool) -> str:
     rules = {
         name: f"{literal(name + '=')} {builder.value({**definitions, **(schema if isinstance(schema, dict) else {})})}"
         for name, schema in properties.items()
-        if name.isidentifier()
     }
-    parts = [rules[name] for name in required if name in rules]
+    parts = [rules[name] for name in required]
     inner = ' ", " '.join(parts)
-    rest = [rules[name] for name in optional if name in rules]
+    rest = [rules[name] for name in optional]
     if parts:
         inner += "".join(f' (", " {rule})?' for rule in rest)
     else:
@@ -85,6 +90,11 @@ def _arguments_rule(builder: GrammarBuilder, tool: Tool) -> str:
         tails = [f"{rule}" + "".join(f' (", " {after})?' for after in rest[at + 1 :]) for at, rule in enumerate(rest)]
         inner = f"({' | '.join(tails)})?" if tails else ""
     return f'{inner} ")"'
+
+
+def _is_writable(name: str) -> bool:
+    """Return True for a name that Python reads as one; it would read others as their composed form."""
+    return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.normalize("NFKC", name) == name
 
 
 class PythonicParser:
@@ -97,6 +107,11 @@ class PythonicParser:
         self._depth = 0
         self._quote = ""
         self._escapes = False
+
+    @property
+    def is_in_string(self) -> bool:
+        """True if the text so far ends within a string of a call."""
+        return bool(self._quote)
 
     def feed(self, text: str) -> list[Event]:
         """Add a delta; return calls that are closed, or content once the text is not a call."""
@@ -190,11 +205,14 @@ def _read_call(source: str) -> tuple[str, str]:
         raise ValueError("too long a call")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes that Python does not know
-        call = ast.parse(source, mode="eval").body
-    if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+        name, bracket, rest = source.partition("(")  # a name may have dashes, which Python would subtract
+        call = ast.parse(f"call{bracket}{rest}", mode="eval").body
+    if not re.fullmatch(_NAME, name.strip()):
+        raise ValueError("no name of a function")
+    if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
         raise ValueError("no call with arguments by name")
-    arguments = {str(keyword.arg): _literal(keyword.value, _MAX_DEPTH) for keyword in call.keywords}
-    return ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    arguments = {str(one.arg): _literal(one.value, _MAX_DEPTH) for one in call.keywords}
+    return name.strip(), json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
 def _literal(node: ast.expr, depth: int) -> Any:
@@ -204,11 +222,11 @@ def _literal(node: ast.expr, depth: int) -> Any:
         case ast.Constant(value=str() as text):
             return whole_characters(text)
         case ast.Constant(value=int() | float() | bool() | None as value):
-            return value
+            return value if value is None else finite(value)
         case ast.Name(id=name) if name in _JSON_NAMES:
             return _JSON_NAMES[name]
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
+            return -finite(value)
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return [_literal(element, depth - 1) for element in elements]
         case ast.Dict(keys=keys, values=values):

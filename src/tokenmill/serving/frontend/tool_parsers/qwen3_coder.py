@@ -21,14 +21,16 @@ from typing import Any
 from tokenmill.core.json_text import whole_characters
 from tokenmill.serving.frontend.free_text import GAP, FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
+from tokenmill.serving.frontend.json_schema import closed
+from tokenmill.serving.frontend.tool_parsers.named_arguments import named_arguments
 from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
-from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
+from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, JsonStrings, MarkerFinder
+from tokenmill.serving.frontend.tool_parsers.text_values import is_text, kinds_of, text_rule
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-_MAX_LENGTH = 1024
 _DEFINITIONS = ("$defs", "definitions")
 # As Python writes them: the template of Qwen3.5 does so too.
 _PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
@@ -45,7 +47,7 @@ class Qwen3CoderNotation:
         return Qwen3CoderParser(tools)
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """Return the rule of tagged calls; of a string's schema, `enum`, `const` and lengths are enforced."""
+        """Return the rule of tagged calls; see `text_values` for what is enforced of a text."""
         calls = " | ".join(_call_rule(builder, tool) for tool in tools)
         call = f'{builder.marker(BEGIN)} "\\n" ({calls}) {literal(_FUNCTION_END)} "\\n" {builder.marker(END)}'
         return f'({call}) ("\\n" {call})*' if is_parallel else f"({call})"
@@ -58,56 +60,22 @@ class Qwen3CoderNotation:
 
 def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
     """Return the rule of a call: parameters in schema order; optional ones may be left out."""
-    properties: dict[str, Any] = tool.parameters.get("properties") or {}
+    tool = Tool(tool.name, closed(tool.parameters, tool.is_strict), tool.is_strict)
     required = tool.parameters.get("required")
     definitions = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
     rules = [literal(f"{_FUNCTION}{tool.name}>\n")]
-    for name, schema in properties.items():
-        if ">" in name or "\n" in name:
-            continue
-        head, value = literal(f"{_PARAMETER}{name}>\n"), _value_rule(builder, schema, definitions)
+    for name, schema in named_arguments(tool, lambda name: ">" not in name and "\n" not in name).items():
+        head = literal(f"{_PARAMETER}{name}>\n")
+        value = _value_rule(builder, tool, schema if isinstance(schema, dict) else {}, definitions)
         is_required = isinstance(required, list) and name in required
         rules.append(f'({head} {value} "\\n")' + ("" if is_required else "?"))
     return f"({' '.join(rules)})"
 
 
-def _value_rule(builder: GrammarBuilder, schema: Any, definitions: dict[str, Any]) -> str:
-    own = schema if isinstance(schema, dict) else {}
-    end = "\n" + _PARAMETER_END
-    if "string" not in _kinds(own):
-        return f"{builder.value({**definitions, **own})} {literal(end)}"
-    choices = own.get("enum") or ([own["const"]] if "const" in own else [])
-    if choices and all(isinstance(choice, str) for choice in choices):
-        return f"({' | '.join(map(literal, choices))}) {literal(end)}"
-    least, most = (_length(own.get(name)) for name in ("minLength", "maxLength"))
-    return builder.text_before(end, least, most)
-
-
-def _length(value: Any) -> int:
-    """Return a length to enforce; 0 for none, and for a huge one, which would make the grammar too large."""
-    return value if isinstance(value, int) and 0 < value <= _MAX_LENGTH else 0
-
-
-def _kinds(schema: Any) -> frozenset[str]:
-    """Return the types that a schema names; empty without any."""
-    if not isinstance(schema, dict):
-        return frozenset()
-    named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset([named])
-    if isinstance(named, list):
-        return frozenset(one for one in named if isinstance(one, str))
-    choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-    if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
-        return frozenset(["string"])
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            return frozenset(kind for one in schema[key] if isinstance(one, dict) for kind in _shallow_kinds(one))
-    return frozenset()
-
-
-def _shallow_kinds(schema: dict[str, Any]) -> frozenset[str]:
-    return _kinds({key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")})
+def _value_rule(builder: GrammarBuilder, tool: Tool, schema: dict[str, Any], definitions: dict[str, Any]) -> str:
+    if is_text(schema):
+        return text_rule(builder, tool, schema, _PARAMETER_END)
+    return f"{builder.value({**definitions, **schema})} {literal(chr(10) + _PARAMETER_END)}"
 
 
 class Qwen3CoderParser:
@@ -121,6 +89,7 @@ class Qwen3CoderParser:
         self._parts: list[str] = []
         self._known: dict[str, Any] = {}
         self._kinds: frozenset[str] = frozenset()
+        self._strings = JsonStrings()
         self._is_first = True
         self._is_at_start = False
         self._holds_line_end = False
@@ -200,11 +169,12 @@ class Qwen3CoderParser:
         if marker:
             key = "".join(self._parts)
             self._parts.clear()
-            self._kinds = _kinds(self._known[key]) if key in self._known else frozenset(["string"])
+            self._kinds = kinds_of(self._known[key]) if key in self._known else frozenset(["string"])
             comma = "" if self._is_first else ", "
             opening = '"' if self._is_text else ""
             events.append(CallArguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: {opening}"))
             self._is_first, self._is_at_start, self._holds_line_end = False, True, False
+            self._strings = JsonStrings()
             self._enter(self._read_value, _PARAMETER_END)
         return rest
 
@@ -214,6 +184,9 @@ class Qwen3CoderParser:
 
     def _read_value(self, text: str, events: list[Event]) -> str:
         before, marker, rest = self._finder.push(text)
+        if "string" not in self._kinds and self._strings.push(before) and marker:
+            self._strings.push(marker)
+            before, marker = before + marker, ""
         shown = self._without_outer_lines(before)
         if self._is_text:
             if shown:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 
 from tokenmill.core.json_text import whole_characters
 
@@ -24,11 +26,12 @@ class MarkerFinder:
         """Add text; return the text before the first marker, the marker or "", and the text after it."""
         text = self._held + text
         found = [(at, marker) for marker in self._markers if (at := text.find(marker)) >= 0]
-        if found:
+        keep = next((n for n in range(min(self._longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
+        # A marker may stand within one that begins before it.
+        if found and min(found)[0] <= len(text) - keep:
             at, marker = min(found)
             self._held = ""
             return text[:at], marker, text[at + len(marker) :]
-        keep = next((n for n in range(min(self._longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], "", ""
 
@@ -38,7 +41,7 @@ class MarkerFinder:
         return held
 
     def _may_begin(self, text: str) -> bool:
-        return any(marker.startswith(text) for marker in self._markers)
+        return any(marker.startswith(text) and marker != text for marker in self._markers)
 
 
 class ValueScanner:
@@ -87,6 +90,25 @@ class ValueScanner:
             self._escapes = True
         elif character == '"':
             self._in_string = False
+
+
+class JsonStrings:
+    """Knows whether text that is meant to be JSON ends within a string, which no line break does."""
+
+    def __init__(self) -> None:
+        self._is_inside = False
+        self._escapes = False
+
+    def push(self, text: str) -> bool:
+        """Read on; return True if the text so far ends within a string."""
+        for character in text:
+            if self._escapes:
+                self._escapes = False
+            elif character == "\\":
+                self._escapes = self._is_inside
+            elif character == '"' or (character == "\n" and self._is_inside):
+                self._is_inside = not self._is_inside
+        return self._is_inside
 
 
 class CallScanner:
@@ -193,6 +215,11 @@ class CallScanner:
 
     def _accept(self) -> None:
         self.is_accepted |= self.name is not None and self._has_arguments
+
+
+def finite(number: float) -> float:
+    """Return a number, and the largest one of JSON's usual readers for one that they take for infinite."""
+    return math.copysign(sys.float_info.max, number) if isinstance(number, float) and math.isinf(number) else number
 
 
 def _string(value: str) -> str | None:

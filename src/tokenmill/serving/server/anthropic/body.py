@@ -12,6 +12,7 @@ from tokenmill.serving.frontend.chat_messages import check_depth
 from tokenmill.serving.frontend.thinking_budget import EFFORTS
 from tokenmill.serving.server.generation.call import GenerationCall, template_kwargs
 from tokenmill.serving.server.generation.fields import Int32, PositiveInt, StopStrings, Tools, given_params
+from tokenmill.serving.server.generation.tool_pictures import pictures_behind_results
 from tokenmill.serving.server.generation.tools import NamedTool
 
 # Blocks of thinking are the model's own and are not shown to it again.
@@ -98,6 +99,7 @@ def message_call(body: PromptBody) -> GenerationCall:
     if body.system is not None:
         _text(body.system, "system", "system")  # which refuses blocks of other kinds
         messages.insert(0, {"role": "system", "content": body.system})
+    messages = pictures_behind_results(messages)
     # Anthropic's way to begin the answer for the model: it goes on from there.
     last = messages[-1] if messages else {}
     continues = last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
@@ -194,9 +196,9 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
         elif kind == "tool_use" and role == "assistant":
             calls.append(_call(part, place))
         elif kind == "tool_result" and role == "user":
-            text = _text(_known(part.get("content") or ""), f"{place}.content", "messages")
             call_id = _field(part, "tool_use_id", str, place)
-            results.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            result = _result(_known(part.get("content") or ""), f"{place}.content")
+            results.append({"role": "tool", "tool_call_id": call_id, "content": result})
         elif not isinstance(kind, str) or kind in _SHOWN:
             name = kind or "unknown"
             raise InvalidRequest(
@@ -207,6 +209,20 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
     if calls:
         own["tool_calls"] = calls
     return [*results, own] if shown or calls or not results else results
+
+
+def _result(content: Any, where: str) -> str | list[dict[str, Any]]:
+    """Return the content of a tool result: a text, or content parts where there are images between its texts."""
+    if not any(block.get("type") == "image" for block in _blocks(content)):
+        return _text(content, where, "messages")
+    parts: list[dict[str, Any]] = []
+    for i, block in enumerate(content):
+        place = f"{where}[{i}]"
+        if isinstance(block, dict) and block.get("type") == "image":
+            parts.append(_image(_field(block, "source", dict, place), f"{place}.source"))
+        else:
+            parts.append({"type": "text", "text": _text([block], place, "messages")})
+    return parts
 
 
 def _image(source: dict[str, Any], where: str) -> dict[str, Any]:

@@ -211,15 +211,18 @@ def _finish_reason(output: TextOutput, num_calls: int) -> str | None:
     return finish_reason_text(output.finish_reason)
 
 
-def _logprobs(output: TextOutput) -> ChatLogprobs | None:
-    if output.logprobs is None:
-        return None
+def token_logprobs(output: TextOutput) -> list[ChatTokenLogprobs]:
+    """Return the log probabilities of an output's tokens; empty if they were not asked for."""
     content = []
     for position in positions(output):
         token = _token(output, position.sampled)
         top = [_token(output, entry) for entry in position.top]
         content.append(ChatTokenLogprobs(token.token, token.logprob, token.bytes, top))
-    return ChatLogprobs(content)
+    return content
+
+
+def _logprobs(output: TextOutput) -> ChatLogprobs | None:
+    return None if output.logprobs is None else ChatLogprobs(token_logprobs(output))
 
 
 def _token(output: TextOutput, entry: Logprob) -> ChatLogprob:

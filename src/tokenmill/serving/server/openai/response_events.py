@@ -23,6 +23,8 @@ from tokenmill.serving.server.generation.content_blocks import (
 )
 from tokenmill.serving.server.generation.writer import PING, UsageCounter
 from tokenmill.serving.server.http.errors import error_body
+from tokenmill.serving.server.openai.chat_choices import ChatTokenLogprobs
+from tokenmill.serving.server.openai.response_logprobs import TextLogprobs
 from tokenmill.serving.server.openai.response_tools import ToolName
 
 _ENCODER = msgspec.json.Encoder()
@@ -53,25 +55,32 @@ class ResponseWriter:
         self._names = names
         self._encrypts = encrypts
         self._blocks = ContentBlocks()
+        self._tokens = TextLogprobs()
+        # By the index of a text block.
+        self._logprobs: dict[int, list[ChatTokenLogprobs]] = {}
         self._num_events = 0
         self._last: TextOutput | None = None
 
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
         """Return the complete response object as JSON."""
         output = outputs[0]
+        # Before its pieces are put in order; all text becomes one block.
+        taken = [token for tokens in self._tokens.of(output) for token in tokens]
         self._blocks.add_whole(output)
+        self._logprobs = {block.index: taken for block in self._blocks.blocks if block.kind is PieceKind.TEXT}
         return _ENCODER.encode(self._complete(output, usage))
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
         """Return the events for a delta, with those of the beginning before the first."""
         self._last = output
-        events = [*self._begin(), *self._changes(self._blocks.add(output))]
+        tokens = iter(self._tokens.of(output))
+        events = [*self._begin(), *self._changes(self._blocks.add(output), tokens)]
         return b"".join(events)
 
     def last_events(self, usage: UsageCounter) -> bytes:
         """Return the events that close the last item and the response."""
         assert self._last is not None, "a stream ends after its last output"
-        events = list(self._changes(self._blocks.finish(), _status_at_end(self._last)))
+        events = list(self._changes(self._blocks.finish(), iter(()), _status_at_end(self._last)))
         response = self._complete(self._last, usage)
         kind = "response.completed" if response["status"] == "completed" else "response.incomplete"
         return b"".join([*events, self._event(kind, {"response": response})])
@@ -109,19 +118,24 @@ class ResponseWriter:
         *whole, last = self._blocks.blocks
         return [*(self._item(block, "completed") for block in whole), self._item(last, status)]
 
-    def _changes(self, changes: Iterator[Change], status: str = "completed") -> Iterator[bytes]:
+    def _changes(
+        self, changes: Iterator[Change], tokens: Iterator[list[ChatTokenLogprobs]], status: str = "completed"
+    ) -> Iterator[bytes]:
+        """Yield the events of changes; `tokens`: those of each growth."""
         for change in changes:
             match change:
                 case BlockBegins(block):
                     fields = _place(block) | {"item": self._item(block, "in_progress")}
                     yield self._event("response.output_item.added", fields)
                     if block.kind is PieceKind.TEXT:
-                        fields = _content_place(block) | {"part": _text_part("")}
+                        fields = _content_place(block) | {"part": _text_part("", [])}
                         yield self._event("response.content_part.added", fields)
                 case BlockGrows(block, delta):
+                    own = next(tokens)
+                    self._logprobs.setdefault(block.index, []).extend(own)
                     # A text inside JSON is known when the JSON is whole.
                     if not self._is_custom(block):
-                        yield self._event(*_growth(block, delta))
+                        yield self._event(*_growth(block, delta, own))
                 case BlockEnds(block):
                     yield from self._end(block, status)
 
@@ -136,10 +150,14 @@ class ResponseWriter:
             yield self._event("response.function_call_arguments.done", fields)
         else:
             done = f"response.{_TEXT_EVENTS[block.kind]}.done"
-            yield self._event(done, _content_place(block) | {"text": block.text, "logprobs": []})
+            yield self._event(done, _content_place(block) | {"text": block.text, "logprobs": self._tokens_of(block)})
         if block.kind is PieceKind.TEXT:
-            yield self._event("response.content_part.done", _content_place(block) | {"part": _text_part(block.text)})
+            fields = _content_place(block) | {"part": _text_part(block.text, self._tokens_of(block))}
+            yield self._event("response.content_part.done", fields)
         yield self._event("response.output_item.done", _place(block) | {"item": item})
+
+    def _tokens_of(self, block: Block) -> list[ChatTokenLogprobs]:
+        return self._logprobs.get(block.index, [])
 
     def _is_custom(self, block: Block) -> bool:
         return block.name in self._names and self._names[block.name].is_custom
@@ -157,7 +175,7 @@ class ResponseWriter:
                 sent_back = {"encrypted_content": opaque(block.text)} if self._encrypts and block.text else {}
                 return item | {"type": "reasoning", "summary": [], "content": content} | sent_back
             case PieceKind.TEXT:
-                content = [_text_part(block.text)] if status != "in_progress" else []
+                content = [_text_part(block.text, self._tokens_of(block))] if status != "in_progress" else []
                 return item | {"type": "message", "role": "assistant", "content": content}
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
@@ -182,10 +200,10 @@ def _status_at_end(output: TextOutput) -> str:
     return "completed" if output.finish_reason is FinishReason.STOP else "incomplete"
 
 
-def _growth(block: Block, delta: str) -> tuple[str, dict[str, Any]]:
+def _growth(block: Block, delta: str, tokens: list[ChatTokenLogprobs]) -> tuple[str, dict[str, Any]]:
     if block.kind is PieceKind.CALL:
         return "response.function_call_arguments.delta", _place(block) | {"item_id": _item_id(block), "delta": delta}
-    return f"response.{_TEXT_EVENTS[block.kind]}.delta", _content_place(block) | {"delta": delta, "logprobs": []}
+    return f"response.{_TEXT_EVENTS[block.kind]}.delta", _content_place(block) | {"delta": delta, "logprobs": tokens}
 
 
 def _place(block: Block) -> dict[str, Any]:
@@ -205,8 +223,8 @@ def opaque(thinking: str) -> str:
     return base64.urlsafe_b64encode(thinking.encode("utf-8", "replace")).decode()
 
 
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _text_part(text: str, tokens: list[ChatTokenLogprobs]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": tokens}
 
 
 def _usage(counter: UsageCounter) -> dict[str, Any]:

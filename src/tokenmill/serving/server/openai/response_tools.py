@@ -19,6 +19,7 @@ import msgspec
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.json_text import decode_json
+from tokenmill.serving.frontend.lark_regex import lark_regex
 from tokenmill.serving.server.generation.tools import NamedTool
 
 # Codex puts the tools that have no server of their own into a namespace of this name.
@@ -148,10 +149,9 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _custom(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the function that stands for a custom tool.
+    """Return the function that stands for a custom tool: its grammar is a pattern, which the grammar of calls keeps.
 
-    A regular expression becomes a part of the schema, which the grammar of calls keeps. A Lark grammar is shown to the
-    model, and not kept: inside a JSON string, each of its terminals would have to be escaped.
+    A Lark grammar is shown to the model too.
     """
     text: dict[str, Any] = {"type": "string"}
     description = str(tool.get("description") or "")
@@ -162,9 +162,9 @@ def _custom(tool: dict[str, Any], where: str) -> dict[str, Any]:
         syntax, definition = format.get("syntax"), format.get("definition")
         if syntax not in ("lark", "regex") or not isinstance(definition, str):
             raise InvalidRequest(f"{where}.format: a grammar needs a definition, and lark or regex as syntax", "tools")
-        if syntax == "regex":
-            text["pattern"] = f"^(?:{definition})$"
-        else:
+        regex = definition if syntax == "regex" else lark_regex(definition, f"{where}.format")
+        text["pattern"] = f"^(?:{regex})$"
+        if syntax == "lark":
             description = f"{description}\n\nThe input follows this grammar (Lark):\n{definition}"
     # Descriptions of such tools forbid JSON, in which calls are written here.
     description = f"{description}\n\nThe raw text is the argument `input`.".lstrip()

@@ -178,7 +178,7 @@ class ResponsesRoutes:
 
     def _head(self, body: ResponsesBody) -> dict[str, Any]:
         """Return the fields that do not depend on the answer."""
-        shown = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "temperature")
+        shown = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "temperature", "top_logprobs")
         return {
             "id": f"resp_{secrets.token_hex(24)}",
             "object": "response",

@@ -11,6 +11,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.serving.frontend.chat_messages import check_depth
 from tokenmill.serving.server.generation.call import GenerationCall, template_kwargs
 from tokenmill.serving.server.generation.fields import Int32, Int64, Label, PositiveInt, Tools, given_params
+from tokenmill.serving.server.generation.tool_pictures import pictures_behind_results
 from tokenmill.serving.server.openai.fields import ReasoningEffort
 from tokenmill.serving.server.openai.response_format import JsonSchemaFormat, ResponseFormat, structured_outputs
 from tokenmill.serving.server.openai.response_tools import ResponseTools, custom_arguments, flat_name, read_choice
@@ -20,7 +21,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 # Of these, something would be missing that stands elsewhere. All other kinds that are not known are left out.
 _REFUSED = ("item_reference",)
 _READ = ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
-ENCRYPTED = "reasoning.encrypted_content"
+ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,13 +70,13 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     background: bool | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None
+    top_logprobs: Int32 | None = None
     truncation: Literal["disabled", "auto"] | None = None
     priority: Int32 | None = None
     cache_salt: Label | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
 
-    # Of these, ENCRYPTED has an effect; others ask for parts of answers that do not come here.
+    # Of these, ENCRYPTED and LOGPROBS have an effect; others ask for parts of answers that do not come here.
     include: Annotated[list[Label], Meta(max_length=64)] | None = None
     # Calls of one key go to one engine.
     prompt_cache_key: str | None = None
@@ -108,12 +109,14 @@ def response_call(body: ResponsesBody, tools: ResponseTools, earlier: list[dict[
             raise InvalidRequest(f"{name} is not supported by this server", name)
     check_depth(body.input, "input")
     check_depth(body.tools, "tools")
-    messages = [*earlier, *input_messages(body.input)]
+    messages = pictures_behind_results([*earlier, *input_messages(body.input)])
     if body.instructions is not None:
         messages = with_instructions(body.instructions, messages)
     params = given_params(body)
     if body.max_output_tokens is not None:
         params["max_tokens"] = body.max_output_tokens
+    if body.top_logprobs or LOGPROBS in (body.include or ()):
+        params["logprobs"] = body.top_logprobs or 0
     if body.text is not None and body.text.format is not None:
         params["structured_outputs"] = structured_outputs(_response_format(body.text.format), None)
     effort = None if body.reasoning is None else body.reasoning.effort
@@ -124,6 +127,7 @@ def response_call(body: ResponsesBody, tools: ResponseTools, earlier: list[dict[
         tools=tools.functions or None,
         tool_choice=read_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
+        logprobs_field="top_logprobs",
         template_kwargs=template_kwargs(body.chat_template_kwargs, reasoning_effort=effort),
         priority=body.priority,
         cache_salt=body.cache_salt,
@@ -136,7 +140,7 @@ def response_call(body: ResponsesBody, tools: ResponseTools, earlier: list[dict[
 
 def left_out(body: ResponsesBody, tools: ResponseTools) -> list[str]:
     """Return what the answer cannot heed, by place and kind."""
-    asked = [f"include:{name}" for name in body.include or () if name != ENCRYPTED]
+    asked = [f"include:{name}" for name in body.include or () if name not in (ENCRYPTED, LOGPROBS)]
     return [*tools.left_out, *unread_items(body.input), *asked]
 
 
@@ -180,8 +184,8 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any], where: str) 
         case "custom_tool_call":
             _add_call(messages, item, custom_arguments(_field(item, "input", where)), where)
         case "function_call_output" | "custom_tool_call_output":
-            text = _text(item.get("output"), f"{where}.output")
-            messages.append({"role": "tool", "tool_call_id": _field(item, "call_id", where), "content": text})
+            result = _content(item.get("output"), f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": _field(item, "call_id", where), "content": result})
     if kind in _REFUSED:
         raise InvalidRequest(f"{where}: items of type {kind} are not supported", "input")
 
