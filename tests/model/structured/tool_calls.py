@@ -230,7 +230,8 @@ class Bench:
             calls.pop()  # the limit may have cut it, and its reply says so
         for name, arguments in calls:
             check_call(counts, asked, name, arguments)
-        text = "".join(piece.text for piece in pieces if piece.kind is PieceKind.TEXT)
+        # Text before a call and text behind it are no mark together.
+        text = "".join(piece.text if piece.kind is PieceKind.TEXT else "\0" for piece in pieces)
         if (
             asked.shows_special
             and asked.notation not in _UNMARKED

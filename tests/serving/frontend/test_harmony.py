@@ -37,8 +37,10 @@ def seeded() -> random.Random:
     return random.Random(seed)
 
 
-def read(text: str, rng: random.Random, shows_calls: bool = True, most: int | None = None) -> list[AnswerPiece]:
-    parser, pieces = HarmonyParser(shows_calls, most), []
+def read(
+    text: str, rng: random.Random, shows_calls: bool = True, most: int | None = None, keeps_calls: bool = False
+) -> list[AnswerPiece]:
+    parser, pieces = HarmonyParser(shows_calls, most, keeps_calls), []
     while text:
         length = rng.choice([1, 2, 3, 9, 40, len(text)])
         pieces += parser.feed(text[:length], 1)
@@ -111,6 +113,17 @@ def test_calls_beyond_the_most_and_calls_that_nobody_wants() -> None:
     rng, text = seeded(), call("f", "{}") + "<|start|>assistant" + call("g", "{}")
     assert read(text, rng, most=1) == [AnswerPiece(CALL, "{}", "f")]
     assert read(text, rng, shows_calls=False) == [AnswerPiece(TEXT, "{}\n{}")]
+
+
+@pytest.mark.parametrize("gap", ["", "\n", " \n "])
+@pytest.mark.parametrize("rest", ["<", "<|call", "<|start|>", "<|start|>assist"])
+def test_arguments_end_where_their_json_does(gap: str, rest: str) -> None:
+    rng = seeded()
+    text = call("f", gap + '{\n"a": "<|end|>"\n}').removesuffix("<|call|>") + rest
+    for _ in range(10):
+        found = read(text, rng, keeps_calls=True)
+        assert found[0] == AnswerPiece(CALL, '{\n"a": "<|end|>"\n}', "f")
+        assert all(piece.kind is TEXT for piece in found[1:])
 
 
 def test_tokens_of_thinking_are_counted_with_their_marks() -> None:

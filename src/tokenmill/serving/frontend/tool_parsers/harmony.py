@@ -163,7 +163,9 @@ class HarmonyParser:
         if self._arguments is not None:
             end = self._arguments.push(text, 0)
             self._show(text[:end], pieces)
-            self._arguments = None if self._arguments.is_done else self._arguments
+            if self._arguments.is_done:
+                # What follows belongs to the end of the message: a mark, perhaps cut off.
+                self._arguments, self._kind = None, None
             return text[end:]
         before, marker, rest = self._finder.push(text)
         if self._state is _State.HEADER:

@@ -76,7 +76,7 @@ class ValueScanner:
                 self.is_done = True
                 return at
             elif self._depth == 0:
-                self._is_scalar = True
+                self._is_scalar = character not in _WHITESPACE
                 continue
             if self._depth <= 0 and not self._in_string:
                 self.is_done = True
