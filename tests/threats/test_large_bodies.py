@@ -96,7 +96,8 @@ def test_no_long_body_is_decoded_or_looked_through_by_the_loop(monkeypatch):
         and path != "/v1/batches"  # it wants a folder
     ]
     assert len(routes) > 10
-    for path in routes:
+    opened = post(app, "/v1/sessions", "{}").json()["id"]
+    for path in [path.replace("{session_id}", opened) for path in routes]:
         decoders.clear()
         post(app, path, json.dumps({"model": "m", "unknown": "x" * INLINE_BYTES}))
         assert decoders, path
