@@ -93,7 +93,7 @@ def test_chat_streams_the_answer_of_the_model_that_is_served(server):
     assert deltas[-1].finish_reason == "stop"
     path, body, key = server.seen[0]
     assert (path, key) == ("/v1/chat/completions", "Bearer k")
-    expected = {"model": "the-model", "stream": True, "temperature": 0}
+    expected = {"model": "the-model", "stream": True, "temperature": 0, "return_progress": True}
     assert body == {**expected, "messages": [{"role": "user", "content": "hi"}]}
 
 
