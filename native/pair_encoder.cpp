@@ -36,11 +36,18 @@ void PairEncoder::encode(std::string_view piece, std::vector<uint32_t>& ids) con
   if (!cuts_words_) return encode_word(piece, ids);
   size_t begin = 0;
   for (size_t at = piece.find(MARK, 1); at != piece.npos; at = piece.find(MARK, at + MARK.size())) {
-    if (!vocabulary_.cuts_after(static_cast<uint8_t>(piece[at - 1]))) continue;
+    if (!can_cut(piece, at)) continue;
     encode_word(piece.substr(begin, at - begin), ids);
     begin = at;
   }
   encode_word(piece.substr(begin), ids);
+}
+
+bool PairEncoder::can_cut(std::string_view piece, size_t at) const {
+  if (!vocabulary_.cuts_after(static_cast<uint8_t>(piece[at - 1]))) return false;
+  size_t begin = at - 1;
+  while (begin > 0 && (piece[begin] & 0xC0) == 0x80) --begin;
+  return vocabulary_.character(piece.substr(begin, at - begin)) != ABSENT;  // else its symbols may end otherwise
 }
 
 void PairEncoder::encode_word(std::string_view word, std::vector<uint32_t>& ids) const {

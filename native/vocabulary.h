@@ -93,7 +93,8 @@ class PairEncoder {
   void encode(std::string_view piece, std::vector<uint32_t>& ids) const;
 
  private:
-  struct Symbols;
+  // True if no merge can join what precedes a space's mark with it.
+  bool can_cut(std::string_view piece, size_t at) const;
   void encode_word(std::string_view word, std::vector<uint32_t>& ids) const;
   void join(std::string_view word, std::vector<uint32_t>& ids) const;
   void split(std::string_view word, std::vector<uint32_t>& symbols) const;

@@ -62,11 +62,15 @@ class MappedVocabulary:
         self._array = np.frombuffer(self._memory, np.uint8)
         module: Any = _module()
         self.native: _native.Vocabulary = module.Vocabulary(self._array.ctypes.data, self._array.nbytes)
-        if not self.native.is_unchanged():
+        if not self.is_sound():
             raise ValueError("its checksum is not that of its content")
         # The pages stay in the system's cache; this process holds those that it needs.
         self._memory.madvise(mmap.MADV_DONTNEED)
         self.recipe = msgspec.json.decode(self.native.notes, type=Recipe)
+
+    def is_sound(self) -> bool:
+        """Return True if the content is what was written; all of it is read."""
+        return self.native.is_unchanged()
 
     def encoder(self) -> _native.PieceEncoder:
         """Return the encoder of pieces of text."""

@@ -190,6 +190,8 @@ def _recipe(file: _File, added: list[JsonObject]) -> Recipe:
         prefix = Prefix.ALWAYS if any(one["type"] == "Prepend" for one in changes) else Prefix.NONE
     if others := {one["type"] for one in cuts} - _CUTS:
         raise NotCovered(f"pieces are cut by {', '.join(sorted(others))}")
+    if normalizer is not None and any(_is_changed(one, normalizer) for one in added if one.get("normalized")):
+        raise NotCovered("an added token is spelled in another way where it is looked for")
     before, after = _around(file.post_processor)
     return Recipe(
         added=added,
@@ -244,6 +246,11 @@ def _cuts_no_marks(steps: Sequence[JsonObject]) -> bool:
     return not steps or (len(steps) == 1 and steps[0]["type"] == "Split" and steps[0]["pattern"] == {"String": " "})
 
 
+def _is_changed(entry: JsonObject, normalizer: JsonObject) -> bool:
+    content: str = entry["content"]
+    return bool(make_part("normalizer", normalizer).normalize_str(content) != content)
+
+
 def _around(post_processor: JsonObject | None) -> tuple[list[int], list[int]]:
     """Return the ids that a post-processor puts before and after a text."""
     if post_processor is None:
@@ -264,20 +271,24 @@ def make_cutter(
     word = "piece"
     while word in names:
         word += "+"
-    entries = [{**entry, "id": number} for number, entry in enumerate(added, 1)]
     pre_tokenizer = {"type": "Sequence", "pretokenizers": list(cuts)} if cuts else None
-    file = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": entries,
-        "normalizer": None,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": post_processor,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {word: 0}, "unk_token": word},
-    }
+    return _library(
+        word,
+        added_tokens=[{**entry, "id": number} for number, entry in enumerate(added, 1)],
+        pre_tokenizer=pre_tokenizer,
+        post_processor=post_processor,
+    )
+
+
+def make_part(name: str, entry: JsonObject) -> Any:
+    """Return the normalizer or the decoder that an entry of tokenizer.json describes."""
+    return getattr(_library("piece", **{name: entry}), name)
+
+
+def _library(word: str, **parts: Any) -> tokenizers.Tokenizer:
+    """Return a tokenizer whose vocabulary is one word, which stands for all text."""
+    model = {"type": "WordLevel", "vocab": {word: 0}, "unk_token": word}
     try:
-        return tokenizers.Tokenizer.from_buffer(msgspec.json.encode(file))
+        return tokenizers.Tokenizer.from_buffer(msgspec.json.encode({"version": "1.0", "model": model, **parts}))
     except Exception as error:  # the library raises a bare Exception for what it cannot parse
         raise NotCovered(str(error)) from error

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import msgspec
 import tokenizers
 
 from tokenmill.model.vocabulary.mapped_file import MappedVocabulary
-from tokenmill.model.vocabulary.recipe import IS_ADDED, IS_SPECIAL, JsonObject, make_cutter
+from tokenmill.model.vocabulary.recipe import IS_ADDED, IS_SPECIAL, JsonObject, make_cutter, make_part
 
 _LONG_TEXT = 4096
 _Cut = tuple[list[int], list[tuple[int, int]]]
@@ -102,7 +100,7 @@ class MappedBackend:
     @functools.cached_property
     def _cutter(self) -> tokenizers.Tokenizer:
         """Cuts text that the normalizer leaves as it is."""
-        return make_cutter(self._normalized(self._recipe.added), self._recipe.cuts)
+        return make_cutter(self._recipe.added, self._recipe.cuts)
 
     @functools.cached_property
     def _outer_numbers(self) -> list[int]:
@@ -123,17 +121,7 @@ class MappedBackend:
 
     @functools.cached_property
     def _inner_cutter(self) -> tokenizers.Tokenizer:
-        entries = [self._recipe.added[number - 1] for number in self._inner_numbers[1:]]
-        return make_cutter(self._normalized(entries), self._recipe.cuts)
-
-    def _normalized(self, entries: Sequence[JsonObject]) -> list[JsonObject]:
-        """Return added tokens as they look in changed text."""
-        normalize = self._normalize
-        if normalize is None:
-            return list(entries)
-        return [
-            {**entry, "content": normalize(entry["content"])} if entry.get("normalized") else entry for entry in entries
-        ]
+        return make_cutter([self._recipe.added[number - 1] for number in self._inner_numbers[1:]], self._recipe.cuts)
 
 
 def _cut(cutter: tokenizers.Tokenizer, text: str) -> _Cut:
@@ -145,22 +133,15 @@ def _cut(cutter: tokenizers.Tokenizer, text: str) -> _Cut:
     return encoding.ids, encoding.offsets
 
 
-def _part(name: str, entry: JsonObject) -> Any:
-    """Build one part of a tokenizer from its entry in tokenizer.json."""
-    model = {"type": "WordLevel", "vocab": {"piece": 0}, "unk_token": "piece"}
-    file = {"version": "1.0", "added_tokens": [], "model": model, name: entry}
-    return getattr(tokenizers.Tokenizer.from_buffer(msgspec.json.encode(file)), name)
-
-
 def _decoder(entry: JsonObject | None) -> Callable[[list[str]], str]:
     if entry is None:
         return " ".join
-    decode: Callable[[list[str]], str] = _part("decoder", entry).decode
+    decode: Callable[[list[str]], str] = make_part("decoder", entry).decode
     return decode
 
 
 def _normalizer(entry: JsonObject | None) -> Callable[[str], str] | None:
     if entry is None:
         return None
-    normalize: Callable[[str], str] = _part("normalizer", entry).normalize_str
+    normalize: Callable[[str], str] = make_part("normalizer", entry).normalize_str
     return normalize
