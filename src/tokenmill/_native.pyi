@@ -417,7 +417,9 @@ class PieceEncoder:
         spelling, prefix: as in `tokenmill.model.vocabulary.recipe`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, added: list[int], spelling: int, prefix: int, is_split: bool) -> None: ...
+    def __init__(
+        self, vocabulary: Vocabulary, added: list[int], spelling: int, prefix: int, is_split: bool
+    ) -> None: ...
     def encode(self, text: str, numbers: list[int], spans: list[tuple[int, int]]) -> list[int]:
         """Ids of pieces: 0 for text, n for the n-th added token; spans count characters of the text."""
 

@@ -66,7 +66,7 @@ def random_added(rng: np.random.Generator, model: dict[str, Any]) -> list[dict[s
 
 
 def random_file(rng: np.random.Generator) -> dict[str, Any]:
-    """A whole tokenizer.json."""
+    """Return a whole tokenizer.json."""
     is_byte_level = bool(rng.random() < 0.5)
     model = random_model(rng, is_byte_level)
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
@@ -86,7 +86,9 @@ def random_file(rng: np.random.Generator) -> dict[str, Any]:
         metaspace["prepend_scheme"] = _pick(rng, ["always", "first", "never"])
         cut = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
         marks = _pick(rng, [spaces, {"type": "Sequence", "normalizers": [prepend, spaces]}])
-        normalizer, pre_tokenizer = _pick(rng, [(marks, None), (marks, cut), (None, metaspace), (_pick(rng, forms), split)])
+        normalizer, pre_tokenizer = _pick(
+            rng, [(marks, None), (marks, cut), (None, metaspace), (_pick(rng, forms), split)]
+        )
         stages = [{**spaces, "pattern": {"String": MARK}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
         decoder = {"type": "Sequence", "decoders": stages}
     before = [{"SpecialToken": {"id": "<x>", "type_id": 0}}] if rng.random() < 0.5 else []
@@ -112,5 +114,18 @@ def random_file(rng: np.random.Generator) -> dict[str, Any]:
 
 def random_texts(rng: np.random.Generator, count: int) -> list[str]:
     """Texts of the tokenizers' letters and added tokens."""
-    parts = [*LETTERS, *"aabbccab  ", "<s>", "</s>", "<tool call>", "É", "abcab", "  ", "e\u0301", "\x00", "ﬁ", "<0x41>"]
+    parts = [
+        *LETTERS,
+        *"aabbccab  ",
+        "<s>",
+        "</s>",
+        "<tool call>",
+        "É",
+        "abcab",
+        "  ",
+        "e\u0301",
+        "\x00",
+        "ﬁ",
+        "<0x41>",
+    ]
     return ["".join(_pick(rng, parts) for _ in range(int(rng.integers(0, 60)))) for _ in range(count)]

@@ -64,7 +64,7 @@ def test_random_tokenizers_have_the_ids_of_the_library(rng, tmp_path):
         ours = Tokenizer.load(folder, tmp_path / "cache")
         kinds.append(type(ours._backend))
         assert_equal(ours, wrapped(library), random_texts(rng, 12))
-    assert kinds.count(MappedBackend) > 0.7 * len(kinds) > 0
+    assert kinds.count(MappedBackend) > 0.4 * len(kinds) > 0
 
 
 def test_texts_without_pauses_are_encoded_alike(rng, tmp_path):
@@ -137,7 +137,7 @@ def test_a_damaged_file_is_made_anew(tmp_path, damage):
 
 
 def test_damage_behind_the_checksum_never_leaves_the_memory(tmp_path, rng, monkeypatch):
-    """Whoever writes a checksum, too, gets wrong ids at worst."""
+    """A file whose checksum was written anew, too, gives wrong ids at worst."""
     folder, cache = write_folder(tmp_path / "model", byte_level_tokenizer()), tmp_path / "cache"
     mapped(folder, cache)
     (path,) = cache.iterdir()

@@ -13,7 +13,6 @@ from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.parser_finder import ParserFinder
 from tokenmill.serving.frontend.text_processor import TextProcessor, load_text_processor
 
-
 ROOT = Path(__file__).parents[3]
 HERMES = ["<tool_call>", "</tool_call>"]
 THINK = ["<think>", "</think>"]

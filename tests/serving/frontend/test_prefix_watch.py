@@ -11,7 +11,6 @@ from tokenmill.serving.frontend import prefix_watch
 from tokenmill.serving.frontend.prefix_watch import LEAST_EQUAL, MOST_CHANGED, PrefixWatch
 
 
-
 @pytest.fixture
 def watch():
     return PrefixWatch(wrapped(byte_level_tokenizer()))

@@ -18,7 +18,6 @@ from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.text_processor import TextProcessor
 
-
 SEED = seed_for(__name__)
 HELLO = [{"role": "user", "content": "hi"}]
 BEGIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"

@@ -26,7 +26,7 @@ from tokenmill.core.whole_file import whole_file
 from tokenmill.model.vocabulary.recipe import JsonObject, NotCovered, Recipe, build_vocabulary
 
 if TYPE_CHECKING:
-    from tokenmill import _native
+    from tokenmill._native import PieceEncoder, Vocabulary
 
 _logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class MappedVocabulary:
             self._memory = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
         self._array = np.frombuffer(self._memory, np.uint8)
         module: Any = _module()
-        self.native: _native.Vocabulary = module.Vocabulary(self._array.ctypes.data, self._array.nbytes)
+        self.native: Vocabulary = module.Vocabulary(self._array.ctypes.data, self._array.nbytes)
         if not self.is_sound():
             raise ValueError("its checksum is not that of its content")
         # The pages stay in the system's cache; this process holds those that it needs.
@@ -72,13 +72,11 @@ class MappedVocabulary:
         """Return True if the content is what was written; all of it is read."""
         return self.native.is_unchanged()
 
-    def encoder(self) -> _native.PieceEncoder:
+    def encoder(self) -> PieceEncoder:
         """Return the encoder of pieces of text."""
         recipe, module = self.recipe, _module()
         ids = [entry["id"] for entry in recipe.added]
-        encoder: _native.PieceEncoder = module.PieceEncoder(
-            self.native, ids, recipe.spelling, recipe.prefix, recipe.is_split
-        )
+        encoder: PieceEncoder = module.PieceEncoder(self.native, ids, recipe.spelling, recipe.prefix, recipe.is_split)
         return encoder
 
 
@@ -191,5 +189,3 @@ def _listed_tokens(folder: Path) -> Sequence[JsonObject]:
         for number, entry in sorted(entries.items(), key=lambda item: int(item[0]))
         if isinstance(entry, dict) and isinstance(text := entry.get("content"), str)
     ]
-
-

@@ -15,7 +15,7 @@ import msgspec
 import tokenizers
 
 if TYPE_CHECKING:
-    from tokenmill import _native
+    from tokenmill._native import VocabularyBuilder
 
 JsonObject = dict[str, Any]
 
@@ -37,7 +37,7 @@ class NotCovered(Exception):
 
 
 class Spelling(IntEnum):
-    """How a vocabulary spells text: as it is, in GPT-2's letters for bytes, or with marks for spaces."""
+    """Spellings of text in a vocabulary: as it is, in GPT-2's letters for bytes, or with marks for spaces."""
 
     PLAIN = 0
     BYTES = 1
@@ -45,7 +45,7 @@ class Spelling(IntEnum):
 
 
 class Prefix(IntEnum):
-    """Which pieces get a mark at their start."""
+    """Rules for a mark at the start of pieces."""
 
     NONE = 0
     ALWAYS = 1
@@ -117,7 +117,7 @@ def build_vocabulary(raw: bytes, missing: Sequence[JsonObject], native: Any) -> 
     """
     try:
         file = msgspec.json.decode(raw, type=_File)
-        builder: _native.VocabularyBuilder = native.VocabularyBuilder()
+        builder: VocabularyBuilder = native.VocabularyBuilder()
         options, unknown = _read_model(file.model, builder)
         added = _add_tokens(file.added_tokens, missing, builder)
         recipe = _recipe(file, added)
@@ -126,7 +126,7 @@ def build_vocabulary(raw: bytes, missing: Sequence[JsonObject], native: Any) -> 
         raise NotCovered(str(error)) from error
 
 
-def _read_model(model: _Model, builder: _native.VocabularyBuilder) -> tuple[int, int]:
+def _read_model(model: _Model, builder: VocabularyBuilder) -> tuple[int, int]:
     """Read tokens and merges; return the model's options, and the id of what is unknown."""
     if model.type != "BPE" or model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix:
         raise NotCovered("the model is not byte-pair encoding, or one with a dropout or marks of words")
@@ -138,13 +138,12 @@ def _read_model(model: _Model, builder: _native.VocabularyBuilder) -> tuple[int,
         if found is None:
             raise NotCovered("the unknown token is not in the vocabulary")
         unknown = found
-    options = (_BYTE_FALLBACK, model.byte_fallback), (_FUSES_UNKNOWN, model.fuse_unk)
-    options = *options, (_IGNORES_MERGES, model.ignore_merges)
-    return sum(option for option, is_set in options if is_set), unknown
+    options = _BYTE_FALLBACK * bool(model.byte_fallback) + _FUSES_UNKNOWN * bool(model.fuse_unk)
+    return options + _IGNORES_MERGES * bool(model.ignore_merges), unknown
 
 
 def _add_tokens(
-    entries: Sequence[JsonObject], missing: Sequence[JsonObject], builder: _native.VocabularyBuilder
+    entries: Sequence[JsonObject], missing: Sequence[JsonObject], builder: VocabularyBuilder
 ) -> list[JsonObject]:
     """Add tokens in the library's order and with its ids; return them with these."""
     size = builder.num_tokens
