@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-SERVERS = {"fastapi", "starlette", "uvicorn", "pydantic", "httpx", "zmq", "prometheus_client", "transformers"}
+SERVERS = {"starlette", "uvicorn", "httpx", "zmq", "prometheus_client", "transformers"}
 GPUS = {"triton", "flashinfer"}
 
 
