@@ -82,7 +82,7 @@ struct WeightedRowsCall {
 };
 
 // cos and sin, in float32, of the angles position * frequency, which are rounded to float32 first; positions from 0 on,
-// below 2^24. As tokenmill.model.models.rotary_angles defines them, bit for bit.
+// below 2^24. As tokenmill.model.kernels.rotary_angles defines them, bit for bit.
 struct RotaryTableCall {
   const float* frequencies;  // [size]
   int64_t positions, size;
