@@ -67,17 +67,23 @@ inline double exp_of_negative(double x) {
   return exp_series<0>(r) * of_bits((bits_of(shifted) + 1023) << 52);
 }
 
-// ln x within 10^-15 of itself for normal x >= 1.
-inline double log_of(double x) {
-  // x = 2^n m, m in [sqrt(1/2), sqrt(2)); ln m = 2 artanh(f), f = (m - 1) / (m + 1), |f| < 0.172.
-  const uint64_t bits = bits_of(x);
+// 2 artanh(f) within 10^-15 of itself for |f| < 0.18.
+inline double twice_artanh(double f) {
+  const double square = f * f;
+  double sum = 0;
+  for (int i = 23; i > 1; i -= 2) sum = (sum + 1.0 / i) * square;
+  return 2 * f * (1 + sum);
+}
+
+// ln(whole + rest) within 10^-15 of itself, for whole numbers from 1 on and rest >= 0, however small it is.
+inline double log_of_sum_of(double whole, double rest) {
+  if (whole == 1 && rest < 0.4) return twice_artanh(rest / (2 + rest));  // (x - 1) / (x + 1)
+  // x = 2^n m, m in [sqrt(1/2), sqrt(2)).
+  const uint64_t bits = bits_of(whole + rest);
   double n = static_cast<double>(static_cast<int64_t>(bits >> 52) - 1023);
   double m = of_bits((bits & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000);
   if (m >= 1.4142135623730951) m *= 0.5, n += 1;
-  const double f = (m - 1) / (m + 1), square = f * f;
-  double sum = 0;
-  for (int i = 23; i > 1; i -= 2) sum = (sum + 1.0 / i) * square;
-  return n * 0.693147180559945309 + 2 * f * (1 + sum);
+  return n * 0.693147180559945309 + twice_artanh((m - 1) / (m + 1));
 }
 
 struct CosSin {
