@@ -28,9 +28,16 @@ ALLOWED = Path(__file__).with_name("torch_calls.txt")
 # Modules that a late mask takes other ways through.
 TIMED = ("model.sampling.sampler ", "model.sampling.bitmask ", "model.sampling.grammar_rows ")
 OPTIONS: dict[str, Any] = {
-    **{"dtype": "bfloat16", "kernels": "native", "num_threads": 1, "async_scheduling": False},
-    **{"attention_backend": "native", "page_size": 16},
-    **{"max_num_batched_tokens": 32, "max_num_seqs": 8, "max_model_len": 128, "num_pages": 64},
+    "dtype": "bfloat16",
+    "kernels": "native",
+    "num_threads": 1,
+    "async_scheduling": False,
+    "attention_backend": "native",
+    "page_size": 16,
+    "max_num_batched_tokens": 32,
+    "max_num_seqs": 8,
+    "max_model_len": 128,
+    "num_pages": 64,
 }
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3}
 SCHEMA = StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -47,12 +54,11 @@ WISHES: list[dict[str, Any]] = [
 
 def calls_of_demo(patch: pytest.MonkeyPatch) -> set[str]:
     """Every wish together, cut into chunks, with drafts from the text, and vectors of prompts."""
-    with LLM(demo_model_path(), speculative_config=DRAFTS, **OPTIONS) as llm:
-        with torch_calls_of_steps(patch) as found:
-            params = [SamplingParams(max_tokens=8, **wishes) for wishes in WISHES]
-            prompts = [[9, 8, 7, 6] * 5 for _ in params]
-            llm.generate(prompts, params, use_tqdm=False)
-            llm.embed(prompts[:2], use_tqdm=False)
+    with LLM(demo_model_path(), speculative_config=DRAFTS, **OPTIONS) as llm, torch_calls_of_steps(patch) as found:
+        params = [SamplingParams(max_tokens=8, **wishes) for wishes in WISHES]
+        prompts = [[9, 8, 7, 6] * 5 for _ in params]
+        llm.generate(prompts, params, use_tqdm=False)
+        llm.embed(prompts[:2], use_tqdm=False)
     return found
 
 

@@ -39,13 +39,13 @@ def test_a_position_has_the_same_numbers_in_any_table(rng: np.random.Generator) 
 def test_numbers_are_the_exact_ones_rounded_once(rng: np.random.Generator) -> None:
     """Of random angles up to the largest, and of multiples of a quarter turn, where one of the two is nearly zero."""
     turns = np.arange(1, 2000, dtype=np.float64) * (np.pi / 2)
-    angles = np.concatenate([rng.uniform(0, 2.0 ** rng.integers(-20, 24, 3000)), turns, turns * 5000]).astype(np.float32)
+    random = rng.uniform(0, 2.0 ** rng.integers(-20, 24, 3000))
+    angles = np.concatenate([random, turns, turns * 5000]).astype(np.float32)
+    cos, sin = (table[1] for table in cos_and_sin(angles, 2))
     with mpmath.workdps(DIGITS):
-        for position, angle in zip((1, 1), (angles[:3000], angles[3000:]), strict=True):
-            cos, sin = (table[position] for table in cos_and_sin(angle, 2))
-            want = [(mpmath.cos(mpmath.mpf(float(x))), mpmath.sin(mpmath.mpf(float(x)))) for x in angle]
-            assert np.array_equal(cos, np.array([float(c) for c, _ in want], dtype=np.float32))
-            assert np.array_equal(sin, np.array([float(s) for _, s in want], dtype=np.float32))
+        exact = [mpmath.mpf(angle) for angle in angles.tolist()]
+        for got, function in ((cos, mpmath.cos), (sin, mpmath.sin)):
+            assert np.array_equal(got, np.array([float(function(x)) for x in exact], dtype=np.float32))
 
 
 def test_tables_are_those_of_torch_but_for_last_bits(rng: np.random.Generator) -> None:

@@ -34,7 +34,7 @@ def cos_and_sin(frequencies: Floats, positions: int, native: _native.Kernels | N
     """Return cos and sin of position * frequency, itself rounded to float32: two arrays [positions, size].
 
     Args:
-        frequencies: [size], at least 0 and at most 1, in radians per position.
+        frequencies: [size], in radians per position; at least 0, and no angle may reach 2^24.
         positions: how many, from 0 on.
         native: kernels that do it, with the same bits; None: numpy does, more slowly.
 

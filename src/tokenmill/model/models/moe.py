@@ -28,7 +28,18 @@ class MoE:
         part: this rank's experts. inner: this rank's part of the numbers between the projections of each.
     """
 
-    __slots__ = ("_collective", "_kernels", "_mix", "experts", "inner", "part", "router", "shared", "shared_gate", "spec")
+    __slots__ = (
+        "_collective",
+        "_kernels",
+        "_mix",
+        "experts",
+        "inner",
+        "part",
+        "router",
+        "shared",
+        "shared_gate",
+        "spec",
+    )
 
     def __init__(self, spec: MoeSpec, hidden_size: int, kernels: Kernels, collective: Collective = ALONE) -> None:
         shard, every, self._collective = collective.shard, Part.whole(spec.num_experts), collective

@@ -43,9 +43,10 @@ def _turning(spec: RopeSpec, size: int) -> Floats:
             return _yarn(plain, spec.theta, size, scaling)
         case ProportionalScaling(share, factor):
             turns = np.arange(size // 2) < int(share * size // 2)
-            return np.where(turns, plain / np.float32(factor), np.float32(0))
+            return plain / np.float32(factor) * turns.astype(np.float32)
         case LongRopeScaling() as scaling:
-            return plain / np.array(scaling.factors, dtype=np.float32)
+            factors: Floats = np.array(scaling.factors, dtype=np.float32)
+            return plain / factors
 
 
 def _plain(theta: float, size: int) -> Floats:
