@@ -1,4 +1,4 @@
-"""No call is malformed: calls of all notations under `tool_choice: "auto"`, drawn by models without sense, are counted.
+"""No call is malformed: calls of all notations under `tool_choice: "auto"`, drawn at random, are counted.
 
     python -m tests.model.structured.tool_calls [--calls 10000] [--seed 0]
 
@@ -84,7 +84,7 @@ class Asked:
     """One prompt and the pieces of its answers so far.
 
     Attributes:
-        shows_special: its text has special tokens. is_parallel: several calls are wanted; else further ones are dropped.
+        shows_special: its text has special tokens. is_parallel: further calls are not dropped.
     """
 
     notation: str
@@ -235,7 +235,7 @@ class Bench:
             calls.pop()  # the limit may have cut it, and its reply says so
         for name, arguments in calls:
             check_call(counts, asked, name, arguments)
-        # Text before a call and text behind it are no mark together; a call that is dropped leaves nothing between them.
+        # Text before a call and text behind it are no mark together, though a call that is dropped leaves nothing there.
         shown = pieces if asked.is_parallel else takewhile(lambda piece: piece.kind is not PieceKind.CALL, pieces)
         text = "".join(piece.text if piece.kind is PieceKind.TEXT else "\0" for piece in shown)
         if (

@@ -102,7 +102,8 @@ class GrammarBuilder:
 
     def value(self, schema: dict[str, Any], is_strict: bool = False) -> str:
         """Return the rule for a JSON value; what is not supported in its schema is left out, or refused if strict."""
-        return self._schema(schema, is_lenient=not is_strict, notation="JSON_schema_of_a_strict_tool" if is_strict else "JSON_schema")
+        notation = "JSON_schema_of_a_strict_tool" if is_strict else "JSON_schema"
+        return self._schema(schema, is_lenient=not is_strict, notation=notation)
 
     def text_before(self, end: str, least: int = 0, most: int = 0, forms: Sequence[str] = ()) -> str:
         """Return the rule for text without `end`, a line break, and `end`.
