@@ -235,7 +235,7 @@ class Bench:
             calls.pop()  # the limit may have cut it, and its reply says so
         for name, arguments in calls:
             check_call(counts, asked, name, arguments)
-        # Text before a call and text behind it are no mark together, though a call that is dropped leaves nothing there.
+        # Text before a call and text behind it are no mark together; a dropped call leaves nothing between them.
         shown = pieces if asked.is_parallel else takewhile(lambda piece: piece.kind is not PieceKind.CALL, pieces)
         text = "".join(piece.text if piece.kind is PieceKind.TEXT else "\0" for piece in shown)
         if (
