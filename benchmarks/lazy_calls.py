@@ -97,7 +97,8 @@ def main() -> None:
         same = "the same tokens" if outputs[False] == outputs[True] else "other tokens"
         times = f"off {off:6.0f} us  on {on:6.0f} us a step  ratio {on / off:.3f}, {fast_on / fast_off:.3f}"
         print(f"{name:12} {times}  {same}, {len(found[True])} steps")
-        result[name] = {"off_us": off, "on_us": on, "ratio": on / off, "fast_ratio": fast_on / fast_off, "steps": len(found[True])}
+        ratios = {"ratio": on / off, "fast_ratio": fast_on / fast_off}
+        result[name] = {"off_us": off, "on_us": on, **ratios, "steps": len(found[True])}
     engine.close()
     print(json.dumps(result))
 
