@@ -121,8 +121,6 @@ class VocabularyBuilder {
   // JSON: a list of pairs, or of pairs joined by a space.
   void read_merges(std::string_view json);
   void add(uint32_t id, std::string_view spelling, uint8_t flags);
-  // A merge for every cut of a normal token into two, by falling score, then by the tokens' ids.
-  void merge_by_scores(const float* scores, const uint8_t* is_normal, size_t count);
   void add_merge(std::string_view left, std::string_view right);
   uint32_t find(std::string_view spelling) const;
   size_t num_tokens() const { return num_tokens_; }

@@ -218,27 +218,6 @@ void VocabularyBuilder::add_merge(std::string_view left, std::string_view right)
   merges_.push_back(merge);
 }
 
-void VocabularyBuilder::merge_by_scores(const float* scores, const uint8_t* is_normal, size_t count) {
-  std::vector<std::tuple<double, uint32_t, uint32_t, uint32_t>> found;
-  const auto normal = [&](std::string_view text) {
-    const uint32_t id = find(text);
-    return id < count && is_normal[id] ? id : ABSENT;
-  };
-  for (uint32_t id = 0; id < std::min(count, tokens_.size()); ++id) {
-    if (!is_normal[id]) continue;
-    const std::string_view text = spelling(tokens_[id]);
-    for (size_t at = 1; at < text.size(); ++at) {
-      if ((text[at] & 0xC0) == 0x80) continue;
-      const uint32_t left = normal(text.substr(0, at));
-      if (left == ABSENT) continue;
-      const uint32_t right = normal(text.substr(at));
-      if (right != ABSENT) found.emplace_back(-double{scores[id]}, left, right, id);
-    }
-  }
-  std::sort(found.begin(), found.end());
-  for (const auto& [score, left, right, joint] : found) merges_.push_back({left, right, joint});
-}
-
 std::vector<MergeSlot> VocabularyBuilder::merge_table() const {
   std::vector<MergeSlot> table(table_size(merges_.size()), {ABSENT, ABSENT, ABSENT, ABSENT});
   const size_t last = table.size() - 1;
