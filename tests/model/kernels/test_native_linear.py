@@ -12,7 +12,7 @@ from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import Gate, WeightRole
 from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows, WeightedRows
 
-INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET]
+INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET, PackedFormat.INT5]
 # What floats are made to; see test_native_mxfp4.py for what is taken as it is stored.
 every_format = pytest.mark.parametrize("format", [one for one in PackedFormat if one is not PackedFormat.MXFP4])
 every_integer_format = pytest.mark.parametrize("format", INTEGERS)
