@@ -48,9 +48,13 @@ class NativeKernels(NativeRecurrence):
         """Return the same kernels with weights and vectors in an arena."""
         return NativeKernels(self.native, self.formats, "cpu", arena)
 
+    def with_formats(self, formats: PackedFormats) -> NativeKernels:
+        """Return the same kernels with other formats."""
+        return NativeKernels(self.native, formats, self._device, self._arena)
+
     def of_layer(self, index: int) -> NativeKernels:
         """Return the same kernels with the formats of layer `index`."""
-        return NativeKernels(self.native, self.formats.of_layer(index), self._device, self._arena)
+        return self.with_formats(self.formats.of_layer(index))
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """Make an unfilled packed weight in the format for its role."""

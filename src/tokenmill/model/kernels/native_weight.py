@@ -63,6 +63,7 @@ class PackedWeight:
         arena: Arena | None = None,
     ) -> None:
         self.shape = shape
+        self.role = role
         self._kernels = kernels
         self._is_gated = role is WeightRole.GATE_UP
         self._format = format
