@@ -112,8 +112,9 @@ def choose(sizes: Mapping[Group, int], losses: Losses, bits: float) -> PackedFor
         for group, now in chosen.items():
             for format, wanted in BITS.items():
                 cost = sizes[group] * (wanted - BITS[now]) / most
-                if 0 < cost <= left:
-                    yield (losses[group][now] - losses[group][format]) / cost, cost, group, format
+                saved = losses[group][now] - losses[group][format]
+                if 0 < cost <= left and saved > 0:
+                    yield saved / cost, cost, group, format
 
     while best := max(steps(), key=lambda step: step[0], default=None):
         _, cost, group, format = best
