@@ -61,8 +61,20 @@ def test_bits_stay_within_the_budget_and_leave_no_room_for_a_step(rng: np.random
         left = (bits - spent) * sum(sizes.values())
         for group, format in by_group(formats).items():
             for other, wanted in BITS.items():
-                saves = losses[group][other] < losses[group][format]
+                saves = group.layer is not None and losses[group][other] < losses[group][format]
                 assert not saves or wanted <= BITS[format] or sizes[group] * (wanted - BITS[format]) > left - 1e-6
+
+
+def test_a_vocabulary_of_half_a_model_gets_its_bits_before_they_are_spent_elsewhere() -> None:
+    """Step by step, layers would take what it needs: theirs are smaller, and each saves a little more by the byte."""
+    sizes = {Group(None, "vocabulary"): 1000} | {Group(0, field): 300 for field in ("layers", "gate_up", "down")}
+    falling = {PackedFormat.INT4: 4.0, PackedFormat.INT4_OFFSET: 3.0, PackedFormat.INT5: 1.0, PackedFormat.INT8: 0.0}
+    losses = {
+        group: {format: loss * (3 if group.layer is None else 1) for format, loss in falling.items()} for group in sizes
+    }
+    formats = choose(sizes, losses, 7.0)
+    assert formats.vocabulary is PackedFormat.INT8
+    assert mean_bits(sizes, formats) <= 7
 
 
 def test_bits_go_where_a_byte_saves_most() -> None:

@@ -49,6 +49,8 @@ FIELDS = {
 SAMPLED = 8
 # Outputs of less energy count as if they had this.
 SMALLEST = 1e-30
+# The share of a budget by which sums may miss it.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +102,46 @@ def measured_formats(
 def choose(sizes: Mapping[Group, int], losses: Losses, bits: float) -> PackedFormats:
     """Return the formats of the groups.
 
+    The vocabulary may be half of a model, so that its steps are large: each of its formats is tried, if it has room.
+
     Args:
         sizes: bytes in int8.
         bits: the budget, for each weight on the average.
     """
-    chosen = dict.fromkeys(sizes, PackedFormat.INT4)
+    vocabulary = Group(None, "vocabulary")
+    budget = sum(sizes.values()) * bits / BITS[PackedFormat.INT8]
+    tried = [_filled(sizes, losses, budget, {vocabulary: format}) for format in BITS]
+    possible = [chosen for chosen in tried if chosen is not None]
+    return _formats(min(possible, key=lambda chosen: sum(losses[group][format] for group, format in chosen.items())))
+
+
+def _filled(
+    sizes: Mapping[Group, int], losses: Losses, budget: float, fixed: Mapping[Group, PackedFormat]
+) -> dict[Group, PackedFormat] | None:
+    """Return formats of all groups: from the fewest bits on, the step whose bytes save most; None: no room for these.
+
+    Args:
+        budget: bytes.
+    """
     most = BITS[PackedFormat.INT8]
-    left = sum(sizes.values()) * (bits - BITS[PackedFormat.INT4]) / most
+    chosen = {group: fixed.get(group, PackedFormat.INT4) for group in sizes}
+    left = budget - sum(size * BITS[chosen[group]] / most for group, size in sizes.items())
+    if left < -ROUNDING * budget:
+        return None
 
     def steps() -> Iterator[tuple[float, float, Group, PackedFormat]]:
         for group, now in chosen.items():
             for format, wanted in BITS.items():
                 cost = sizes[group] * (wanted - BITS[now]) / most
                 saved = losses[group][now] - losses[group][format]
-                if 0 < cost <= left and saved > 0:
+                if group not in fixed and 0 < cost <= left and saved > 0:
                     yield saved / cost, cost, group, format
 
     while best := max(steps(), key=lambda step: step[0], default=None):
         _, cost, group, format = best
         chosen[group] = format
         left -= cost
-    return _formats(chosen)
+    return chosen
 
 
 def summary(formats: PackedFormats) -> str:
