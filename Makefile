@@ -45,16 +45,16 @@ PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHON
   $(BIN)/python -m pytest --dist loadfile
 LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo \
   && $(BIN)/python tools/count_lines.py $(LINES_ARGS) && $(BIN)/python tools/house.py
-# Lint has one process, which fills what the tests' two leave free.
+# Lint has one process, which fills what the tests leave free; its words come last.
+BESIDE_LINT = { $(LINT); } > $(VENV)/lint.log 2>&1 & lint=$$!; $(TREE_SEED); $(1); tests=$$?; \
+  wait $$lint; lint=$$?; cat $(VENV)/lint.log; exit $$((tests ? tests : lint))
 check: $(NATIVE_STAMP) $(DEV_STAMP) ## lint and the tests that start no processes, in random order: a minute and a half; ARGS are passed to pytest
-	@{ $(LINT); } > $(VENV)/lint.log 2>&1 & lint=$$!; \
-	$(TREE_SEED); TIER=check $(PYTEST) -n 2 --no-loadscope-reorder $(ARGS); tests=$$?; \
-	wait $$lint; lint=$$?; cat $(VENV)/lint.log; exit $$((tests ? tests : lint))
+	@$(call BESIDE_LINT,TIER=check $(PYTEST) -n 2 --no-loadscope-reorder $(ARGS))
 
 # Half of the tests' time is waiting, so that four worker processes keep two cores busy; tests/conftest.py says which
 # files come first.
-test: lint ## lint and all tests that a landing needs; ARGS are passed to pytest; SEED repeats a run's random inputs
-	@$(TREE_SEED); $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS)
+test: $(NATIVE_STAMP) $(DEV_STAMP) ## lint and all tests that a landing needs; ARGS are passed to pytest; SEED repeats a run's random inputs
+	@$(call BESIDE_LINT,$(PYTEST) -n 4 --no-loadscope-reorder $(ARGS))
 
 # Each run draws a seed of its own.
 REPEATS ?= 3

@@ -7,7 +7,7 @@ import pytest
 from tokenmill import __version__
 from tokenmill.cli.main import VERBS, main
 
-HEAVY = ("torch", "numpy", "fastapi", "uvicorn", "rich", "httpx", "yaml", "zmq", "tokenizers", "huggingface_hub")
+HEAVY = ("torch", "numpy", "starlette", "uvicorn", "rich", "httpx", "yaml", "zmq", "tokenizers", "huggingface_hub")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

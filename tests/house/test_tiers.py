@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests import tiers
+from tests import tier_tables
 from tests.house.source_tree import ROOT
+from tests.tier_tables import Pool
 from tests.tiers import drawn_cases, marks_of, pairs, scaled, shuffled, some, tier
 
 MODULE = """
@@ -74,7 +75,7 @@ def test_the_seed_decides_the_order_of_files_and_of_their_tests(monkeypatch: pyt
     assert len(list(groupby(files))) == 3, "a file's tests stay together"
 
 
-@pytest.mark.parametrize("table", [tiers.PROCESSES, tiers.SLOW], ids=["processes", "slow"])
+@pytest.mark.parametrize("table", [tier_tables.PROCESSES, tier_tables.SLOW], ids=["processes", "slow"])
 def test_the_tables_name_files_that_exist(table: dict[str, str]) -> None:
     for folder, names in table.items():
         for name in names.split():
@@ -124,14 +125,14 @@ def test_of_long_tests_some_cases_are_drawn(monkeypatch: pytest.MonkeyPatch) -> 
     cases = items("integration/test_tools.py", *(f"test_a[{number}]" for number in range(9)), "test_b")
     others = items("core/test_whole_file.py", *(f"test_a[{number}]" for number in range(9)))
     monkeypatch.setenv("TIER", "test")
-    monkeypatch.setitem(tiers.DRAWN, "integration", {"tools": 3, "tools::test_c": 1})
+    monkeypatch.setitem(tier_tables.DRAWN, "integration", {"tools": 3, "tools::test_c": 1})
     kept = drawn_cases([*cases, *others])
     assert kept == drawn_cases([*cases, *others])
     assert kept[-10:] == [cases[-1], *others]
     assert len(kept) == 3 + 10
     own = items("integration/test_tools.py", *(f"test_c[{number}]" for number in range(9)))
     assert len(drawn_cases([*own, *cases])) == 1 + 3 + 1
-    monkeypatch.setitem(tiers.DRAWN, "integration", {"tools::*": 2})
+    monkeypatch.setitem(tier_tables.DRAWN, "integration", {"tools::*": 2})
     kept = drawn_cases([*own, *cases])
     assert kept == drawn_cases([*own, *cases])
     assert len({item.nodeid.partition("[")[0] for item in kept}) == 2, "of three tests, with all of their cases"
@@ -140,8 +141,38 @@ def test_of_long_tests_some_cases_are_drawn(monkeypatch: pytest.MonkeyPatch) -> 
     assert drawn_cases([*cases, *others]) == [*cases, *others]
 
 
+def test_of_a_pool_of_files_some_tests_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("test_ab", "test_ac", "test_ad")
+    items: list[Any] = [
+        SimpleNamespace(path=ROOT / f"tests/llm/{file}.py", nodeid=f"tests/llm/{file}.py::test_{test}[{case}]")
+        for file in files
+        for test in range(4)
+        for case in range(2)
+    ]
+    monkeypatch.setenv("TIER", "test")
+    monkeypatch.setitem(tier_tables.POOLS, "letters", Pool(5, "llm/ab llm/ac"))
+    kept = drawn_cases(items)
+    assert kept == drawn_cases(items)
+    assert kept[-8:] == items[-8:], "the last file is in no pool"
+    pooled = kept[:-8]
+    assert len(pooled) == 10, "five tests with all of their cases"
+    assert len({item.nodeid.partition("[")[0] for item in pooled}) == 5
+    assert drawn_cases(items[:8]) == items[:8], "one file alone is smaller than its pool"
+    monkeypatch.setenv("TIER", "nightly")
+    assert drawn_cases(items) == items
+
+
+def test_a_file_of_a_pool_exists_and_is_in_no_other() -> None:
+    files = [file for pool in tier_tables.POOLS.values() for file in pool.files.split()]
+    assert len(set(files)) == len(files)
+    for file in files:
+        folder, _, name = file.rpartition("/")
+        assert (ROOT / "tests" / folder / f"test_{name}.py").is_file(), file
+        assert f"{name}::*" not in tier_tables.DRAWN.get(folder, {}), f"{file} is drawn twice"
+
+
 def test_what_cases_are_drawn_of_is_there() -> None:
-    for folder, names in tiers.DRAWN.items():
+    for folder, names in tier_tables.DRAWN.items():
         for name in names:
             file, _, test = name.partition("::")
             path = ROOT / "tests" / folder / f"test_{file}.py"

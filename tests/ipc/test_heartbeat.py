@@ -14,7 +14,7 @@ import zmq
 from tokenmill.core.messages import ToApi
 from tokenmill.core.part_messages import Beat
 from tokenmill.ipc.channels import API, Inbox
-from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.ipc.heartbeat import IDLE_BEATS, Heartbeat
 from tokenmill.ipc.stack_dump import ask_for_stacks, own_stacks
 
 CHILD = """
@@ -54,6 +54,25 @@ def test_it_beats_beside_a_loop_and_says_what_that_is_busy_with(tmp_path):
         heartbeat.rest()
         next_beat(lambda beat: not beat.job)
     assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
+    inbox.close()
+    context.term()
+
+
+def test_a_loop_without_jobs_rests_and_beats_again_once_it_has_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokenmill.ipc.heartbeat.REST_SECONDS", 0.05)
+    context = zmq.Context()
+    inbox = Inbox(context, tmp_path, API, ToApi)
+    with Heartbeat(context, tmp_path, loop_inbox(), timeout=30, interval=0.001) as heartbeat:
+        beats = []
+        while not beats or not beats[-1].rests:
+            assert inbox.socket.poll(10_000)
+            beats.append(inbox.receive())
+        assert [beat.rests for beat in beats] == [False] * (IDLE_BEATS - 1) + [True]
+        assert not inbox.socket.poll(300), "it says so once"
+        heartbeat.begin_job("a step")
+        assert inbox.socket.poll(10_000)
+        beat = inbox.receive()
+        assert (beat.job, beat.rests) == ("a step", False)
     inbox.close()
     context.term()
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from tests.ray.fleet import until
 from tests.serving.server.running_server import children_of, is_alive
 from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.core.errors import EngineDead, TokenMillError
+from tokenmill.serving.server.http.application import Application
 from tokenmill.serving.server.process.launch import prepared
 
 ENGINE = EngineConfig(num_pages=64, max_num_seqs=4, max_model_len=256)
@@ -53,7 +53,7 @@ async def embedded(**server) -> AsyncIterator[tuple]:
         await inner.end()
 
 
-async def complete(app: FastAPI) -> int:
+async def complete(app: Application) -> int:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica", timeout=60) as client:
         body = {"prompt": "Once upon a time", "max_tokens": 3}
         return (await client.post("/v1/completions", json=body)).status_code

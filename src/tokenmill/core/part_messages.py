@@ -31,7 +31,7 @@ class Pong(Message):
 class Beat(Message, kw_only=True):
     """Sent every second by a thread beside a loop. `job` is the loop's work for the last `seconds`, of which `limit`
     are allowed; empty: it waits for work. `num_dropped` counts messages that its inbox could not read, `num_lost_lines`
-    log lines that could not be written.
+    log lines that could not be written. `rests`: it has waited for so long that no beat comes until there is a job.
     """
 
     part: str
@@ -40,6 +40,7 @@ class Beat(Message, kw_only=True):
     limit: float = 0.0
     num_dropped: int = 0
     num_lost_lines: int = 0
+    rests: bool = False
 
 
 class PartFailed(Message):

@@ -11,6 +11,7 @@ from tokenmill.core.messages import StepOutputs, ToApi, ToEngine, ToReporter
 from tokenmill.core.part_messages import EngineMessage, EngineReport, WatchEngine
 from tokenmill.ipc.channels import API, LINGER_MILLISECONDS, Inbox, Outbox, engine_name
 from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.ipc.interrupts import SignalBell
 
 
 class EngineSockets:
@@ -28,13 +29,24 @@ class EngineSockets:
         self._inbox: Inbox[ToReporter] = Inbox(self._context, folder, self.name, ToReporter)
         self._api = Outbox(self._context, folder, API)
         self._workers: dict[str, Outbox] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox.socket, zmq.POLLIN)
+        self._bell: SignalBell | None = None
         self.heed: Callable[[ToReporter], None] | None = None
 
+    def listen_for_signals(self) -> None:
+        """Let a signal end the wait of `receive`; for a process whose main thread calls it."""
+        self._bell = SignalBell()
+        self._poller.register(self._bell.fileno(), zmq.POLLIN)
+
     def receive(self, wait_ms: int) -> list[ToEngine]:
-        """Return all messages that are there; wait up to `wait_ms` for the first."""
+        """Return all messages that are there; wait up to `wait_ms` for the first, or for a signal."""
         messages: list[ToEngine] = []
-        if wait_ms and not self._inbox.socket.poll(wait_ms):
-            return messages
+        if wait_ms:
+            if not self._poller.poll(wait_ms):
+                return messages
+            if self._bell is not None:
+                self._bell.silence()
         while (message := self._inbox.receive()) is not None:
             if self.heed is not None:
                 self.heed(message)

@@ -1,7 +1,9 @@
 """Signs of life of a process: a thread beside its loop says every second since when the loop's job has been running.
 
 A thread of its own, so that a long step still beats. A missing beat means that the process is stopped, or that
-something in it holds the interpreter's lock. Does not know what the jobs are, nor what becomes of the beats.
+something in it holds the interpreter's lock. A loop that has had nothing to do for a while rests: the thread says so
+and then only looks now and then, so that an idle server lets its machine sleep; a resting loop is known to live by its
+answers to pings. Does not know what the jobs are, nor what becomes of the beats.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from tokenmill.ipc.channels import API, Inbox, Outbox
 from tokenmill.ipc.standard_streams import num_lost_lines
 
 BEAT_SECONDS = 1.0
+# After so many beats without a job a loop rests; then the thread looks for one so often, in seconds.
+IDLE_BEATS = 10
+REST_SECONDS = 5.0
 LOOP = "loop"
 
 
@@ -98,9 +103,14 @@ class Heartbeat:
     def _run(self) -> None:
         # A socket is its thread's own.
         outbox = Outbox(self._context, self._folder, API)
+        num_idle = 0
         try:
             while not self._ending.is_set():
-                outbox.send(self.beat())
-                self._ending.wait(self._interval)
+                beat = self.beat()
+                num_idle = 0 if beat.job else num_idle + 1
+                beat.rests = num_idle >= IDLE_BEATS
+                if num_idle <= IDLE_BEATS:
+                    outbox.send(beat)
+                self._ending.wait(REST_SECONDS if beat.rests else self._interval)
         finally:
             outbox.close()

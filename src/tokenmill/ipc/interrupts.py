@@ -9,7 +9,28 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+
+class SignalBell:
+    """A descriptor that can be read when a signal has come: a wait for messages that listens to it ends.
+
+    Without it Python would run the signal's handler and wait on.
+    """
+
+    def __init__(self) -> None:
+        """Listen from now on; only the main thread can."""
+        self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._reader
+
+    def silence(self) -> None:
+        """Forget the signals that have come."""
+        with suppress(BlockingIOError):
+            os.read(self._reader, 4096)
 
 
 def accept_signals() -> None:

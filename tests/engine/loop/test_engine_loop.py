@@ -10,7 +10,7 @@ import zmq
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.ipc.heartbeat import Heartbeat
-from tokenmill.startup.assembly.engine_process import IDLE_POLL_MS, EngineLoop
+from tokenmill.startup.assembly.engine_process import IDLE_POLL_MS, NUM_IDLE_POLLS, REST_POLL_MS, EngineLoop
 
 
 class Engine:
@@ -83,6 +83,28 @@ def diary_of(turns: int, arrivals: dict[int, str]) -> list[str]:
 def test_idle_work_goes_on_until_it_is_done_and_only_then_the_loop_waits():
     assert diary_of(2, {}) == ["idle 0", "idle 1", "wait"]
     assert diary_of(0, {}) == ["wait"]
+
+
+class QuietSockets(Sockets):
+    """Notes how long the loop is ready to wait, for some turns."""
+
+    def receive(self, wait_ms: int) -> list[AddRequest]:
+        self.turn += 1
+        self.diary.append(str(wait_ms))
+        if self.turn == NUM_IDLE_POLLS + 3:
+            self.loop.stop()
+        return []
+
+
+def test_a_loop_that_has_looked_in_vain_for_long_lets_the_machine_sleep():
+    diary: list[str] = []
+    sockets = QuietSockets(diary, {})
+    heartbeat = Heartbeat(zmq.Context.instance(), Path(), None, timeout=30)
+    sockets.loop = EngineLoop(Engine(diary), sockets, None, iter(()), heartbeat)
+    sockets.loop.run()
+    waits = [entry for entry in diary if entry != "0"]
+    assert waits[:NUM_IDLE_POLLS] == [str(IDLE_POLL_MS)] * NUM_IDLE_POLLS
+    assert set(waits[NUM_IDLE_POLLS:]) == {str(REST_POLL_MS)}
 
 
 def test_requests_interrupt_idle_work_and_it_goes_on_after_them():

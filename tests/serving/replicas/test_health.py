@@ -4,8 +4,9 @@ import time
 
 from tests.eventually import eventually_async
 from tokenmill.core.part_messages import Beat, Pong
+from tokenmill.ipc.heartbeat import REST_SECONDS
 from tokenmill.serving.replicas.hang_watch import TICK_SECONDS, HangWatch
-from tokenmill.serving.replicas.health import SILENT_START_SECONDS, PartHealth
+from tokenmill.serving.replicas.health import SILENT_SECONDS, SILENT_START_SECONDS, PartHealth
 
 
 def part(timeout=30.0) -> PartHealth:
@@ -114,6 +115,34 @@ def test_each_loop_is_asked_once_until_it_answers():
     watched.watch.note_sign("worker-0", Pong("worker-0"))
     watched.watch.tick(0.5)
     assert watched.pinged == ["engine", "worker-0", "worker-0"]
+
+
+def test_parts_that_rest_are_looked_at_seldom_and_known_to_live_by_their_answers():
+    async def scenario():
+        watched = Watched()
+        watched.watch.started()
+        assert not watched.watch._all_rest
+        for name in ("engine", "worker-0"):
+            watched.watch.note_sign(name, Beat(part=name, rests=True))
+        assert watched.watch._all_rest
+        for _ in range(20):
+            watched.watch.tick(REST_SECONDS)
+            assert not watched.watch._all_rest, "an answer is awaited at the usual pace"
+            for name in ("engine", "worker-0"):
+                watched.watch.note_sign(name, Pong(name))
+            assert watched.watch._all_rest
+        assert watched.watch.trouble is None
+        watched.watch.tick(REST_SECONDS)
+        watched.watch.note_sign("worker-0", Pong("worker-0"))
+        watched.watch.tick(SILENT_SECONDS)
+        assert watched.watch.trouble is None, "9 seconds are allowed"
+        watched.watch.tick(TICK_SECONDS)
+        assert watched.watch.trouble == "the engine has not reported for 10 seconds"
+        watched.watch.note_sign("engine", Beat(part="engine", job="a step"))
+        watched.watch.tick(SILENT_SECONDS + TICK_SECONDS)
+        assert watched.watch.trouble == "the engine has not reported for 4 seconds", "beats are due again"
+
+    asyncio.run(scenario())
 
 
 class HeldUp:

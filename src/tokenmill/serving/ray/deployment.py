@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fastapi import FastAPI
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from starlette.types import ASGIApp
 
 from ray import serve
 from tokenmill.config.configs import EngineConfig, ServerConfig
@@ -40,7 +40,7 @@ class Replica:
         self._configs = engine, server
         self._server: EmbeddedServer | None = None
 
-    async def __serve_build_asgi_app__(self) -> FastAPI:
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
         self._server = EmbeddedServer(prepared(*self._configs))
         return await self._server.begin()
 

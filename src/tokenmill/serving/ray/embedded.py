@@ -8,12 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
-
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import EngineDead, InvalidConfig
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.serving.replicas.starter import ENGINE_MODULE, Starter
+from tokenmill.serving.server.http.application import Application
 from tokenmill.serving.server.http.descriptors import raise_limit
 from tokenmill.serving.server.http.errors import ServerStopping
 from tokenmill.serving.server.process.api_process import cancel
@@ -44,9 +43,9 @@ class EmbeddedServer(FirstProcess):
             shutil.rmtree(self._private)
             raise
         self._tasks: list[asyncio.Task[None]] = []
-        self._app: asyncio.Future[FastAPI] = asyncio.get_running_loop().create_future()
+        self._app: asyncio.Future[Application] = asyncio.get_running_loop().create_future()
 
-    async def begin(self) -> FastAPI:
+    async def begin(self) -> Application:
         """Start the parts; return the app once they are ready.
 
         Raises:

@@ -1,6 +1,6 @@
 """Watch the parts of a server: count their silence, ping their loops, and report once when a part hangs.
 
-It only notices; the callback of each tick decides where calls go meanwhile.
+It only notices; the callback of each tick decides where calls go meanwhile. While all parts rest it looks seldom.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tokenmill.core.part_messages import Beat, Pong, SignOfLife
+from tokenmill.ipc.heartbeat import REST_SECONDS
 from tokenmill.serving.replicas.health import PartHealth, trouble_of
 
 TICK_SECONDS = 0.5
@@ -86,9 +87,14 @@ class HangWatch:
 
     async def _listen(self) -> float:
         """Sleep for a moment; return how much of it counts as silence, without the time this process was held up."""
+        pause = REST_SECONDS if self._all_rest else LOOK_SECONDS
         began = self._clock()
-        await asyncio.sleep(LOOK_SECONDS)
-        return min(self._clock() - began, LOOK_SECONDS)
+        await asyncio.sleep(pause)
+        return min(self._clock() - began, pause)
+
+    @property
+    def _all_rest(self) -> bool:
+        return bool(self.parts) and all(part.is_resting and part.trouble is None for part in self.parts.values())
 
     def tick(self, seconds: float) -> None:
         """Count `seconds` of listening, ping the parts, and report those that begin or cease to hang."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tokenmill.core.part_messages import Beat
+from tokenmill.ipc.heartbeat import REST_SECONDS
 
 # Beats come every second: a part is silent within 5 seconds of a beat that has not come.
 SILENT_SECONDS = 4.0
@@ -58,6 +59,11 @@ class PartHealth:
         self._beat = beat
         self._silence = 0.0
 
+    @property
+    def is_resting(self) -> bool:
+        """True if the part has nothing to do and sends no beats: only its answers to pings are signs of life."""
+        return self._beat is not None and self._beat.rests and not self.waits_for_pong and not self.is_starting
+
     def is_asked(self) -> None:
         """Note that a ping has been sent."""
         self.waits_for_pong = True
@@ -66,6 +72,7 @@ class PartHealth:
         """Note that a pong has come."""
         self.waits_for_pong = False
         self._unanswered = 0.0
+        self._silence = 0.0
 
     def note_stuck(self, is_stuck: bool) -> None:
         """Note whether the engine's requests make no progress."""
@@ -74,14 +81,20 @@ class PartHealth:
     @property
     def is_deaf(self) -> bool:
         """True if the part's loop seems to take no messages, so that it should get none."""
-        return self._silence > self._silent_seconds or self.is_lost
+        return self._silence > self._allowed_silence or self.is_lost
 
     @property
     def is_overdue(self) -> bool:
         """True if the part has exceeded the time of any allowed job."""
         beat = self._beat
         is_late = beat is not None and bool(beat.job) and beat.seconds > beat.limit
-        return is_late or self.is_lost or self._silence > max(self._timeout, self._silent_seconds)
+        return is_late or self.is_lost or self._silence > max(self._timeout, self._allowed_silence)
+
+    @property
+    def _allowed_silence(self) -> float:
+        """Seconds without a sign of life after which the part counts as silent; one that rests is asked more seldom."""
+        rests = self._beat is not None and self._beat.rests
+        return self._silent_seconds + (REST_SECONDS if rests else 0.0)
 
     @property
     def is_lost(self) -> bool:
@@ -98,7 +111,7 @@ class PartHealth:
     @property
     def trouble(self) -> str | None:
         """A sentence that names the part and its trouble, or None."""
-        if self._silence > self._silent_seconds:
+        if self._silence > self._allowed_silence:
             return f"{self.name} has not reported for {self._silence:.0f} seconds"
         beat = self._beat
         # Only what a beat has said counts: the job may have ended right after it.

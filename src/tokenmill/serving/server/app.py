@@ -1,15 +1,13 @@
-"""Build the FastAPI application: its routes and the middleware around them.
+"""Build the application: its routes, their description in /openapi.json, and the middleware around them.
 
-Bodies are read and checked by msgspec inside the routes; FastAPI routes, and describes them in /openapi.json.
+Bodies are read and checked by msgspec inside the routes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
-from fastapi import FastAPI
-from starlette.responses import Response
 
 from tokenmill.config.configs import ServerConfig
 from tokenmill.core.version import VERSION
@@ -17,9 +15,10 @@ from tokenmill.serving.server.anthropic.body import MessagesBody, PromptBody
 from tokenmill.serving.server.anthropic.messages import MessagesRoutes
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
+from tokenmill.serving.server.http.application import Application, Handler
 from tokenmill.serving.server.http.browser_guard import JSON, MULTIPART
 from tokenmill.serving.server.http.middleware import METRICS_ROUTE, NO_ROUTES
-from tokenmill.serving.server.http.openapi import body_of, describe, query_of
+from tokenmill.serving.server.http.openapi import body_of, complete, query_of
 from tokenmill.serving.server.http.page import page_routes
 from tokenmill.serving.server.http.stack import guard
 from tokenmill.serving.server.llama_cpp.infill import InfillBody, InfillRoute
@@ -39,8 +38,6 @@ from tokenmill.serving.server.operators.engines import EngineRoutes, RemoveQuery
 from tokenmill.serving.server.operators.info import InfoRoutes
 from tokenmill.serving.server.operators.live import LiveRoutes
 from tokenmill.serving.server.sglang.generate import NativeBody, NativeRoute, SglangRoutes
-
-Handler = Callable[..., Awaitable[Response]]
 
 _BODIES = (
     ChatBody,
@@ -64,41 +61,38 @@ _BODIES = (
 )
 
 
-def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = False) -> FastAPI:
+def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = False) -> Application:
     """Build the application around a running engine; `on_loopback`: only this machine reaches its socket."""
-    # A redirect to a path without its last slash would be built from the Host header, which is the client's choice.
-    app = FastAPI(title="TokenMill", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.root_path = config.root_path  # an argument of this name is deprecated; the attribute works in all versions
+    app = Application("TokenMill", VERSION, config.root_path)
     _add_routes(app, context)
     page = page_routes()
     for path, answer in page.items():
-        app.add_api_route(path, answer, methods=["GET"], response_model=None, include_in_schema=False)
-    describe(app, _BODIES, UNSUPPORTED)
+        app.add("GET", path, answer)
+    complete(app.document, _BODIES, UNSUPPORTED)
     guard(app, config, on_loopback, frozenset(page) | ({METRICS_ROUTE} if config.metrics_open else NO_ROUTES))
     return app
 
 
-def _add_routes(app: FastAPI, context: ServerContext) -> None:
+def _add_routes(app: Application, context: ServerContext) -> None:
     """Add all routes; the first that fits a path answers it."""
     routes = _Routes(context)
     for path, post, *bodies in routes.with_bodies():
         described = body_of(bodies, MULTIPART if bodies == [UploadForm] else JSON)
-        app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=described)
+        app.add_described("POST", path, post, described)
     for path, act, query in routes.actions():
-        asked = None if query is None else query_of(query)
-        app.add_api_route(path, act, methods=["POST"], response_model=None, openapi_extra=asked)
+        app.add_described("POST", path, act, None if query is None else query_of(query))
     for path, get in routes.readings():
-        app.add_api_route(path, get, methods=["GET"], response_model=None)
+        app.add_described("GET", path, get)
     files, batches, info = routes.files, routes.batches, routes.info
     for path, get, which in (("/v1/files", files.list, FilesQuery), ("/v1/batches", batches.list, BatchesQuery)):
-        app.add_api_route(path, get, methods=["GET"], response_model=None, openapi_extra=query_of(which))
+        app.add_described("GET", path, get, query_of(which))
     # Load balancers ask with HEAD, and one platform pings with POST.
     for path, look in (("/health", info.health), ("/ping", info.ping), ("/version", info.version)):
-        app.add_api_route(path, look, methods=["HEAD"], response_model=None, include_in_schema=False)
-    app.add_api_route("/ping", info.ping, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/responses/{response_id}", routes.responses.delete, methods=["DELETE"], response_model=None)
-    app.add_api_route("/v1/files/{file_id}", files.delete, methods=["DELETE"], response_model=None)
-    app.add_api_route("/v1/sessions/{session_id}", routes.sessions.delete, methods=["DELETE"], response_model=None)
+        app.add("HEAD", path, look)
+    app.add_described("POST", "/ping", info.ping)
+    app.add_described("DELETE", "/v1/responses/{response_id}", routes.responses.delete)
+    app.add_described("DELETE", "/v1/files/{file_id}", files.delete)
+    app.add_described("DELETE", "/v1/sessions/{session_id}", routes.sessions.delete)
 
 
 class _Routes:

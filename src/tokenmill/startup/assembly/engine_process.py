@@ -41,8 +41,11 @@ logger = logging.getLogger(__name__)
 
 # How often counters are sent while steps run, in seconds.
 STATS_INTERVAL = 0.25
-# How long an idle engine sleeps at most before it looks whether it should end, in milliseconds.
+# How long an engine with nothing to compute waits for messages before it looks at what else it has: leases, reports,
+# replays of events. After so many looks in vain it waits for long.
 IDLE_POLL_MS = 200
+NUM_IDLE_POLLS = 20
+REST_POLL_MS = 10_000
 # How many times the timeout of a step may pass in a phase of the start without any progress: files come from far away,
 # graphs are captured, kernels are compiled.
 START_PATIENCE = 20.0
@@ -82,11 +85,13 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until `stop`."""
+        num_idle = 0
         while not self._stopping:
             is_busy = self._engine.has_work and not self._engine.is_idle
             has_idle_work = self._idle_work is not None and not self._engine.has_work
+            num_idle = 0 if self._engine.has_work or has_idle_work or self._publisher is not None else num_idle + 1
             self._heartbeat.rest()
-            messages = self._sockets.receive(0 if is_busy or has_idle_work else IDLE_POLL_MS)
+            messages = self._sockets.receive(0 if is_busy or has_idle_work else self._patience(num_idle))
             self._heartbeat.begin_job("a step")
             for message in messages:
                 self._publish(self._accept(message))
@@ -96,6 +101,10 @@ class EngineLoop:
                 self._idle_work = None
             self._publish_kv_events()
             self._send_stats(now=is_busy and not self._engine.has_work)
+
+    @staticmethod
+    def _patience(num_idle: int) -> int:
+        return IDLE_POLL_MS if num_idle <= NUM_IDLE_POLLS else REST_POLL_MS
 
     def _publish_kv_events(self) -> None:
         events = self._engine.take_kv_events()
@@ -196,6 +205,7 @@ def _serve(config: EngineConfig, topology: Topology, index: int, sockets: Engine
     page = RunningPage(page_path(sockets.folder, sockets.name))
     built.engine.executor = MarkingExecutor(built.engine.executor, built.engine.scheduler.in_flight, page)
     loop = EngineLoop(built.engine, sockets, publisher, built.idle_work, heartbeat, reporter)
+    sockets.listen_for_signals()
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     # Before it is ready, so that a scrape of a fresh server finds the engine's metrics.
     sockets.send_to_api(built.engine.stats())

@@ -63,6 +63,7 @@ class Connections:
         now: seconds for which this process could have heard its clients. The clock stands still while it is stopped:
             clients that send meanwhile are not silent.
         show: called with the number of connections when it changes; None: not called.
+        occupied: set while there are connections.
     """
 
     def __init__(self, limits: SilenceLimits, max_open: int, tell: Callable[[str], None]) -> None:
@@ -70,6 +71,7 @@ class Connections:
         self.limits = limits
         self.now = 0.0
         self.show: Callable[[int], None] | None = None
+        self.occupied = asyncio.Event()
         self._max_open = max_open
         self._max_with_request = max_open - min(RESERVE, max_open // 4)
         self._tell = tell
@@ -99,6 +101,10 @@ class Connections:
         self._has_changed()
 
     def _has_changed(self) -> None:
+        if self._open:
+            self.occupied.set()
+        else:
+            self.occupied.clear()
         if self.show is not None:
             self.show(len(self._open))
 
@@ -133,11 +139,11 @@ class Connections:
     async def watch(self) -> None:
         """Close connections that are silent for too long, until cancelled."""
         clock = asyncio.get_running_loop().time
-        last = clock()
         while True:
+            await self.occupied.wait()
+            last = clock()
             await asyncio.sleep(SWEEP_SECONDS)
-            elapsed, last = clock() - last, clock()
-            self.sweep(elapsed)
+            self.sweep(clock() - last)
 
     def sweep(self, elapsed: float) -> None:
         """Close connections that are silent for too long, `elapsed` seconds after the last call."""

@@ -1,14 +1,12 @@
-"""Complete /openapi.json beyond FastAPI's own findings: bodies, parameters of paths, and the form of errors."""
+"""Complete /openapi.json beyond the list of routes: bodies, parameters of paths, and the form of errors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
 
 from tokenmill.serving.server.http.errors import ErrorBody
 
@@ -26,27 +24,20 @@ _STREAMED = (
 )
 
 
-def describe(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], refused: Iterable[str]) -> None:
-    """Complete the application's description, without the fields that exist only to be `refused` by name."""
-    openapi = app.openapi
-
-    @cache
-    def completed() -> dict[str, Any]:
-        document = openapi()
-        _, schemas = msgspec.json.schema_components([*bodies, ErrorBody], ref_template=_REFERENCE)
-        for schema in schemas.values():
-            for name in refused:
-                schema.get("properties", {}).pop(name, None)
-        components = document.setdefault("components", {})
-        components["schemas"] = schemas
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}, {}]
-        for path, operation in _operations(document):
-            operation["parameters"] = [*_path_parameters(path), *operation.get("parameters", [])]
-            operation["responses"] = {"200": _success(path), "4XX": _failure(), "5XX": _failure()}
-        return document
-
-    app.openapi = completed  # type: ignore[method-assign]
+def complete(document: dict[str, Any], bodies: Sequence[type[msgspec.Struct]], refused: Iterable[str]) -> None:
+    """Complete an application's document, without the fields that exist only to be `refused` by name."""
+    _, schemas = msgspec.json.schema_components([*bodies, ErrorBody], ref_template=_REFERENCE)
+    for schema in schemas.values():
+        for name in refused:
+            schema.get("properties", {}).pop(name, None)
+    document["components"] = {
+        "schemas": schemas,
+        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+    }
+    document["security"] = [{"key": []}, {}]
+    for path, operation in _operations(document):
+        operation["parameters"] = [*_path_parameters(path), *operation.get("parameters", [])]
+        operation["responses"] = {"200": _success(path), "4XX": _failure(), "5XX": _failure()}
 
 
 def body_of(bodies: Sequence[type[msgspec.Struct]], kind: str) -> dict[str, Any]:

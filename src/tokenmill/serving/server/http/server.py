@@ -22,6 +22,8 @@ from tokenmill.serving.server.http.protocol import LimitedProtocol
 BACKLOG = 2048
 # What streams get to send their last event after they have been told to end.
 _LAST_EVENT_SECONDS = 0.3
+# How old the date of a reply may be.
+_DATE_SECONDS = 1.0
 
 
 class HttpServer:
@@ -33,6 +35,7 @@ class HttpServer:
         """Prepare to serve on `listener`, which is bound; `tell` gets lines for the log."""
         self._config = config
         self._listener = listener
+        self._connections = Connections(SilenceLimits.from_config(config), num_connections(), tell)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -46,9 +49,9 @@ class HttpServer:
                 timeout_graceful_shutdown=3600,  # the caller that stops the server keeps the time
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
-            )
+            ),
+            self._connections.occupied,
         )
-        self._connections = Connections(SilenceLimits.from_config(config), num_connections(), tell)
         self._watch: asyncio.Task[None] | None = None
         self._acceptor: Acceptor | None = None
 
@@ -76,7 +79,7 @@ class HttpServer:
         """Accept no new connections; the task ends after all replies."""
         if self._acceptor is not None:
             self._acceptor.close()
-        self._uvicorn.should_exit = True
+        self._uvicorn.stop()
 
     def abandon(self) -> None:
         """Drop the connections that are still open; their clients do not read."""
@@ -93,7 +96,28 @@ class HttpServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handlers; the supervisor decides when to end."""
+    """uvicorn without its own signal handlers and without a pulse of its own; the supervisor decides when to end."""
+
+    def __init__(self, config: uvicorn.Config, occupied: asyncio.Event) -> None:
+        """`occupied` is set while there are connections."""
+        super().__init__(config)
+        self._occupied = occupied
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Let `main_loop` end."""
+        self.should_exit = True
+        self._stopping.set()
+        self._occupied.set()
+
+    async def main_loop(self) -> None:
+        """Keep the date of replies right while there are connections, until the server is told to stop."""
+        while not await self.on_tick(0):
+            if self._occupied.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), _DATE_SECONDS)
+            if not self._stopping.is_set():
+                await self._occupied.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

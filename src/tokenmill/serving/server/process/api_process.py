@@ -50,9 +50,10 @@ from tokenmill.serving.server.process.screen import Screen
 from tokenmill.serving.server.process.stop_signals import handled_by
 from tokenmill.serving.server.script import read_script
 
-if TYPE_CHECKING:  # it takes a third of a second
-    from fastapi import FastAPI
+if TYPE_CHECKING:
     from starlette.types import ASGIApp
+
+    from tokenmill.serving.server.http.application import Application
 
 try:
     from uvloop import run as run_loop
@@ -197,14 +198,13 @@ class ApiProcess(ABC):
     async def _listen(self, ready: EngineReady) -> None:
         assert self._listener is not None, "who has none listens in another way"
         app = self._build_app(ready, is_on_loopback(self._listener))
-        await asyncio.to_thread(app.openapi)  # it is kept, and takes too long for a request
         await self._serve(app, self._listener)
         # What has been loaded stays; going through it with each full collection would hold the loop up for long.
         gc.collect()
         gc.freeze()
 
-    def _build_app(self, ready: EngineReady, on_loopback: bool) -> FastAPI:
-        app: FastAPI = import_module(APP_MODULE).build_app(self._context(ready), self._server, on_loopback)
+    def _build_app(self, ready: EngineReady, on_loopback: bool) -> Application:
+        app: Application = import_module(APP_MODULE).build_app(self._context(ready), self._server, on_loopback)
         return app
 
     async def _serve(self, app: ASGIApp, listener: socket.socket) -> None:
