@@ -135,9 +135,8 @@ def load(
     collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
     num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
     check(config, platform, dtype)
-    kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
+    kernels, kernels_reason = _choose_kernels(config, platform, folder, architecture, num_threads)
     check_recurrence_sizes(architecture, kernels.name)
-    kernels = within_budget(config, kernels, architecture)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
     plan = _adjusted(plan, folder, config, platform, timer)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
@@ -167,6 +166,14 @@ def load(
         plan.merged,
         obstacle,
     )
+
+
+def _choose_kernels(
+    config: EngineConfig, platform: Platform, folder: Path, architecture: Architecture, num_threads: int
+) -> tuple[Kernels, str]:
+    """Return kernels in formats that fit the budget, and why these."""
+    kernels, reason = choose_kernels(config, platform, folder, num_threads)
+    return within_budget(config, kernels, architecture), reason
 
 
 def _find(
