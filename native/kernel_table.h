@@ -66,8 +66,12 @@ struct KernelTable {
   void (*gelu)(const GeluCall& call, int threads);
   void (*gated_norm)(const GatedNormCall& call, int threads);
   void (*gate_rows)(const RowGateCall& call, int threads);
+  void (*scaled_sum)(const ScaledSumCall& call, int threads);
   void (*add_weighted)(const WeightedRowsCall& call);
+  void (*rotary_tables)(const RotaryTableCall& call, int threads);
+  void (*route)(const RouteCall& call, int threads);
   void (*draw)(const DrawCall& call, int threads);
+  void (*logprobs)(const LogprobCall& call, int threads);
   void (*apply_token_bitmask)(const TokenBitmaskCall& call, int threads);
   // See recurrence.h.
   void (*short_conv)(const ShortConvCall& call, const StateRows& rows, int threads);

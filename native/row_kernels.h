@@ -58,6 +58,14 @@ struct RowGateCall {
   int64_t count, size;
 };
 
+// x = (x + delta * delta_scale) * factor, of bf16 numbers in one piece; both products and the sum are rounded.
+struct ScaledSumCall {
+  uint16_t* x;
+  const uint16_t* delta;  // null: nothing is added
+  float delta_scale, factor;
+  int64_t count;
+};
+
 // x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3): GELU with tanh, of bf16, in place.
 struct GeluCall {
   uint16_t* x;
@@ -71,6 +79,24 @@ struct WeightedRowsCall {
   const int64_t* rows;      // [count] of out
   uint16_t* out;            // [...][size]
   int64_t count, size;
+};
+
+// cos and sin, in float32, of the angles position * frequency, which are rounded to float32 first; positions from 0 on,
+// below 2^24. As tokenmill.model.kernels.rotary_angles defines them, bit for bit.
+struct RotaryTableCall {
+  const float* frequencies;  // [size]
+  int64_t positions, size;
+  float *cos, *sin;  // [positions][size]
+};
+
+// The experts that each of some tokens is sent to: the largest logits, the lower number of equal ones first, and their
+// shares of a softmax over all experts, or over these.
+struct RouteCall {
+  const uint16_t* logits;  // [count][experts] of bf16
+  int64_t stride, count, experts, chosen;
+  bool normalizes;  // over those that are chosen
+  int64_t* ids;       // [count][chosen]
+  uint16_t* weights;  // [count][chosen] of bf16
 };
 
 // What is drawn if a logit of the row is NaN or +inf, or if all are -inf.
@@ -88,6 +114,21 @@ struct DrawCall {
   int64_t count;
   const Draw* draws;  // [count]
   int64_t* ids;       // [count], the tokens, or NO_TOKEN
+};
+
+// Log probabilities of some rows of float32 logits, rounded once from float64: of one token each, with its rank, 1 for the
+// largest logit, and of the largest logits, equal ones by id. All are NaN where a draw gives NO_TOKEN, and none is less
+// than `lowest`.
+struct LogprobCall {
+  const float* logits;  // [...][size]
+  int64_t stride, size, count;
+  const int64_t *rows, *tokens;  // [count]
+  float lowest;
+  float* logprobs;      // [count]
+  int32_t* ranks;       // [count]
+  int64_t largest;      // how many, 1 to `size`
+  int64_t* top_ids;     // [count][largest]
+  float* top_logprobs;  // [count][largest]
 };
 
 // Applies a token bitmask to each of some rows of float32 logits, in place: tokens whose bit is clear get -inf, or NaN

@@ -228,27 +228,11 @@ inline __m512 maskz_scalef_ps(uint32_t mask, const Lanes<float>& a, const Lanes<
 }
 
 // bf16: subnormal numbers count as zero.
-inline uint16_t rounded_bf16(float value) {
-  uint32_t bits = to_bits(value);
-  if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  if ((bits & 0x7F800000) == 0) bits &= 0x80000000;
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
 inline float flushed(uint32_t bits) { return from_bits((bits & 0x7F800000) == 0 ? bits & 0x80000000 : bits); }
 // Two products, in the order of the instruction: the odd one first, rounded, then the even one by a fused multiply-add.
 inline float dot_bf16(float sum, uint32_t a, uint32_t b) {
   const float odd = std::fma(flushed(a & 0xFFFF0000), flushed(b & 0xFFFF0000), flushed(to_bits(sum)));
   return flushed(to_bits(std::fma(flushed(a << 16), flushed(b << 16), flushed(to_bits(odd)))));
-}
-inline __m256bh cvtneps_pbh(const Lanes<float>& a) {
-  uint16_t halves[16];
-  for (int i = 0; i < 16; ++i) halves[i] = rounded_bf16(a.of[i]);
-  return loaded<__m256bh>(halves);
-}
-inline __m512bh cvtne2ps_pbh(const Lanes<float>& high, const Lanes<float>& low) {
-  uint16_t halves[32];
-  for (int i = 0; i < 16; ++i) halves[i] = rounded_bf16(low.of[i]), halves[16 + i] = rounded_bf16(high.of[i]);
-  return loaded<__m512bh>(halves);
 }
 inline __m512 dpbf16_ps(const Lanes<float>& sums, const Lanes<uint32_t>& a, const Lanes<uint32_t>& b) {
   return floats([&](int i) { return dot_bf16(sums.of[i], a.of[i], b.of[i]); });
@@ -300,8 +284,6 @@ inline __m512 dpbf16_ps(const Lanes<float>& sums, const Lanes<uint32_t>& a, cons
 #define _mm512_roundscale_ps tokenmill::emulated::roundscale_ps
 #define _mm512_reduce_ps tokenmill::emulated::reduce_ps
 #define _mm512_maskz_scalef_ps tokenmill::emulated::maskz_scalef_ps
-#define _mm512_cvtneps_pbh tokenmill::emulated::cvtneps_pbh
-#define _mm512_cvtne2ps_pbh tokenmill::emulated::cvtne2ps_pbh
 #define _mm512_dpbf16_ps tokenmill::emulated::dpbf16_ps
 #define _mm512_setzero_ps() tokenmill::emulated::set1_ps(0)
 #define _mm512_setzero_si512() tokenmill::emulated::set1_epi32(0)

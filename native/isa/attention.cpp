@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "isa/attention_micro_kernel.h"
+#include "isa/denormals.h"
 #include "isa/heads.h"
 #include "isa/kv_subpages.h"
 #include "isa/parallel.h"
@@ -362,6 +363,7 @@ void attend_tiles(const AttentionCall& call, const std::vector<QueryTile>& tiles
   parallel_chain(pieces, threads, [&](int64_t i, int64_t next) {
     const auto tile = [&](int64_t piece) -> const QueryTile& { return tiles[piece / heads]; };
     const auto head = [&](int64_t piece) { return static_cast<int>(piece % heads); };
+    const FlushDenormals flush;
     if (next >= pieces) next = i;
     const FirstSubpages first(call, tile(next), head(next));
     TileWork(call, tile(i), head(i), first).run();
@@ -375,6 +377,7 @@ void attention(const AttentionCall& call, int threads) {
   const int heads = call.shape.kv_heads;
   const int64_t writes = call.layer.reads_only ? 0 : static_cast<int64_t>(plan.writes.size());
   parallel_for(writes, threads, [&](int64_t i) {
+    const FlushDenormals flush;
     const PageWrite& write = plan.writes[i];
     const int32_t* page_table = call.step.page_table + write.request * call.step.page_stride;
     for (int head = 0; head < heads; ++head) store_tokens(call, {call.shape, call.layer.memory, page_table, head}, write);

@@ -11,19 +11,6 @@ namespace tokenmill::TM_ISA {
 
 constexpr int FEW_ROWS = 2;
 
-// While it lives denormals count as 0, as they do in tile registers.
-class FlushDenormals {
- public:
-  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO); }
-  ~FlushDenormals() { _mm_setcsr(before_); }
-  FlushDenormals(const FlushDenormals&) = delete;
-  FlushDenormals& operator=(const FlushDenormals&) = delete;
-
- private:
-  static constexpr unsigned FLUSH_TO_ZERO = 0x8000, DENORMALS_ARE_ZERO = 0x40;
-  const unsigned before_;
-};
-
 // The first numbers of 16 pairs, and the second ones.
 struct EvenOdd {
   F32 even, odd;
@@ -54,7 +41,6 @@ inline void add_products(EvenOdd& sums, const EvenOdd& a, const EvenOdd& b) {
 template <int M, int S, class Number>
 void score_keys_few_rows(const QueryMicroTile& tile, int head_dim, const Subpages<Number>& subpages,
                          float (*scores)[KEY_BLOCK]) {
-  const FlushDenormals flush;
   for (int first = 0; first < head_dim; first += TILE_K) {
     EvenOdd sums[M][S];
     unroll<M>([&](auto m) { unroll<S>([&](auto s) { sums[m][s] = {zero(), zero()}; }); });
@@ -81,7 +67,6 @@ void score_keys_few_rows(const QueryMicroTile& tile, int head_dim, const Subpage
 template <int M, int V, class Number>
 void add_values_few_rows(const QueryMicroTile& tile, const uint16_t (*weights)[KEY_BLOCK],
                          const Subpages<Number>& subpages, const KeyRange& visible, int head_dim, int first_dim) {
-  const FlushDenormals flush;
   for (int k_step = visible.first / TILE_K; k_step * TILE_K < visible.end; ++k_step) {
     EvenOdd sums[M][V];
     unroll<M>([&](auto m) { unroll<V>([&](auto v) { sums[m][v] = {zero(), zero()}; }); });

@@ -95,10 +95,7 @@ void online_softmax_amx(const QueryMicroTile& tile, int row, int head_dim, const
     if (block.value_scales) w[i] = mul(w[i], load(block.value_scales + i * SUBPAGE));
   });
   store(tile.weight_sums + row * LANES, sums);
-  unroll<(S + 1) / 2>([&](auto i) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(w[2 * i + 1], w[2 * i]);
-    _mm512_storeu_si512(weights + i * TILE_K, reinterpret_cast<__m512i>(both));
-  });
+  unroll<S + S % 2>([&](auto i) { store_bf16(weights + i * SUBPAGE, w[i]); });
 }
 
 // values[m][d] += sum over the K steps with visible keys of weights[m][key] * value[key][d], for V tiles of dimensions.

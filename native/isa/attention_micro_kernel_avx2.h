@@ -4,8 +4,8 @@
 
 namespace tokenmill::TM_ISA {
 
-// scores[m][key] = q[m] . key for a sub-page, over the dimensions in order. Where `values` is not null, they are
-// prefetched meanwhile.
+// scores[m][key] = q[m] . key for a sub-page, over the pairs of dimensions in order, as `dot` adds them. Where `values`
+// is not null, they are prefetched meanwhile.
 template <int M>
 void score_keys(const float (*q)[MAX_HEAD_DIM], int head_dim, const uint16_t* keys, const uint16_t* values,
                 float (*scores)[KEY_BLOCK]) {
@@ -13,10 +13,10 @@ void score_keys(const float (*q)[MAX_HEAD_DIM], int head_dim, const uint16_t* ke
   TM_UNROLL for (int m = 0; m < M; ++m) sums[m] = zero();
   for (int d = 0; d < head_dim; d += 2) {
     if (values) prefetch_l1(values + d * SUBPAGE);
-    const F32 even = load_even_bf16(keys + d * SUBPAGE);
-    TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], even, broadcast(q[m][d]));
     const F32 odd = load_odd_bf16(keys + d * SUBPAGE);
     TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], odd, broadcast(q[m][d + 1]));
+    const F32 even = load_even_bf16(keys + d * SUBPAGE);
+    TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], even, broadcast(q[m][d]));
   }
   TM_UNROLL for (int m = 0; m < M; ++m) store(scores[m], sums[m]);
 }
@@ -51,10 +51,10 @@ void add_values(const float (*weights)[KEY_BLOCK], const F32* corrections, const
   for (int pair = first; pair < end; ++pair) {
     if (tile.is_last) next_keys.prefetch_line();
     const uint16_t* line = block.values[pair / PAIRS] + (pair % PAIRS * head_dim + d) * 2;
-    const F32 even = load_even_bf16(line);
-    TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], even, broadcast(weights[m][2 * pair]));
     const F32 odd = load_odd_bf16(line);
     TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], odd, broadcast(weights[m][2 * pair + 1]));
+    const F32 even = load_even_bf16(line);
+    TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], even, broadcast(weights[m][2 * pair]));
   }
   TM_UNROLL for (int m = 0; m < M; ++m) store(place(m), sums[m]);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "isa/candidates.h"
 #include "isa/logits.h"
 #include "isa/parallel.h"
 #include "isa/ranking.h"
@@ -29,9 +30,9 @@ constexpr int64_t MAX_CANDIDATES = 256;
 
 // Memory for the draw of a row.
 struct Scratch {
-  std::vector<float> maxima, ordered;  // of groups
-  std::vector<double> cumulative;      // weights, of groups or of candidates
-  std::vector<uint64_t> keys;          // of candidates
+  std::vector<float> maxima;       // of groups
+  std::vector<double> cumulative;  // weights, of groups or of candidates
+  Candidates candidates;
 };
 
 // First index at which the cumulative weight exceeds the target; never one behind the last token that has a weight.
@@ -42,36 +43,12 @@ int64_t first_above(const double* cumulative, int64_t count, double target) {
   return place;
 }
 
-// The sort keys of the `wanted` largest tokens, in order. The maxima of at least as many groups reach the bound, so no
-// token below it is among them.
-void find_candidates(const Logits& row, int64_t wanted, Scratch& scratch) {
-  float bound = -FLT_MAX;
-  if (wanted < row.groups()) {
-    scratch.ordered = scratch.maxima;
-    const auto place = scratch.ordered.begin() + wanted - 1;
-    std::nth_element(scratch.ordered.begin(), place, scratch.ordered.end(), std::greater<float>());
-    bound = *place;
-  }
-  scratch.keys.clear();
-  for (int64_t group = 0; group < row.groups(); ++group) {
-    if (scratch.maxima[group] < bound) continue;
-    for (int64_t id = group * GROUP; id < row.group_end(group); ++id) {
-      const float logit = finite(row.data[id]);
-      if (logit >= bound) scratch.keys.push_back(sort_key(logit, id));
-    }
-  }
-  const auto end = scratch.keys.begin() + wanted;
-  std::nth_element(scratch.keys.begin(), end - 1, scratch.keys.end(), std::greater<uint64_t>());
-  std::sort(scratch.keys.begin(), end, std::greater<uint64_t>());
-  scratch.keys.resize(wanted);
-}
-
 // The cumulative weights of the candidates that weigh at least `min_p`: the first ones, for they are in descending
 // order.
 void weigh_candidates(const Logits& row, float maximum, const Draw& draw, Scratch& scratch) {
   scratch.cumulative.clear();
   double total = 0;
-  for (const uint64_t key : scratch.keys) {
+  for (const uint64_t key : scratch.candidates.keys) {
     const double weight = std::exp((static_cast<double>(finite(row.data[token_id(key)])) - maximum) / draw.temperature);
     if (!(weight >= draw.min_p)) break;
     scratch.cumulative.push_back(total += weight);
@@ -113,7 +90,7 @@ int64_t draw_filtered(const Logits& row, float maximum, const Draw& draw, Scratc
   const int64_t wanted = std::min(limit, MAX_CANDIDATES);
   const bool needs_total = wanted < limit && draw.min_p <= 0;
   const double all = needs_total ? cumulate(row, SoftmaxWeight(maximum, draw.temperature), scratch.cumulative) : 0;
-  find_candidates(row, wanted, scratch);
+  scratch.candidates.find(row, scratch.maxima, wanted);
   weigh_candidates(row, maximum, draw, scratch);
   const auto& cumulative = scratch.cumulative;
   double total = cumulative.back();
@@ -127,7 +104,8 @@ int64_t draw_filtered(const Logits& row, float maximum, const Draw& draw, Scratc
     const auto reached = std::lower_bound(cumulative.begin(), cumulative.end(), draw.top_p * total);
     count = std::min<int64_t>(reached - cumulative.begin() + 1, count);
   }
-  return token_id(scratch.keys[first_above(cumulative.data(), count, draw.uniform * cumulative[count - 1])]);
+  const int64_t place = first_above(cumulative.data(), count, draw.uniform * cumulative[count - 1]);
+  return token_id(scratch.candidates.keys[place]);
 }
 
 // The lowest id of the largest logit.

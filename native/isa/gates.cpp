@@ -61,4 +61,18 @@ void gate_rows(const RowGateCall& call, int threads) {
   });
 }
 
+void scaled_sum(const ScaledSumCall& call, int threads) {
+  const F32 factor = broadcast(call.factor), scale = broadcast(call.delta_scale);
+  if (call.count < MIN_PARALLEL) threads = 1;
+  parallel_for(ceil_div(call.count, PIECE), threads, [&](int64_t piece) {
+    const int64_t end = std::min((piece + 1) * PIECE, call.count);
+    for (int64_t i = piece * PIECE; i < end; i += LANES) {
+      const int64_t lanes = std::min<int64_t>(LANES, end - i);
+      F32 sum = load_partial_bf16(call.x + i, lanes);
+      if (call.delta) sum = rounded(add(sum, rounded(mul(load_partial_bf16(call.delta + i, lanes), scale))));
+      store_partial_bf16(call.x + i, mul(sum, factor), lanes);
+    }
+  });
+}
+
 }  // namespace tokenmill::TM_ISA

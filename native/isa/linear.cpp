@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "isa/denormals.h"
 #include "isa/linear_avx2.h"
 #include "isa/linear_amx.h"
 #include "isa/math.h"
@@ -91,6 +92,7 @@ void for_each_sums(const Packed& weights, const Rows& x, int threads, const Epil
   const auto run = micro_kernel_of(weights.format);
   const int64_t all_panels = weights.panels(), all_tiles = blocking.tiles_per_block * blocking.row_blocks;
   parallel_chain(blocking.columns * blocking.row_blocks, threads, [&](int64_t i, int64_t next) {
+    const FlushDenormals flush;
     const int64_t panel = i / blocking.row_blocks * blocking.column_panels, left = all_panels - panel;
     const int64_t panels = left < blocking.column_panels ? left : blocking.column_panels;
     const Piece piece = {panel, panels, next / blocking.row_blocks * blocking.column_panels,

@@ -4,6 +4,7 @@
 #if defined(__AMX_TILE__)
 
 #include "isa/activations.h"
+#include "isa/denormals.h"
 #include "isa/macro_tile.h"
 #include "isa/parallel.h"
 
@@ -52,6 +53,7 @@ void for_each_sums_on_amx(const Packed& weights, const Rows& x, int threads, con
   const int64_t all = weights.panels(), columns = ceil_div(all, nc_panels), pieces = columns * ceil_div(x.count, mc);
   const auto panels_of = [&](int64_t column) { return column < columns - 1 ? nc_panels : all - column * nc_panels; };
   parallel_chain(pieces, threads, [&](int64_t i, int64_t next) {
+    const FlushDenormals flush;
     const int64_t column = i % columns, next_column = next % columns;
     const int64_t panel = column * nc_panels, panels = panels_of(column);
     const int64_t top = i / columns * mc, rows = x.count - top < mc ? x.count - top : mc;

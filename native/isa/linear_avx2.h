@@ -4,6 +4,7 @@
 #if !defined(__AVX512F__)
 
 #include "isa/activations.h"
+#include "isa/denormals.h"
 #include "isa/linear.h"
 #include "isa/parallel.h"
 
@@ -39,6 +40,7 @@ void for_each_sums_on_avx2(const Packed& weights, const Rows& x, int threads, co
   const auto run = row_tiles_of(weights.format);
   const int64_t all = weights.panels(), row_blocks = ceil_div(x.count, AVX2_MC);
   parallel_chain(ceil_div(all, GEMM_PANELS) * row_blocks, threads, [&](int64_t i, int64_t next) {
+    const FlushDenormals flush;
     const int64_t panel = i / row_blocks * GEMM_PANELS, next_panel = next / row_blocks * GEMM_PANELS;
     const int panels = panel + GEMM_PANELS <= all ? GEMM_PANELS : 1;
     const int64_t top = x.count * (i % row_blocks) / row_blocks, end = x.count * (i % row_blocks + 1) / row_blocks;

@@ -1,5 +1,5 @@
 // 16 pairs of bf16, adjacent in K: one instruction multiplies both numbers of each pair and adds the products to 16
-// sums.
+// sums: the odd number's product first, then the even one's, each by a fused multiply-add, as `vdpbf16ps` does.
 #pragma once
 
 #include "isa/simd.h"
@@ -21,7 +21,7 @@ inline Pairs load_pairs(const uint16_t* from) { return {load_even_bf16(from), lo
 inline Pairs broadcast_pair(uint32_t pair) {
   return {broadcast(to_float(static_cast<uint16_t>(pair))), broadcast(to_float(static_cast<uint16_t>(pair >> 16)))};
 }
-inline F32 dot(F32 sums, const Pairs& a, const Pairs& b) { return fma(a.odd, b.odd, fma(a.even, b.even, sums)); }
+inline F32 dot(F32 sums, const Pairs& a, const Pairs& b) { return fma(a.even, b.even, fma(a.odd, b.odd, sums)); }
 #endif
 
 }  // namespace tokenmill::TM_ISA

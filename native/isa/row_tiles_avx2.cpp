@@ -46,7 +46,7 @@ inline void add_bytes(__m256i& sums, __m256i w, __m256i x) {
   asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(w), "x"(x));
 }
 
-// Each sum runs over the depth in order, as in the micro-kernel of one row.
+// Each sum runs over pairs of the depth in order, the odd number of a pair first, as in the micro-kernel of one row.
 struct Bf16Tiles {
   static constexpr int MR = 6;  // beside a line of weights and a number of x
   static constexpr int64_t X_BYTES = 4;
@@ -60,10 +60,10 @@ struct Bf16Tiles {
     const int64_t stride = tile.x_stride / 4;
     for (int64_t k = 0; k < tile.inputs; k += 2) {
       prefetch_line(tile.prefetch, k / 2);
-      const F32 even = load_even_bf16(w + k * LANES);
-      TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], even, broadcast(x[m * stride + k]));
       const F32 odd = load_odd_bf16(w + k * LANES);
       TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], odd, broadcast(x[m * stride + k + 1]));
+      const F32 even = load_even_bf16(w + k * LANES);
+      TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], even, broadcast(x[m * stride + k]));
     }
     TM_UNROLL for (int m = 0; m < M; ++m) store(tile.sums + m * tile.stride, sums[m]);
   }

@@ -33,17 +33,14 @@ inline F32 load_odd_bf16(const uint16_t* from) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from), odd));
 }
 
+// By integers, as on every level: the instruction for it turns denormals into 0.
 inline __m256i round_bf16(F32 value) {
-#ifdef __AVX512BF16__
-  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value));
-#else
   const __m512i bits = _mm512_castps_si512(value);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7FFF));
   const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
   const __m512i kept = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
-#endif
 }
 
 // Rounds to bf16 and back.

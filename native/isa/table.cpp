@@ -9,7 +9,10 @@
 #include "isa/gates.h"
 #include "isa/gelu.h"
 #include "isa/norm.h"
+#include "isa/logprobs.h"
 #include "isa/page_copy.h"
+#include "isa/rotary_tables.h"
+#include "isa/route.h"
 #include "isa/short_conv.h"
 
 namespace tokenmill::TM_ISA {
@@ -33,8 +36,12 @@ const KernelTable& table() {
       .gelu = gelu,
       .gated_norm = gated_norm,
       .gate_rows = gate_rows,
+      .scaled_sum = scaled_sum,
       .add_weighted = add_weighted,
+      .rotary_tables = rotary_tables,
+      .route = route,
       .draw = draw,
+      .logprobs = logprobs,
       .apply_token_bitmask = apply_token_bitmask,
       .short_conv = short_conv,
       .delta_rule = delta_rule,

@@ -126,7 +126,41 @@ class Kernels:
     def sigmoid_gate(
         self, x: Address, x_stride: int, gate: Address, gate_stride: int, out: Address, count: int, size: int
     ) -> None: ...
+    def multiply_rows(
+        self, x: Address, x_stride: int, gate: Address, gate_stride: int, out: Address, count: int, size: int
+    ) -> None: ...
+    def scaled_sum(self, x: Address, delta: Address, delta_scale: float, factor: float, count: int) -> None: ...
+    def add_weighted(
+        self, x: Address, weights: Address, rows: Address, out: Address, count: int, size: int
+    ) -> None: ...
+    def rotary_tables(self, frequencies: Address, positions: int, size: int, cos: Address, sin: Address) -> None: ...
+    def route(
+        self,
+        logits: Address,
+        stride: int,
+        count: int,
+        experts: int,
+        chosen: int,
+        normalizes: bool,
+        ids: Address,
+        weights: Address,
+    ) -> None: ...
     def draw(self, logits: Address, stride: int, size: int, count: int, draws: Address, ids: Address) -> None: ...
+    def logprobs(
+        self,
+        logits: Address,
+        stride: int,
+        size: int,
+        count: int,
+        rows: Address,
+        tokens: Address,
+        lowest: float,
+        logprobs: Address,
+        ranks: Address,
+        largest: int,
+        top_ids: Address,
+        top_logprobs: Address,
+    ) -> None: ...
     def apply_token_bitmask(
         self, logits: Address, stride: int, size: int, count: int, rows: Address, bits: Address
     ) -> None: ...

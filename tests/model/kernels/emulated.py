@@ -3,6 +3,7 @@
     cmake -S native -B DIR -G Ninja -DEMULATED=ON "-DLEVELS=avx512;avx512vnni;amx" && ninja -C DIR
     EMULATED_KERNELS=DIR pytest -p tests.model.kernels.emulated tests/model/kernels/test_native_linear.py
 
+`test_native_levels.py` compares levels, so it wants more than one: "avx2;avx512;avx512bf16".
 The build takes minutes and the tests are slow, so no suite runs them: they are for changes of these levels on a machine
 that has none of them.
 """

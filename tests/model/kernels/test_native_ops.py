@@ -90,3 +90,61 @@ def test_gelu_is_that_of_torch_but_for_the_last_bit(isa: str, rng: np.random.Gen
     got = native_ops.gelu(kernels(isa), extremes)
     assert got[0].isnan()
     assert got[1:].tolist() == [100.0, 0.0, 0.0]
+
+
+@every_isa
+def test_experts_are_chosen_as_torch_does(isa: str, rng: np.random.Generator) -> None:
+    plain = torch_kernels.TorchKernels(torch.bfloat16, "cpu")
+    for experts, count in ((2, 1), (5, 5), (16, 4), (37, 6), (128, 8), (512, 10)):
+        for normalizes in (False, True):
+            # Whole steps apart, so that torch has one order too.
+            steps = torch.stack([torch.randperm(experts) for _ in range(70)]).float()
+            logits = ((steps - experts / 2) / 8).bfloat16()
+            weights, ids = native_ops.route(kernels(isa, 2), logits, count, normalizes)
+            want, wanted = plain.route(logits, count, normalizes)
+            assert torch.equal(ids, wanted)
+            assert steps_apart(weights, want).max() <= 1
+            assert (weights != want).float().mean() < 0.02
+
+
+@every_isa
+def test_of_equal_logits_the_first_expert_is_chosen_in_any_company(isa: str, rng: np.random.Generator) -> None:
+    logits = torch.randn(90, 40).mul(2).round().bfloat16()
+    weights, ids = native_ops.route(kernels(isa, 3), logits, 7, True)
+    order = torch.sort(logits.float(), dim=-1, descending=True, stable=True).indices
+    assert torch.equal(ids, order[:, :7])
+    shares = logits.double().softmax(-1).gather(1, ids)
+    torch.testing.assert_close(weights.double(), shares / shares.sum(-1, keepdim=True), rtol=2**-7, atol=0)
+    for row in rng.integers(0, 90, 5).tolist():
+        alone = native_ops.route(kernels(isa), logits[row : row + 1], 7, True)
+        assert torch.equal(alone[0][0], weights[row])
+        assert torch.equal(alone[1][0], ids[row])
+
+
+@every_isa
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.nan])
+def test_a_router_that_gives_no_number_breaks_its_token_alone(isa: str, value: float) -> None:
+    logits = drawn(5, 20)
+    logits[2, 13] = value
+    for normalizes in (False, True):
+        weights, ids = native_ops.route(kernels(isa), logits, 3, normalizes)
+        assert weights[2].isnan().all()
+        assert weights[[0, 1, 3, 4]].isfinite().all()
+        assert ((ids >= 0) & (ids < 20)).all()
+
+
+@every_isa
+def test_sums_and_products_are_rounded_as_torch_rounds_them(isa: str, rng: np.random.Generator) -> None:
+    plain, own = torch_kernels.TorchKernels(torch.bfloat16, "cpu"), kernels(isa, 2)
+    for count, size in ((1, 1), (3, 40), (70, 1000)):
+        x, delta, gate = drawn(count, size), drawn(count, size), drawn(count, 1)
+        scale, factor = float(rng.uniform(0.1, 30)), float(rng.uniform(0.1, 2))
+        for added in (None, delta):
+            want = plain.scaled_sum(x.clone(), factor, None if added is None else added.clone(), scale)
+            assert torch.equal(native_ops.scaled_sum(own, x.clone(), factor, added, scale), want)
+        wide = drawn(count, size + 5)[:, 2 : size + 2]
+        assert torch.equal(native_ops.multiply(own, wide, delta), wide * delta)
+        want = plain.add_gated(delta.clone(), x.clone(), gate)
+        got = native_ops.add_gated(own, delta.clone(), x, gate)
+        assert steps_apart(got, want).max() <= 2
+        assert (got != want).float().mean() < 0.02 or (got != want).count_nonzero() <= 2

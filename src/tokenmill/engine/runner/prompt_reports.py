@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.attention.row_extension import Arrays, RowExtension
 from tokenmill.model.sampling.logprobs import LogprobGroup, take_logprobs, to_messages
+
+if TYPE_CHECKING:
+    from tokenmill import _native
 
 # Logits of so many values are held at a time: 64 MiB.
 _LOGITS_AT_ONCE = 1 << 24
@@ -72,13 +76,17 @@ class PromptReports(RowExtension):
     Attributes:
         watch: sees the logits behind log probabilities, [n, vocab_size] float32, in the order of positions; None: they
             are dropped.
+
+    Args:
+        native: kernels that take log probabilities; None: torch does.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int) -> None:
+    def __init__(self, max_rows: int, vocab_size: int, native: _native.Kernels | None = None) -> None:
         self._rows: list[_Row | None] = [None] * max_rows
         # Where the prompt of a row with wishes ends; 0: it has none.
         self._ends = np.zeros(max_rows, dtype=np.int64)
         self.watch: Callable[[npt.NDArray[np.float32]], None] | None = None
+        self._native = native
         self._rows_at_once = max(1, _LOGITS_AT_ONCE // vocab_size)
 
     def enter(self, plan: StepPlan) -> Arrays:
@@ -159,7 +167,7 @@ class PromptReports(RowExtension):
                 values = logits(part).float()
                 if self.watch is not None:
                     self.watch(values.cpu().numpy())
-                messages = to_messages(take_logprobs(values, ids, group))
+                messages = to_messages(take_logprobs(values, ids, group, self._native))
                 yield from (messages[i] for i in range(len(ids)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,15 @@ from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.sampling.grammar_rows import GrammarRows
 from tokenmill.model.sampling.state import SamplingState
 
+if TYPE_CHECKING:
+    from tokenmill import _native
+
 
 class RowState:
     """The stores of rows, which all learn of new rows in one place.
+
+    Args:
+        native: kernels that report on prompts; None: torch does.
 
     Attributes:
         tables: pages and tokens, on the device.
@@ -35,11 +42,12 @@ class RowState:
         sampling: SamplingState,
         grammars: GrammarRows,
         extensions: Sequence[RowExtension] = (),
+        native: _native.Kernels | None = None,
     ) -> None:
         self.tables = tables
         self.sampling = sampling
         self.grammars = grammars
-        self.prompts = PromptReports(len(tables.tokens), sampling.vocab_size)
+        self.prompts = PromptReports(len(tables.tokens), sampling.vocab_size, native)
         self.extensions = tuple(extensions)
         self.heads = hooks(extensions, RowExtension.head_of)
         stores = (sampling, self.prompts, grammars, *extensions)

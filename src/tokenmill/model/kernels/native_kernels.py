@@ -88,6 +88,24 @@ class NativeKernels(NativeRecurrence):
         """Apply GELU with tanh in place."""
         return native_ops.gelu(self.native, x)
 
+    def add_gated(self, sums: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Add x * sigmoid(gate) to sums in place."""
+        return native_ops.add_gated(self.native, sums, x, gate)
+
+    def multiply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return x * y."""
+        return native_ops.multiply(self.native, x, y)
+
+    def scaled_sum(
+        self, x: torch.Tensor, factor: float, delta: torch.Tensor | None = None, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Return (x + scale * delta) * factor, computed in place."""
+        return native_ops.scaled_sum(self.native, x, factor, delta, scale)
+
+    def route(self, logits: torch.Tensor, count: int, normalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose the experts of each token; of equal logits the lower number comes first."""
+        return native_ops.route(self.native, logits, count, normalizes)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """Return the RMSNorm of x, times the weight."""
         return native_ops.rms_norm(self.native, x, weight, eps, is_offset=is_offset)

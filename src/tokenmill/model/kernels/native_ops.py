@@ -63,3 +63,50 @@ def gelu(native: _native.Kernels, x: torch.Tensor) -> torch.Tensor:
     assert x.dtype == torch.bfloat16 and x.is_contiguous(), "numbers are bfloat16 in one piece"
     native.gelu(x.data_ptr(), x.numel())
     return x
+
+
+def add_gated(native: _native.Kernels, sums: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Add x * sigmoid(gate) to sums in place; both [T, size] contiguous bfloat16, gate [T, 1]. Return the sums."""
+    count, size = x.shape
+    assert sums.shape == x.shape and gate.shape == (count, 1), "a gate for each row"
+    assert sums.is_contiguous() and x.is_contiguous() and gate.is_contiguous(), "all are in one piece"
+    assert sums.dtype == x.dtype == gate.dtype == torch.bfloat16, "numbers are bfloat16"
+    ones, opened, rows = torch.ones_like(gate), torch.empty_like(gate), torch.arange(count)
+    native.sigmoid_gate(ones.data_ptr(), 1, gate.data_ptr(), 1, opened.data_ptr(), count, 1)
+    native.add_weighted(x.data_ptr(), opened.data_ptr(), rows.data_ptr(), sums.data_ptr(), count, size)
+    return sums
+
+
+def multiply(native: _native.Kernels, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return x * y, [T, size] bfloat16, whose rows are each in one piece."""
+    assert x.shape == y.shape and x.dtype == y.dtype == torch.bfloat16, "as many numbers of bfloat16"
+    assert x.stride(1) == y.stride(1) == 1, "a row is in one piece"
+    out = x.new_empty(x.shape)
+    native.multiply_rows(x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), out.data_ptr(), *x.shape)
+    return out
+
+
+def scaled_sum(
+    native: _native.Kernels, x: torch.Tensor, factor: float, delta: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Return (x + scale * delta) * factor, contiguous bfloat16, computed in place."""
+    assert x.dtype == torch.bfloat16 and x.is_contiguous(), "numbers are bfloat16 in one piece"
+    address = 0
+    if delta is not None:
+        assert delta.shape == x.shape and delta.dtype == x.dtype and delta.is_contiguous(), "a delta is like x"
+        address = delta.data_ptr()
+    native.scaled_sum(x.data_ptr(), address, scale, factor, x.numel())
+    return x
+
+
+def route(
+    native: _native.Kernels, logits: torch.Tensor, count: int, normalizes: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the `count` experts with the largest logits [T, experts] bfloat16; see `Kernels.route`."""
+    tokens, experts = logits.shape
+    assert logits.dtype == torch.bfloat16 and logits.stride(1) == 1, "a row of bfloat16 is in one piece"
+    assert 1 <= count <= experts, "a token has experts, and each once"
+    weights, ids = logits.new_empty(tokens, count), torch.empty(tokens, count, dtype=torch.int64)
+    found = ids.data_ptr(), weights.data_ptr()
+    native.route(logits.data_ptr(), logits.stride(0), tokens, experts, count, normalizes, *found)
+    return weights, ids

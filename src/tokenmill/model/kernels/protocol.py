@@ -198,3 +198,32 @@ class Kernels(Protocol):
 
     def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return x * sigmoid(gate); x may be overwritten."""
+
+    def add_gated(self, sums: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Add x * sigmoid(gate) to sums in place, and return them; x may be overwritten.
+
+        Args:
+            sums, x: [T, size]. gate: [T, 1], one number for each row.
+        """
+
+    def multiply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return x * y, of rows [T, size] each; x may be overwritten."""
+
+    def scaled_sum(
+        self, x: torch.Tensor, factor: float, delta: torch.Tensor | None = None, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Return (x + scale * delta) * factor, of contiguous numbers; both may be overwritten.
+
+        Each product and the sum are rounded to x's dtype. None: nothing is added.
+        """
+
+    def route(self, logits: torch.Tensor, count: int, normalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose `count` experts for each token: the largest of a softmax in float32.
+
+        Args:
+            logits: [T, experts], of the router.
+            normalizes: the weights of those chosen are divided by their sum.
+
+        Returns:
+            Weights [T, count] in the dtype of the logits, and expert ids [T, count] int64.
+        """

@@ -245,3 +245,26 @@ class TorchKernels:
     def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return x * sigmoid(gate), computed in place."""
         return recurrence.sigmoid_gate(x, gate)
+
+    def add_gated(self, sums: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Add x * sigmoid(gate) to sums in place."""
+        return sums.add_(x.mul_(torch.sigmoid(gate)))
+
+    def multiply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return x * y."""
+        return x * y
+
+    def scaled_sum(
+        self, x: torch.Tensor, factor: float, delta: torch.Tensor | None = None, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Return (x + scale * delta) * factor, computed in place."""
+        if delta is not None:
+            x.add_(delta.mul_(scale))
+        return x.mul_(factor)
+
+    def route(self, logits: torch.Tensor, count: int, normalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose the experts of each token."""
+        weights, experts = torch.softmax(logits, -1, dtype=torch.float32).topk(count, -1)
+        if normalizes:
+            weights /= weights.sum(-1, keepdim=True)
+        return weights.to(logits.dtype), experts

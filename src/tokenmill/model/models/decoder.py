@@ -141,7 +141,7 @@ class Decoder:
         if adapters is not None:
             adapters.add_embeddings(token_ids, hidden)
         multiplier = self.embedding_multiplier
-        return hidden if multiplier == 1 else hidden.mul_(multiplier)
+        return hidden if multiplier == 1 else self._kernels.scaled_sum(hidden, multiplier)
 
     @property
     def embedding_multiplier(self) -> float:

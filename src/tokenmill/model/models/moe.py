@@ -28,11 +28,22 @@ class MoE:
         part: this rank's experts. inner: this rank's part of the numbers between the projections of each.
     """
 
-    __slots__ = ("_collective", "_mix", "experts", "inner", "part", "router", "shared", "shared_gate", "spec")
+    __slots__ = (
+        "_collective",
+        "_kernels",
+        "_mix",
+        "experts",
+        "inner",
+        "part",
+        "router",
+        "shared",
+        "shared_gate",
+        "spec",
+    )
 
     def __init__(self, spec: MoeSpec, hidden_size: int, kernels: Kernels, collective: Collective = ALONE) -> None:
         shard, every, self._collective = collective.shard, Part.whole(spec.num_experts), collective
-        self.spec = spec
+        self.spec, self._kernels = spec, kernels
         self.part = every if shard.sums else shard.part(spec.num_experts)
         self.inner = shard.part(spec.size) if shard.sums else Part.whole(spec.size)
         self.router = Linear(hidden_size, {"router": every}, spec.has_biases, kernels, WeightRole.ROUTER)
@@ -51,7 +62,7 @@ class MoE:
         mixed = mixed if self.inner.is_whole else self._collective.behind(mixed, Part.whole(mixed.shape[1]))
         if self.shared is None:
             return mixed
-        return mixed.add_(self.shared.forward(x).mul_(torch.sigmoid(self.shared_gate.forward(x))))
+        return self._kernels.add_gated(mixed, self.shared.forward(x), self.shared_gate.forward(x))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this block."""
@@ -90,11 +101,7 @@ class MoE:
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights [T, k] in x's dtype and expert ids [T, k], from a softmax over all experts in float32."""
-        probabilities = torch.softmax(self.router.forward(x), -1, dtype=torch.float32)
-        weights, experts = probabilities.topk(self.spec.experts_per_token, -1)
-        if self.spec.norm_topk_prob:
-            weights /= weights.sum(-1, keepdim=True)
-        return weights.to(x.dtype), experts
+        return self._kernels.route(self.router.forward(x), self.spec.experts_per_token, self.spec.norm_topk_prob)
 
 
 class SharedExperts:

@@ -25,10 +25,10 @@ class PerLayerInputs:
         table: [vocab_size, layers * size] in the type of the file; None: not filled yet.
     """
 
-    __slots__ = ("_num_layers", "_projection_scale", "_size", "norm", "projection", "table")
+    __slots__ = ("_kernels", "_num_layers", "_projection_scale", "_size", "norm", "projection", "table")
 
     def __init__(self, architecture: Architecture, spec: PerLayerSpec, kernels: Kernels) -> None:
-        self._num_layers, self._size = len(architecture.layers), spec.size
+        self._num_layers, self._size, self._kernels = len(architecture.layers), spec.size, kernels
         width = self._num_layers * spec.size
         self._projection_scale = architecture.hidden_size**-0.5
         self.projection = Linear(architecture.hidden_size, {"per_layer_projection": Part.whole(width)}, False, kernels)
@@ -38,12 +38,12 @@ class PerLayerInputs:
     def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Return each layer's input, [layers, T, size], for tokens [T] int64 and embeddings [T, hidden_size]."""
         assert self.table is not None, "the table is mapped when the weights are read"
-        projected = self.projection.forward(hidden).mul_(self._projection_scale)
+        projected = self._kernels.scaled_sum(self.projection.forward(hidden), self._projection_scale)
         normed = self.norm.forward(projected.view(-1, self._size))
         # The scale is rounded to the model's dtype, as that of the embeddings is.
         rows = self.table.index_select(0, token_ids).to(hidden.dtype)
         scale = torch.tensor(self._size**0.5, dtype=hidden.dtype).item()
-        both = normed.view_as(rows).add_(rows.mul_(scale)).mul_(2**-0.5)
+        both = self._kernels.scaled_sum(normed.view_as(rows), 2**-0.5, rows, scale)
         return both.view(-1, self._num_layers, self._size).transpose(0, 1)
 
     def targets(self, scope: TargetScope, spec: PerLayerSpec) -> Iterator[Target]:
@@ -73,7 +73,7 @@ class PerLayerBlock:
 
     def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """Return the block's addition to x [T, hidden_size]; `given` [layers, T, size]."""
-        gated = self._kernels.gelu(self.gate.forward(x)).mul_(given[self._number])
+        gated = self._kernels.multiply(self._kernels.gelu(self.gate.forward(x)), given[self._number])
         return self.norm.forward(self.output.forward(gated))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:

@@ -36,10 +36,10 @@ class ShortConv:
     def mix(self, x: torch.Tensor, states: StepStates) -> torch.Tensor:
         """Map x [T, hidden] to [T, size], the input of the output projection, and advance the states."""
         b, c, x = self.inputs.forward(x).chunk(3, -1)
-        gated, (state,) = b * x, states.memory.layers[self.place]
+        gated, (state,) = self._kernels.multiply(b, x), states.memory.layers[self.place]
         out = torch.empty_like(gated)
         states.run(state, lambda rows: self._kernels.short_conv(gated, self.weight, self.bias, state, rows, out))
-        return out.mul_(c)
+        return self._kernels.multiply(out, c)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this block."""

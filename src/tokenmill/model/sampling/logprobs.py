@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.plan import Logprob, TokenLogprobs
 from tokenmill.model.sampling.ranking import LARGEST, finite, largest
+
+if TYPE_CHECKING:
+    from tokenmill import _native
 
 # JSON has no -inf; this is what OpenAI's clients and vLLM's know for it.
 LOWEST_LOGPROB = -9999.0
@@ -51,17 +55,23 @@ class LogprobTensors:
     top_logprobs: Tensor
 
 
-def take_logprobs(logits: Tensor, token_ids: Tensor, group: LogprobGroup) -> LogprobTensors:
+def take_logprobs(
+    logits: Tensor, token_ids: Tensor, group: LogprobGroup, native: _native.Kernels | None = None
+) -> LogprobTensors:
     """Take the log probabilities that `group` asks for.
 
     Args:
         logits: [S, V] float32, raw.
         token_ids: [S] int64, sampled; any where there is none.
+        native: kernels of this CPU, whose results are those of float64, rounded once; None: torch's are, within 1e-6.
     """
     # At least one, so that the shapes hold when only the sampled token's are wanted.
     num_top = max(1, *group.counts)
     group_indices = group.indices.to(logits.device, non_blocking=True)
     sampled_ids = token_ids[group_indices].clamp(min=0)
+    if native is not None:
+        found = _take_natively(native, logits, group_indices, sampled_ids, num_top)
+        return LogprobTensors(group_indices, group.counts, sampled_ids, *found)
     size = max(1, _PART_SIZE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = [
         _take_part(finite(logits[indices]), ids, num_top)
@@ -69,6 +79,21 @@ def take_logprobs(logits: Tensor, token_ids: Tensor, group: LogprobGroup) -> Log
     ]
     logprobs, ranks, top_ids, top_logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
     return LogprobTensors(group_indices, group.counts, sampled_ids, logprobs, ranks, top_ids, top_logprobs)
+
+
+def _take_natively(
+    native: _native.Kernels, logits: Tensor, indices: Tensor, sampled_ids: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Do `_take_part` for rows `indices` of the logits, by the kernel of native/isa/logprobs.cpp."""
+    assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32 in one piece"
+    assert indices.is_contiguous() and sampled_ids.is_contiguous(), "each in one piece"
+    count = len(indices)
+    logprobs, ranks = torch.empty(count), torch.empty(count, dtype=torch.int32)
+    top_ids, top_logprobs = torch.empty(count, num_top, dtype=torch.int64), torch.empty(count, num_top)
+    rows = logits.data_ptr(), logits.stride(0), logits.shape[1], count, indices.data_ptr(), sampled_ids.data_ptr()
+    own, top = (logprobs.data_ptr(), ranks.data_ptr()), (top_ids.data_ptr(), top_logprobs.data_ptr())
+    native.logprobs(*rows, LOWEST_LOGPROB, *own, num_top, *top)
+    return logprobs, ranks, top_ids, top_logprobs
 
 
 def _take_part(rows: Tensor, sampled_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -127,7 +127,8 @@ class Sampler:
 
     Args:
         draw: how tokens are drawn there.
-        native: kernels that apply bitmasks on the CPU, and draw if `draw` is not given; None: torch does.
+        native: kernels that apply bitmasks and take log probabilities on the CPU, and draw if `draw` is not given;
+            None: torch does.
     """
 
     def __init__(self, draw: DrawKernel | None = None, native: _native.Kernels | None = None) -> None:
@@ -205,7 +206,7 @@ class Sampler:
             token_ids = self._redrawn(token_ids, lambda rows: processed[rows], draws, masks)
         if metadata.logprobs is None:
             return SampledTokens(token_ids)
-        return SampledTokens(token_ids, take_logprobs(logits, token_ids, metadata.logprobs))
+        return SampledTokens(token_ids, take_logprobs(logits, token_ids, metadata.logprobs, self._native))
 
     def _process(
         self, logits: Tensor, metadata: SamplingMetadata, mask: TokenBitmask | None, token_table: Tensor

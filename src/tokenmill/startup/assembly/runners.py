@@ -55,13 +55,14 @@ def make_runner(
     Args:
         extensions: see `RowState`.
     """
-    rows = RowState(memory.tables, memory.sampling, masks, extensions)
+    native = getattr(model.kernels, "native", None)
+    rows = RowState(memory.tables, memory.sampling, masks, extensions, native)
     attention = memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
     own = in_one_call(model.decoder, attention)
     in_calls = own if model.group is None else model.group.model(own)
-    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None), rows.heads)
+    sampler = HostSampler(in_calls, memory.tables, native, rows.heads)
     if config.pipeline_parallel_size > 1:
         assert isinstance(in_calls, RankedModel), "several stages are a group"
         return PipelinedRunner(in_calls, attention, rows, sampler, HostTransport())
