@@ -9,7 +9,7 @@ namespace tokenmill {
 namespace {
 
 void make_packed(Packed* self, int format, int64_t rows, int64_t depth, bool gated) {
-  if (rows < 1 || depth < 1 || format < 0 || format > 4 || (gated && rows % 2)) {
+  if (rows < 1 || depth < 1 || format < 0 || format > 5 || (gated && rows % 2)) {
     throw std::invalid_argument("no such matrix");
   }
   new (self) Packed{static_cast<Format>(format), gated, rows, depth, nullptr};

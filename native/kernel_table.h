@@ -42,7 +42,7 @@ struct KernelTable {
   const char* name;
 
   // Packs rows [start, start + source.count) of W; the source is row-major. `importance`, of each input or null, says how
-  // much errors of int4 with offsets weigh.
+  // much errors of int4 and int5 weigh.
   void (*pack)(const Packed& weights, int64_t start, const Rows& source, Element element, const float* importance,
                int threads);
   // Packs quantized rows as they are: w = values * scales + offsets, by groups of inputs.

@@ -7,6 +7,8 @@
 //   int4         for each K block: [8][16][4] bytes, whose low nibbles are inputs 0..31 and high nibbles inputs 32..63 of
 //                w / scale + 8, then the scales as in int8
 //   int4 offset  the same of (w - offset) / scale, then the float16 offsets [2][16]
+//   int5         as int4, and before the scales the fifth bits of the two groups: [2][16][4] bytes, which have that of
+//                K step s in bit 7 - s; of w / scale + 16
 //   mxfp4        as int4, with codes of FP4: w = fp4_numbers(code) / 2 * scale, which is kept halved
 //
 // Rows and depth are padded with zeros. In a gated matrix the panels of the halves "gate" and "up" alternate: panel 2i
@@ -21,7 +23,12 @@ constexpr int64_t NR = 16;          // output rows of a panel
 constexpr int64_t K_BLOCK = 64;     // the depth of integers is padded to a multiple of this
 constexpr int64_t GROUP_SIZE = 32;  // inputs that share a scale; the depth of bf16 is padded to a multiple
 
-enum class Format : int { bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4 };
+enum class Format : int { bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4, int5 = 5 };
+
+// Of the integers of a K block of a panel, before their scales.
+constexpr int64_t number_bytes_of(Format format) {
+  return NR * K_BLOCK * (format == Format::int8 ? 8 : format == Format::int5 ? 5 : 4) / 8;
+}
 
 // What a gated matrix makes of its halves: silu(gate) * up; gelu(gate) * up, the GELU with tanh; or, with gate up to 7 and
 // up from -7 to 7, gate * sigmoid(1.702 gate) * (up + 1).
@@ -41,8 +48,7 @@ struct Packed {
     return gated ? 2 * ((half() + NR - 1) / NR) : (rows + NR - 1) / NR;
   }
   int64_t k_blocks() const { return (depth + K_BLOCK - 1) / K_BLOCK; }
-  // Of the integers of a K block, before its scales.
-  int64_t number_bytes() const { return format == Format::int8 ? NR * K_BLOCK : NR * K_BLOCK / 2; }
+  int64_t number_bytes() const { return number_bytes_of(format); }
   int64_t k_block_bytes() const {
     constexpr int64_t fp16_bytes = NR * (K_BLOCK / GROUP_SIZE) * 2;
     return number_bytes() + (format == Format::int4_offset ? 2 * fp16_bytes : fp16_bytes);

@@ -16,6 +16,12 @@ inline I32 load_bytes(const void* from) { return _mm512_loadu_si512(from); }
 inline I32 broadcast_i32(int32_t word) { return _mm512_set1_epi32(word); }
 inline I32 low_nibbles(I32 a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline I32 high_nibbles(I32 a) { return low_nibbles(_mm512_srli_epi16(a, 4)); }
+// Adds 16 where a byte of `line` has its highest bit, and moves the next bits there. Bits of other bytes come in behind.
+inline I32 add_fifth_bits(I32 nibbles, I32& line) {
+  const I32 fifths = _mm512_and_si512(_mm512_srli_epi16(line, 3), _mm512_set1_epi8(16));
+  line = _mm512_slli_epi32(line, 1);
+  return _mm512_xor_si512(nibbles, fifths);
+}
 inline F32 to_float(I32 a) { return _mm512_cvtepi32_ps(a); }
 inline F32 load_fp16(const uint16_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -54,6 +60,15 @@ inline I32 low_nibbles(I32 a) {
   return {_mm256_and_si256(a.low, mask), _mm256_and_si256(a.high, mask)};
 }
 inline I32 high_nibbles(I32 a) { return low_nibbles({_mm256_srli_epi16(a.low, 4), _mm256_srli_epi16(a.high, 4)}); }
+inline __m256i add_fifth_bits(__m256i nibbles, __m256i& line) {
+  const __m256i fifths = _mm256_and_si256(_mm256_srli_epi16(line, 3), _mm256_set1_epi8(16));
+  line = _mm256_slli_epi32(line, 1);
+  return _mm256_xor_si256(nibbles, fifths);
+}
+// Adds 16 where a byte of `line` has its highest bit, and moves the next bits there. Bits of other bytes come in behind.
+inline I32 add_fifth_bits(I32 nibbles, I32& line) {
+  return {add_fifth_bits(nibbles.low, line.low), add_fifth_bits(nibbles.high, line.high)};
+}
 inline F32 to_float(I32 a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 inline F32 load_fp16(const uint16_t* from) {
   const auto* low = reinterpret_cast<const __m128i*>(from);
@@ -110,7 +125,7 @@ inline I32 nibbles(I32 bytes) {
 // What stands for 0; with offsets that is added in the end.
 constexpr int INT8_ZERO = 128;
 template <Format F>
-constexpr int NIBBLE_ZERO = F == Format::mxfp4 ? FP4_ZERO : F == Format::int4 ? 8 : 0;
+constexpr int NIBBLE_ZERO = F == Format::mxfp4 ? FP4_ZERO : F == Format::int5 ? 16 : F == Format::int4 ? 8 : 0;
 
 #if defined(__AVX512VNNI__)
 // The instruction takes any bytes, so it multiplies w instead of w - 128; the sums start with -128 times the sum of x.

@@ -49,6 +49,7 @@ auto micro_kernel_of(Format format) -> void (*)(const MicroTile&) {
     case Format::int8: return micro_kernel_int8;
     case Format::int4: return micro_kernel_int4;
     case Format::int4_offset: return micro_kernel_int4_offset;
+    case Format::int5: return micro_kernel_int5;
     case Format::mxfp4: return micro_kernel_mxfp4;
   }
   return nullptr;

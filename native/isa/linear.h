@@ -54,6 +54,7 @@ void micro_kernel_bf16(const MicroTile& tile);
 void micro_kernel_int8(const MicroTile& tile);
 void micro_kernel_int4(const MicroTile& tile);
 void micro_kernel_int4_offset(const MicroTile& tile);
+void micro_kernel_int5(const MicroTile& tile);
 void micro_kernel_mxfp4(const MicroTile& tile);
 
 void pack(const Packed& weights, int64_t start, const Rows& source, Element element, const float* importance,

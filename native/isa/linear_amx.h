@@ -16,6 +16,7 @@ inline auto macro_kernel_of(Format format) -> void (*)(const MacroTile&) {
     case Format::int8: return macro_kernel_int8;
     case Format::int4: return macro_kernel_int4;
     case Format::int4_offset: return macro_kernel_int4_offset;
+    case Format::int5: return macro_kernel_int5;
     case Format::mxfp4: return macro_kernel_mxfp4;
   }
   return nullptr;

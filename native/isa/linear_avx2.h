@@ -18,6 +18,7 @@ void row_tiles_bf16(const MicroTile& tile);
 void row_tiles_int8(const MicroTile& tile);
 void row_tiles_int4(const MicroTile& tile);
 void row_tiles_int4_offset(const MicroTile& tile);
+void row_tiles_int5(const MicroTile& tile);
 void row_tiles_mxfp4(const MicroTile& tile);
 
 inline auto row_tiles_of(Format format) -> void (*)(const MicroTile&) {
@@ -26,6 +27,7 @@ inline auto row_tiles_of(Format format) -> void (*)(const MicroTile&) {
     case Format::int8: return row_tiles_int8;
     case Format::int4: return row_tiles_int4;
     case Format::int4_offset: return row_tiles_int4_offset;
+    case Format::int5: return row_tiles_int5;
     case Format::mxfp4: return row_tiles_mxfp4;
   }
   return nullptr;

@@ -30,15 +30,25 @@ uint8_t* panel_memory(int64_t bytes) {
   return memory.get() + (-reinterpret_cast<uintptr_t>(memory.get()) & 63);
 }
 
-// Nibbles to bytes, signed but where there are offsets.
+// Nibbles and fifth bits to bytes, signed but where there are offsets.
 template <Format F>
 void unpack(const Packed& weights, const uint8_t* panel, uint8_t* to) {
   const I32 zeros = _mm512_set1_epi8(NIBBLE_ZERO<F>);
   for (int64_t k_block = 0; k_block < weights.k_blocks(); ++k_block, panel += weights.k_block_bytes()) {
+    I32 fifths[2];
+    if constexpr (F == Format::int5) {
+      fifths[0] = load_bytes(panel + GROUP_BYTES);
+      fifths[1] = load_bytes(panel + GROUP_BYTES + 64);
+    }
     for (int64_t at = 0; at < GROUP_BYTES; at += 64) {
       const I32 bytes = load_bytes(panel + at);
-      _mm512_store_si512(to + at, _mm512_sub_epi8(nibbles<F, 0>(bytes), zeros));
-      _mm512_store_si512(to + at + GROUP_BYTES, _mm512_sub_epi8(nibbles<F, 1>(bytes), zeros));
+      I32 first = nibbles<F, 0>(bytes), second = nibbles<F, 1>(bytes);
+      if constexpr (F == Format::int5) {
+        first = add_fifth_bits(first, fifths[0]);
+        second = add_fifth_bits(second, fifths[1]);
+      }
+      _mm512_store_si512(to + at, _mm512_sub_epi8(first, zeros));
+      _mm512_store_si512(to + at + GROUP_BYTES, _mm512_sub_epi8(second, zeros));
     }
     to += 2 * GROUP_BYTES;
   }
@@ -155,6 +165,7 @@ void macro_kernel_of_groups(const MacroTile& macro_tile) {
 void macro_kernel_int8(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int8>(macro_tile); }
 void macro_kernel_int4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4>(macro_tile); }
 void macro_kernel_int4_offset(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4_offset>(macro_tile); }
+void macro_kernel_int5(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int5>(macro_tile); }
 void macro_kernel_mxfp4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::mxfp4>(macro_tile); }
 
 }  // namespace tokenmill::TM_ISA

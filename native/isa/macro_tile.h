@@ -83,6 +83,7 @@ void macro_kernel_bf16(const MacroTile& macro_tile);
 void macro_kernel_int8(const MacroTile& macro_tile);
 void macro_kernel_int4(const MacroTile& macro_tile);
 void macro_kernel_int4_offset(const MacroTile& macro_tile);
+void macro_kernel_int5(const MacroTile& macro_tile);
 void macro_kernel_mxfp4(const MacroTile& macro_tile);
 
 inline int64_t count_k_steps(const Packed& weights) {

@@ -9,7 +9,8 @@ namespace {
 
 constexpr int K_STEPS = GROUP_SIZE / 4;  // of a group, one register each
 
-// Half 0 or 1 of a K block: its own bytes, or the low or high nibbles of the block's; sums[m][p] = their exact products.
+// Half 0 or 1 of a K block: its own bytes, or the low or high nibbles of the block's, perhaps with fifth bits.
+// sums[m][p] = their exact products.
 template <Format F, int Half, int M, int P>
 [[gnu::always_inline]] inline void sum_up(const MicroTile& tile, int64_t group, const uint8_t* w, int64_t panel_bytes,
                                           I32 (&sums)[M][P]) {
@@ -22,12 +23,19 @@ template <Format F, int Half, int M, int P>
       sums[m][p] = Bytes ? start_centred(x_sum) : broadcast_i32(-NIBBLE_ZERO<F> * x_sum);
     }
   }
+  I32 fifth_bits[P];
+  if constexpr (F == Format::int5) {
+    TM_UNROLL for (int p = 0; p < P; ++p) {
+      fifth_bits[p] = load_bytes(w + p * panel_bytes + (K_STEPS + Half) * 4 * LANES);
+    }
+  }
   for (int k_step = 0; k_step < K_STEPS; ++k_step) {
     I32 panels[P];
     TM_UNROLL for (int p = 0; p < P; ++p) {
       const uint8_t* line = w + p * panel_bytes + k_step * 4 * LANES;
       if constexpr (Bytes) panels[p] = load_bytes(line + Half * K_STEPS * 4 * LANES);
       else panels[p] = nibbles<F, Half>(load_bytes(line));
+      if constexpr (F == Format::int5) panels[p] = add_fifth_bits(panels[p], fifth_bits[p]);
     }
     TM_UNROLL for (int m = 0; m < M; ++m) {
       const I32 numbers = broadcast_i32(static_cast<int32_t>(load_word(x + m * tile.x.stride + k_step * 4)));
@@ -67,12 +75,11 @@ struct Integers {
     template <int Half>
     [[gnu::always_inline]] static void add_group(const MicroTile& tile, int64_t k_block, const uint8_t* w,
                                                  int64_t panel_bytes, F32 (&totals)[M][P]) {
-      constexpr int64_t NUMBER_BYTES = (F == Format::int8 ? 2 : 1) * K_STEPS * 4 * LANES;
       const int64_t group = k_block * 2 + Half, first = group * tile.x.count + tile.row;
       I32 sums[M][P];
       sum_up<F, Half>(tile, group, w, panel_bytes, sums);
       TM_UNROLL for (int p = 0; p < P; ++p) {
-        const auto* scales = reinterpret_cast<const uint16_t*>(w + p * panel_bytes + NUMBER_BYTES) + Half * LANES;
+        const auto* scales = reinterpret_cast<const uint16_t*>(w + p * panel_bytes + number_bytes_of(F)) + Half * LANES;
         TM_UNROLL for (int m = 0; m < M; ++m) {
           const F32 scale = broadcast(tile.x.scales[first + m]);
           totals[m][p] = fma(to_float(sums[m][p]), mul(load_fp16(scales), scale), totals[m][p]);
@@ -92,6 +99,7 @@ struct Integers {
 void micro_kernel_int8(const MicroTile& tile) { run_micro_kernel<Integers<Format::int8>::Run>(tile); }
 void micro_kernel_int4(const MicroTile& tile) { run_micro_kernel<Integers<Format::int4>::Run>(tile); }
 void micro_kernel_int4_offset(const MicroTile& tile) { run_micro_kernel<Integers<Format::int4_offset>::Run>(tile); }
+void micro_kernel_int5(const MicroTile& tile) { run_micro_kernel<Integers<Format::int5>::Run>(tile); }
 void micro_kernel_mxfp4(const MicroTile& tile) { run_micro_kernel<Integers<Format::mxfp4>::Run>(tile); }
 
 }  // namespace tokenmill::TM_ISA

@@ -11,11 +11,13 @@ namespace {
 // Scales and offsets of int4 are stored as float16.
 inline uint16_t to_fp16(float value) { return static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)); }
 
-// Where a panel has a row's numbers of one group of 32 inputs: bytes, or the low or high nibbles of bytes.
+// Where a panel has a row's numbers of one group of 32 inputs: bytes, or the low or high nibbles of bytes, perhaps with
+// fifth bits.
 struct Group {
   uint8_t* bytes;  // of the row's lane: 4 in each K step
   int shift;
   uint32_t mask;  // of the four bytes' numbers, unshifted
+  uint8_t* fifths;  // as `bytes`, with all K steps in the same four; null: there are none
   uint8_t *scale, *offset;
   int zero;  // what stands for 0 without offsets
 
@@ -25,18 +27,27 @@ struct Group {
     bytes = k_block + lane * 4 + (has_bytes ? group % 2 * GROUP_SIZE * LANES : 0);
     shift = has_bytes ? 0 : group % 2 * 4;
     mask = has_bytes ? 0xFFFFFFFF : 0x0F0F0F0F;
+    fifths = weights.format == Format::int5 ? k_block + (GROUP_SIZE + group % 2 * 4) * LANES + lane * 4 : nullptr;
     scale = k_block + weights.number_bytes() + (group % 2 * LANES + lane) * 2;
     offset = weights.format == Format::int4_offset ? scale + 2 * LANES * 2 : nullptr;
-    zero = has_bytes ? INT8_ZERO : 8;
+    zero = has_bytes ? INT8_ZERO : fifths ? 16 : 8;
   }
   uint8_t& at(int64_t k) const { return bytes[k / 4 * 4 * LANES + k % 4]; }
-  int get(int64_t k) const { return at(k) >> shift & static_cast<int>(mask & 255); }
-  // Sets all 32 numbers, each from 0 to 15 or 255.
+  int get(int64_t k) const {
+    const int low = at(k) >> shift & static_cast<int>(mask & 255);
+    return fifths ? low | (fifths[k % 4] >> (7 - k / 4) & 1) << 4 : low;
+  }
+  // Sets all 32 numbers, each from 0 to 15, 31 or 255.
   void set(const uint8_t* numbers) const {
     const uint32_t other = ~(mask << shift);
     for (int64_t k = 0; k < GROUP_SIZE; k += 4) {
-      const uint32_t word = (load_word(&at(k)) & other) | load_word(numbers + k) << shift;
+      const uint32_t word = (load_word(&at(k)) & other) | (load_word(numbers + k) & mask) << shift;
       std::memcpy(&at(k), &word, 4);
+    }
+    for (int64_t i = 0; fifths && i < 4; ++i) {
+      int bits = 0;
+      for (int64_t k = i; k < GROUP_SIZE; k += 4) bits |= (numbers[k] >> 4 & 1) << (7 - k / 4);
+      fifths[i] = static_cast<uint8_t>(bits);
     }
   }
   void set_scale(uint16_t half) const { std::memcpy(scale, &half, 2); }
@@ -101,10 +112,10 @@ struct Numbers {
   Numbers times(const Numbers& other) const { return {mul(first, other.first), mul(second, other.second)}; }
   Numbers minus(float other) const { return {sub(first, broadcast(other)), sub(second, broadcast(other))}; }
   float sum() const { return reduce_add(add(first, second)); }
-  // Times a factor, rounded to the 16 integers from `low` on.
-  Numbers rounded(float factor, float low) const {
+  // Times a factor, rounded to the integers from `low` to `high`.
+  Numbers rounded(float factor, float low, float high) const {
     const auto round = [&](F32 some) {
-      return round_to_integer(min(max(mul(some, broadcast(factor)), broadcast(low)), broadcast(low + 15)));
+      return round_to_integer(min(max(mul(some, broadcast(factor)), broadcast(low)), broadcast(high)));
     };
     return {round(first), round(second)};
   }
@@ -113,9 +124,10 @@ struct Numbers {
 // Inverse scales around the one that just holds all numbers of a group: SEARCH_STEPS to each side, an eighth apart.
 constexpr int SEARCH_STEPS = 8;
 
-// Without offsets: -8 to 7 times the scale. Around that of which the largest magnitude is -8 times, the scale with the
-// smallest squared error is searched for: of each candidate's integers it is found by least squares.
-void quantize_group(const Group& group, const float* numbers) {
+// Without offsets: -8 to 7 or -16 to 15 times the scale. Around that of which the largest magnitude is -8 or -16 times,
+// the scale with the smallest squared error is searched for: of each candidate's integers it is found by least squares,
+// of errors that weigh as much as `importance` says.
+void quantize_group(const Group& group, const float* numbers, const float* importance) {
   const Range range(numbers);
   float extreme = range.high > -range.low ? range.high : range.low;
   if (range.high == -range.low) {  // two have the largest magnitude: take the first
@@ -123,17 +135,18 @@ void quantize_group(const Group& group, const float* numbers) {
       if (std::fabs(numbers[k]) == range.high) extreme = numbers[k];
     }
   }
-  const Numbers x = {load(numbers), load(numbers + LANES)};
-  const float unit = inverse(extreme);
+  const Numbers x = {load(numbers), load(numbers + LANES)}, weights = {load(importance), load(importance + LANES)};
+  const float unit = inverse(extreme), low = static_cast<float>(-group.zero), high = -low - 1;
   float scale = 0, best = -1;
   for (int step = -SEARCH_STEPS; step <= SEARCH_STEPS && range.is_finite; ++step) {
-    const Numbers q = x.rounded((-8 + static_cast<float>(step) / SEARCH_STEPS) * unit, -8);
-    const float covariance = x.times(q).sum(), variance = q.times(q).sum();
+    const Numbers q = x.rounded((low + static_cast<float>(step) / SEARCH_STEPS) * unit, low, high);
+    const Numbers weighted = weights.times(q);
+    const float covariance = weighted.times(x).sum(), variance = weighted.times(q).sum();
     const float least_squares = variance == 0 ? 0 : covariance / variance, saved = least_squares * covariance;
     if (saved > best) best = saved, scale = least_squares;
   }
   const uint16_t half = to_fp16(range.is_finite ? scale : NAN);
-  round_group(group, numbers, 0, fp16_to_float(half), -8, 7, 8);
+  round_group(group, numbers, 0, fp16_to_float(half), low, high, group.zero);
   group.set_scale(half);
 }
 
@@ -146,7 +159,7 @@ void quantize_range(const Group& group, const float* numbers, const float* impor
   const Numbers distances = x.minus(range.low), centred = x.minus(mean);
   float scale = 0, start = range.low, best = 0;
   for (int step = -SEARCH_STEPS; step <= SEARCH_STEPS && range.is_finite && total > 0; ++step) {
-    const Numbers q = distances.rounded((15 + static_cast<float>(step) / SEARCH_STEPS) * unit, 0);
+    const Numbers q = distances.rounded((15 + static_cast<float>(step) / SEARCH_STEPS) * unit, 0, 15);
     const float middle = weights.times(q).sum() / total;
     const Numbers around = q.minus(middle), weighted = weights.times(around);
     const float variance = weighted.times(around).sum(), covariance = weighted.times(centred).sum();
@@ -164,10 +177,10 @@ void quantize_range(const Group& group, const float* numbers, const float* impor
 void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const float* numbers, const float* importance) {
   for (int64_t g = 0; g < weights.k_blocks() * 2; ++g) {
     const Group group(weights, panel, lane, g);
-    const float* of_group = numbers + g * GROUP_SIZE;
+    const float *of_group = numbers + g * GROUP_SIZE, *weights_of_group = importance + g * GROUP_SIZE;
     if (weights.format == Format::int8) quantize_bytes(group, of_group);
-    else if (weights.format == Format::int4) quantize_group(group, of_group);
-    else quantize_range(group, of_group, importance + g * GROUP_SIZE);
+    else if (weights.format == Format::int4_offset) quantize_range(group, of_group, weights_of_group);
+    else quantize_group(group, of_group, weights_of_group);
   }
 }
 
@@ -182,7 +195,7 @@ void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const Quanti
     for (int64_t k = 0; k < GROUP_SIZE; ++k) {
       const int64_t input = g * GROUP_SIZE + k;
       const int value = input < weights.depth ? row.values[input] : 0;
-      whole[k] = static_cast<uint8_t>(has_bytes ? value + INT8_ZERO : value & 15);
+      whole[k] = static_cast<uint8_t>(has_bytes ? value + INT8_ZERO : value & 31);
     }
     group.set(whole);
     group.set_scale(is_padding ? 0 : to_fp16(row.scales[from]));

@@ -122,20 +122,20 @@ struct Int8Tiles {
 };
 
 // Bytes. A group's products in a lane of 16 bits, two of each K step, are 16 * 15 * 127 together: less than 2^15. Those of
-// mxfp4 are 16 * 24 * 127, so they are added up in two parts.
+// mxfp4 are 16 * 24 * 127 and those of int5 16 * 31 * 127, so they are added up in two parts.
 template <Format F>
 struct Int4Tiles {
   static constexpr bool Offset = F == Format::int4_offset;
-  static constexpr int MR = 5, K_STEPS = GROUP_SIZE / 4, PART = F == Format::mxfp4 ? K_STEPS / 2 : K_STEPS;
+  static constexpr int MR = 5, K_STEPS = GROUP_SIZE / 4, PART = NIBBLE_ZERO<F> > 8 ? K_STEPS / 2 : K_STEPS;
   static constexpr int64_t X_BYTES = 1;
-  static constexpr int64_t LINES = K_STEPS + (Offset ? 2 : 1);  // of a K block
+  // Of a K block.
+  static constexpr int64_t NUMBER_LINES = number_bytes_of(F) / 64, LINES = NUMBER_LINES + (Offset ? 2 : 1);
 
   template <int M>
   static void run(const RowTile& tile) {
     const uint8_t* w = tile.w;
     for (int64_t block = 0; block < tile.inputs / K_BLOCK; ++block, w += LINES * 64) {
-      prefetch_line(tile.prefetch, block * LINES + K_STEPS);
-      if (Offset) prefetch_line(tile.prefetch, block * LINES + K_STEPS + 1);
+      for (int64_t line = K_STEPS; line < LINES; ++line) prefetch_line(tile.prefetch, block * LINES + line);
       add_group<M, 0>(tile, block, w);
       add_group<M, 1>(tile, block, w);
     }
@@ -148,11 +148,14 @@ struct Int4Tiles {
     I32 exact[M];
     const __m256i ones = _mm256_set1_epi16(1);
     const uint8_t* x = tile.x + (2 * block + Half) * GROUP_SIZE;
+    I32 fifth_bits;
+    if constexpr (F == Format::int5) fifth_bits = load_bytes(w + (K_STEPS + Half) * 4 * LANES);
     TM_UNROLL for (int part = 0; part < K_STEPS; part += PART) {
       TM_UNROLL for (int m = 0; m < M; ++m) low[m] = high[m] = _mm256_setzero_si256();
       for (int k_step = part; k_step < part + PART; ++k_step, x += 4) {
         if (k_step % 2 == Half) prefetch_line(tile.prefetch, block * LINES + k_step);
-        const I32 numbers = nibbles<F, Half>(load_bytes(w + k_step * 4 * LANES));
+        I32 numbers = nibbles<F, Half>(load_bytes(w + k_step * 4 * LANES));
+        if constexpr (F == Format::int5) numbers = add_fifth_bits(numbers, fifth_bits);
         TM_UNROLL for (int m = 0; m < M; ++m) {
           const __m256i four = broadcast_word(x + m * tile.x_stride);
           add_bytes(low[m], numbers.low, four);
@@ -165,7 +168,7 @@ struct Int4Tiles {
                                           _mm256_add_epi32(exact[m].high, sums.high)};
       }
     }
-    const auto* halves = reinterpret_cast<const uint16_t*>(w + K_STEPS * 4 * LANES) + Half * LANES;
+    const auto* halves = reinterpret_cast<const uint16_t*>(w + NUMBER_LINES * 64) + Half * LANES;
     const F32 scales = load_fp16(halves);
     TM_UNROLL for (int m = 0; m < M; ++m) {
       const int64_t at = (2 * block + Half) * tile.count + m;
@@ -238,6 +241,7 @@ void row_tiles_bf16(const MicroTile& tile) { run_row_tiles<Bf16Tiles>(tile); }
 void row_tiles_int8(const MicroTile& tile) { run_row_tiles<Int8Tiles>(tile); }
 void row_tiles_int4(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::int4>>(tile); }
 void row_tiles_int4_offset(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::int4_offset>>(tile); }
+void row_tiles_int5(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::int5>>(tile); }
 void row_tiles_mxfp4(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::mxfp4>>(tile); }
 
 }  // namespace tokenmill::TM_ISA

@@ -47,6 +47,8 @@ def check_engine(config: EngineSettings) -> None:
     ):
         if getattr(config, name) is not None:
             _check_positive(config, name)
+    if not 4.5 <= config.quantization_bits <= 8.5:
+        raise InvalidConfig(f"--quantization-bits must be from 4.5 to 8.5, got {config.quantization_bits:g}")
     remote = parse_kv_transfer_config(config.kv_transfer_config)
     if (config.kv_disk or config.kv_source or config.kv_host_size or remote) and not config.enable_prefix_caching:
         raise InvalidConfig("KV from elsewhere needs the prefix cache: leave out --no-enable-prefix-caching")

@@ -109,6 +109,9 @@ class EngineSettings(VisionConfig):
         aliases=("-q",),
         choices=("none", "int8", "int4", "fp8", *STORED_FORMATS),
     )
+    quantization_bits: float = flag(
+        6.0, "of int4: bits a weight takes on the average, 4.5 to 8.5; they go to the matrices that need them most"
+    )
     kv_cache_dtype: str = flag(
         "auto", "type of the KV cache; auto: the model's; int8: CPUs, native attention", choices=("auto", "int8")
     )
@@ -194,6 +197,11 @@ class EngineSettings(VisionConfig):
     def num_ranks_here(self) -> int:
         """Number of an engine's processes on one machine."""
         return self.num_ranks // self.nnodes
+
+    @property
+    def weight_form(self) -> str:
+        """Name of the form that weights have in memory."""
+        return f"int4:{self.quantization_bits:g}" if self.quantization == "int4" else self.quantization
 
     @property
     def weight_cache_folder(self) -> Path:

@@ -26,7 +26,7 @@ from tokenmill.model.quantization.packed import QUANTIZATIONS
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import ModelPlan, plan_model
 from tokenmill.startup.assembly.setup import build_engine
-from tokenmill.startup.machine.device import DTYPES
+from tokenmill.startup.machine.device import DTYPES, within_budget
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,9 @@ def plan_of(folder: Path, quantization: str = "none") -> ModelPlan:
     architecture = read_architecture(folder)
     formats = QUANTIZATIONS.get(quantization)
     kernels, _ = select_kernels("auto", "cpu", torch.bfloat16, 1, *([formats] if formats else []))
-    return plan_model(folder, architecture, kernels)
+    return plan_model(
+        folder, architecture, within_budget(config_of(folder, quantization=quantization), kernels, architecture)
+    )
 
 
 def page_bytes(folder: Path) -> int:
@@ -113,7 +115,9 @@ def test_a_kv_cache_that_does_not_fit_is_refused_with_a_size_that_does(folder: P
 def test_a_running_engine_tells_what_its_weights_really_take(folder: Path, form: str) -> None:
     built = build_engine(config_of(folder, quantization=form), platform=Machine(1 << 30))
     built.engine.close()
-    assert built.ready.weight_bytes == plan_of(folder, form).weight_bytes
+    # Which of int4's matrices have more bits is measured; a budget may be left with a step that has no room.
+    off = 0.02 if form == "int4" else 0
+    assert built.ready.weight_bytes == pytest.approx(plan_of(folder, form).weight_bytes, rel=off)
 
 
 def test_sizes_are_readable() -> None:

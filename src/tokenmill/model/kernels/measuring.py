@@ -17,11 +17,11 @@ class MeasuringKernels:
         sizes: the bytes of each weight and vector, in the order in which they were made.
     """
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, sizes: list[int] | None = None) -> None:
         self._kernels = kernels.without_memory()
         self.name = kernels.name
         self.dtype = kernels.dtype
-        self.sizes: list[int] = []
+        self.sizes: list[int] = [] if sizes is None else sizes
 
     @property
     def num_bytes(self) -> int:
@@ -34,6 +34,10 @@ class MeasuringKernels:
 
     def in_memory(self, arena: Arena) -> None:
         """Return None: measured weights have no memory to share."""
+
+    def of_layer(self, index: int) -> MeasuringKernels:
+        """Return kernels for the weights of layer `index`, which add to the same sizes."""
+        return MeasuringKernels(self._kernels.of_layer(index), self.sizes)
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """Make an unfilled weight and record its size."""

@@ -48,6 +48,14 @@ class NativeKernels(NativeRecurrence):
         """Return the same kernels with weights and vectors in an arena."""
         return NativeKernels(self.native, self.formats, "cpu", arena)
 
+    def with_formats(self, formats: PackedFormats) -> NativeKernels:
+        """Return the same kernels with other formats."""
+        return NativeKernels(self.native, formats, self._device, self._arena)
+
+    def of_layer(self, index: int) -> NativeKernels:
+        """Return the same kernels with the formats of layer `index`."""
+        return self.with_formats(self.formats.of_layer(index))
+
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """Make an unfilled packed weight in the format for its role."""
         has_memory = self._device != "meta"
@@ -73,9 +81,8 @@ class NativeKernels(NativeRecurrence):
             return PackedFormat.BF16
         if role in (WeightRole.EMBEDDING, WeightRole.HEAD):
             return self.formats.vocabulary
-        if role is WeightRole.DOWN and self.formats.down is not None:
-            return self.formats.down
-        return self.formats.layers
+        own = {WeightRole.GATE_UP: self.formats.gate_up, WeightRole.DOWN: self.formats.down}.get(role)
+        return self.formats.layers if own is None else own
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """Apply GELU with tanh in place."""

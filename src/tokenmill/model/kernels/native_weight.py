@@ -63,6 +63,7 @@ class PackedWeight:
         arena: Arena | None = None,
     ) -> None:
         self.shape = shape
+        self.role = role
         self._kernels = kernels
         self._is_gated = role is WeightRole.GATE_UP
         self._format = format
@@ -118,8 +119,9 @@ class PackedWeight:
             case PackedFormat.INT4_OFFSET:
                 return rows.bits == 4
             case PackedFormat.INT4:
-                is_centred = rows.offsets is not None and torch.equal(rows.offsets, -8 * rows.scales)
-                return rows.bits == 4 and is_centred
+                return rows.bits == 4 and rows.offsets is not None and torch.equal(rows.offsets, -8 * rows.scales)
+            case PackedFormat.INT5:
+                return rows.bits == 5 and rows.offsets is not None and torch.equal(rows.offsets, -16 * rows.scales)
         return False
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

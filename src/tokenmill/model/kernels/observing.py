@@ -48,6 +48,10 @@ class ObservingKernels(NativeKernels):
     def __init__(self, kernels: NativeKernels) -> None:
         super().__init__(kernels.native, PackedFormats(PackedFormat.INT8, PackedFormat.INT8))
 
+    def of_layer(self, index: int) -> ObservingKernels:
+        """Return these kernels."""
+        return self
+
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """Make an unfilled matrix."""
         return ObservedWeight(self.native, (out_size, in_size), role, self._format(role))

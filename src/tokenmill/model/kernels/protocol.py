@@ -132,6 +132,9 @@ class Kernels(Protocol):
         The bytes in the arena count as their values. None if these kernels cannot share memory.
         """
 
+    def of_layer(self, index: int) -> Kernels:
+        """Return the same kernels for the weights of layer `index`, which may have formats of its own."""
+
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """Make an unfilled weight."""
 

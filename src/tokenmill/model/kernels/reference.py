@@ -9,7 +9,7 @@ from tokenmill.model.quantization.packed import QuantizedRows
 GROUP = 32
 """Inputs that share a scale, in weights and in activations."""
 SEARCH = tuple(step / 8 for step in range(-8, 9))
-"""Inverse scales of int4 that are tried, counted from the one that just holds all numbers of a group."""
+"""Inverse scales of int4 and int5 that are tried, counted from the one that just holds all numbers of a group."""
 SMALLEST = 1e-30
 """Activations whose largest number is smaller count as zeros."""
 
@@ -35,27 +35,40 @@ def quantize_int4(
     the one that just holds all numbers are tried; their integers give the best scale and offset by least squares.
 
     Args:
-        importance: [in_size], how much the square of an input's error weighs, for offsets; None: all the same.
+        importance: [in_size], how much the square of an input's error weighs; None: all the same.
     """
-    groups = _groups(weight.float())
-    if has_offsets:
-        weights = _groups((torch.ones(weight.shape[1]) if importance is None else importance)[None])
-        scales, offsets = (found.half().float() for found in _search_range(groups, weights))
-        values = ((groups - offsets) * _factor(1.0, scales)).round().clamp(0, 15)
-    else:
-        scales = _search_scale(groups).half().float()
-        values = (groups * _factor(1.0, scales)).round().clamp(-8, 7) + 8
-        offsets = -8 * scales
+    if not has_offsets:
+        return _quantize_centred(weight, 4, importance)
+    groups, weights = _groups(weight.float()), _weights(weight, importance)
+    scales, offsets = (found.half().float() for found in _search_range(groups, weights))
+    values = ((groups - offsets) * _factor(1.0, scales)).round().clamp(0, 15)
     return QuantizedRows(4, values.to(torch.uint8).flatten(1), scales[..., 0], offsets[..., 0])
 
 
-def _search_scale(groups: torch.Tensor) -> torch.Tensor:
-    """Return the scale of each group [n, groups, 32], as [n, groups, 1]."""
+def quantize_int5(weight: torch.Tensor, importance: torch.Tensor | None = None) -> QuantizedRows:
+    """Quantize [n, in_size] as `quantize_int4` without offsets does, to -16 to 15 times a group's scale."""
+    return _quantize_centred(weight, 5, importance)
+
+
+def _quantize_centred(weight: torch.Tensor, bits: int, importance: torch.Tensor | None) -> QuantizedRows:
+    groups, half = _groups(weight.float()), 1 << (bits - 1)
+    scales = _search_scale(groups, _weights(weight, importance), half).half().float()
+    values = (groups * _factor(1.0, scales)).round().clamp(-half, half - 1) + half
+    return QuantizedRows(bits, values.to(torch.uint8).flatten(1), scales[..., 0], (-half * scales)[..., 0])
+
+
+def _weights(weight: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
+    return _groups((torch.ones(weight.shape[1]) if importance is None else importance)[None])
+
+
+def _search_scale(groups: torch.Tensor, weights: torch.Tensor, half: int) -> torch.Tensor:
+    """Return the scale of each group [n, groups, 32], as [n, groups, 1]; weights: [1, groups, 32]."""
     unit = _factor(1.0, groups.gather(-1, groups.abs().argmax(-1, keepdim=True)))
     best, scale = torch.full_like(unit, -1), torch.zeros_like(unit)
     for step in SEARCH:
-        q = (groups * ((-8 + step) * unit)).round().clamp(-8, 7)
-        x_times_q, q_squared = _sum(groups * q), (q * q).sum(-1, keepdim=True)
+        q = (groups * ((step - half) * unit)).round().clamp(-half, half - 1)
+        weighted = weights * q
+        x_times_q, q_squared = _sum(weighted * groups), _sum(weighted * q)
         found = torch.where(q_squared == 0, 0, x_times_q / q_squared)
         saved = found * x_times_q
         scale = torch.where(saved > best, found, scale)

@@ -155,6 +155,10 @@ class TorchKernels:
         """Return None: these kernels cannot share memory."""
         return None
 
+    def of_layer(self, index: int) -> Kernels:
+        """Return these kernels: all layers have the same format."""
+        return self
+
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """Make an unfilled row-major weight."""
         return TorchWeight(out_size, in_size, self.dtype, self._device)

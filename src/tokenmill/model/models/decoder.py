@@ -83,8 +83,8 @@ class Decoder:
 
     def _layer(self, index: int, place: KVPlace | int, kernels: Kernels) -> Layer:
         """Make the model's layer `index`."""
-        architecture = self.architecture
-        return Layer(architecture.layers[index], place, architecture.hidden_size, self.rotary, kernels, self.collective)
+        architecture, own = self.architecture, kernels.of_layer(index)
+        return Layer(architecture.layers[index], place, architecture.hidden_size, self.rotary, own, self.collective)
 
     @property
     def attention_spec(self) -> AttentionSpec:

@@ -18,8 +18,8 @@ class QuantizedRows:
     Groups are equal runs of inputs, in order. Unpacked, one byte a value: they are read, handed over and forgotten.
 
     Attributes:
-        bits: 4 or 8.
-        values: [n, in_size]; int8 for 8 bits, uint8 from 0 to 15 for 4 bits.
+        bits: 4, 5 or 8.
+        values: [n, in_size]; int8 for 8 bits, uint8 from 0 to 15 or 31 for fewer.
         scales: [n, groups] float32.
         offsets: [n, groups] float32, or None: all 0.
     """
@@ -145,6 +145,7 @@ class PackedFormat(IntEnum):
     INT4 = 2  # the same
     INT4_OFFSET = 3  # and an offset
     MXFP4 = 4  # see `Mxfp4Rows`
+    INT5 = 5  # as INT4
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +156,28 @@ class PackedFormats:
 
     Attributes:
         experts: None: as the other matrices of the layers.
-        down: the second matrix of dense feed-forward blocks; None: as the others.
+        gate_up, down: the two matrices of dense feed-forward blocks; None: as the others.
+        by_layer: the formats of each layer, where they differ; empty: they do not.
     """
 
     layers: PackedFormat = PackedFormat.BF16
     vocabulary: PackedFormat = PackedFormat.BF16
     experts: PackedFormat | None = None
+    gate_up: PackedFormat | None = None
     down: PackedFormat | None = None
+    by_layer: tuple[PackedFormats, ...] = ()
+
+    def of_layer(self, index: int) -> PackedFormats:
+        """Return the formats of layer `index`."""
+        return self.by_layer[index] if self.by_layer else self
 
 
 UNQUANTIZED = PackedFormats()
-# What `--quantization` makes of a model. Four bits cost too much quality in the head, whose rows are the tokens, and in
-# `down`, whose inputs are the product of two numbers: a fifth to a quarter of the weights, a third of the loss.
+# What `--quantization` makes of a model; of int4 where nothing can be measured, or is not yet: see weights/mixture.py.
+# Few bits cost most in the head, whose rows are the tokens.
 QUANTIZATIONS: Mapping[str, PackedFormats] = MappingProxyType(
     {
         "int8": PackedFormats(PackedFormat.INT8, PackedFormat.INT8),
-        "int4": PackedFormats(PackedFormat.INT4_OFFSET, PackedFormat.INT8, down=PackedFormat.INT8),
+        "int4": PackedFormats(PackedFormat.INT5, PackedFormat.INT8),
     }
 )

@@ -29,11 +29,7 @@ def place_in(folder: Path, content: Content, limit: int | None) -> Path:
     Raises:
         OSError: the folder cannot be made or is not this user's alone, or there is no room.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = folder.resolve()
-    status = folder.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise OSError(errno.EPERM, "others may write in this folder", str(folder))
+    folder = own_folder(folder)
     path = folder / f"{content.key}{SUFFIX}"
     files = _files(folder)
     found, needed = files.pop(path, None), HEADER_BYTES + content.num_bytes
@@ -44,6 +40,20 @@ def place_in(folder: Path, content: Content, limit: int | None) -> Path:
         return path
     _make_room(folder, files, needed, limit)
     return path
+
+
+def own_folder(folder: Path) -> Path:
+    """Return a folder by its real name, made if it is missing.
+
+    Raises:
+        OSError: it cannot be made or is not this user's alone.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = folder.resolve()
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(errno.EPERM, "others may write in this folder", str(folder))
+    return folder
 
 
 def _files(folder: Path) -> dict[Path, os.stat_result]:

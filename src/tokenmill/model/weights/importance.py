@@ -70,8 +70,16 @@ class InputImportance:
         """Name of the text and of its tokens; what is packed depends on it."""
         return blake2b(TEXT.read_bytes() + self.tokenizer.read_bytes(), digest_size=16).hexdigest()
 
+    @property
+    def _head(self) -> WeightKey:
+        return WeightKey("embedding" if self.architecture.tie_embeddings else "head")
+
     def measure(self) -> Mapping[WeightKey, torch.Tensor]:
         """Return the importance of the inputs of each matrix, [in_size] float32 with a mean of about 1."""
+        return self._measured
+
+    @cached_property
+    def _measured(self) -> Mapping[WeightKey, torch.Tensor]:
         sequences = self._sequences()
         count, found = len(self.architecture.layers), dict[WeightKey, torch.Tensor]()
         hidden: torch.Tensor | None = None
@@ -84,6 +92,10 @@ class InputImportance:
                 hidden = decoder.forward(batch, self.make_attention(decoder.attention_spec, num_pages), hidden)
             found |= _importance(decoder)
         self.progress(count, count)
+        if hidden is not None:
+            # Of the last stage: normed, the inputs of the head.
+            squares = hidden.double().square_().sum(0)
+            found[self._head] = (squares / squares.mean()).clamp(min=LEAST).float()
         return found
 
     def _sequences(self) -> list[list[int]]:

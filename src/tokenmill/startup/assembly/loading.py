@@ -19,16 +19,26 @@ from tokenmill.model.attention.registry import AttentionChoice
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.quantization.packed import UNQUANTIZED
 from tokenmill.model.sharding.collective import ALONE
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.fingerprint import fingerprint
 from tokenmill.model.weights.hub import fetch
 from tokenmill.model.weights.importance import InputImportance
 from tokenmill.model.weights.loader import ModelPlan, plan_model
+from tokenmill.model.weights.mixture import summary
 from tokenmill.model.weights.sharing import LoadedWeights, load_weights
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.drafting import find_draft, speculation_of
-from tokenmill.startup.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
+from tokenmill.startup.assembly.mixing import with_measured_bits
+from tokenmill.startup.machine.device import (
+    DTYPES,
+    check,
+    choose_backend,
+    choose_kernels,
+    choose_threads,
+    within_budget,
+)
 from tokenmill.startup.sizing.fit import check_fit, check_parameters
 from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size, wanted_context
 from tokenmill.startup.sizing.state_size import check_recurrence_sizes
@@ -125,7 +135,7 @@ def load(
     collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
     num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
     check(config, platform, dtype)
-    kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
+    kernels, kernels_reason = _choose_kernels(config, platform, folder, architecture, num_threads)
     check_recurrence_sizes(architecture, kernels.name)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
     plan = _adjusted(plan, folder, config, platform, timer)
@@ -137,14 +147,15 @@ def load(
     if group is not None:
         group.wait_for_all()
     with timer.phase("loading weights") as progress:
+        plan = _mixed(plan, folder, config, timer)
         weights = load_weights(plan, folder, config, progress)
         if group is not None:
             group.wait_for_all()
     return LoadedModel(
         folder,
         architecture,
-        weights,
-        kernels,
+        _with_choice(weights, plan),
+        plan.kernels,
         kernels_reason,
         attention,
         plan.weight_bytes,
@@ -155,6 +166,14 @@ def load(
         plan.merged,
         obstacle,
     )
+
+
+def _choose_kernels(
+    config: EngineConfig, platform: Platform, folder: Path, architecture: Architecture, num_threads: int
+) -> tuple[Kernels, str]:
+    """Return kernels in formats that fit the budget, and why these."""
+    kernels, reason = choose_kernels(config, platform, folder, num_threads)
+    return within_budget(config, kernels, architecture), reason
 
 
 def _find(
@@ -205,6 +224,25 @@ def _weighed(plan: ModelPlan, folder: Path, config: EngineConfig, platform: Plat
     return dataclasses.replace(plan, importance=InputImportance(*shape, make_attention, report))
 
 
+def _mixed(plan: ModelPlan, folder: Path, config: EngineConfig, timer: StartupTimer) -> ModelPlan:
+    """Return the plan with the bits that int4's matrices need, as measured."""
+
+    def report(done: int, total: int) -> None:
+        timer.report("choosing bits for int4", done, total)
+
+    mixed = with_measured_bits(plan, folder, config, report)
+    if mixed is plan:
+        return plan
+    mixed = dataclasses.replace(mixed, importance=plan.importance)
+    return mixed if config.lora_merge is None else merged(mixed, Path(config.lora_merge), config.max_lora_rank)
+
+
+def _with_choice(weights: LoadedWeights, plan: ModelPlan) -> LoadedWeights:
+    """Return the weights with the chosen bits in their origin's words."""
+    formats = getattr(plan.kernels, "formats", UNQUANTIZED)
+    return dataclasses.replace(weights, source="; ".join(filter(None, (weights.source, summary(formats)))))
+
+
 def _least_bytes(
     config: EngineConfig, architecture: Architecture, attention: AttentionChoice, draft_bytes: int, has_windows: bool
 ) -> int:
@@ -220,7 +258,7 @@ def _content(config: EngineConfig, folder: Path) -> str:
     """Return a fingerprint that all ranks must share: of the model's files and of the formats it runs in."""
     adapter = Path(config.lora_merge or "/")
     merged = fingerprint(adapter) if config.lora_merge and adapter.is_dir() else ""
-    return fingerprint(folder, config.dtype, config.quantization, merged)
+    return fingerprint(folder, config.dtype, config.weight_form, merged)
 
 
 def size_kv(

@@ -129,7 +129,7 @@ def _limits(config: EngineConfig, model: LoadedModel) -> ModelLimits:
 
 def _forms(config: EngineConfig, model: LoadedModel) -> tuple[str, ...]:
     """Return everything besides the model's files that makes KV differ."""
-    forms = (config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size))
+    forms = (config.dtype, config.weight_form, config.kv_cache_dtype, str(config.page_size))
     return (*forms, *filter(None, (model.merged, model.architecture.context_form)))
 
 

@@ -13,13 +13,16 @@ import torch
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.engine_settings import STORED_FORMATS
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.attention.registry import AttentionChoice, AttentionConfig, choose_attention
+from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.quantization.packed import PackedFormat
 from tokenmill.model.weights.loader import check_stored, choose_formats
+from tokenmill.model.weights.mixture import can_mix, typical_formats
 from tokenmill.platform.memory import huge_pages
 from tokenmill.platform.protocol import Platform
 
@@ -102,6 +105,13 @@ def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_t
     if wanted is not None and kernels.name != "native":
         raise InvalidConfig(f"--quantization {wanted} needs the native kernels: {reason}")
     return kernels, reason
+
+
+def within_budget(config: EngineConfig, kernels: Kernels, architecture: Architecture) -> Kernels:
+    """Return kernels of int4 with formats that its budget has room for; which matrices need bits is measured later."""
+    if config.quantization != "int4" or not isinstance(kernels, NativeKernels) or not can_mix(architecture):
+        return kernels
+    return kernels.with_formats(typical_formats(architecture, kernels, config.quantization_bits))
 
 
 def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec, kernels: Kernels) -> AttentionChoice:

@@ -16,7 +16,7 @@ from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.quantization.packed import UNQUANTIZED
 from tokenmill.model.weights.loader import choose_formats, measure
 from tokenmill.platform.protocol import Platform
-from tokenmill.startup.machine.device import DTYPES, check, choose_backend, choose_kernels
+from tokenmill.startup.machine.device import DTYPES, check, choose_backend, choose_kernels, within_budget
 from tokenmill.startup.sizing.kv_size import pages_in, wanted_context, workspace_bytes
 from tokenmill.startup.sizing.tower_size import TowerMemory, tower_memory
 
@@ -118,7 +118,7 @@ def _form(
 ) -> Form:
     check(config, platform, DTYPES[config.dtype])
     kernels, _ = choose_kernels(config, platform, folder, num_threads)
-    shapes, weight_bytes = measure(architecture, kernels)
+    shapes, weight_bytes = measure(architecture, within_budget(config, kernels, architecture))
     attention = choose_backend(config, platform, shapes.attention_spec, kernels)
     name = config.dtype if config.quantization == "none" else config.quantization
     if config.quantization == "none" and choose_formats(folder, None) != UNQUANTIZED:
