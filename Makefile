@@ -75,7 +75,7 @@ chaos: $(NATIVE_STAMP) $(DEV_STAMP) ## 64 streams while engines and text workers
 fuzz: $(NATIVE_STAMP) $(DEV_STAMP) ## 20,000 odd bodies for all routes, and the longest stall of the event loop; ARGS are passed on
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.threats.fuzz $(ARGS)
 
-calls: $(NATIVE_STAMP) $(DEV_STAMP) ## 10,000 calls of tools by models without sense, against their schemas; ARGS are passed on
+calls: $(NATIVE_STAMP) $(DEV_STAMP) ## 10,000 calls of tools drawn by random weights and the demo, against their schemas; ARGS are passed on
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.model.structured.tool_calls $(ARGS)
 
 clients: $(NATIVE_STAMP) $(DEV_STAMP) ## clients that need other pins than ours, in an environment of their own

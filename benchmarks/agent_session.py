@@ -2,12 +2,13 @@
 
     python benchmarks/agent_session.py [--tokens 20000] [--turns 40] [--agents 3] [--volatile-blocks keep]
     python benchmarks/agent_session.py --url http://127.0.0.1:8080     a server that runs: nothing of it is killed
+    python benchmarks/agent_session.py --header stays                  the client is patched: its header is the same
 
 The shape is recorded from Claude Code: tools and a long system prompt behind a header that is another in every call,
 turns of a call and its result, sub-agents with a system prompt of their own. All texts are drawn. The server is the
 demo model with a context of 64k tokens and a tier on disk; its engine is killed with SIGKILL at a third of the turns,
 the whole server at two thirds. A turn may compute its new tokens and two pages. One line for each turn that computes
-more, then one line of JSON.
+more, then one line of JSON. A turn asks for one token, so its seconds are those to the first token.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -62,12 +64,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Cost:
-    """The prompt tokens of a turn: all, those that no earlier turn had, and those that were computed."""
+    """The prompt tokens of a turn: all, those that no earlier turn had, and those that were computed; its seconds."""
 
     turn: Turn
     total: int
     new: int
     computed: int
+    seconds: float
 
     @property
     def excess(self) -> int:
@@ -75,18 +78,18 @@ class Cost:
         return self.computed - self.new
 
 
-def session(shape: Shape, rng: random.Random) -> Iterator[Turn]:
+def session(shape: Shape, rng: random.Random, header_changes: bool = True) -> Iterator[Turn]:
     """Draw the calls of a session, in order."""
     tools = [_tool(rng, f"tool_{number}", shape.tool_words) for number in range(shape.tools)]
     main = _Agent(rng, 0, tools, _text(rng, shape.system_words), shape.result_words)
     sub_system = _text(rng, shape.system_words // 4)
     for number in range(shape.turns):
-        yield main.turn()
+        yield main.turn(header_changes)
         for agent in range(1, shape.agents + 1):
             if number == agent * shape.turns // (shape.agents + 1):
                 sub = _Agent(rng, agent, tools[: len(tools) // 2], sub_system, shape.result_words)
                 for _ in range(shape.agent_turns):
-                    yield sub.turn()
+                    yield sub.turn(header_changes)
 
 
 def play(turns: Iterable[Turn], post: Callable[[str, Body], Body], after: Callable[[Cost], None]) -> list[Cost]:
@@ -97,7 +100,9 @@ def play(turns: Iterable[Turn], post: Callable[[str, Body], Body], after: Callab
     costs: list[Cost] = []
     totals: dict[int, int] = {}
     for turn in turns:
+        began = time.monotonic()
         usage = post("/v1/messages", turn.body)["usage"]
+        seconds = time.monotonic() - began
         computed = usage["input_tokens"]
         total = computed + usage["cache_read_input_tokens"]
         known = totals.get(turn.agent, 0)
@@ -107,7 +112,7 @@ def play(turns: Iterable[Turn], post: Callable[[str, Body], Body], after: Callab
             begun = stable | {"messages": [{"role": "user", "content": "."}]}
             known = post("/v1/messages/count_tokens", begun)["input_tokens"]
         totals[turn.agent] = total
-        costs.append(Cost(turn, total, total - known, computed))
+        costs.append(Cost(turn, total, total - known, computed, seconds))
         after(costs[-1])
     return costs
 
@@ -129,12 +134,13 @@ class _Agent:
         self._messages: list[Body] = [{"role": "user", "content": _text(rng, 60)}]
         self._number = 0
 
-    def turn(self) -> Turn:
+    def turn(self, header_changes: bool) -> Turn:
         """Return the next call, behind the call of a tool and its result."""
         if self._number:
             self._add_call()
         rng = self._rng
-        header = HEADER.format(rng.randrange(1 << 12), rng.randrange(1 << 20))
+        drawn = rng.randrange(1 << 12), rng.randrange(1 << 20)
+        header = HEADER.format(*(drawn if header_changes else (0, 0)))
         marked = {"type": "text", "text": self._system, "cache_control": {"type": "ephemeral"}}
         body = {
             "model": "demo",
@@ -177,6 +183,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--agents", type=int, default=3)
     parser.add_argument("--volatile-blocks", default="move", choices=("move", "keep"))
+    parser.add_argument("--header", default="changes", choices=("changes", "stays"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--url", help="of a server with Anthropic's API, such as llama.cpp's; default: start ours")
     options = parser.parse_args()
@@ -186,7 +193,7 @@ def main() -> int:
         turns=options.turns,
         agents=options.agents,
     )
-    turns = list(session(shape, random.Random(options.seed)))
+    turns = list(session(shape, random.Random(options.seed), options.header == "changes"))
     began = time.monotonic()
     if options.url:
         costs = play(turns, Connection(options.url).post, lambda cost: None)
@@ -212,6 +219,8 @@ def main() -> int:
         "computed_tokens": sum(cost.computed for cost in costs),
         "largest_excess": max(cost.excess for cost in costs),
         "turns_that_compute_too_much": len(over),
+        "first_turn_seconds": round(first.seconds, 2),
+        "median_turn_seconds": round(statistics.median(cost.seconds for cost in costs[1:]), 2),
         "seconds": round(seconds, 1),
         "model": "served there" if options.url else "demo, 5.8M, 64k context",
     }

@@ -45,5 +45,6 @@ void bind_ranks(nanobind::module_& module);
 void bind_rows(KernelsClass& kernels);
 void bind_recurrence(nanobind::module_& module, KernelsClass& kernels);
 void bind_pages(KernelsClass& kernels);
+void bind_vocabulary(nanobind::module_& module);
 
 }  // namespace tokenmill

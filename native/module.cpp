@@ -31,6 +31,7 @@ NB_MODULE(_native, module) {
   bind_experts(module);
   bind_pages(kernels);
   bind_checksum(module);
+  bind_vocabulary(module);
   module.def("available_isas", [] {
     std::vector<std::string> names;
     for (const auto* table : available_tables()) names.emplace_back(table->name);

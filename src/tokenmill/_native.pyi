@@ -420,3 +420,51 @@ def crc32c(data: Address, size: int, before: int) -> int:
 
 def available_isas() -> list[str]:
     """Levels that are built and that this machine runs, lowest first."""
+
+class Vocabulary:
+    """A mapped file of tokens and merges; ValueError for memory that is none. The memory must outlive it."""
+
+    def __init__(self, data: Address, size: int) -> None: ...
+    def is_unchanged(self) -> bool:
+        """Whether the checksum is that of the content: all of it is read."""
+    @property
+    def num_ids(self) -> int:
+        """The highest id and one."""
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def longest(self) -> int:
+        """Characters of the longest token."""
+    @property
+    def notes(self) -> bytes: ...
+    def token(self, id: int) -> str | None: ...
+    def token_id(self, spelling: str) -> int | None: ...
+    def spelling(self, id: int) -> bytes: ...
+    def flags(self, id: int) -> int:
+        """1: of the model; 2: added; 4: special."""
+
+class PieceEncoder:
+    """Byte-pair encoding of pieces of text.
+
+    Args:
+        added: ids of added tokens.
+        spelling, prefix: as in `tokenmill.model.vocabulary.recipe`.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, added: list[int], spelling: int, prefix: int, is_split: bool
+    ) -> None: ...
+    def encode(self, text: str, numbers: list[int], spans: list[tuple[int, int]]) -> list[int]:
+        """Ids of pieces: 0 for text, n for the n-th added token; spans count characters of the text."""
+
+class VocabularyBuilder:
+    """A vocabulary's file, in the making; ValueError for parts that do not fit each other."""
+
+    def __init__(self) -> None: ...
+    def read_tokens(self, json: bytes) -> None: ...
+    def read_merges(self, json: bytes) -> None: ...
+    def add(self, id: int, spelling: str, flags: int) -> None: ...
+    def find(self, spelling: str) -> int | None: ...
+    def finish(self, options: int, unknown: int, notes: bytes) -> bytes: ...
+    @property
+    def num_tokens(self) -> int: ...

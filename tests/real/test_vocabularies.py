@@ -12,9 +12,11 @@ import pytest
 from gguf import GGUFWriter
 from tokenizers import Tokenizer
 
+from tokenmill.model.vocabulary import mapped_file
 from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.gguf.folder import tokenizer_files
 from tokenmill.model.weights.gguf.pre_tokenizers import PRE_TOKENIZERS
+from tokenmill.serving.frontend.tokenizer import Tokenizer as Loaded
 
 GOLDEN = [
     *("bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe"),
@@ -65,6 +67,20 @@ def test_ids_are_those_of_llama_cpp(name: str, vocabularies: Path) -> None:
         if cut is not None and cut.composes and unicodedata.normalize("NFC", text) != text:
             continue  # the model composes characters, llama.cpp does not
         assert tokenizer.encode(text, add_special_tokens=False).ids == [int(number) for number in line.split()], text
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_mapped_vocabulary_has_the_ids_of_the_library(
+    name: str, vocabularies: Path, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped_file, "LEAST_BYTES", 0)
+    for file, content in tokenizer_files(open_gguf(vocabularies / f"ggml-vocab-{name}.gguf")).items():
+        (tmp_path / file).write_bytes(content)
+    library, ours = Loaded.load(tmp_path), Loaded.load(tmp_path, tmp_path / "cache")
+    for text in [*hard_texts(vocabularies), *random_texts(rng, 1000)]:
+        ids = library.encode(text)
+        assert ours.encode(text) == ids, text
+        assert ours.decode(ids) == library.decode(ids), text
 
 
 def write_bytes_bpe(stored: dict, pre: str, path: Path) -> Path:

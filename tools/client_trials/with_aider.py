@@ -6,6 +6,8 @@ from report import BASE, MODEL, call, scratch
 folder = scratch()
 HOW = ("--openai-api-base", BASE, "--openai-api-key", "none", "--model", f"openai/{MODEL}", "--no-git", "--yes-always")
 HOW += ("--no-show-model-warnings", "--no-check-update", "--analytics-disable", "--no-detect-urls", "--map-tokens", "0")
+# Else they are kept at the top of the repository that this lies in.
+HOW += ("--input-history-file", str(folder / "input"), "--chat-history-file", str(folder / "chat"))
 
 
 def ask(*how: str) -> object:

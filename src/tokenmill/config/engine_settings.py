@@ -201,6 +201,11 @@ class EngineSettings(VisionConfig):
         return Path(self.weight_cache_dir or "~/.cache/tokenmill/weights").expanduser()
 
     @property
+    def vocabulary_folder(self) -> Path | None:
+        """The folder of mapped vocabularies, inside that of packed weights; None: nothing is kept."""
+        return self.weight_cache_folder / "vocabularies" if self.weight_cache else None
+
+    @property
     def step_budget(self) -> int:
         """`max_num_batched_tokens`, once the device is known."""
         assert self.max_num_batched_tokens is not None, "a config that has been resolved for its device"

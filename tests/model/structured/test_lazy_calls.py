@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -248,3 +249,29 @@ def test_what_a_limit_cuts_off_a_call_is_no_content() -> None:
         parser = AnswerParser(None, NOTATIONS[notation].parser([]), keeps_calls=True)
         pieces = [*parser.feed(text, 1), *parser.finish(None, is_cut=True)]
         assert "".join(piece.text for piece in pieces if piece.kind is PieceKind.TEXT) == "Look.", (notation, text)
+
+
+@pytest.mark.parametrize("notation", OPENINGS)
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_strict_tool_is_refused_by_the_keyword_that_no_grammar_keeps(
+    words: Vocabulary, notation: str, is_lazy: bool
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    rules = CallRules(notation, ["loose", "f"], is_required=not is_lazy, is_parallel=True, is_lazy=is_lazy)
+
+    def compiled_with(is_strict: bool) -> Any:
+        functions = [{"name": "loose", "parameters": schema}, {"name": "f", "parameters": schema, "strict": is_strict}]
+        tools = [{"type": "function", "function": function} for function in functions]
+        grammar = answer_grammar(GrammarBuilder(words), None, rules, tools, None)
+        assert grammar is not None
+        assert grammar.is_optional == (is_lazy and not is_strict)
+        return words.compiler.compile(grammar.text)
+
+    if is_lazy and notation == harmony.NOTATION_NAME and words.token_id("<|channel|>") is None:
+        with pytest.raises(InvalidRequest, match="harmony"):
+            compiled_with(False)
+        return
+    compiled_with(False)
+    sentence = 'the JSON schema of a strict tool cannot be used: Unimplemented keys: ["uniqueItems"]'
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(sentence)}$"):
+        compiled_with(True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import msgspec
@@ -62,6 +63,25 @@ def asked_each_time(request: AddRequest) -> AddRequest:
     text = request.params.grammar.text.replace("// optional", "// asked")
     grammar = msgspec.structs.replace(request.params.grammar, text=text + " ", marks=None)
     return msgspec.structs.replace(request, params=msgspec.structs.replace(request.params, grammar=grammar))
+
+
+def test_a_brace_is_heard_where_any_token_may_stand_at_the_place_of_a_call() -> None:
+    folder = demo_model_path()
+    tokenizer = Tokenizer.load(folder)
+    (brace,) = tokenizer.encode("{", add_special_tokens=False)
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=12,
+        logit_bias={brace: 100.0},
+        grammar=grammar_of(tokenizer, "llama3_json", None),
+    )
+    prompt = tokenizer.encode(QUESTION, add_special_tokens=False)
+    request = AddRequest(id="0", prompt_token_ids=prompt, params=params, output_token_ids=[])
+    for overlap in (False, True):
+        with running(folder, overlap=overlap) as engine:
+            ((tokens, _, _, error),) = run(engine, [request])
+        assert error is None
+        assert re.match(r'\{\s*"name"', tokenizer.decode(tokens)), tokenizer.decode(tokens)
 
 
 def test_free_text_that_no_matcher_hears_of_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""No call is malformed: calls of all notations under `tool_choice: "auto"`, drawn by models without sense, are counted.
+"""No call is malformed: calls of all notations under `tool_choice: "auto"`, drawn at random, are counted.
 
     python -m tests.model.structured.tool_calls [--calls 10000] [--seed 0]
 
@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,16 @@ _NUM_TOGETHER = 20
 
 @dataclass(slots=True)
 class Asked:
-    """One prompt and the pieces of its answers so far; `shows_special`: its text has special tokens."""
+    """One prompt and the pieces of its answers so far.
+
+    Attributes:
+        shows_special: its text has special tokens. is_parallel: further calls are not dropped.
+    """
 
     notation: str
     tools: list[dict[str, Any]]
     shows_special: bool
+    is_parallel: bool
     pieces: dict[str, list[AnswerPiece]] = field(default_factory=dict)
     ends: dict[str, FinishReason] = field(default_factory=dict)
 
@@ -148,12 +153,12 @@ class Bench:
         names = [tool["function"]["name"] for tool in tools]
         extras: list[dict[str, Any]] = [{}, {}, {"top_p": 0.95}, {"top_k": 200}, {"logprobs": 1}, {"min_tokens": 10}]
         outputs = StructuredOutputs(json=_ANSWER) if rng.random() < 0.1 else None
-        shows = rng.random() < 0.5
+        shows, is_parallel = rng.random() < 0.5, rng.random() < 0.8
         message = GenerateText(
             ids=[str(next(self._numbers)) for _ in range(rng.choice([1, 2, 4]))],
             text=_PROMPT,
             tools=tools,
-            calls=CallRules(notation, names, False, is_parallel=rng.random() < 0.8, is_lazy=True),
+            calls=CallRules(notation, names, False, is_parallel=is_parallel, is_lazy=True),
             reasoning=harmony.STYLE_NAME if is_harmony else rng.choice(["", "", "qwen3"]),
             params=SamplingParams(
                 temperature=_TEMPERATURE,
@@ -165,7 +170,7 @@ class Bench:
                 **rng.choice(extras),
             ),
         )
-        asked = Asked(notation, tools, shows or NOTATIONS[notation].needs_special_tokens)
+        asked = Asked(notation, tools, shows or NOTATIONS[notation].needs_special_tokens, is_parallel)
         routed = self._text.process(message)
         for refusal in routed.to_api:
             assert isinstance(refusal, RequestRejected), refusal
@@ -230,8 +235,9 @@ class Bench:
             calls.pop()  # the limit may have cut it, and its reply says so
         for name, arguments in calls:
             check_call(counts, asked, name, arguments)
-        # Text before a call and text behind it are no mark together.
-        text = "".join(piece.text if piece.kind is PieceKind.TEXT else "\0" for piece in pieces)
+        # Text before a call and text behind it are no mark together; a dropped call leaves nothing between them.
+        shown = pieces if asked.is_parallel else takewhile(lambda piece: piece.kind is not PieceKind.CALL, pieces)
+        text = "".join(piece.text if piece.kind is PieceKind.TEXT else "\0" for piece in shown)
         if (
             asked.shows_special
             and asked.notation not in _UNMARKED

@@ -50,10 +50,10 @@ def encoded(folder: Path, pixels: np.ndarray) -> torch.Tensor:
 def beside(made: Made, tmp_path: Path) -> Callable[..., Path]:
     """Write a tower beside a copy of the decoder, and return what `fetch` makes of both."""
 
-    def beside(name: str = "mmproj-F32.gguf", **options: object) -> Path:
+    def beside(kind: str = "F32", swaps_ffn: bool = False) -> Path:
         for file in made[1].iterdir():
             (tmp_path / file.name).symlink_to(file)
-        write_mmproj(made[0], tmp_path / name, **options)  # type: ignore[arg-type]
+        write_mmproj(made[0], tmp_path / "mmproj-F32.gguf", kind, swaps_ffn)
         return fetch(str(tmp_path / "model-F32.gguf"), None, str(tmp_path / "cache"))
 
     return beside

@@ -133,7 +133,7 @@ def _sibling(folder: Path, path: Path) -> dict[str, object]:
 
 
 def _is_large(path: Path) -> bool:
-    return path.suffix == ".safetensors"
+    return path.suffix in (".safetensors", ".gguf")
 
 
 def _etag(path: Path) -> str:

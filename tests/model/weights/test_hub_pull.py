@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.model.weights.mmproj_writer import write_decoder, write_mmproj
 from tests.model.weights.stand_in_hub import Hub, running_hub
+from tests.vision_checkpoints import make_vision_checkpoint
 from tokenmill.cli.main import main
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.weights.hub_cache import cached_models, remove
 
 
@@ -72,6 +75,23 @@ def test_a_pull_that_is_cut_off_goes_on_at_the_byte_where_it_stopped(
         assert hub.downloads == []
     offline = pull(hub, tmp_path, HF_HUB_OFFLINE="1")
     assert offline.stdout.strip() == str(folder)
+
+
+def test_a_vision_tower_goes_on_at_the_byte_where_it_stopped(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder, repository = make_vision_checkpoint(tmp_path / "made"), tmp_path / "repository"
+    repository.mkdir()
+    write_decoder(folder, repository / "model-F32.gguf")
+    tower = write_mmproj(folder, repository / "mmproj-F32.gguf")
+    with running_hub({"mill/seeing": repository}) as hub:
+        blobs = tmp_path / "cache" / "models--mill--seeing" / "blobs"
+        blobs.mkdir(parents=True)
+        have = int(rng.integers(1, tower.stat().st_size))
+        digest = hashlib.sha256(tower.read_bytes()).hexdigest()
+        (blobs / f"{digest}.tokenmill.incomplete").write_bytes(tower.read_bytes()[:have])
+        done = pull(hub, tmp_path / "cache", "mill/seeing:F32")
+        assert done.returncode == 0, done.stderr
+        assert hub.starts[tower.name] == [have]
+    assert read_vision(Path(done.stdout.strip())) is not None
 
 
 def test_bytes_that_are_not_the_hubs_are_thrown_away(source: Path, tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import json
 import random
 
 import pytest
@@ -10,6 +9,7 @@ from tests.serving.frontend.tokenizers_for_tests import (
     byte_level_tokenizer,
     metaspace_tokenizer,
     word_tokenizer,
+    wrapped,
 )
 from tests.tiers import scaled
 from tokenmill.core.errors import InvalidCheckpoint
@@ -18,7 +18,7 @@ from tokenmill.serving.frontend.tokenizer import IncrementalDetokenizer, Tokeniz
 
 
 def wrap(backend) -> Tokenizer:
-    return Tokenizer(backend, decoder=json.loads(backend.to_str())["decoder"])
+    return wrapped(backend)
 
 
 TOKENIZERS = {

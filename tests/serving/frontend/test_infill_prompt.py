@@ -12,6 +12,7 @@ from tokenmill.core.messages import GenerateText
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.serving.frontend.attempt import ANY_TIME
 from tokenmill.serving.frontend.infill_prompt import InfillPrompt
+from tokenmill.serving.frontend.library_backend import LibraryBackend
 from tokenmill.serving.frontend.prompt_encoder import PromptEncoder
 from tokenmill.serving.frontend.prompt_processor import PreparedPrompt, PromptProcessor
 from tokenmill.serving.frontend.tokenizer import Tokenizer
@@ -24,7 +25,7 @@ FILES = [ContextFile("old.py", "x = 1"), ContextFile("naïve.py", "")]
 def tokenizer_with(*marks: str, **config: str) -> Tokenizer:
     backend: Backend = byte_level_tokenizer()
     backend.add_special_tokens(list(marks))
-    return Tokenizer(backend, config=config)
+    return Tokenizer(LibraryBackend(backend, None), config=config)
 
 
 def prompt_text(tokenizer: Tokenizer, infill: Infill) -> str:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.frontend import template_shapes as shapes
-from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, word_tokenizer
+from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, word_tokenizer, wrapped
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.server_settings import REASONING_PARSERS, TOOL_CALL_PARSERS
 from tokenmill.core.messages import FindParsers, ParsersFound
@@ -12,7 +12,6 @@ from tokenmill.serving.frontend import parser_finder
 from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.parser_finder import ParserFinder
 from tokenmill.serving.frontend.text_processor import TextProcessor, load_text_processor
-from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[3]
 HERMES = ["<tool_call>", "</tool_call>"]
@@ -84,7 +83,7 @@ def finder(source: str, marks: list[str], architecture: str = "", special: bool 
     add = backend.add_special_tokens if special else backend.add_tokens
     add(marks)
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    return ParserFinder(ChatTemplate(source, tokens), Tokenizer(backend, decoder={"type": "ByteLevel"}), architecture)
+    return ParserFinder(ChatTemplate(source, tokens), wrapped(backend), architecture)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -114,7 +113,7 @@ def test_the_demo_model_says_how_it_calls_and_thinks() -> None:
 
 
 def test_a_model_without_a_template_has_no_parsers() -> None:
-    (found,) = TextProcessor(Tokenizer(byte_level_tokenizer()), None).process(FindParsers("f")).to_api
+    (found,) = TextProcessor(wrapped(byte_level_tokenizer()), None).process(FindParsers("f")).to_api
     assert isinstance(found, ParsersFound)
     assert (found.notation, found.style, found.style_reason) == ("", "", "the model has no chat template")
 
@@ -143,7 +142,7 @@ def test_marks_that_the_text_would_lose_are_not_believed() -> None:
 
 def test_a_vocabulary_without_the_characters_of_a_mark() -> None:
     template = ChatTemplate(shapes.chatml(shapes.HERMES, shapes.THOUGHT))
-    found = ParserFinder(template, Tokenizer(word_tokenizer()), "Qwen3ForCausalLM")
+    found = ParserFinder(template, wrapped(word_tokenizer()), "Qwen3ForCausalLM")
     assert (found.notation().name, found.style().name) == ("", "")
 
 

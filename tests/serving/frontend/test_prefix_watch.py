@@ -6,15 +6,14 @@ import random
 import numpy as np
 import pytest
 
-from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer
+from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, wrapped
 from tokenmill.serving.frontend import prefix_watch
 from tokenmill.serving.frontend.prefix_watch import LEAST_EQUAL, MOST_CHANGED, PrefixWatch
-from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 
 @pytest.fixture
 def watch():
-    return PrefixWatch(Tokenizer(byte_level_tokenizer(), decoder={"type": "ByteLevel"}))
+    return PrefixWatch(wrapped(byte_level_tokenizer()))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from tests.seeding import seed_for
 from tests.serving.frontend.test_text_processor import ready
-from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer
+from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, wrapped
 from tokenmill.core.answer import PieceKind
 from tokenmill.core.messages import AddRequest, CallRules, GenerateText, StepOutputs, TextOutputs, TokenOutput
 from tokenmill.core.request import FinishReason
@@ -17,7 +17,6 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.text_processor import TextProcessor
-from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 SEED = seed_for(__name__)
 HELLO = [{"role": "user", "content": "hi"}]
@@ -49,7 +48,7 @@ class Frontend:
     """A text processor whose engine says what a test lets it say."""
 
     def __init__(self, template: str) -> None:
-        self.tokenizer = Tokenizer(byte_level_tokenizer(), decoder={"type": "ByteLevel"})
+        self.tokenizer = wrapped(byte_level_tokenizer())
         self._text = TextProcessor(self.tokenizer, ChatTemplate(template))
         self._text.process(ready(max_model_len=2000))
 

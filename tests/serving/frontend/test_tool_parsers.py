@@ -180,6 +180,26 @@ def test_text_after_a_call_comes_after_it() -> None:
     assert [(piece.text, piece.name) for piece in pieces] == [("So:", None), ("{}", "f"), (" and more", None)]
 
 
+@pytest.mark.parametrize("notation", WRITERS)
+@pytest.mark.parametrize("keeps_calls", [False, True])
+def test_a_mark_within_an_answer_in_json_opens_no_call(notation: str, keeps_calls: bool, rng: random.Random) -> None:
+    text = '  {"ok": "[TOOL_CALLS]f{} <tool_call> <|tool_call>call:f{}<tool_call|> <|tool_call|>[ [f(a=1)]"} '
+    for _ in range(20):
+        parser = AnswerParser(None, NOTATIONS[notation].parser(), keeps_calls=keeps_calls, is_either=True)
+        pieces = read(parser, cut(rng, text))
+        assert [(piece.kind, piece.text) for piece in pieces] == [(PieceKind.TEXT, text)]
+
+
+@pytest.mark.parametrize("notation", WRITERS)
+def test_calls_are_read_where_an_answer_may_be_either(notation: str, rng: random.Random) -> None:
+    for _ in range(20):
+        calls = [(f"{name}{number}", arguments) for number, (name, arguments) in enumerate(random_calls(rng))]
+        text = WRITERS[notation](rng, calls)
+        parser = AnswerParser(None, NOTATIONS[notation].parser(tools_of(calls)), is_either=True)
+        found = calls_of(read(parser, cut(rng, text)))
+        assert [(name, json.loads(arguments)) for name, arguments in found] == calls, text
+
+
 def test_arguments_stream_as_they_come() -> None:
     parser = answer_parser("hermes")
     assert not parser.feed('<tool_call>\n{"name": "f", "argu', 1)

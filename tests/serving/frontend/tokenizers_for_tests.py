@@ -5,6 +5,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from tokenmill.serving.frontend.library_backend import LibraryBackend
+from tokenmill.serving.frontend.tokenizer import Tokenizer as OurTokenizer
+
 TEXTS = [
     "Once upon a time there was a little dog named Tom who liked to play with a red ball in the park.",
     "naïve café — Größe, 你好世界, здравствуй мир, नमस्ते, 👩‍👩‍👧 👍🏽 e\u0301 ✨",
@@ -71,3 +74,8 @@ def write_folder(folder: Path, tokenizer: Tokenizer, **files: dict) -> Path:
     for stem, content in files.items():
         (folder / f"{stem}.json").write_text(json.dumps(content))
     return folder
+
+
+def wrapped(library: Tokenizer) -> OurTokenizer:
+    """Return our tokenizer over the library's."""
+    return OurTokenizer(LibraryBackend(library, json.loads(library.to_str())["decoder"]))

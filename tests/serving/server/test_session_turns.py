@@ -1,4 +1,4 @@
-"""What a session keeps of an answer is the same whether it was streamed or not."""
+"""Sessions keep the same of an answer whether it is streamed or comes as a whole."""
 
 import asyncio
 

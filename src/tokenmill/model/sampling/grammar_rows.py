@@ -64,7 +64,7 @@ class RowSamples:
         self.row = row
         self.index = index
         self.count = 1 + len(drafts)
-        self.drafts = row.before_stop(drafts)  # behind its end a request samples nothing
+        self.drafts = row.before_stop(drafts) if drafts else drafts  # behind its end a request samples nothing
         self.num_taken = 0
 
     @property

@@ -110,8 +110,9 @@ class RowGrammar:
         """Return True if the next mask has all tokens without a question to the matcher; it is there now."""
         if not self.dozes or self.taken or self.matcher is None or (self._thoughts and self._thoughts.forced):
             return False
-        self._own_masks.fill(-1)
-        self._own_masks[:, -1] &= ~self._padding
+        if not (self.is_free and self.masks is self._own_masks):
+            self._own_masks.fill(-1)
+            self._own_masks[:, -1] &= ~self._padding
         self.masks, self.has_mask, self.is_free, self.is_slow = self._own_masks, True, True, False
         self._put_off_stops(self.masks)
         return True
@@ -232,6 +233,7 @@ class RowGrammar:
     def _look_for_text(self, matcher: Any) -> None:
         """Find out whether a row that fills no masks is in free text again."""
         if self._openings is not None and not self._is_in_text and matcher.is_accepting():
+            self.is_free = False
             matcher.unsafe_compute_mask_ptr(self._address, self._own_masks.nbytes)
             self._is_in_text = self._has_all(self._own_masks)
 
@@ -311,6 +313,8 @@ class MaskThreads:
         Args:
             at_once: fill those of fast rows before this returns.
         """
+        if not drafted:
+            return
         fast = [one for one in drafted if not one[0].is_slow]
         groups = [[one] for one in drafted if one[0].is_slow]
         if at_once:

@@ -39,7 +39,7 @@ _COUNTED = ('"patternProperties"', '"minProperties"')
 _LENIENT = '"lenient": true'
 _MAX_ERROR_CHARACTERS = 300
 _NUM_FIRST_STEPS = 3
-_NAME = re.compile(r'"name": "((?:JSON|regular|Lark|GBNF)_[a-z]+)\d')
+_NAME = re.compile(r"((?:JSON|regular|Lark|GBNF)_[a-z_]+)\d+")
 
 
 class GrammarTokenizer(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class GrammarCompiler:
             matcher = self._matcher(self._with_schemas(text, _leniently))
         probe = matcher if matcher.is_error() else _first_steps(matcher.deep_copy())
         if probe.is_error():
-            raise InvalidRequest(f"the {_written_in(text)} cannot be used: {explain(probe)}")
+            raise InvalidRequest(f"the {self._written_in(text)} cannot be used: {explain(probe)}")
         return matcher
 
     def template(self, text: str, marks: tuple[str, ...] | None) -> Any:
@@ -120,8 +120,17 @@ class GrammarCompiler:
                 if isinstance(grammar.get("json_schema"), dict):
                     grammar["json_schema"] = change(grammar["json_schema"])
         except InvalidRequest as error:
-            raise InvalidRequest(f"the {_written_in(text)} cannot be used: {error}") from error
+            raise InvalidRequest(f"the {self._written_in(text)} cannot be used: {error}") from error
         return json.dumps(whole, ensure_ascii=False)
+
+    def _written_in(self, text: str) -> str:
+        """Return the format of the part that fails, or else of the first, by the name that `GrammarBuilder` gave it."""
+        parts = [part for part in json.loads(text)["grammars"] if _NAME.fullmatch(part.get("name", ""))]
+        for part in parts:
+            if self._matcher(json.dumps({"grammars": [part]})).is_error():
+                parts.insert(0, part)
+                break
+        return _NAME.sub(r"\1", parts[0]["name"]).replace("_", " ") if parts else "grammar"
 
     def _is_used_up(self, pattern: str, names: list[str]) -> bool:
         """Return True if only these keys match a regular expression: after them, and a comma, nothing can follow."""
@@ -191,12 +200,6 @@ def _leniently(schema: dict[str, Any]) -> dict[str, Any]:
         return not is_error or any(message.startswith("Unsatisfiable schema") for message in messages)
 
     return without_unsupported(schema, is_usable)
-
-
-def _written_in(text: str) -> str:
-    """Return the format of the client's part of a grammar, by the name that `GrammarBuilder` gave it."""
-    name = _NAME.search(text)
-    return "grammar" if name is None else name[1].replace("_", " ")
 
 
 def _first_steps(matcher: Any) -> Any:

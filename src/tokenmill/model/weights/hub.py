@@ -110,7 +110,7 @@ def _download_gguf(
         return None
     path = _download(model, revision, download_dir, progress, files, []) / files[0]
     beside = choose_tower(names, files[0])
-    if beside is None or not takes_tower(open_gguf(path)):
+    if beside is None or not takes_tower(open_gguf(path).metadata):
         return _GgufFiles(path, None)
     return _GgufFiles(path, _download(model, revision, download_dir, progress, [beside], []) / beside)
 

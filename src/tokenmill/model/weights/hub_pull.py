@@ -16,8 +16,10 @@ from typing import IO, TYPE_CHECKING
 
 import httpx
 
-from tokenmill.config.gguf_names import split_tag
+from tokenmill.config.gguf_names import choose_tower, split_tag
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
+from tokenmill.model.weights.gguf.config import takes_tower
+from tokenmill.model.weights.gguf.header import read_header
 from tokenmill.model.weights.hub import UNWANTED, WANTED, fetch, gguf_files, hub_errors
 
 if TYPE_CHECKING:
@@ -41,6 +43,18 @@ class LargeFile:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """The file of a vision tower, and the name of the model's file, which tells whether it is wanted."""
+
+    model: str
+    file: LargeFile
+
+    def is_for(self, file: LargeFile, blobs: Path) -> bool:
+        """Return True if a file is the model's and that model takes a tower."""
+        return file.name == self.model and takes_tower(read_header(blobs / file.sha256).metadata)
+
+
 def pull(model: str, revision: str | None, cache: Path, progress: Progress) -> Path:
     """Download a model into a cache, or what is missing of it.
 
@@ -58,7 +72,7 @@ def pull(model: str, revision: str | None, cache: Path, progress: Progress) -> P
 
     whole_name, (model, tag) = model, split_tag(model)
     try:
-        files = _large_files(model, tag, revision)
+        files, tower = _large_files(model, tag, revision)
     except InvalidCheckpoint:
         # Without a connection a complete copy will do; else this says what is wrong.
         return fetch(whole_name, revision, str(cache))
@@ -67,15 +81,20 @@ def pull(model: str, revision: str | None, cache: Path, progress: Progress) -> P
     done, total = 0, sum(file.num_bytes for file in files)
     headers = utils.build_hf_headers()  # type: ignore[attr-defined]
     with hub_errors(model, revision), httpx.Client(headers=headers, timeout=TIMEOUT, follow_redirects=True) as client:
-        for file in files:
+        while files:
+            file = files.pop(0)
             if not (blobs / file.sha256).exists():
                 _complete(client, file, blobs, _counted(progress, done, total))
             done += file.num_bytes
             progress(done, total)
+            if tower is not None and tower.is_for(file, blobs):
+                files.append(tower.file)
+                total += tower.file.num_bytes
     return fetch(whole_name, revision, str(cache))
 
 
-def _large_files(model: str, tag: str | None, revision: str | None) -> list[LargeFile]:
+def _large_files(model: str, tag: str | None, revision: str | None) -> tuple[list[LargeFile], Tower | None]:
+    """Return the files of a model's weights, and that of its tower if the model turns out to take one."""
     from huggingface_hub import HfApi, hf_hub_url
 
     with hub_errors(model, revision):
@@ -84,13 +103,18 @@ def _large_files(model: str, tag: str | None, revision: str | None) -> list[Larg
         has_weights = any(_matches(name, ["*.safetensors"]) and "/" not in name for name in names)
         is_gguf = tag is not None or not has_weights
         wanted = gguf_files(names, tag, f"the hub's {model}") if is_gguf else WANTED
-        return [
-            LargeFile(one.rfilename, hf_hub_url(model, one.rfilename, revision=info.sha), one.lfs.size, one.lfs.sha256)
+        large = {
+            one.rfilename: LargeFile(
+                one.rfilename, hf_hub_url(model, one.rfilename, revision=info.sha), one.lfs.size, one.lfs.sha256
+            )
             for one in info.siblings or ()
             if one.lfs is not None
-            and _matches(one.rfilename, wanted)
-            and (is_gguf or not _matches(one.rfilename, UNWANTED))
-        ]
+        }
+    files = [
+        file for name, file in large.items() if _matches(name, wanted) and (is_gguf or not _matches(name, UNWANTED))
+    ]
+    beside = large.get(choose_tower(names, wanted[0]) or "") if is_gguf and wanted else None
+    return files, None if beside is None else Tower(wanted[0], beside)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

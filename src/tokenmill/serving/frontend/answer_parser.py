@@ -33,12 +33,14 @@ class AnswerParser:
         tools: ToolParser | None = None,
         max_calls: int | None = None,
         keeps_calls: bool = False,
+        is_either: bool = False,
     ) -> None:
         """Begin an answer.
 
         Args:
             max_calls: drop calls after this many.
             keeps_calls: a grammar writes the calls: stop strings end none, and what a limit cuts off is no content.
+            is_either: it is calls, or else text in which what looks like a call is none.
         """
         self.stop_string: str | None = None
         self.num_reasoning_tokens = 0
@@ -49,6 +51,9 @@ class AnswerParser:
         self._num_unsure = 0
         self._num_calls = 0
         self._space: list[str] = []
+        # While it is not known whether the answer is calls: its text, and the events in it.
+        self._unsure = ""
+        self._early: list[Event] | None = [] if is_either and tools is not None else None
 
     def feed(self, text: str, num_tokens: int, stops: StopStrings | None = None) -> list[AnswerPiece]:
         """Add a delta of `num_tokens` tokens. `stops` matches stop strings; None: they cannot end the answer yet."""
@@ -64,6 +69,8 @@ class AnswerParser:
         """End the text and return what was held back. `is_cut`: the model did not end it."""
         reasoning, text = ("", "") if self._splitter is None else self._splitter.finish()
         pieces = [*_pieces(PieceKind.REASONING, reasoning), *self._read(text, stops)]
+        early, self._early = self._early or [], None
+        pieces += self._answer(self._content_until_stop(early, stops) if self._keeps_calls else early)
         if self._keeps_calls and not is_cut:
             pieces += self._answer(self._content_until_stop(self._unread(), stops))
         held = "" if stops is None or self.stop_string is not None else stops.finish()
@@ -120,8 +127,22 @@ class AnswerParser:
         if self._tools is None:
             return _pieces(PieceKind.TEXT, text)
         events = self._tools.feed(text) if text else []
+        if self._early is not None:
+            self._unsure += text
+            self._early += events
+            if not (first := next((event for event in self._early if not _is_space(event)), None)):
+                return []
+            if isinstance(first, Content):
+                return self._text_alone(stops)
+            events, self._early = self._early, None
         pieces = self._answer(self._content_until_stop(events, stops) if self._keeps_calls else events)
         return joined(pieces) if len(pieces) > 1 else pieces
+
+    def _text_alone(self, stops: StopStrings | None) -> list[AnswerPiece]:
+        """Return the text so far, and look for no call in what follows."""
+        text = self._until_stop(self._unsure, stops) if self._keeps_calls else self._unsure
+        self._tools, self._early, self._keeps_calls = None, None, False
+        return _pieces(PieceKind.TEXT, text)
 
     def _answer(self, events: list[Event]) -> list[AnswerPiece]:
         pieces: list[AnswerPiece] = []
@@ -167,7 +188,12 @@ def answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerPar
     if rules is None:
         return AnswerParser(splitter)
     tools = [read_tool(tool) for tool in message.tools or ()]
-    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(tools), most, keeps_calls)
+    is_either = message.params.structured_outputs is not None
+    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(tools), most, keeps_calls, is_either)
+
+
+def _is_space(event: Event) -> bool:
+    return isinstance(event, Content) and not event.text.strip()
 
 
 def _pieces(kind: PieceKind, text: str) -> list[AnswerPiece]:

@@ -97,15 +97,13 @@ class GrammarBuilder:
         return self._schema(schema, is_lenient)
 
     def arguments(self, parameters: dict[str, Any], is_strict: bool = False) -> str:
-        """Return the rule for a function's arguments: a closed object, unless a lenient schema opens it.
+        """Return the rule for a function's arguments: a closed object, unless a lenient schema opens it."""
+        return self.value(closed({"type": "object", **parameters}, is_strict), is_strict)
 
-        Unsupported keywords of the schema are ignored.
-        """
-        return self.value(closed({"type": "object", **parameters}, is_strict))
-
-    def value(self, schema: dict[str, Any]) -> str:
-        """Return the rule for a JSON value; unsupported keywords of the schema are ignored."""
-        return self._schema(schema, is_lenient=True)
+    def value(self, schema: dict[str, Any], is_strict: bool = False) -> str:
+        """Return the rule for a JSON value; what is not supported in its schema is left out, or refused if strict."""
+        notation = "JSON_schema_of_a_strict_tool" if is_strict else "JSON_schema"
+        return self._schema(schema, is_lenient=not is_strict, notation=notation)
 
     def text_before(self, end: str, least: int = 0, most: int = 0, forms: Sequence[str] = ()) -> str:
         """Return the rule for text without `end`, a line break, and `end`.
@@ -162,11 +160,11 @@ class GrammarBuilder:
         start = {"lark_grammar": f"{_OPTIONS}\n{note}start: " + " ".join(rules)}
         return Grammar(json.dumps({"grammars": [start, *self._parts]}, ensure_ascii=False), param, is_optional, marks)
 
-    def _schema(self, schema: dict[str, Any], is_lenient: bool) -> str:
+    def _schema(self, schema: dict[str, Any], is_lenient: bool, notation: str = "JSON_schema") -> str:
         spacing = {"whitespace_pattern": _WHITESPACE} if self._any_whitespace else {"whitespace_flexible": False}
         if self._max_string_length:
             schema = with_string_lengths(schema, self._max_string_length)
-        return self._part({"json_schema": {**schema, "x-guidance": {**spacing, "lenient": is_lenient}}}, "JSON_schema")
+        return self._part({"json_schema": {**schema, "x-guidance": {**spacing, "lenient": is_lenient}}}, notation)
 
     def _part(self, grammar: dict[str, Any], notation: str) -> str:
         # The compiler tells by the name what a grammar was written in.

@@ -338,7 +338,7 @@ def load_text_processor(
         InvalidCheckpoint, InvalidConfig: a file is missing or broken; the message names it.
     """
     source = Path(config.tokenizer) if config.tokenizer else folder
-    tokenizer = Tokenizer.load(source)
+    tokenizer = Tokenizer.load(source, config.vocabulary_folder)
     chat_template = load_chat_template(source, tokenizer.special_tokens, chat_template_file)
     return TextProcessor(
         tokenizer,

@@ -1,4 +1,4 @@
-"""Convert text to token ids and back with the `tokenizers` library and one tokenizer.json.
+"""Convert text to token ids and back with one tokenizer.json, by the `tokenizers` library or a mapped vocabulary.
 
 Does not know chat templates, requests or the model's own vocabulary size (which may be larger).
 """
@@ -17,9 +17,10 @@ import tokenizers
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.json_text import whole_characters
+from tokenmill.model.vocabulary.mapped_file import FLAGS, open_vocabulary
 from tokenmill.serving.frontend.decoders import ByteLevel, Stage, build_stages, byte_level_bytes
-
-_LONG_TEXT = 4096
+from tokenmill.serving.frontend.library_backend import Backend, LibraryBackend
+from tokenmill.serving.frontend.mapped_backend import MappedBackend
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -38,17 +39,14 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: Backend,
         *,
-        decoder: dict[str, Any] | None = None,
         config: dict[str, Any] | None = None,
         source: str = "tokenizer.json",
     ) -> None:
         self._backend = backend
-        self._decoder = decoder
         self._source = source
         self._config = config or {}
-        self._special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         self._is_byte_level = any(isinstance(stage, ByteLevel) for stage in self.stages())
         self.bos_token = _token_text(self._config.get("bos_token"))
         self.eos_token = _token_text(self._config.get("eos_token"))
@@ -56,38 +54,29 @@ class Tokenizer:
         self._outside_text: dict[int, Sequence[int]] = {}
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
+    def load(cls, folder: Path, cache: Path | None = None) -> Tokenizer:
         """Read tokenizer.json and tokenizer_config.json.
+
+        Args:
+            cache: the folder of mapped vocabularies, where a large one is taken from or put; None: it is not mapped.
 
         Raises:
             InvalidCheckpoint: tokenizer.json is missing or broken, or its decoder cannot run incrementally.
         """
-        path = folder / "tokenizer.json"
-        try:
-            raw = path.read_bytes()
-            decoder = msgspec.json.decode(raw, type=_TokenizerFile).decoder
-            backend = tokenizers.Tokenizer.from_buffer(raw)
-        except FileNotFoundError as error:
-            raise InvalidCheckpoint(f"{folder} has no tokenizer.json") from error
-        except OSError as error:
-            raise InvalidCheckpoint(f"cannot read {path}: {error.strerror}") from error
-        except Exception as error:  # the library raises a bare Exception for what it cannot parse
-            raise InvalidCheckpoint(f"{path} is not a tokenizer: {error}") from error
         config = read_json(folder, "tokenizer_config.json")
-        backend.no_truncation()
-        backend.no_padding()
-        _add_missing_tokens(backend, config)
-        return cls(backend, decoder=decoder, config=config, source=str(path))
+        vocabulary = None if cache is None else open_vocabulary(folder, cache)
+        backend = _library(folder, config) if vocabulary is None else MappedBackend(vocabulary)
+        return cls(backend, config=config, source=str(folder / "tokenizer.json"))
 
     @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
+        return self._backend.vocab_size
 
-    @functools.cached_property
+    @property
     def longest_token(self) -> int:
         """Number of characters in the longest token: n tokens stand for at most n times as many."""
-        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+        return self._backend.longest_token
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -108,55 +97,48 @@ class Tokenizer:
         """
         if not text.isascii():
             text = whole_characters(text)
-        if len(text) > _LONG_TEXT:
-            return self.encode_batch([text], add_special_tokens)[0]  # which lets other threads run meanwhile
-        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._backend.encode(text, add_special_tokens)
         return self._with_bos_change(ids) if add_special_tokens else ids
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Encode several texts at once, on several cores."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        if add_special_tokens:
-            return [self._with_bos_change(encoding.ids) for encoding in encodings]
-        return [encoding.ids for encoding in encodings]
+        """Encode several texts at once."""
+        batch = self._backend.encode_batch(texts, add_special_tokens)
+        return [self._with_bos_change(ids) for ids in batch] if add_special_tokens else batch
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decode a whole sequence; unknown ids give no text."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        return self._backend.decode(token_ids, skip_special_tokens)
 
     def token(self, token_id: int) -> str | None:
         """Return a token as the vocabulary spells it, or None for an unknown id."""
-        return self._backend.id_to_token(token_id)
+        return self._backend.token(token_id)
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token by its spelling in the vocabulary, or None for an unknown token."""
-        return self._backend.token_to_id(token)
+        return self._backend.token_id(token)
 
     def visible_tokens(self, token_ids: Sequence[int], skip_special_tokens: bool) -> list[str]:
         """Return the token strings that `decode` would hand to the decoder."""
-        tokens = [self._backend.id_to_token(token_id) for token_id in token_ids]
-        if skip_special_tokens:
-            return [token for token in tokens if token is not None and token not in self._special]
-        return [token for token in tokens if token is not None]
+        return self._backend.visible_tokens(token_ids, skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token in a text, even if they are only part of a character."""
-        token = self._backend.id_to_token(token_id)
+        token = self._backend.token(token_id)
         if token is None:
             return b""
-        if token in self._special:
-            return str(token).encode()
+        if self._backend.is_special(token_id):
+            return token.encode()
         if self._is_byte_level:
             return byte_level_bytes(token)
         if len(token) == 6 and token.startswith("<0x"):
             return bytes([int(token[3:5], 16)])
-        return str(token).replace("▁", " ").encode()
+        return token.replace("▁", " ").encode()
 
     def ids_outside_text(self, vocab_size: int) -> Sequence[int]:
         """Return the ids below `vocab_size` that are no text of their own: added tokens, parts of characters, gaps."""
         if vocab_size not in self._outside_text:
-            added = set(self._backend.get_added_tokens_decoder())
-            outside = (i for i in range(vocab_size) if i in added or not self._is_text(i))
+            is_added = self._backend.is_added
+            outside = (i for i in range(vocab_size) if is_added(i) or not self._is_text(i))
             self._outside_text[vocab_size] = array("i", outside)
         return self._outside_text[vocab_size]
 
@@ -169,19 +151,19 @@ class Tokenizer:
     @property
     def joins_with_spaces(self) -> bool:
         """True if decoding puts spaces between all tokens, special ones too."""
-        return self._decoder is None
+        return self._backend.decoder is None
 
     def stages(self) -> list[Stage]:
         """Return new decoder stages for one sequence."""
-        return build_stages(self._decoder, self._source)
+        return build_stages(self._backend.decoder, self._source)
 
     def _find_bos_change(self) -> int | None:
         """Compare `add_bos_token` with tokenizer.json; return BOS's id to add it, -1 to drop it, None for no change."""
         wanted = self._config.get("add_bos_token")
-        bos_id = self._backend.token_to_id(self.bos_token) if self.bos_token else None
+        bos_id = self._backend.token_id(self.bos_token) if self.bos_token else None
         if wanted is None or bos_id is None:
             return None
-        has_bos = self._backend.encode("", add_special_tokens=True).ids[:1] == [bos_id]
+        has_bos = self._backend.encode("", add_special_tokens=True)[:1] == [bos_id]
         if wanted == has_bos:
             return None
         return int(bos_id) if wanted else -1
@@ -230,17 +212,36 @@ def _token_text(entry: object) -> str | None:
     return entry if isinstance(entry, str) else None
 
 
-def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+def _library(folder: Path, config: dict[str, Any]) -> LibraryBackend:
+    """Return the library's tokenizer of a folder; raises as `Tokenizer.load`."""
+    path = folder / "tokenizer.json"
+    try:
+        raw = path.read_bytes()
+        decoder = msgspec.json.decode(raw, type=_TokenizerFile).decoder
+        library = tokenizers.Tokenizer.from_buffer(raw)
+    except FileNotFoundError as error:
+        raise InvalidCheckpoint(f"{folder} has no tokenizer.json") from error
+    except OSError as error:
+        raise InvalidCheckpoint(f"cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # the library raises a bare Exception for what it cannot parse
+        raise InvalidCheckpoint(f"{path} is not a tokenizer: {error}") from error
+    library.no_truncation()
+    library.no_padding()
+    _add_missing_tokens(library, config)
+    return LibraryBackend(library, decoder)
+
+
+def _add_missing_tokens(library: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
     """Add the tokens that only tokenizer_config.json lists, if they get the id that it gives them."""
     entries = config.get("added_tokens_decoder")
     if not isinstance(entries, dict):
         return
     for key, entry in sorted(entries.items(), key=lambda item: int(item[0])):
         content = _token_text(entry)
-        if content is None or backend.token_to_id(content) is not None:
+        if content is None or library.token_to_id(content) is not None:
             continue
-        if backend.get_vocab_size(with_added_tokens=True) == int(key):
-            flags = {name: bool(entry.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        if library.get_vocab_size(with_added_tokens=True) == int(key):
+            flags = {name: bool(entry.get(name, False)) for name in FLAGS if name != "special"}
             token = tokenizers.AddedToken(content, special=bool(entry.get("special")), **flags)
-            add = backend.add_special_tokens if token.special else backend.add_tokens
+            add = library.add_special_tokens if token.special else library.add_tokens
             add([token])

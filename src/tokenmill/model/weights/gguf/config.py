@@ -39,9 +39,9 @@ FIELDS: Mapping[str, str] = MappingProxyType(
 ROPE_FACTORS = "rope_freqs.weight"
 
 
-def takes_tower(file: GgufFile) -> bool:
-    """Return True for a model that takes images if its vision tower lies beside it."""
-    name = ARCHITECTURES.get(str(file.metadata.get("general.architecture")), "")
+def takes_tower(metadata: Mapping[str, Any]) -> bool:
+    """Return True for a model, by its file's metadata, that takes images if its vision tower lies beside it."""
+    name = ARCHITECTURES.get(str(metadata.get("general.architecture")), "")
     table = FAMILIES[name].gguf if name else None
     return table is not None and bool(table.without_tower)
 

@@ -48,7 +48,7 @@ def unpack(path: Path, cache: Path, tower: Path | None = None) -> Path:
     if (folder / "config.json").exists():
         return folder
     file = open_gguf(path)
-    tower = tower if takes_tower(file) else None
+    tower = tower if takes_tower(file.metadata) else None
     config = config_of(file, tower is not None)
     files = {} if "tokenizer.json" in siblings else tokenizer_files(file)
     if tower is not None:

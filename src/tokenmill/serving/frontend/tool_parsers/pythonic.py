@@ -76,10 +76,8 @@ def _arguments_rule(builder: GrammarBuilder, tool: Tool) -> str:
     required = [name for name in properties if isinstance(demanded, list) and name in demanded]
     optional = [name for name in properties if name not in required]
     definitions: dict[str, Any] = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
-    rules = {
-        name: f"{literal(name + '=')} {builder.value({**definitions, **(schema if isinstance(schema, dict) else {})})}"
-        for name, schema in properties.items()
-    }
+    schemas = {name: {**definitions, **(one if isinstance(one, dict) else {})} for name, one in properties.items()}
+    rules = {name: f"{literal(name + '=')} {builder.value(schema, tool.is_strict)}" for name, schema in schemas.items()}
     parts = [rules[name] for name in required]
     inner = ' ", " '.join(parts)
     rest = [rules[name] for name in optional]

@@ -75,7 +75,7 @@ def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
 def _value_rule(builder: GrammarBuilder, tool: Tool, schema: dict[str, Any], definitions: dict[str, Any]) -> str:
     if is_text(schema):
         return text_rule(builder, tool, schema, _PARAMETER_END)
-    return f"{builder.value({**definitions, **schema})} {literal(chr(10) + _PARAMETER_END)}"
+    return f"{builder.value({**definitions, **schema}, tool.is_strict)} {literal(chr(10) + _PARAMETER_END)}"
 
 
 class Qwen3CoderParser:
