@@ -43,7 +43,7 @@ SLOW = {
     "engine/loop": "bad_starts greedy_equality memory_fit native_pass shared_prefix window_groups",
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
-    "engine/runner": "cuda_graphs draft_model drafts fake_gpu grammar_drafts not_numbers on_device",
+    "engine/runner": "cuda_graphs draft_model drafts fake_gpu grammar_drafts not_numbers on_device torch_calls",
     "engine/speculation": "bounds exactness mutants",
     "house": "requirements",
     "lab/bench": "bench bench_serve quality",
