@@ -40,12 +40,12 @@ def fastest(call: Callable[[], object], repeats: int) -> float:
     return min(seconds)
 
 
-def drawn(rows: int, size: int, format: PackedFormat) -> Rows:
+def drawn(rows: int, size: int, format: PackedFormat) -> Rows | torch.Tensor:
     """A random matrix; in mxfp4 one that is stored so."""
     if format is not PackedFormat.MXFP4:
         return torch.randn(rows, size) / size**0.5
     blocks = torch.randint(0, 256, (rows, size // 32, 16), dtype=torch.uint8)
-    return Mxfp4Rows(blocks, torch.randint(118, 122, (rows, size // 32), dtype=torch.uint8))
+    return Mxfp4Rows(blocks.numpy(), torch.randint(118, 122, (rows, size // 32), dtype=torch.uint8).numpy())
 
 
 class TorchLayers:

@@ -10,6 +10,7 @@ from tests.model.kernels.native import BEST, ISAS, every_isa, kernels
 from tokenmill.model.kernels import reference
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import Gate, WeightRole
+from tokenmill.model.kernels.stored_tensors import floats, stored
 from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows, WeightedRows
 
 # What stands for 0 in formats of few bits without offsets.
@@ -209,10 +210,10 @@ def test_weights_are_rounded_as_the_reference_says(isa, format, rng):
     for in_size in (1, 31, 64, 200):
         weight = torch.randn(37, in_size) * torch.rand(37, 1) * 10 ** float(rng.integers(-3, 2))
         weight[5] = 0
-        expected = quantized(weight, format).dequantize()[:, :in_size].bfloat16()
+        expected = floats(quantized(weight, format))[:, :in_size].bfloat16()
         for source in (weight, weight.bfloat16()):
             found = packed(isa, source, format=format).lookup(torch.arange(37))
-            assert torch.equal(found, quantized(source, format).dequantize()[:, :in_size].bfloat16())
+            assert torch.equal(found, floats(quantized(source, format))[:, :in_size].bfloat16())
         assert torch.equal(packed(isa, weight, format=format).lookup(torch.tensor([5, 36])), expected[[5, 36]])
 
 
@@ -226,10 +227,10 @@ def test_errors_count_as_much_as_their_inputs_weigh(isa, rng):
             (PackedFormat.INT5, reference.quantize_int5),
         ):
             matrix = PackedWeight(kernels(isa), (37, in_size), format=format)
-            matrix.load_rows(0, WeightedRows(weight, importance))
-            wanted = quantize(weight, importance=importance).dequantize()[:, :in_size]
+            matrix.load_rows(0, WeightedRows(stored(weight), importance.numpy()))
+            wanted = floats(quantize(weight, importance=importance))[:, :in_size]
             assert torch.equal(matrix.lookup(torch.arange(37)), wanted.bfloat16())
-            plain = quantize(weight).dequantize()[:, :in_size]
+            plain = floats(quantize(weight))[:, :in_size]
             losses = [(importance * (rounded - weight) ** 2).sum() for rounded in (wanted, plain)]
             assert in_size < 60 or losses[0] < losses[1]
 
@@ -257,7 +258,7 @@ def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_
         low = groups.amin(-1, keepdim=True)
         scales = (groups.amax(-1, keepdim=True) - low) / 15
         plain = ((groups - low) / scales).round() * scales + low
-    found = quantized(weight, format).dequantize()
+    found = floats(quantized(weight, format))
     assert (found - weight).norm() < most * (plain.flatten(1) - weight).norm()
 
 
@@ -293,7 +294,7 @@ def test_an_outlier_among_the_inputs_costs_those_beyond_its_group_nothing(isa, f
     """With one scale a token, inputs a hundred times smaller than the largest would be rounded to nearly nothing."""
     x, weight = drawn(9, 512), torch.randn(40, 512)
     x[:, 70], weight[:, 64:96] = 300.0, 0
-    wanted = x.float() @ quantized(weight, format).dequantize().T
+    wanted = x.float() @ floats(quantized(weight, format)).T
     found = packed(isa, weight, format=format).logits(x)
     assert (found - wanted).norm() / wanted.norm() < 0.01
 
@@ -324,29 +325,30 @@ def test_the_largest_integers_do_not_overflow(isa, format):
 def test_integers_of_a_checkpoint_are_taken_as_they_are(isa, format, rng):
     for group_size in (32, 64, 128, 256):
         groups = 256 // group_size
-        scales = (torch.rand(40, groups) + 0.125).half().float()
+        scales = (torch.rand(40, groups) + 0.125).half().float().numpy()
         if format is PackedFormat.INT8:
-            rows = QuantizedRows(8, torch.randint(-128, 128, (40, 256), dtype=torch.int8), scales)
+            rows = QuantizedRows(8, torch.randint(-128, 128, (40, 256), dtype=torch.int8).numpy(), scales)
         else:
-            offsets = -ZEROS[format] * scales if format in ZEROS else torch.randn(40, groups).half().float()
+            offsets = -ZEROS[format] * scales if format in ZEROS else torch.randn(40, groups).half().float().numpy()
             bits = 5 if format is PackedFormat.INT5 else 4
-            rows = QuantizedRows(bits, torch.randint(0, 1 << bits, (40, 256), dtype=torch.uint8), scales, offsets)
+            values = torch.randint(0, 1 << bits, (40, 256), dtype=torch.uint8).numpy()
+            rows = QuantizedRows(bits, values, scales, offsets)
         matrix = PackedWeight(kernels(isa, 2), (40, 256), format=format)
         for start, end in ((17, 40), (0, 17)):
             part = None if rows.offsets is None else rows.offsets[start:end]
             matrix.load_rows(start, QuantizedRows(rows.bits, rows.values[start:end], rows.scales[start:end], part))
-        assert torch.equal(matrix.lookup(torch.arange(40)), rows.dequantize().bfloat16())
+        assert torch.equal(matrix.lookup(torch.arange(40)), floats(rows).bfloat16())
         x = drawn(9, 256)
         torch.testing.assert_close(matrix.logits(x), reference.multiply(x, rows), rtol=1e-5, atol=1e-3)
 
 
 @every_format
 def test_integers_in_a_form_that_the_matrix_does_not_have_are_rounded_anew(format, rng):
-    values = torch.randint(0, 16, (20, 64), dtype=torch.uint8)
-    rows = QuantizedRows(4, values, torch.rand(20, 4) + 0.1, torch.randn(20, 4))
+    values = torch.randint(0, 16, (20, 64), dtype=torch.uint8).numpy()
+    rows = QuantizedRows(4, values, (torch.rand(20, 4) + 0.1).numpy(), torch.randn(20, 4).numpy())
     matrix = PackedWeight(kernels(BEST[0]), (20, 64), format=format)
     matrix.load_rows(0, rows)
-    found, wanted = matrix.lookup(torch.arange(20)).float(), rows.dequantize()
+    found, wanted = matrix.lookup(torch.arange(20)).float(), floats(rows)
     assert (found - wanted).norm() / wanted.norm() < 0.15
 
 

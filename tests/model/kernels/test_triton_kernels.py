@@ -74,8 +74,8 @@ def test_stacked_experts_in_mxfp4_are_those_of_their_numbers(rng: np.random.Gene
             ours, theirs = getattr(packed, matrices)[expert], getattr(numbers, matrices)[expert]
             shape = ours.shape[0], ours.shape[1] // 32
             rows = Mxfp4Rows(
-                torch.from_numpy(rng.integers(0, 256, (*shape, 16), dtype=np.uint8)),
-                torch.from_numpy(rng.integers(118, 124, shape, dtype=np.uint8)),
+                rng.integers(0, 256, (*shape, 16), dtype=np.uint8),
+                rng.integers(118, 124, shape, dtype=np.uint8),
             )
             ours.load_rows(0, rows)
             theirs.load_rows(0, rows)

@@ -8,7 +8,7 @@ import torch
 
 from tests.model.kernels.gpu import DEVICE, HALF, same
 from tokenmill.model.kernels.triton import matmul
-from tokenmill.model.quantization.packed import Mxfp4Rows
+from tokenmill.model.kernels.triton.experts import numbers_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
@@ -51,7 +51,7 @@ def test_groups_of_matrices_in_mxfp4_give_the_products_of_their_numbers(rng: np.
         blocks = torch.from_numpy(rng.integers(0, 256, (num_groups, columns, depth // 32, 16), dtype=np.uint8))
         exponents = torch.from_numpy(rng.integers(118, 127, (num_groups, columns, depth // 32), dtype=np.uint8))
         exponents[0, 0] = 0
-        weights = torch.stack([Mxfp4Rows(*one).dequantize() for one in zip(blocks, exponents, strict=True)])
+        weights = torch.stack([numbers_of(one[0].flatten(1), one[1]) for one in zip(blocks, exponents, strict=True)])
         x = torch.randn(tokens, depth).to(dtype).to(DEVICE)
         sources = torch.from_numpy(rng.integers(0, tokens, starts[-1])).to(DEVICE)
         packed, places = blocks.flatten(2).to(DEVICE), torch.from_numpy(starts).to(DEVICE)

@@ -20,8 +20,9 @@ from tests.paging import PagedRequests, make_attention
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.native_weight import PackedWeight
+from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.kernels.torch_kernels import TorchKernels
-from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows, dense
+from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.gguf.blocks import LAYOUTS
 from tokenmill.model.weights.gguf.file import open_gguf
@@ -69,7 +70,7 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
     rows = read_rows(open_gguf(tmp_path / "x.gguf").tensors["some"])
     assert isinstance(rows, QuantizedRows)
     want = torch.from_numpy(quants.dequantize(stored, block))
-    torch.testing.assert_close(dense(rows), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(floats(rows), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(native is None, reason="the native kernels are not built here")
@@ -80,10 +81,10 @@ def test_integers_of_blocks_are_kept_as_they_are(kind: str, rng: np.random.Gener
     unit_bytes, decode = LAYOUTS[kind]
     units = rng.integers(0, 256, shape, dtype=np.uint8).reshape(-1, unit_bytes) & 0xBF
     bits, values, scales, _ = decode(units)
-    rows = QuantizedRows(bits, torch.from_numpy(values).view(40, 512), torch.from_numpy(scales).view(40, -1))
+    rows = QuantizedRows(bits, values.reshape(40, 512), scales.reshape(40, -1))
     matrix = PackedWeight(native, (40, 512), format=PackedFormat.INT8)
     matrix.load_rows(0, rows)
-    assert torch.equal(matrix.lookup(torch.arange(40)), rows.dequantize().bfloat16())
+    assert torch.equal(matrix.lookup(torch.arange(40)), floats(rows).bfloat16())
 
 
 @pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0", "BF16", "F16"])
@@ -244,5 +245,5 @@ def test_experts_of_four_bits_keep_their_codes(tmp_path: Path, rng: np.random.Ge
     rows = read_rows(file.tensors["some"])
     assert isinstance(rows, Mxfp4Rows)
     want = torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType.MXFP4))
-    assert torch.equal(dense(rows), want)
+    assert torch.equal(floats(rows), want)
     assert packed_formats(file) == PackedFormats(experts=PackedFormat.MXFP4)

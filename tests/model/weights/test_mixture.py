@@ -11,7 +11,9 @@ import torch
 from tests.checkpoints import make_checkpoint
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.native_kernels import NativeKernels
+from tokenmill.model.kernels.stored_tensors import stored, tensor_of
 from tokenmill.model.quantization.packed import QUANTIZATIONS, PackedFormat, PackedFormats
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import plan_model
 from tokenmill.model.weights.mixture import BITS, Group, can_mix, choose, measured_formats, summary, typical_formats
@@ -120,9 +122,9 @@ def test_a_layer_that_bits_change_nothing_in_gets_the_fewest(tmp_path: Path) -> 
         def __init__(self, read) -> None:  # type: ignore[no-untyped-def]
             self.read, self.key, self.num_bytes = read, read.key, read.num_bytes
 
-        def rows(self) -> torch.Tensor:
+        def rows(self) -> StoredArray:
             rows = self.read.rows()
-            return torch.sign(rows) if self.key.layer == 0 and rows.dim() == 2 else rows
+            return stored(torch.sign(tensor_of(rows))) if self.key.layer == 0 and len(rows.shape) == 2 else rows
 
     object.__setattr__(plan, "reads", [Even(read) for read in plan.reads or ()])
     first, second = measured_formats(plan, kernels, {}, 7.8, lambda done, total: None).by_layer

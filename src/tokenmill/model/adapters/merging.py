@@ -14,9 +14,10 @@ import torch
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.adapters.places import OUTSIDE, all_places, check_adaptable
 from tokenmill.model.adapters.reading import ReadModule, read_adapter
+from tokenmill.model.kernels.stored_tensors import floats, stored, tensor_of
 from tokenmill.model.models.targets import Target
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.packed import dense
+from tokenmill.model.quantization.packed import Rows
 from tokenmill.model.weights.loader import ModelPlan, WeightRead
 
 
@@ -47,12 +48,12 @@ class MergedRead:
         """Memory that `rows` takes for a moment: the weight and the product are there at once."""
         return self.read.spare_bytes + 2 * 4 * self.target.part.count * self.module.place.in_size
 
-    def rows(self) -> torch.Tensor:
+    def rows(self) -> Rows:
         """Return the merged values. Integers become floats: the kernels' form rounds them anew."""
         rows, columns = self.target.part, self.target.columns
         a = self.module.a if columns is None else self.module.a[:, columns.start : columns.stop]
-        added = self.module.b[rows.start : rows.stop].float() @ a.float()
-        return torch.add(dense(self.read.rows()).float(), added, alpha=self.module.scale)
+        added = tensor_of(self.module.b[rows.start : rows.stop]).float() @ tensor_of(a).float()
+        return stored(torch.add(floats(self.read.rows()).float(), added, alpha=self.module.scale))
 
 
 def merged(plan: ModelPlan, folder: Path, max_rank: int) -> ModelPlan:

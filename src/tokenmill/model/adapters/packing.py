@@ -21,7 +21,9 @@ from tokenmill.model.kernels.adapter_parts import AdapterModule, AdapterPart, Em
 from tokenmill.model.kernels.adapters import Adapter, AdapterSource
 from tokenmill.model.kernels.native_adapter import NativeAdapter
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
+from tokenmill.model.kernels.stored_tensors import tensor_of
 from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.quantization.stored_array import StoredArray
 
 Matrices = Mapping[tuple[int, str], Sequence[ReadModule]]
 """The modules of each matrix, by its layer and the role of its first projection."""
@@ -101,13 +103,13 @@ class AdapterReader:
             adapter = dataclasses.replace(adapter, **_outside(outside, self._kernels, self._decoder.architecture))
         return PackedAdapter(read.digest, read.rank, adapter, os.path.abspath(path))
 
-    def _is_base(self, matrix: tuple[int, str], copy: torch.Tensor) -> bool:
+    def _is_base(self, matrix: tuple[int, str], copy: StoredArray) -> bool:
         """Return True if some rows of a copy are those of the model, as far as its form lets them be."""
         weight = self._decoder.embedding if matrix == EMBEDDING else self._decoder.head
         if weight is None:
             return True  # refused for another reason
         ids = torch.linspace(0, len(copy) - 1, _COMPARED_ROWS).long()
-        theirs = copy[ids].float()
+        theirs = tensor_of(copy[ids.numpy()]).float()
         if matrix == EMBEDDING:
             ours = weight.lookup(ids).float()
         else:
@@ -129,7 +131,7 @@ def _outside(
         hidden_size, rank = one.b.shape
         b = kernels.linear_weight(hidden_size, rank, WeightRole.ADAPTER)
         b.load_rows(0, one.b)
-        columns = one.a.T.contiguous().to(kernels.vector(0).dtype)
+        columns = tensor_of(one.a).T.contiguous().to(kernels.vector(0).dtype)
         made["embedding"] = EmbeddingAdapter(columns, b, one.scale)
     return made
 
@@ -169,17 +171,19 @@ class FollowedAdapters:
 def _for_one_call(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:
     native = NativeAdapter(num_layers)
     for (layer, role), modules in matrices.items():
-        native.add(layer, role, [AdapterModule(one.place.start, one.a, one.b, one.scale) for one in modules])
+        native.add(layer, role, [_module(one, None) for one in modules])
     return Adapter((), native)
 
 
 def _for_slots(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:
     dtype = kernels.vector(0).dtype
-    modules = {
-        matrix: [AdapterModule(one.place.start, one.a.to(dtype), one.b.to(dtype), one.scale) for one in own]
-        for matrix, own in matrices.items()
-    }
-    return Adapter((), None, modules)
+    return Adapter((), None, {matrix: [_module(one, dtype) for one in own] for matrix, own in matrices.items()})
+
+
+def _module(read: ReadModule, dtype: torch.dtype | None) -> AdapterModule:
+    """Return a module in tensors. `dtype` None: as it is stored."""
+    a, b = (tensor_of(one) if dtype is None else tensor_of(one).to(dtype) for one in (read.a, read.b))
+    return AdapterModule(read.place.start, a, b, read.scale)
 
 
 def _for_kernels(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:

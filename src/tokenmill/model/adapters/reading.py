@@ -11,20 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
+import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import open_regular
 from tokenmill.model.adapters.config import CONFIG_NAME, AdapterConfig, Strength
 from tokenmill.model.adapters.places import EMBEDDING, OUTSIDE, Place, largest_bytes
+from tokenmill.model.quantization.layouts import FLOATS
+from tokenmill.model.quantization.stored_array import StoredArray
+from tokenmill.model.weights.safetensors_header import parse_header
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 # Names and shapes of the tensors, on top of their values.
 _HEADER_BYTES = 16 << 20
 _PREFIX = "base_model.model."
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # How the names of tensors end that have a meaning in PEFT, and what they belong to.
 _FOREIGN = {
     ".lora_magnitude_vector": "the magnitudes of DoRA",
@@ -42,8 +42,8 @@ class ReadModule:
     """
 
     place: Place
-    a: torch.Tensor
-    b: torch.Tensor
+    a: StoredArray
+    b: StoredArray
     scale: float
 
 
@@ -60,7 +60,7 @@ class ReadAdapter:
     digest: str
     rank: int
     modules: tuple[ReadModule, ...]
-    copies: Mapping[tuple[int, str], torch.Tensor]
+    copies: Mapping[tuple[int, str], StoredArray]
 
 
 def read_adapter(folder: Path, places: Sequence[Place], max_rank: int) -> ReadAdapter:
@@ -81,10 +81,7 @@ def read_adapter(folder: Path, places: Sequence[Place], max_rank: int) -> ReadAd
             raise InvalidCheckpoint(
                 f"{folder / CONFIG_NAME}: {module} has rank {strength.rank}; --max-lora-rank is {max_rank}"
             )
-    try:
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise InvalidCheckpoint(f"{path} is not a safetensors file: {error}") from error
+    tensors = _tensors(path, data)
     found = {place.matrix: _copy(path, tensors, place) for place in copies}
     modules = tuple(_modules(path, tensors, places, strengths))
     if not modules:
@@ -93,7 +90,7 @@ def read_adapter(folder: Path, places: Sequence[Place], max_rank: int) -> ReadAd
     return ReadAdapter(_digest(text, data), max(len(module.a) for module in modules), modules, stored)
 
 
-def _copy(path: Path, tensors: dict[str, torch.Tensor], place: Place) -> torch.Tensor | None:
+def _copy(path: Path, tensors: dict[str, StoredArray], place: Place) -> StoredArray | None:
     """Take the copy of a module's own weights from among the tensors; None: the file has none."""
     for name in (f"{prefix}{place.module}.base_layer.weight" for prefix in (_PREFIX, "")):
         if name in tensors:
@@ -102,10 +99,10 @@ def _copy(path: Path, tensors: dict[str, torch.Tensor], place: Place) -> torch.T
     return None
 
 
-def _read_weights(path: Path, most: int) -> bytes:
+def _read_weights(path: Path, most: int) -> bytearray:
     try:
         with open_regular(path) as file:
-            data = file.read(most + 1)
+            data = bytearray(file.read(most + 1))
     except OSError as error:
         raise InvalidCheckpoint(f"cannot read {path}: {error.strerror}") from error
     if len(data) > most:
@@ -115,7 +112,20 @@ def _read_weights(path: Path, most: int) -> bytes:
     return data
 
 
-def _digest(*files: bytes) -> str:
+def _tensors(path: Path, data: bytearray) -> dict[str, StoredArray]:
+    """Return the tensors of a file in memory, which they share."""
+    memory, tensors = np.frombuffer(data, np.uint8), {}
+    for name, place in parse_header(data, path).items():
+        if place.dtype not in FLOATS:
+            raise InvalidCheckpoint(
+                f"{path}: tensor {name} is of {place.dtype}; adapters are read in 16 or 32 bit floats"
+            )
+        own = memory[place.data_start + place.begin : place.data_start + place.end]
+        tensors[name] = StoredArray.of_bytes(own, place.dtype, place.shape)
+    return tensors
+
+
+def _digest(*files: bytes | bytearray) -> str:
     digest = hashlib.sha256()
     for data in files:
         digest.update(len(data).to_bytes(8, "little") + data)
@@ -123,7 +133,7 @@ def _digest(*files: bytes) -> str:
 
 
 def _modules(
-    path: Path, tensors: dict[str, torch.Tensor], places: Sequence[Place], strengths: Mapping[str, Strength]
+    path: Path, tensors: dict[str, StoredArray], places: Sequence[Place], strengths: Mapping[str, Strength]
 ) -> list[ReadModule]:
     left = {name.removeprefix(_PREFIX): name for name in tensors}
     if len(left) < len(tensors):
@@ -133,7 +143,7 @@ def _modules(
         strength = strengths.get(place.module)
         if strength is None:
             continue
-        pair: dict[str, torch.Tensor] = {}
+        pair: dict[str, StoredArray] = {}
         for kind, shape in (("A", (strength.rank, place.in_size)), ("B", (place.outputs.count, strength.rank))):
             end = f"lora_embedding_{kind}" if place.matrix == EMBEDDING else f"lora_{kind}.weight"
             name = left.pop(f"{place.module}.{end}", None)
@@ -146,12 +156,10 @@ def _modules(
     return modules
 
 
-def _checked(path: Path, name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    if tensor.dtype not in _DTYPES:
-        raise InvalidCheckpoint(f"{path}: tensor {name} is of {tensor.dtype}; adapters are read in 16 or 32 bit floats")
-    if tuple(tensor.shape) != shape:
-        raise InvalidCheckpoint(f"{path}: tensor {name} has the shape {tuple(tensor.shape)}, the model needs {shape}")
-    if not bool(tensor.isfinite().all()):
+def _checked(path: Path, name: str, tensor: StoredArray, shape: tuple[int, int]) -> StoredArray:
+    if tensor.shape != shape:
+        raise InvalidCheckpoint(f"{path}: tensor {name} has the shape {tensor.shape}, the model needs {shape}")
+    if not tensor.is_finite():
         raise InvalidCheckpoint(f"{path}: tensor {name} has NaN or infinite values")
     return tensor
 

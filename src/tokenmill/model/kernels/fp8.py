@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.kernels.torch_kernels import TorchWeight
-from tokenmill.model.quantization.packed import Rows, dense
+from tokenmill.model.quantization.packed import Rows
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -39,10 +40,10 @@ class Fp8Weight(TorchWeight):
         self.scales = torch.empty(out_size, 1, dtype=torch.float32, device=device)
         self.num_bytes = self.weight.nbytes + self.scales.nbytes
 
-    def load_rows(self, start: int, rows: Rows) -> None:
+    def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
         """Quantize rows and store them from row `start` on."""
         part = slice(start, start + rows.shape[0])
-        values, scales = quantize_rows(dense(rows).to(self.weight.device))
+        values, scales = quantize_rows(floats(rows).to(self.weight.device))
         self.weight[part].copy_(values)
         self.scales[part].copy_(scales)
 

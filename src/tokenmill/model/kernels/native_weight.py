@@ -6,12 +6,24 @@ import importlib
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.protocol import Gate, WeightRole
-from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, QuantizedRows, Rows, WeightedRows, dense
+from tokenmill.model.kernels.stored_tensors import stored
+from tokenmill.model.quantization.packed import (
+    Mxfp4Rows,
+    PackedFormat,
+    QuantizedRows,
+    Rows,
+    WeightedRows,
+    dense,
+    powers_of_two,
+)
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.platform.memory import Arena, zeros
 
 if TYPE_CHECKING:
@@ -31,6 +43,7 @@ class Element(IntEnum):
     FLOAT16 = 2
 
 
+STORED_ELEMENTS = {"BF16": Element.BF16, "F32": Element.FLOAT32, "F16": Element.FLOAT16}
 ELEMENTS = {torch.bfloat16: Element.BF16, torch.float32: Element.FLOAT32, torch.float16: Element.FLOAT16}
 
 
@@ -74,8 +87,9 @@ class PackedWeight:
         self._memory = zeros((num_bytes,), torch.uint8, "cpu") if arena is None else arena.take(num_bytes)
         self.packed.place(self._memory.data_ptr())
 
-    def load_rows(self, start: int, rows: Rows) -> None:
+    def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
         """Pack rows from row `start` on; keep rows already quantized in this format, round all others."""
+        rows = stored(rows) if isinstance(rows, torch.Tensor) else rows
         count, size = rows.shape
         if size != self.shape[1] or start < 0 or start + count > self.shape[0]:
             raise ValueError(f"rows {start} to {start + count} of {size} inputs do not fit a matrix of {self.shape}")
@@ -84,29 +98,30 @@ class PackedWeight:
         elif isinstance(rows, QuantizedRows) and self._takes(rows):
             self._load_integers(start, rows)
         else:
-            importance = rows.importance.cpu() if isinstance(rows, WeightedRows) else None
-            self._load_floats(start, dense(rows).cpu(), importance)
+            self._load_floats(start, dense(rows), rows.importance if isinstance(rows, WeightedRows) else None)
 
-    def _load_floats(self, start: int, rows: torch.Tensor, importance: torch.Tensor | None) -> None:
-        if rows.dtype not in ELEMENTS:
-            rows = rows.float()
-        rows = rows if rows.stride(1) == 1 else rows.contiguous()
-        element = ELEMENTS[rows.dtype]
-        importance = None if importance is None else importance.float().contiguous()
-        address = 0 if importance is None else importance.data_ptr()
-        self._kernels.pack(self.packed, start, rows.data_ptr(), rows.shape[0], rows.stride(0), element, address)
+    def _load_floats(self, start: int, rows: StoredArray, importance: npt.NDArray[np.float32] | None) -> None:
+        if rows.dtype not in STORED_ELEMENTS:
+            rows = StoredArray(rows.float32(), "F32")
+        values, element = rows.values, STORED_ELEMENTS[rows.dtype]
+        stride, rest = divmod(values.strides[0], values.itemsize)
+        if rest or values.strides[1] != values.itemsize:
+            values, stride = np.ascontiguousarray(values), values.shape[1]
+        importance = None if importance is None else np.ascontiguousarray(importance, np.float32)
+        address = 0 if importance is None else importance.ctypes.data
+        self._kernels.pack(self.packed, start, values.ctypes.data, len(values), stride, element, address)
 
     def _load_integers(self, start: int, rows: QuantizedRows) -> None:
-        values = rows.values.cpu().contiguous()
-        scales = rows.scales.float().cpu().contiguous()
-        offsets = None if rows.offsets is None else rows.offsets.float().cpu().contiguous()
+        values = np.ascontiguousarray(rows.values)
+        scales = np.ascontiguousarray(rows.scales, np.float32)
+        offsets = None if rows.offsets is None else np.ascontiguousarray(rows.offsets, np.float32)
         self._kernels.pack_integers(
             self.packed,
             start,
-            values.data_ptr(),
-            values.shape[0],
-            scales.data_ptr(),
-            0 if offsets is None else offsets.data_ptr(),
+            values.ctypes.data,
+            len(values),
+            scales.ctypes.data,
+            0 if offsets is None else offsets.ctypes.data,
             scales.shape[1],
         )
 
@@ -119,9 +134,9 @@ class PackedWeight:
             case PackedFormat.INT4_OFFSET:
                 return rows.bits == 4
             case PackedFormat.INT4:
-                return rows.bits == 4 and rows.offsets is not None and torch.equal(rows.offsets, -8 * rows.scales)
+                return rows.bits == 4 and rows.offsets is not None and np.array_equal(rows.offsets, -8 * rows.scales)
             case PackedFormat.INT5:
-                return rows.bits == 5 and rows.offsets is not None and torch.equal(rows.offsets, -16 * rows.scales)
+                return rows.bits == 5 and rows.offsets is not None and np.array_equal(rows.offsets, -16 * rows.scales)
         return False
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -212,6 +227,5 @@ def _nibbles(rows: Mxfp4Rows) -> QuantizedRows:
     """Convert the codes to the kernels' four-bit integers, with halved scales."""
     if int(rows.scales.max()) > _LARGEST_SCALE:
         raise InvalidCheckpoint(f"a group of mxfp4 has the scale 2^{int(rows.scales.max()) - 127}, above 2^16")
-    exponents = rows.scales.int().sub_(128)
-    scales = torch.ldexp(torch.ones(exponents.shape), exponents)
-    return QuantizedRows(4, rows.codes.flatten(1), scales)
+    scales = powers_of_two(rows.scales.astype(np.int32) - 128)
+    return QuantizedRows(4, rows.codes.reshape(len(rows.blocks), -1), scales)

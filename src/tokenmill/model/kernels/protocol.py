@@ -48,8 +48,8 @@ class LinearWeight(Protocol):
     shape: tuple[int, int]
     num_bytes: int
 
-    def load_rows(self, start: int, rows: Rows) -> None:
-        """Set rows [start, start + n) to `rows` [n, in_size], which may be on any device."""
+    def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
+        """Set rows [start, start + n) to `rows` [n, in_size]; a tensor may be on any device."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return x W^T + bias: [T, in_size] -> [T, out_size] in x's dtype."""

@@ -23,7 +23,7 @@ def quantize_int8(weight: torch.Tensor) -> QuantizedRows:
     most = groups.abs().amax(-1, keepdim=True)
     scales = _finite(most, most / 127).half().float()
     values = (groups * _factor(1.0, scales)).round().clamp(-127, 127).nan_to_num(0, 0, 0)
-    return QuantizedRows(8, values.to(torch.int8).flatten(1), scales[..., 0])
+    return _rows(8, values.to(torch.int8), scales)
 
 
 def quantize_int4(
@@ -42,7 +42,7 @@ def quantize_int4(
     groups, weights = _groups(weight.float()), _weights(weight, importance)
     scales, offsets = (found.half().float() for found in _search_range(groups, weights))
     values = ((groups - offsets) * _factor(1.0, scales)).round().clamp(0, 15)
-    return QuantizedRows(4, values.to(torch.uint8).flatten(1), scales[..., 0], offsets[..., 0])
+    return _rows(4, values.to(torch.uint8), scales, offsets)
 
 
 def quantize_int5(weight: torch.Tensor, importance: torch.Tensor | None = None) -> QuantizedRows:
@@ -54,7 +54,13 @@ def _quantize_centred(weight: torch.Tensor, bits: int, importance: torch.Tensor 
     groups, half = _groups(weight.float()), 1 << (bits - 1)
     scales = _search_scale(groups, _weights(weight, importance), half).half().float()
     values = (groups * _factor(1.0, scales)).round().clamp(-half, half - 1) + half
-    return QuantizedRows(bits, values.to(torch.uint8).flatten(1), scales[..., 0], (-half * scales)[..., 0])
+    return _rows(bits, values.to(torch.uint8), scales, -half * scales)
+
+
+def _rows(bits: int, values: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None) -> QuantizedRows:
+    """Return values [n, groups, 32] with scales and offsets [n, groups, 1] as quantized rows."""
+    own = None if offsets is None else offsets[..., 0].numpy()
+    return QuantizedRows(bits, values.flatten(1).numpy(), scales[..., 0].numpy(), own)
 
 
 def _weights(weight: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
@@ -119,14 +125,14 @@ def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def multiply(x: torch.Tensor, rows: QuantizedRows) -> torch.Tensor:
     """Return x W^T [T, n] float32, summed as the kernels do: integers exactly within a group, then groups in order."""
     values, x_scales = quantize_activations(x)
-    scales = _expand(rows.scales, rows.group_size, values.shape[1])
-    weights = _groups(rows.values).double()
+    scales = _expand(torch.from_numpy(rows.scales), rows.group_size, values.shape[1])
+    weights = _groups(torch.from_numpy(rows.values)).double()
     total = torch.zeros(x.shape[0], rows.shape[0], dtype=torch.float64)
     for g in range(values.shape[1]):
         sums = (values[:, g].double() @ weights[:, g].T).float()
         total += sums * (x_scales[:, g] * scales[:, g])
         if rows.offsets is not None:
-            offsets = _expand(rows.offsets, rows.group_size, values.shape[1])
+            offsets = _expand(torch.from_numpy(rows.offsets), rows.group_size, values.shape[1])
             total += values[:, g].float().sum(1, keepdim=True) * x_scales[:, g] * offsets[:, g]
     return total.float()
 

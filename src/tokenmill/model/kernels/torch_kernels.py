@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from tokenmill.model.kernels import recurrence
 from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, Kernels, LinearWeight, WeightRole
-from tokenmill.model.quantization.packed import Rows, dense
+from tokenmill.model.kernels.stored_tensors import floats
+from tokenmill.model.quantization.packed import Rows
 from tokenmill.platform.memory import Arena
 
 # Below these row counts the CPU libraries of torch take other code paths, whose sums round differently; padded up to
@@ -71,9 +72,9 @@ class TorchWeight:
         self.weight = torch.empty(out_size, in_size, dtype=dtype, device=device)
         self.num_bytes = self.weight.nbytes
 
-    def load_rows(self, start: int, rows: Rows) -> None:
+    def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
         """Copy rows from row `start` on; quantized rows are dequantized."""
-        self.weight[start : start + rows.shape[0]].copy_(dense(rows))
+        self.weight[start : start + rows.shape[0]].copy_(floats(rows))
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return x W^T + bias."""

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from tokenmill.model.kernels.protocol import LinearWeight
+from tokenmill.model.kernels.stored_tensors import tensor_of
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import Rows, pick_rows
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.shard import Part
 
 
@@ -24,7 +26,7 @@ class Target:
         shape: of all of it.
         part: the wanted rows; empty if it is another rank's. columns: the wanted numbers of these rows; None: all.
         is_mapped: the values stay in the file, which `fill` is given as memory that is mapped from it.
-        fill: takes the values of these: floats of any dtype, and for a matrix also `QuantizedRows`.
+        fill: takes the values of these: floats of any dtype, stored or a tensor, and for a matrix also other `Rows`.
         matrix: the matrix that `fill` fills rows of; None: a vector, or another rank's.
     """
 
@@ -74,8 +76,8 @@ class TargetScope:
             order: see `Order`.
         """
 
-        def fill(values: torch.Tensor) -> object:
-            return vector.copy_(values[_every(order, len(values))] if order else values)
+        def fill(values: StoredArray | torch.Tensor) -> object:
+            return vector.copy_(_tensor(values[_every(order, len(values))] if order else values))
 
         return self._target(role, kind, (), part or Part.whole(len(vector)), fill)
 
@@ -97,8 +99,8 @@ class TargetScope:
         out_size, in_size = matrix.shape
         part, columns = part or Part.whole(out_size - start), columns or Part.whole(in_size)
 
-        def fill(rows: Rows) -> None:
-            matrix.load_rows(start, pick_rows(rows, _every(order, rows.shape[0])) if order else rows)
+        def fill(rows: Rows | torch.Tensor) -> None:
+            matrix.load_rows(start, _picked(rows, _every(order, rows.shape[0])) if order else rows)
 
         target = self._target(role, "weight", (columns.total,), part, fill, matrix)
         return target if columns.is_whole else dataclasses.replace(target, columns=columns)
@@ -107,21 +109,25 @@ class TargetScope:
         """Make the target of rows of a matrix from `start` on: those with these numbers of `total` stored ones, in
         order."""
 
-        def fill(rows: Rows) -> None:
-            matrix.load_rows(start, pick_rows(rows, list(picks)))
+        def fill(rows: Rows | torch.Tensor) -> None:
+            matrix.load_rows(start, _picked(rows, picks))
 
         return self._target(role, "weight", matrix.shape[1:], Part.whole(total), fill, matrix)
 
     def filters(self, role: str, weight: torch.Tensor) -> Target:
         """Make the target of a depthwise convolution's weight [C, K], which is stored as [C, 1, K]."""
 
-        def fill(values: torch.Tensor) -> object:
-            return weight.copy_(values.view_as(weight))
+        def fill(values: StoredArray | torch.Tensor) -> object:
+            return weight.copy_(_tensor(values).view_as(weight))
 
         return self._target(role, "weight", (1, weight.shape[1]), Part.whole(len(weight)), fill)
 
-    def mapped(self, role: str, shape: tuple[int, int], fill: Callable[[torch.Tensor], None]) -> Target:
-        """Make the target of a table that is not loaded: `fill` gets it mapped from its file."""
+    def mapped(self, role: str, shape: tuple[int, int], take: Callable[[torch.Tensor], None]) -> Target:
+        """Make the target of a table that is not loaded: `take` gets it mapped from its file."""
+
+        def fill(values: StoredArray | torch.Tensor) -> None:
+            take(_tensor(values))
+
         return dataclasses.replace(self._target(role, "weight", shape[1:], Part.whole(shape[0]), fill), is_mapped=True)
 
     def elsewhere(self, role: str, shape: tuple[int, int]) -> Target:
@@ -148,3 +154,11 @@ class TargetScope:
 def _every(order: Order, num_rows: int) -> list[int]:
     """Return the order of one head repeated for all heads."""
     return [head + row for head in range(0, num_rows, len(order)) for row in order]
+
+
+def _tensor(values: StoredArray | torch.Tensor) -> torch.Tensor:
+    return tensor_of(values) if isinstance(values, StoredArray) else values
+
+
+def _picked(rows: Rows | torch.Tensor, index: Sequence[int]) -> Rows | torch.Tensor:
+    return rows[list(index)] if isinstance(rows, torch.Tensor) else pick_rows(rows, index)

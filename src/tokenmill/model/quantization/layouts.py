@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from tokenmill.model.quantization.packed import QuantizedRows, Rows
+from tokenmill.model.quantization.stored_array import StoredArray
 
 FLOATS = ("F32", "F16", "BF16")
 # AWQ packs eight outputs into a word in this order, lowest bits first.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
-Parts = Mapping[str, torch.Tensor]
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+Parts = Mapping[str, StoredArray]
 """The tensors of a weight by suffix."""
 Shapes = Mapping[str, tuple[int, ...]]
 """Their shapes."""
@@ -70,7 +75,7 @@ class Dense:
         """Return the tensor's own shape."""
         return shapes["weight"]
 
-    def read(self, parts: Parts) -> torch.Tensor:
+    def read(self, parts: Parts) -> StoredArray:
         """Return the tensor as it is."""
         return parts["weight"]
 
@@ -96,10 +101,10 @@ class CompressedPacked:
 
     def read(self, parts: Parts) -> QuantizedRows:
         """Unpack the integers, and apply scales and zero points."""
-        values, scales = unpack(parts["weight_packed"], self.bits), parts["weight_scale"].float()
-        zeros: torch.Tensor | int = 1 << (self.bits - 1)
+        values, scales = unpack(parts["weight_packed"].values, self.bits), parts["weight_scale"].float32()
+        zeros: Floats | np.float32 = np.float32(1 << (self.bits - 1))
         if "weight_zero_point" in parts:
-            zeros = unpack(parts["weight_zero_point"].t(), self.bits).t()[: len(scales)].float()
+            zeros = unpack(parts["weight_zero_point"].values.T, self.bits).T[: len(scales)].astype(np.float32)
         return affine(self.bits, values, scales, zeros)
 
 
@@ -119,8 +124,8 @@ class CompressedInts:
 
     def read(self, parts: Parts) -> QuantizedRows:
         """Return the integers with their scales."""
-        scales = parts["weight_scale"].float()
-        return QuantizedRows(8, parts["weight"], scales.view(len(parts["weight"]), -1))
+        values, scales = parts["weight"].values, parts["weight_scale"].float32()
+        return QuantizedRows(8, values, scales.reshape(len(values), -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +153,14 @@ class Gptq:
 
     def read(self, parts: Parts) -> Rows:
         """Unpack the integers and apply zeros and scales; scattered groups give floats."""
-        values = unpack(parts["qweight"].t(), self.bits)
-        scales = parts["scales"].float().t()
-        zeros = (unpack(parts["qzeros"], self.bits).t().int() + self.zero_shift).float()
-        if "g_idx" in parts and not is_in_order(parts["g_idx"], scales.shape[1]):
-            groups = parts["g_idx"].long()
-            return (values.float() - zeros[:, groups]) * scales[:, groups]
+        values = unpack(parts["qweight"].values.T, self.bits)
+        scales = parts["scales"].float32().T
+        zeros = unpack(parts["qzeros"].values, self.bits).T.astype(np.float32) + np.float32(self.zero_shift)
+        if "g_idx" in parts and not is_in_order(groups := parts["g_idx"].values, scales.shape[1]):
+            weight = values.astype(np.float32)
+            weight -= zeros[:, groups]
+            weight *= scales[:, groups]
+            return StoredArray(weight, "F32")
         return affine(self.bits, values, scales, zeros)
 
 
@@ -174,33 +181,42 @@ class Awq:
 
     def read(self, parts: Parts) -> QuantizedRows:
         """Unpack integers and zeros, and apply the scales."""
-        values, zeros = (self._unpack(parts[suffix]) for suffix in ("qweight", "qzeros"))
-        return affine(4, values, parts["scales"].float().t(), zeros.float())
+        values, zeros = (self._unpack(parts[suffix].values) for suffix in ("qweight", "qzeros"))
+        return affine(4, values, parts["scales"].float32().T, zeros.astype(np.float32))
 
     @staticmethod
-    def _unpack(words: torch.Tensor) -> torch.Tensor:
+    def _unpack(words: npt.NDArray[np.int32]) -> Bytes:
         """Unpack [n, words] -> [8 * words, n], outputs in their own order."""
-        place = torch.tensor(AWQ_ORDER).argsort()
-        return unpack(words, 4).view(len(words), -1, 8)[:, :, place].flatten(1).t()
+        packed = np.ascontiguousarray(words.T, "<i4").view(np.uint8).reshape(-1, len(words), 4)
+        own = np.empty((len(packed), 8, len(words)), np.uint8)
+        for place, output in enumerate(AWQ_ORDER):
+            byte, is_high = divmod(place, 2)
+            own[:, output] = packed[:, :, byte] >> 4 if is_high else packed[:, :, byte] & 15
+        return own.reshape(-1, len(words))
 
 
-def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack [n, w] int32 -> [n, w * 32 / bits] uint8, lowest bits first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    fields = (words[:, :, None] >> shifts) & ((1 << bits) - 1)
-    return fields.to(torch.uint8).flatten(1)
+def unpack(words: npt.NDArray[np.int32], bits: int) -> Bytes:
+    """Unpack [n, w] int32 -> [n, w * 32 / bits], lowest bits first; of 4 or 8 bits."""
+    packed = np.ascontiguousarray(words, "<i4").view(np.uint8)
+    if bits == 8:
+        return packed
+    fields = np.empty((len(packed), packed.shape[1], 2), np.uint8)
+    np.bitwise_and(packed, 15, out=fields[:, :, 0])
+    np.right_shift(packed, 4, out=fields[:, :, 1])
+    return fields.reshape(len(packed), -1)
 
 
-def affine(bits: int, values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int) -> QuantizedRows:
+def affine(bits: int, values: Bytes, scales: Floats, zeros: Floats | np.float32) -> QuantizedRows:
     """Return (values - zeros) * scales, of unsigned values [n, in_size], scales and zeros [n, groups]."""
+    scales = np.ascontiguousarray(scales)
     if bits == 4:
-        return QuantizedRows(4, values.contiguous(), scales.contiguous(), -(scales * zeros).contiguous())
-    # Bytes are held signed.
-    signed = (values.to(torch.int16) - 128).to(torch.int8).contiguous()
-    offsets = scales * (128 - zeros)
-    return QuantizedRows(8, signed, scales.contiguous(), offsets.contiguous() if offsets.any() else None)
+        return QuantizedRows(4, np.ascontiguousarray(values), scales, -np.ascontiguousarray(scales * zeros))
+    # Bytes are held signed: 128 less.
+    signed = np.ascontiguousarray(values ^ np.uint8(128)).view(np.int8)
+    offsets = np.ascontiguousarray(scales * (np.float32(128) - zeros))
+    return QuantizedRows(8, signed, scales, offsets if offsets.any() else None)
 
 
-def is_in_order(groups: torch.Tensor, num_groups: int) -> bool:
+def is_in_order(groups: npt.NDArray[Any], num_groups: int) -> bool:
     """Return True if input k lies in group k // (inputs / groups)."""
-    return bool((groups == torch.arange(len(groups)) // (len(groups) // num_groups)).all())
+    return bool((groups == np.arange(len(groups)) // (len(groups) // num_groups)).all())

@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import torch
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.model.quantization.stored_array import StoredArray
+
+Numbers = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +31,9 @@ class QuantizedRows:
     """
 
     bits: int
-    values: torch.Tensor
-    scales: torch.Tensor
-    offsets: torch.Tensor | None = None
+    values: Numbers
+    scales: Floats
+    offsets: Floats | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -39,12 +45,13 @@ class QuantizedRows:
         """Inputs that share a scale."""
         return self.values.shape[1] // self.scales.shape[1]
 
-    def dequantize(self) -> torch.Tensor:
+    def dequantize(self) -> Floats:
         """Return the weight as [n, in_size] float32."""
-        grouped = self.values.view(*self.scales.shape, -1).float() * self.scales[:, :, None]
+        grouped = self.values.reshape(*self.scales.shape, -1).astype(np.float32)
+        grouped *= self.scales[:, :, None]
         if self.offsets is not None:
             grouped += self.offsets[:, :, None]
-        return grouped.view(self.values.shape)
+        return grouped.reshape(self.values.shape)
 
 
 # The numbers of four bits, e2m1, by their code.
@@ -60,8 +67,8 @@ class Mxfp4Rows:
         scales: [n, groups] uint8; a number is multiplied by 2^(scale - 127).
     """
 
-    blocks: torch.Tensor
-    scales: torch.Tensor
+    blocks: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.uint8]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,15 +76,23 @@ class Mxfp4Rows:
         return self.blocks.shape[0], 32 * self.blocks.shape[1]
 
     @property
-    def codes(self) -> torch.Tensor:
+    def codes(self) -> npt.NDArray[np.uint8]:
         """[n, groups, 32] uint8."""
-        return torch.stack((self.blocks & 15, self.blocks >> 4), -1).flatten(2)
+        return np.stack((self.blocks & 15, self.blocks >> 4), -1).reshape(*self.scales.shape, 32)
 
-    def dequantize(self) -> torch.Tensor:
+    def dequantize(self) -> Floats:
         """Return the weight as [n, in_size] float32."""
-        exponents = self.scales.int().sub_(127).unsqueeze(-1)
-        numbers = torch.tensor(FP4, device=self.blocks.device)[self.codes.int()]
-        return torch.ldexp(numbers, exponents).view(self.shape)
+        # The largest exponent is infinite, and times zero not a number.
+        with np.errstate(over="ignore", invalid="ignore"):
+            grouped = np.array(FP4, np.float32)[self.codes]
+            grouped *= powers_of_two(self.scales.astype(np.int32) - 127)[:, :, None]
+        return grouped.reshape(self.shape)
+
+
+def powers_of_two(exponents: npt.NDArray[np.int32]) -> Floats:
+    """Return 2^exponent in float32, infinite above 127."""
+    with np.errstate(over="ignore"):
+        return np.ldexp(np.float32(1.0), exponents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +100,21 @@ class WeightedRows:
     """n rows of a weight in floats, and how much the square of an error in each input's numbers weighs.
 
     Attributes:
-        values: [n, in_size], of any dtype.
+        values: [n, in_size].
         importance: [in_size] float32, above 0.
     """
 
-    values: torch.Tensor
-    importance: torch.Tensor
+    values: StoredArray
+    importance: Floats
 
     @property
     def shape(self) -> tuple[int, int]:
         """(n, in_size)."""
         return self.values.shape[0], self.values.shape[1]
 
-    def dequantize(self) -> torch.Tensor:
-        """Return the floats."""
-        return self.values
 
-
-Rows: TypeAlias = torch.Tensor | QuantizedRows | Mxfp4Rows | WeightedRows
-"""Rows of a weight, [n, in_size]: floats of any dtype, or quantized."""
+Rows: TypeAlias = StoredArray | QuantizedRows | Mxfp4Rows | WeightedRows
+"""Rows of a weight, [n, in_size]: floats as they are stored, or quantized."""
 
 
 def pick_rows(rows: Rows, index: Sequence[int]) -> Rows:
@@ -132,9 +143,14 @@ def pick_columns(rows: Rows, index: Sequence[int]) -> Rows:
     return dense(rows)[:, index]
 
 
-def dense(rows: Rows) -> torch.Tensor:
+def dense(rows: Rows) -> StoredArray:
     """Return the rows as floats."""
-    return rows if isinstance(rows, torch.Tensor) else rows.dequantize()
+    match rows:
+        case StoredArray():
+            return rows
+        case WeightedRows():
+            return rows.values
+    return StoredArray(rows.dequantize(), "F32")
 
 
 class PackedFormat(IntEnum):

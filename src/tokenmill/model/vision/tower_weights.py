@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.model.quantization.packed import dense
+from tokenmill.model.kernels.stored_tensors import floats, tensor_of
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.tower_parts import PATCHES
@@ -93,7 +93,7 @@ def _in_checkpoint(folder: Path, spec: VisionSpec) -> _Stored:
         checkpoint.source,
         lambda name: [PREFIX + one for one in _names_in_checkpoint(name, spec)],
         {name: tuple(one.shape) for name, one in tensors.items()},
-        lambda name: read_part(tensors[name], None, Part.whole(tensors[name].shape[0])),
+        lambda name: tensor_of(read_part(tensors[name], None, Part.whole(tensors[name].shape[0]))),
         has_split_patches=False,
     )
 
@@ -120,4 +120,4 @@ def _in_gguf(folder: Path, spec: VisionSpec) -> _Stored:
 
 
 def _floats(tensor: GgufTensor) -> torch.Tensor:
-    return dense(read_rows(tensor)).view(tensor.shape)
+    return floats(read_rows(tensor)).view(tensor.shape)

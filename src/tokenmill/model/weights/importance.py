@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
@@ -74,14 +75,14 @@ class InputImportance:
     def _head(self) -> WeightKey:
         return WeightKey("embedding" if self.architecture.tie_embeddings else "head")
 
-    def measure(self) -> Mapping[WeightKey, torch.Tensor]:
+    def measure(self) -> Mapping[WeightKey, npt.NDArray[np.float32]]:
         """Return the importance of the inputs of each matrix, [in_size] float32 with a mean of about 1."""
         return self._measured
 
     @cached_property
-    def _measured(self) -> Mapping[WeightKey, torch.Tensor]:
+    def _measured(self) -> Mapping[WeightKey, npt.NDArray[np.float32]]:
         sequences = self._sequences()
-        count, found = len(self.architecture.layers), dict[WeightKey, torch.Tensor]()
+        count, found = len(self.architecture.layers), dict[WeightKey, npt.NDArray[np.float32]]()
         hidden: torch.Tensor | None = None
         for layer in range(count):
             self.progress(layer, count)
@@ -95,7 +96,7 @@ class InputImportance:
         if hidden is not None:
             # Of the last stage: normed, the inputs of the head.
             squares = hidden.double().square_().sum(0)
-            found[self._head] = (squares / squares.mean()).clamp(min=LEAST).float()
+            found[self._head] = (squares / squares.mean()).clamp(min=LEAST).float().numpy()
         return found
 
     def _sequences(self) -> list[list[int]]:
@@ -113,13 +114,13 @@ class InputImportance:
         return replace(plan, reads=[read for read in plan.reads or () if read.key.role != "head"]).load()
 
 
-def _importance(decoder: Decoder) -> dict[WeightKey, torch.Tensor]:
+def _importance(decoder: Decoder) -> dict[WeightKey, npt.NDArray[np.float32]]:
     found = {}
     for target in decoder.targets():
         matrix = target.matrix
         if isinstance(matrix, ObservedWeight) and matrix.num_rows >= FEWEST_ROWS and matrix.squares.sum() > 0:
             relative = matrix.squares / matrix.squares.mean()
-            found[target.key] = relative.clamp(min=LEAST).float()
+            found[target.key] = relative.clamp(min=LEAST).float().numpy()
     return found
 
 

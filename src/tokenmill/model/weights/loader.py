@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
@@ -17,6 +19,7 @@ from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormats, Rows, WeightedRows
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.model.weights.checkpoint import open_checkpoint, stored_scheme
 from tokenmill.model.weights.gguf.file import open_gguf
@@ -60,7 +63,7 @@ class Importance(Protocol):
     def digest(self) -> str:
         """Name of all that the result depends on besides the model."""
 
-    def measure(self) -> Mapping[WeightKey, torch.Tensor]:
+    def measure(self) -> Mapping[WeightKey, npt.NDArray[np.float32]]:
         """Return [in_size] float32 for each matrix that it knows of."""
 
 
@@ -216,14 +219,14 @@ def _fill(
     decoder: Decoder,
     reads: Sequence[WeightRead],
     report: Progress,
-    importance: Mapping[WeightKey, torch.Tensor],
+    importance: Mapping[WeightKey, npt.NDArray[np.float32]],
 ) -> None:
     targets = {target.key: target for target in decoder.targets()}
     total, done = sum(read.num_bytes for read in reads), 0
     report(done, total)
     for read in reads:
         target, rows = targets[read.key], read.rows()
-        if read.key in importance and isinstance(rows, torch.Tensor):
+        if read.key in importance and isinstance(rows, StoredArray):
             inputs, columns = importance[read.key], target.columns
             rows = WeightedRows(rows, inputs if columns is None else inputs[columns.start : columns.stop])
         target.fill(rows)

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.model.architecture.architecture import Architecture
@@ -18,9 +20,11 @@ from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import WeightRole
+from tokenmill.model.kernels.stored_tensors import tensor_of
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats, WeightedRows
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.loader import ModelPlan
 
 # Bits of a weight with its part of a scale.
@@ -85,7 +89,7 @@ def typical_formats(architecture: Architecture, kernels: NativeKernels, bits: fl
 def measured_formats(
     plan: ModelPlan,
     kernels: NativeKernels,
-    importance: Mapping[WeightKey, torch.Tensor],
+    importance: Mapping[WeightKey, npt.NDArray[np.float32]],
     bits: float,
     progress: Callable[[int, int], None],
 ) -> PackedFormats:
@@ -194,14 +198,14 @@ class _Errors:
         self._energy = 0.0
         self._lost = dict.fromkeys(BITS, 0.0)
 
-    def add(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
+    def add(self, rows: StoredArray, weights: npt.NDArray[np.float32]) -> None:
         """Try some rows in each format. `weights`: of the squares of errors in each input's numbers."""
-        exact, every = rows.float(), torch.arange(rows.shape[0])
-        self._energy += float(exact.square().sum(0) @ weights)
+        exact, every, of_inputs = tensor_of(rows).float(), torch.arange(len(rows)), torch.from_numpy(weights)
+        self._energy += float(exact.square().sum(0) @ of_inputs)
         for format in BITS:
             packed = PackedWeight(self._native, (rows.shape[0], rows.shape[1]), format=format)
             packed.load_rows(0, WeightedRows(rows, weights))
-            self._lost[format] += float((packed.lookup(every).float() - exact).square().sum(0) @ weights)
+            self._lost[format] += float((packed.lookup(every).float() - exact).square().sum(0) @ of_inputs)
 
     def shares(self) -> Mapping[PackedFormat, float]:
         """Return the lost shares of the energy."""
@@ -211,7 +215,7 @@ class _Errors:
 def _measured_losses(
     plan: ModelPlan,
     kernels: NativeKernels,
-    importance: Mapping[WeightKey, torch.Tensor],
+    importance: Mapping[WeightKey, npt.NDArray[np.float32]],
     progress: Callable[[int, int], None],
 ) -> Losses:
     places = {key: (group, matrix) for key, group, matrix in _matrices(plan.shapes)}
@@ -221,8 +225,8 @@ def _measured_losses(
     for read in reads:
         progress(done, total)
         rows = read.rows()
-        assert isinstance(rows, torch.Tensor), "weights that are chosen for are floats"
-        weights = importance.get(read.key, torch.ones(rows.shape[1]))
+        assert isinstance(rows, StoredArray), "weights that are chosen for are floats"
+        weights = importance.get(read.key, np.ones(rows.shape[1], np.float32))
         errors[id(places[read.key][1])][1].add(rows[::SAMPLED], weights)
         done += read.num_bytes
     progress(total, total)

@@ -8,9 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
-
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.targets import Target
@@ -21,7 +18,7 @@ from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.checkpoint import Checkpoint
 from tokenmill.model.weights.safetensors_header import StoredTensor
 from tokenmill.model.weights.stacked_experts import StackedRead, read_stacked
-from tokenmill.model.weights.stored_part import part_bytes, read_part
+from tokenmill.model.weights.stored_part import part_bytes, read_mapped, read_part
 
 # Tables that old checkpoints store although they follow from the config.
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -72,7 +69,7 @@ class Read:
         if self.columns is not None:
             return self.layout.read({"weight": read_part(self.stored["weight"], Outputs(axis=1), self.columns)})
         if self.part.is_whole:
-            return self.layout.read({suffix: _tensor(stored) for suffix, stored in self.stored.items()})
+            return self.layout.read({suffix: read_mapped(stored) for suffix, stored in self.stored.items()})
         parts = self.stored.items()
         return self.layout.read({key: read_part(stored, self.layout.outputs(key), self.part) for key, stored in parts})
 
@@ -149,18 +146,6 @@ def _parts(checkpoint: Checkpoint, module: str, layout: WeightLayout) -> Iterato
             raise InvalidCheckpoint(
                 f"{checkpoint.source} has no tensor {module}.{suffix}, which its quantization calls for"
             )
-
-
-def _tensor(stored: StoredTensor) -> torch.Tensor:
-    """Return the tensor, mapped from its file; what has been read of it leaves memory with it.
-
-    The file is opened for each tensor: a mapping that stayed would keep all its pages in memory.
-    """
-    try:
-        with safe_open(stored.file, framework="pt") as file:
-            return file.get_tensor(stored.name)
-    except (SafetensorError, OSError) as error:
-        raise InvalidCheckpoint(f"cannot read {stored.file}: {error}") from error
 
 
 def _check_shape(read: Read, target: Target) -> None:

@@ -61,23 +61,41 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > MAX_HEADER_BYTES:
-                raise InvalidCheckpoint(f"{path} is not a safetensors file")
-            if 8 + length > size:
-                raise InvalidCheckpoint(
-                    f"{path} is truncated: its header takes {8 + length} bytes, the file has {size}"
-                )
-            header = msgspec.json.decode(file.read(length), type=dict[str, Any])
+            length = _header_length(path, file.read(8), size)
+            return _tensors(path, file.read(length), size)
     except OSError as error:
         raise InvalidCheckpoint(f"cannot read {path}: {error.strerror}") from error
+
+
+def parse_header(data: bytes | bytearray, path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file that is in memory; see `read_header`.
+
+    Args:
+        path: of the file, to be named.
+    """
+    length = _header_length(path, data[:8], len(data))
+    return _tensors(path, data[8 : 8 + length], len(data))
+
+
+def _header_length(path: Path, begin: bytes | bytearray, size: int) -> int:
+    length = int.from_bytes(begin, "little")
+    if size < 8 or length > MAX_HEADER_BYTES:
+        raise InvalidCheckpoint(f"{path} is not a safetensors file")
+    if 8 + length > size:
+        raise InvalidCheckpoint(f"{path} is truncated: its header takes {8 + length} bytes, the file has {size}")
+    return length
+
+
+def _tensors(path: Path, text: bytes | bytearray, size: int) -> dict[str, StoredTensor]:
+    """Return the tensors that a header names, of a file of this size."""
+    try:
+        header = msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
-        if isinstance(error, InvalidCheckpoint):
-            raise
         raise InvalidCheckpoint(f"{path} is not a safetensors file: its header is not a JSON object") from error
     header.pop("__metadata__", None)
-    tensors = {name: _tensor(name, entry, path, 8 + length) for name, entry in header.items()}
-    _check_extent(path, tensors, size - 8 - length)
+    data_start = 8 + len(text)
+    tensors = {name: _tensor(name, entry, path, data_start) for name, entry in header.items()}
+    _check_extent(path, tensors, size - data_start)
     return tensors
 
 

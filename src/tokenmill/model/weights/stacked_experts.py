@@ -14,17 +14,18 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
+import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.models.targets import Target
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.layouts import FLOATS
 from tokenmill.model.quantization.packed import Mxfp4Rows, Rows, dense
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.checkpoint import Checkpoint
 from tokenmill.model.weights.safetensors_header import StoredTensor
+from tokenmill.model.weights.stored_part import read_mapped
 
 # Of the outputs of `gate_up_proj`, those of each role; of `down_proj` all.
 _PHASES = {"expert_gate": 0, "expert_up": 1}
@@ -87,7 +88,7 @@ class StackedRead:
         parts = {suffix: _read(tensor, suffix, expert, inputs) for suffix, tensor in self.stored.items()}
         parts = {suffix: tensor[phase :: self._num_phases][own] for suffix, tensor in parts.items()}
         if "_blocks" in parts:
-            return Mxfp4Rows(parts["_blocks"].contiguous(), parts["_scales"].contiguous())
+            return Mxfp4Rows(*(np.ascontiguousarray(parts[suffix].values) for suffix in _MXFP4))
         (values,) = parts.values()
         return values
 
@@ -139,13 +140,9 @@ def _check_form(stored: StoredTensor, suffix: str) -> None:
         )
 
 
-def _read(stored: StoredTensor, suffix: str, expert: int, inputs: slice) -> torch.Tensor:
-    """Read [outputs, ...] of one expert."""
-    try:
-        with safe_open(stored.file, framework="pt") as file:
-            values = file.get_slice(stored.name)
-            if suffix == "_bias":
-                return values[expert]
-            return values[expert, inputs].T if suffix == "" else values[expert, :, inputs]
-    except (SafetensorError, OSError) as error:
-        raise InvalidCheckpoint(f"cannot read {stored.file}: {error}") from error
+def _read(stored: StoredTensor, suffix: str, expert: int, inputs: slice) -> StoredArray:
+    """Return [outputs, ...] of one expert, mapped."""
+    values = read_mapped(stored)[expert]
+    if suffix == "":
+        return StoredArray(values.values[inputs].T, values.dtype)
+    return values if suffix == "_bias" else values[:, inputs]

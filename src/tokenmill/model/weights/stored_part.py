@@ -1,29 +1,17 @@
-"""Read a part of a stored tensor and no more: the part that a rank has."""
+"""Read a stored tensor: all of it, mapped, or a part and no more, the part that a rank has. Knows no torch."""
 
 from __future__ import annotations
 
 import math
 
-import torch
+import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.quantization.layouts import Outputs
+from tokenmill.model.quantization.stored_array import TYPES, StoredArray
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.file_part import read_bytes
 from tokenmill.model.weights.safetensors_header import StoredTensor
-
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I16": torch.int16,
-    "F32": torch.float32,
-    "I32": torch.int32,
-    "F64": torch.float64,
-    "I64": torch.int64,
-}
 
 
 def part_bytes(stored: StoredTensor, outputs: Outputs | None, part: Part) -> int:
@@ -31,27 +19,27 @@ def part_bytes(stored: StoredTensor, outputs: Outputs | None, part: Part) -> int
     return stored.num_bytes if outputs is None else stored.num_bytes * part.count // part.total
 
 
-def read_part(stored: StoredTensor, outputs: Outputs | None, part: Part) -> torch.Tensor:
+def read_part(stored: StoredTensor, outputs: Outputs | None, part: Part) -> StoredArray:
     """Read the part of a tensor that belongs to some of a weight's outputs, into memory of its own.
 
     Raises:
         InvalidCheckpoint: the file cannot be read, or a number in it holds outputs of several ranks.
     """
-    if stored.dtype not in DTYPES:
+    if stored.dtype not in TYPES:
         raise InvalidCheckpoint(f"{stored.file}: tensor {stored.name} has dtype {stored.dtype}, which cannot be split")
-    dtype, shape = DTYPES[stored.dtype], list(stored.shape)
+    shape = list(stored.shape)
     start, stop, axis = 0, stored.shape[0] if stored.shape else 1, 0
     if outputs is not None:
         axis, start, stop = outputs.axis, *_numbers(stored, outputs, part)
         shape[axis] = stop - start
-    tensor = torch.empty(shape, dtype=dtype)
-    if tensor.numel() == 0:
-        return tensor
+    values = np.empty(shape, TYPES[stored.dtype])
+    if values.size == 0:
+        return StoredArray(values, stored.dtype)
     row_bytes = stored.num_bytes // max(1, math.prod(stored.shape[: axis + 1]))
     num_runs, run_bytes = math.prod(stored.shape[:axis]), (stop - start) * row_bytes
     stride = stored.num_bytes // num_runs
     begin = stored.data_start + stored.begin + start * row_bytes
-    memory = memoryview(tensor.view(torch.uint8).flatten().numpy())
+    memory = values.reshape(-1).view(np.uint8).data
     try:
         with stored.file.open("rb", buffering=0) as file:
             for run in range(num_runs):
@@ -59,7 +47,26 @@ def read_part(stored: StoredTensor, outputs: Outputs | None, part: Part) -> torc
                 read_bytes(file.fileno(), piece, begin + run * stride, stored.file)
     except OSError as error:
         raise InvalidCheckpoint(f"cannot read {stored.file}: {error}") from error
-    return tensor
+    return StoredArray(values, stored.dtype)
+
+
+def read_mapped(stored: StoredTensor) -> StoredArray:
+    """Return a tensor mapped from its file, private if it is written; what has been read leaves memory with it.
+
+    Each tensor has a mapping of its own: one of the whole file, that stayed, would keep all its pages in memory.
+
+    Raises:
+        InvalidCheckpoint: the file cannot be read, or ends before; or the numbers' type is not supported.
+    """
+    if stored.dtype not in TYPES:
+        raise InvalidCheckpoint(f"{stored.file}: tensor {stored.name} has dtype {stored.dtype}, which is not supported")
+    if stored.num_bytes == 0:
+        return StoredArray(np.empty(stored.shape, TYPES[stored.dtype]), stored.dtype)
+    try:
+        data = np.memmap(stored.file, np.uint8, "c", stored.data_start + stored.begin, (stored.num_bytes,))
+    except (OSError, ValueError) as error:
+        raise InvalidCheckpoint(f"cannot read {stored.file}: {error}") from error
+    return StoredArray.of_bytes(np.asarray(data), stored.dtype, stored.shape)
 
 
 def _numbers(stored: StoredTensor, outputs: Outputs, part: Part) -> tuple[int, int]:

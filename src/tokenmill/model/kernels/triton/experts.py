@@ -11,7 +11,7 @@ from tokenmill.model.kernels.protocol import ExpertBiases, Gate, LinearWeight
 from tokenmill.model.kernels.torch_kernels import TorchWeight, product
 from tokenmill.model.kernels.triton.gate import gated
 from tokenmill.model.kernels.triton.matmul import grouped_multiply
-from tokenmill.model.quantization.packed import Mxfp4Rows, Rows
+from tokenmill.model.quantization.packed import FP4, Mxfp4Rows, Rows
 
 
 class ExpertRows(TorchWeight):
@@ -32,18 +32,28 @@ class Mxfp4ExpertRows(TorchWeight):
         self.num_bytes = blocks.nbytes + exponents.nbytes
         self._exponents = exponents
 
-    def load_rows(self, start: int, rows: Rows) -> None:
+    def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
         """Copy mxfp4 rows from row `start` on; refuse rows in any other format."""
         if not isinstance(rows, Mxfp4Rows):
             raise InvalidCheckpoint("experts in mxfp4 are shared by ranks in groups of 32 numbers: take another number")
         own = slice(start, start + rows.shape[0])
-        self.weight[own].copy_(rows.blocks.flatten(1))
-        self._exponents[own].copy_(rows.scales)
+        self.weight[own].copy_(torch.from_numpy(rows.blocks).flatten(1))
+        self._exponents[own].copy_(torch.from_numpy(rows.scales))
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return x W^T + bias with dequantized weights, for uses without a grouped product."""
-        rows = Mxfp4Rows(self.weight.unflatten(1, (-1, 16)), self._exponents)
-        return product(x, rows.dequantize().to(x.dtype), bias)
+        return product(x, numbers_of(self.weight, self._exponents).to(x.dtype), bias)
+
+
+def numbers_of(blocks: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    """Return mxfp4 as [n, in_size] float32: `Mxfp4Rows.dequantize` on a device.
+
+    Args:
+        blocks: [n, in_size / 2] uint8. exponents: [n, in_size / 32] uint8.
+    """
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).view(*exponents.shape, 32)
+    numbers = torch.tensor(FP4, device=blocks.device)[codes.int()]
+    return torch.ldexp(numbers, exponents.int().sub_(127).unsqueeze(-1)).flatten(1)
 
 
 class StackedExperts:

@@ -54,9 +54,10 @@ class GgufTensor:
         )
 
     def data(self) -> npt.NDArray[np.uint8]:
-        """Return its bytes, mapped for as long as the array lives; a part is read instead: a mapping reads ahead."""
+        """Return its bytes, mapped, private if they are written, for as long as the array lives; a part is read
+        instead: a mapping reads ahead."""
         if not self.is_part:
-            return np.memmap(self.file, np.uint8, "r", self.begin, (self.num_bytes,))
+            return np.asarray(np.memmap(self.file, np.uint8, "c", self.begin, (self.num_bytes,)))
         data = np.empty(self.num_bytes, np.uint8)
         with self.file.open("rb", buffering=0) as file:
             read_bytes(file.fileno(), data.data, self.begin, self.file)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.architecture.architecture import Architecture
@@ -15,6 +15,7 @@ from tokenmill.model.models.gguf_table import UNCHANGED, Change, GgufTable, num_
 from tokenmill.model.models.targets import Target
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import Rows, dense, pick_columns, pick_rows
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.gguf.config import ROPE_FACTORS
 from tokenmill.model.weights.gguf.file import GgufFile, GgufTensor
@@ -56,7 +57,7 @@ class GgufRead:
         """Return the values, floats or quantized."""
         rows = read_rows(self.tensor)
         if self.bias is not None:
-            assert isinstance(rows, torch.Tensor), "biases are floats"
+            assert isinstance(rows, StoredArray), "biases are floats"
             return rows[0, self.bias.start : self.bias.stop]
         return _undo(self.change, rows)
 
@@ -119,5 +120,6 @@ def _undo(change: Change, rows: Rows) -> Rows:
     if change.columns is not None:
         rows = pick_columns(rows, change.columns)
     if change.is_negative_exponential:
-        return dense(rows).float().neg().log()
-    return dense(rows).float() - change.surplus if change.surplus else rows
+        exponentials = -dense(rows).float32().astype(np.float64)
+        return StoredArray(np.log(exponentials).astype(np.float32), "F32")
+    return StoredArray(dense(rows).float32() - np.float32(change.surplus), "F32") if change.surplus else rows

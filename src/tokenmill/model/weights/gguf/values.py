@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
-import torch
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows, Rows
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.gguf.blocks import LAYOUTS, Bytes
 from tokenmill.model.weights.gguf.file import GgufFile, GgufTensor
 
-FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# The same names as those of safetensors.
+FLOATS = ("F32", "F16", "BF16")
 
 
 def read_rows(tensor: GgufTensor) -> Rows:
@@ -23,8 +25,8 @@ def read_rows(tensor: GgufTensor) -> Rows:
     """
     data, in_size = tensor.data(), tensor.shape[-1]
     if tensor.kind in FLOATS:
-        values = torch.from_numpy(np.array(data)).view(FLOATS[tensor.kind])
-        return values if len(tensor.shape) == 1 else values.view(-1, in_size)
+        shape = tensor.shape if len(tensor.shape) == 1 else (math.prod(tensor.shape[:-1]), in_size)
+        return StoredArray.of_bytes(data, tensor.kind, shape)
     if tensor.kind == "MXFP4":
         return _mxfp4(data.reshape(-1, in_size // 32, 17))
     if tensor.kind not in LAYOUTS:
@@ -37,9 +39,9 @@ def read_rows(tensor: GgufTensor) -> Rows:
     num_rows = values.size // in_size
     return QuantizedRows(
         bits,
-        torch.from_numpy(values.reshape(num_rows, in_size)),
-        torch.from_numpy(scales.astype(np.float32).reshape(num_rows, -1)),
-        None if offsets is None else torch.from_numpy(offsets.astype(np.float32).reshape(num_rows, -1)),
+        values.reshape(num_rows, in_size),
+        scales.astype(np.float32, copy=False).reshape(num_rows, -1),
+        None if offsets is None else offsets.astype(np.float32, copy=False).reshape(num_rows, -1),
     )
 
 
@@ -47,7 +49,7 @@ def _mxfp4(blocks: Bytes) -> Mxfp4Rows:
     """Read blocks of 32 values: their exponent, 16 bytes; the low nibbles are the first half."""
     codes = np.concatenate((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1)
     pairs = codes[..., 0::2] | codes[..., 1::2] << 4
-    return Mxfp4Rows(torch.from_numpy(pairs), torch.from_numpy(np.ascontiguousarray(blocks[..., 0])))
+    return Mxfp4Rows(pairs, np.ascontiguousarray(blocks[..., 0]))
 
 
 # The types that a format keeps without rounding much, from the fewest bits on.
