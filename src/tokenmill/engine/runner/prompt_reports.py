@@ -143,7 +143,8 @@ class PromptReports(RowExtension):
             if row.num_logprobs is not None:
                 # The output of a token tells of the next one; of the prompt's last one nothing is told here.
                 targets = tables.tokens[number, start + 1 : start + 1 + len(own)][: row.num_prompt_tokens - 1 - start]
-                told = list(self._logprobs(own, targets.long(), row.num_logprobs, logits_of(number)))
+                ids = tables.arrays.tensor(tables.arrays.astype(targets, "int64"))
+                told = list(self._logprobs(own, ids, row.num_logprobs, logits_of(number)))
                 if any(math.isnan(one.sampled.logprob) for one in told):
                     reports.failures[index] = RowFailure("the model's logits for this prompt are NaN or infinite")
                 else:

@@ -28,6 +28,7 @@ from tokenmill.model.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import Array
 
 Masks = Callable[[], GrammarStep | None]
 """The grammars of a step. Asked for once its pass is issued: to know them the host may have to wait."""
@@ -88,6 +89,7 @@ class HostSampler:
         self._heads = tuple(heads)
         self._model = model
         self._tables = tables
+        self._token_table = tables.arrays.tensor(tables.tokens)
         self._sampler = Sampler(native=native)
 
     def sample(
@@ -96,8 +98,8 @@ class HostSampler:
         """Sample from outputs [S, hidden_size] of the model and enter the tokens into the table."""
         grammars = masks()
         source = Outputs(self._model, outputs, self._adapted(samples))
-        sampled = self._sampler.sample(source, metadata, self._tables.tokens, grammars)
-        self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids)
+        sampled = self._sampler.sample(source, metadata, self._token_table, grammars)
+        self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids.numpy())
         return Sampled(sampled.token_ids, sampled.logprobs, grammars)
 
     def _adapted(self, samples: Samples) -> list[tuple[torch.Tensor, AdaptedHead]]:
@@ -186,6 +188,6 @@ class DeviceSampler:
         return Sampled(token_ids, sampled.logprobs, grammars)
 
 
-def places(draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def places(draws: Array) -> tuple[Array, Array]:
     """Return the rows and positions of the tokens that packed draws sample, [S] int64 each."""
     return column(draws, "row"), column(draws, "position")
