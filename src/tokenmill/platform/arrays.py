@@ -51,5 +51,18 @@ class ArrayLibrary(Protocol):
     def at_least(self, array: Array, least: int) -> Array:
         """Return an array with `least` in place of what is smaller."""
 
+    def where(self, condition: Array, then: Array | float, otherwise: Array | float) -> Array:
+        """Return `then` where a condition holds, and `otherwise` elsewhere."""
+
+    def add_at(self, array: Array, places: tuple[Array, Array], values: Array) -> None:
+        """Add values to places of an array, of which one may occur several times."""
+
+    def counts(self, numbers: Array, is_counted: Array, size: int) -> Array:
+        """Return how often the number at each place is counted in its row, [n, L] float32.
+
+        Args:
+            numbers: [n, L] int64, 0..size - 1. is_counted: [n, L] bool.
+        """
+
     def tensor(self, array: Array) -> torch.Tensor:
         """Return an array as a tensor over the same memory."""

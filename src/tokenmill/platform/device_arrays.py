@@ -16,7 +16,7 @@ class DeviceArrays:
         device: where arrays are made.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str | torch.device) -> None:
         self._device = device
 
     def zeros(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
@@ -38,6 +38,21 @@ class DeviceArrays:
     def at_least(self, array: torch.Tensor, least: int) -> torch.Tensor:
         """Return a tensor with `least` in place of what is smaller."""
         return array.clamp(min=least)
+
+    def where(
+        self, condition: torch.Tensor, then: torch.Tensor | float, otherwise: torch.Tensor | float
+    ) -> torch.Tensor:
+        """Return `then` where a condition holds, and `otherwise` elsewhere."""
+        return torch.where(condition, then, otherwise)
+
+    def add_at(self, array: torch.Tensor, places: tuple[torch.Tensor, torch.Tensor], values: torch.Tensor) -> None:
+        """Add values to places of a tensor, of which one may occur several times."""
+        array.index_put_(places, values, accumulate=True)
+
+    def counts(self, numbers: torch.Tensor, is_counted: torch.Tensor, size: int) -> torch.Tensor:
+        """Return how often the number at each place is counted in its row, [n, L] float32."""
+        found = torch.zeros((len(numbers), size), dtype=torch.float32, device=self._device)
+        return found.scatter_add_(1, numbers, is_counted.to(torch.float32)).gather(1, numbers)
 
     def tensor(self, array: torch.Tensor) -> torch.Tensor:
         """Return a tensor as it is."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from tokenmill.platform.memory import zeroed_bytes
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array, ArrayLibrary
 
 
 class HostArrays:
@@ -37,6 +40,34 @@ class HostArrays:
         """Return an array with `least` in place of what is smaller."""
         return np.maximum(array, least)
 
+    def where(self, condition: npt.NDArray[Any], then: Any, otherwise: Any) -> npt.NDArray[Any]:
+        """Return `then` where a condition holds, and `otherwise` elsewhere."""
+        return np.where(condition, then, otherwise)
+
+    def add_at(self, array: npt.NDArray[Any], places: tuple[Any, Any], values: npt.NDArray[Any]) -> None:
+        """Add values to places of an array, of which one may occur several times."""
+        np.add.at(array, places, values)
+
+    def counts(self, numbers: npt.NDArray[Any], is_counted: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+        """Return how often the number at each place is counted in its row, [n, L] float32."""
+        found = np.empty(numbers.shape, dtype=np.float32)
+        # Row by row: the counts of one stay in the cache.
+        for own, row, is_own in zip(found, numbers, is_counted, strict=True):
+            own[:] = np.bincount(row[is_own], minlength=size)[row]
+        return found
+
     def tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Return an array as a tensor over the same memory."""
         return torch.from_numpy(array)
+
+
+_HOST = HostArrays()
+
+
+def library_of(array: Array) -> ArrayLibrary:
+    """Return the library that an array is of."""
+    if isinstance(array, np.ndarray):
+        return _HOST
+    from tokenmill.platform.device_arrays import DeviceArrays
+
+    return DeviceArrays(array.device)

@@ -164,7 +164,7 @@ class PromptReports(RowExtension):
         size = self._rows_at_once
         for part, ids in zip(outputs.split(size), targets.split(size), strict=True):
             if len(ids):
-                group = LogprobGroup(torch.arange(len(ids), device=ids.device), (count,) * len(ids))
+                group = LogprobGroup(np.arange(len(ids), dtype=np.int64), (count,) * len(ids))
                 values = logits(part).float()
                 if self.watch is not None:
                     self.watch(values.cpu().numpy())

@@ -89,7 +89,6 @@ class HostSampler:
         self._heads = tuple(heads)
         self._model = model
         self._tables = tables
-        self._token_table = tables.arrays.tensor(tables.tokens)
         self._sampler = Sampler(native=native)
 
     def sample(
@@ -98,7 +97,7 @@ class HostSampler:
         """Sample from outputs [S, hidden_size] of the model and enter the tokens into the table."""
         grammars = masks()
         source = Outputs(self._model, outputs, self._adapted(samples))
-        sampled = self._sampler.sample(source, metadata, self._token_table, grammars)
+        sampled = self._sampler.sample(source, metadata, self._tables.tokens, grammars)
         self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids.numpy())
         return Sampled(sampled.token_ids, sampled.logprobs, grammars)
 

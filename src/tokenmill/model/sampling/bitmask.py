@@ -11,6 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import Array
 
 # Tokens in a word of a mask.
 WORD_BITS = 32
@@ -25,8 +26,8 @@ class TokenBitmask:
         bits: [n, ceil(V / 32)] int32; bit t % 32 of word t // 32 is set where token t is allowed.
     """
 
-    indices: Tensor
-    bits: Tensor
+    indices: Array
+    bits: Array
 
 
 def allows(mask: TokenBitmask, token_ids: Tensor) -> Tensor:
