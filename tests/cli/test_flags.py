@@ -253,6 +253,6 @@ def number(text: str) -> float | None:
 
 
 def test_times_are_not_negative():
-    for name in FLOATS - {"gpu_memory_utilization"}:
+    for name in FLOATS - {"gpu_memory_utilization", "quantization_bits"}:
         with pytest.raises(InvalidConfig, match=f"--{name.replace('_', '-')} must be "):
             ServerConfig(**{name: -0.5}).resolve()

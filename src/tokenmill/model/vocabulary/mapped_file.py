@@ -100,6 +100,8 @@ def open_vocabulary(folder: Path, cache: Path) -> MappedVocabulary | None:
     None: it is small, the library alone knows all its parts, there is no native module, or the cache cannot be used.
     """
     source = folder / _SOURCES[0]
+    if not source.is_file():  # the library says what is wrong
+        return None
     try:
         if source.stat().st_size < LEAST_BYTES or _module() is None:
             return None
