@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
+from tokenmill.platform.arrays import ArrayLibrary
 from tokenmill.platform.communicator import Communicator, over_gloo
+from tokenmill.platform.host_arrays import HostArrays
 from tokenmill.platform.immediate import ImmediateStream, RepeatedWork
 from tokenmill.platform.protocol import Stream, Tensors
 
@@ -26,6 +28,7 @@ class CpuPlatform:
     name = "cpu"
     device = "cpu"
     is_accelerator = False
+    arrays: ArrayLibrary = HostArrays()
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root

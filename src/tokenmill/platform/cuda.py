@@ -9,8 +9,10 @@ from typing import Self
 import torch
 
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.platform.arrays import ArrayLibrary
 from tokenmill.platform.communicator import Communicator, over_nccl
 from tokenmill.platform.cpu import CpuPlatform
+from tokenmill.platform.device_arrays import DeviceArrays
 from tokenmill.platform.protocol import Event, Stream, Tensors
 
 
@@ -95,6 +97,7 @@ class CudaPlatform:
         if index >= torch.cuda.device_count():
             raise InvalidConfig(f"--device cuda:{index}: there are {torch.cuda.device_count()} GPUs")
         self.device = f"cuda:{index}"
+        self.arrays: ArrayLibrary = DeviceArrays(self.device)
         self._properties = torch.cuda.get_device_properties(index)
         self._host = CpuPlatform()
         torch.cuda.set_device(index)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 HUGE_PAGE = 2 << 20
@@ -27,10 +28,15 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) 
     size = math.prod(shape) * dtype.itemsize
     if torch.device(device).type != "cpu" or size == 0:
         return torch.zeros(*shape, dtype=dtype, device=device)
+    return torch.from_numpy(zeroed_bytes(size)).view(dtype).view(*shape)
+
+
+def zeroed_bytes(size: int) -> npt.NDArray[np.uint8]:
+    """Return zeroed memory of the host, of at least a byte; see `zeros`."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(dtype).view(*shape)
+    return np.frombuffer(memory, np.uint8)
 
 
 def map_shared(descriptor: int, num_bytes: int, is_writable: bool) -> torch.Tensor:

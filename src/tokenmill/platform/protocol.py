@@ -8,6 +8,7 @@ from typing import Protocol, Self
 
 import torch
 
+from tokenmill.platform.arrays import ArrayLibrary
 from tokenmill.platform.communicator import Communicator
 
 Tensors = tuple[torch.Tensor, ...]
@@ -57,11 +58,13 @@ class Platform(Protocol):
         name: e.g. `cpu`.
         device: the name of the device in torch.
         is_accelerator: True if the host issues work and another device does it.
+        arrays: makes the arrays that steps work on.
     """
 
     name: str
     device: str
     is_accelerator: bool
+    arrays: ArrayLibrary
 
     def available_bytes(self) -> int:
         """Return the memory that can still be taken, in bytes."""

@@ -26,6 +26,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tokenmill.platform.cpu import CpuPlatform
+from tokenmill.platform.device_arrays import DeviceArrays
 from tokenmill.platform.immediate import ImmediateStream
 from tokenmill.platform.protocol import Tensors
 
@@ -181,6 +182,7 @@ class FakeGpu(CpuPlatform):
     """An H100 by its numbers."""
 
     name, device, is_accelerator = KIND, DEVICE, True
+    arrays = DeviceArrays(DEVICE)
 
     def num_units(self) -> int:
         return 132

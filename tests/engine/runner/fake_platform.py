@@ -8,6 +8,7 @@ from typing import Self
 import torch
 
 from tokenmill.platform.cpu import CpuPlatform
+from tokenmill.platform.device_arrays import DeviceArrays
 from tokenmill.platform.immediate import RepeatedWork
 from tokenmill.platform.protocol import Tensors
 
@@ -66,6 +67,7 @@ class FakePlatform(CpuPlatform):
 
     name = "fake"
     is_accelerator = True
+    arrays = DeviceArrays("cpu")
 
     def __init__(self, memory_for_graphs: int = 1000) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from tokenmill.model.sampling.logprobs import LOWEST_LOGPROB, LogprobGroup, Logp
 
 
 def taken(isa: str, logits: torch.Tensor, tokens: np.ndarray, count: int, threads: int = 1) -> LogprobTensors:
-    group = LogprobGroup(torch.arange(len(logits)), (count,) * len(logits))
+    group = LogprobGroup(np.arange(len(logits)), (count,) * len(logits))
     return take_logprobs(logits, torch.from_numpy(tokens), group, kernels(isa, threads))
 
 
@@ -62,7 +62,7 @@ def test_ranks_and_likely_tokens_are_those_of_torch_where_logits_are_equal(isa: 
     for vocab_size in (40, 3000):
         rows = logits_with_ties(rng, 4, vocab_size)
         tokens = torch.from_numpy(rng.integers(0, vocab_size, len(rows)))
-        group = LogprobGroup(torch.arange(len(rows)), (20,) * len(rows))
+        group = LogprobGroup(np.arange(len(rows)), (20,) * len(rows))
         want = take_logprobs(rows, tokens, group)
         got = take_logprobs(rows, tokens, group, kernels(isa))
         assert torch.equal(got.ranks, want.ranks)
@@ -84,8 +84,8 @@ def test_rows_are_taken_by_number_from_wider_memory(isa: str, rng: np.random.Gen
     memory = torch.full((9, 340), torch.nan)
     memory[:, 4:335] = random_rows(rng, 9, 331)
     tokens, indices = torch.from_numpy(rng.integers(0, 331, 9)), torch.tensor([7, 2, 4])
-    some = take_logprobs(memory[:, 4:335], tokens, LogprobGroup(indices, (3, 3, 3)), kernels(isa))
-    every = take_logprobs(memory[:, 4:335], tokens, LogprobGroup(torch.arange(9), (3,) * 9), kernels(isa))
+    some = take_logprobs(memory[:, 4:335], tokens, LogprobGroup(indices.numpy(), (3, 3, 3)), kernels(isa))
+    every = take_logprobs(memory[:, 4:335], tokens, LogprobGroup(np.arange(9), (3,) * 9), kernels(isa))
     assert torch.equal(some.logprobs, every.logprobs[indices])
     assert torch.equal(some.top_ids, every.top_ids[indices])
 

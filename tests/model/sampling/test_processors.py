@@ -5,7 +5,7 @@ import torch
 
 from tests.model.sampling.oracle import new_row, process
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.model.sampling.processors import apply_penalties
+from tokenmill.model.sampling.processors import add_entries, apply_bad_words, apply_penalties
 from tokenmill.model.sampling.state import SamplingState
 
 
@@ -16,7 +16,7 @@ def penalize(
     positions: np.ndarray,
     tokens: torch.Tensor,
 ) -> torch.Tensor:
-    """Logits after the penalties of row i of the token table, i = 0, 1, ..."""
+    """Logits after the penalties of row i of the token table, i = 0, 1, ...: alike in both libraries of arrays."""
     state = SamplingState(len(all_params), logits.shape[1])
     for row, params in enumerate(all_params):
         state.set(new_row(row, params, num_prompt=int(prompts[row])))
@@ -24,6 +24,9 @@ def penalize(
     penalized = logits.clone()
     if penalties is not None:
         apply_penalties(penalized, penalties, tokens)
+        on_host = logits.numpy().copy()
+        apply_penalties(on_host, penalties, tokens.numpy())
+        assert on_host.tobytes() == penalized.numpy().tobytes()
     return penalized
 
 
@@ -70,3 +73,23 @@ def test_repetition_divides_positive_and_multiplies_negative_logits_of_prompt_an
     logits = torch.tensor([[4.0, -4.0, 4.0, 4.0]])
     penalized = penalize([SamplingParams(repetition_penalty=2.0)], logits, np.array([1]), np.array([3]), tokens)
     assert penalized[0].tolist() == [2.0, -8.0, 2.0, 4.0]
+
+
+def test_bias_and_bad_words_are_the_same_bits_in_both_libraries_of_arrays(rng):
+    num_rows, vocab_size, max_len = 12, 40, 30
+    state = SamplingState(num_rows, vocab_size)
+    tokens = rng.integers(4, size=(num_rows, max_len)).astype(np.int32)
+    for row in range(num_rows):
+        bias = {int(token_id): float(rng.normal()) for token_id in rng.integers(vocab_size, size=row % 4)}
+        words = tuple(tuple(rng.integers(4, size=rng.integers(1, 4)).tolist()) for _ in range(row % 5))
+        state.set(new_row(row, SamplingParams(logit_bias=bias, bad_word_ids=words), num_prompt=2))
+    logits = rng.normal(size=(num_rows, vocab_size)).astype(np.float32)
+    logits[rng.random(logits.shape) < 0.1] = np.inf
+    metadata = state.select(np.arange(num_rows), rng.integers(2, max_len, size=num_rows))
+    assert metadata.bias is not None and metadata.bad_words is not None
+    on_host, tensor = logits.copy(), torch.from_numpy(logits.copy())
+    for array, table in ((on_host, tokens), (tensor, torch.from_numpy(tokens))):
+        add_entries(array, metadata.bias)
+        apply_bad_words(array, metadata.bad_words, table)
+    np.testing.assert_array_equal(on_host, tensor.numpy())
+    assert np.isneginf(on_host).any() and np.isnan(on_host).any()

@@ -93,7 +93,7 @@ class DraftModel:
         num_rows = len(tables.tokens)
         self._model = model
         self._attention = attention
-        self._tokens, self._pages, self._page_size = tables.tokens.numpy(), tables.pages.numpy(), tables.page_size
+        self._tokens, self._pages, self._page_size = tables.tokens, tables.pages, tables.page_size
         self._num_tokens = num_tokens
         self._max_len = max_len
         self._scratch_per_row = num_scratch_pages(num_tokens, tables.page_size) // MOST_ROWS

@@ -1,12 +1,12 @@
 """Turn a plan into a `ForwardBatch`: whole-array arithmetic, no loop over tokens or rows.
 
-The host's data is gathered in arrays by name, sent to the device, and completed there from the tables.
+The host's data is gathered in arrays by name, sent to the device, and completed there from the tables. The model takes
+tensors: here the host's arrays become some.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.engine.runner.prompt_reports import OutputTokens
@@ -45,30 +45,32 @@ def build_batch(arrays: Arrays, sent: Sent, tables: RowTables) -> ForwardBatch:
     Args:
         arrays, sent: `step_arrays`, and maybe more, on the host and on the device.
     """
-    page_size, positions, row_of_token = tables.page_size, sent["positions"], sent["row_of_token"]
-    page_of_token = tables.pages[row_of_token, positions // page_size].long()
+    xp, tensor, page_size = tables.arrays, tables.arrays.tensor, tables.page_size
+    positions, row_of_token, context_lens = sent["positions"], sent["row_of_token"], sent["context_lens"]
+    numbers, offsets = positions // page_size, positions % page_size
+    page_of_token = xp.astype(tables.pages[row_of_token, numbers], "int64")
     num_pages = -(-int(arrays["context_lens"].max()) // page_size)
-    page_numbers = torch.arange(num_pages, dtype=torch.int32, device=positions.device)
     page_table = tables.pages[sent["rows"], :num_pages]
-    page_table = page_table.masked_fill_(page_numbers * page_size >= sent["context_lens"][:, None], 0)
+    page_table *= tables.page_starts[:num_pages] < context_lens[:, None]
     windows = None
     if tables.window_pages is not None:
-        window_page = tables.window_pages[row_of_token, positions // page_size].long()
-        own = tables.window_pages[sent["rows"], :num_pages].masked_fill_(page_table == 0, 0)
+        window_page = xp.astype(tables.window_pages[row_of_token, numbers], "int64")
+        own = tables.window_pages[sent["rows"], :num_pages]
+        own *= page_table != 0
         # What no token of the step can reach is stale: another request may have it.
-        begins = sent["context_lens"] - sent["query_starts"].diff() - tables.window + 1
-        own.masked_fill_((page_numbers + 1) * page_size <= begins[:, None], 0)
-        windows = BatchPages(window_page * page_size + positions % page_size, own)
+        begins = context_lens - (sent["query_starts"][1:] - sent["query_starts"][:-1]) - tables.window + 1
+        own *= tables.page_starts[1 : num_pages + 1] > begins[:, None]
+        windows = BatchPages(tensor(window_page * page_size + offsets), tensor(own))
     query_starts = arrays["query_starts"]
     return ForwardBatch(
-        token_ids=tables.tokens[row_of_token, positions].long(),
-        positions=positions,
-        slots=page_of_token * page_size + positions % page_size,
-        page_table=page_table,
-        query_lens=np.diff(query_starts),
+        token_ids=tensor(xp.astype(tables.tokens[row_of_token, positions], "int64")),
+        positions=tensor(positions),
+        slots=tensor(page_of_token * page_size + offsets),
+        page_table=tensor(page_table),
+        query_lens=query_starts[1:] - query_starts[:-1],
         context_lens=arrays["context_lens"],
         query_starts=query_starts,
-        output_indices=sent["output_indices"],
-        lens=DeviceLens(sent["context_lens"], sent["query_starts"]),
+        output_indices=tensor(sent["output_indices"]),
+        lens=DeviceLens(tensor(context_lens), tensor(sent["query_starts"])),
         windows=windows,
     )

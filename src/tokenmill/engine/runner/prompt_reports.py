@@ -143,7 +143,8 @@ class PromptReports(RowExtension):
             if row.num_logprobs is not None:
                 # The output of a token tells of the next one; of the prompt's last one nothing is told here.
                 targets = tables.tokens[number, start + 1 : start + 1 + len(own)][: row.num_prompt_tokens - 1 - start]
-                told = list(self._logprobs(own, targets.long(), row.num_logprobs, logits_of(number)))
+                ids = tables.arrays.tensor(tables.arrays.astype(targets, "int64"))
+                told = list(self._logprobs(own, ids, row.num_logprobs, logits_of(number)))
                 if any(math.isnan(one.sampled.logprob) for one in told):
                     reports.failures[index] = RowFailure("the model's logits for this prompt are NaN or infinite")
                 else:
@@ -163,7 +164,7 @@ class PromptReports(RowExtension):
         size = self._rows_at_once
         for part, ids in zip(outputs.split(size), targets.split(size), strict=True):
             if len(ids):
-                group = LogprobGroup(torch.arange(len(ids), device=ids.device), (count,) * len(ids))
+                group = LogprobGroup(np.arange(len(ids), dtype=np.int64), (count,) * len(ids))
                 values = logits(part).float()
                 if self.watch is not None:
                     self.watch(values.cpu().numpy())

@@ -7,15 +7,21 @@ their states by a table on the device; the others have them among the arrays.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.recurrence import StateRows
-from tokenmill.model.kernels.states import StateMemory, StepStates, state_arrays, step_states
+from tokenmill.model.kernels.states import STATE_ARRAYS, StateMemory, StepStates, state_arrays, step_states
+from tokenmill.platform.arrays import ArrayLibrary
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.platform.arrays import Array
 
 
 class RowRecurrences(RowExtension):
@@ -29,10 +35,11 @@ class RowRecurrences(RowExtension):
         slots: [num_rows] int64 on the device.
     """
 
-    def __init__(self, memory: StateMemory, num_rows: int, device: torch.device) -> None:
+    def __init__(self, memory: StateMemory, num_rows: int, arrays: ArrayLibrary) -> None:
         self.memory = memory
+        self._arrays = arrays
         self._slots = np.full(num_rows, memory.num_slots - 1, dtype=np.int64)
-        self.slots = torch.full((num_rows,), memory.num_slots - 1, dtype=torch.int64, device=device)
+        self.slots = arrays.full((num_rows,), memory.num_slots - 1, "int64")
 
     def enter(self, plan: StepPlan) -> Arrays:
         """Take in the new rows of a plan; return the arrays that `apply` needs on the device."""
@@ -51,7 +58,7 @@ class RowRecurrences(RowExtension):
         if "state_rows" in sent:
             self.slots[sent["state_rows"]] = sent["row_states"]
         if "load_sources" in sent:
-            self.memory.copy(sent["load_sources"], sent["load_targets"])
+            self._copy(sent["load_sources"], sent["load_targets"])
 
     def split(self, plan: StepPlan, query_starts: np.ndarray, first: int) -> Arrays:
         """Return the arrays of the requests from the `first` on, which run in no graph, and those of the saves."""
@@ -72,7 +79,8 @@ class RowRecurrences(RowExtension):
 
     def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
         """Add the states that tokens outside of graphs run through."""
-        return replace(batch, states=step_states(self.memory, arrays, sent))
+        own = {name: self._arrays.tensor(sent[name]) for name in STATE_ARRAYS if name in sent}
+        return replace(batch, states=step_states(self.memory, arrays, own))
 
     def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
         """Add the states of rows with a token each, found by the table on the device."""
@@ -86,4 +94,7 @@ class RowRecurrences(RowExtension):
     def decoded(self, sent: Sent) -> None:
         """Keep the states that requests in a graph have come to."""
         if "kept_sources" in sent:
-            self.memory.copy(sent["kept_sources"], sent["kept_targets"])
+            self._copy(sent["kept_sources"], sent["kept_targets"])
+
+    def _copy(self, sources: Array, targets: Array) -> None:
+        self.memory.copy(self._arrays.tensor(sources), self._arrays.tensor(targets))

@@ -6,13 +6,17 @@ the next step reads its inputs from there, whether or not the host knows them ye
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.attention.row_extension import Arrays, Sent
-from tokenmill.platform.memory import zeros
+from tokenmill.platform.arrays import ArrayLibrary
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
 
 
 class RowTables:
@@ -23,15 +27,19 @@ class RowTables:
         tokens: [num_rows, max_pages * page_size] int32, prompt and output ids.
         window_pages: as `pages`, for the window group; entries behind a window are stale too. None: absent.
         window: most tokens that its layers attend to.
+        page_starts: [max_pages + 1] int32, the position at which each page begins; the end of the last one.
+        arrays: the library of all these.
     """
 
-    def __init__(self, num_rows: int, max_len: int, page_size: int, device: torch.device, window: int = 0) -> None:
+    def __init__(self, num_rows: int, max_len: int, page_size: int, arrays: ArrayLibrary, window: int = 0) -> None:
         max_pages = -(-max_len // page_size)
+        self.arrays = arrays
         self.window = window
-        self.window_pages = zeros((num_rows, max_pages), torch.int32, device) if window else None
+        self.window_pages = arrays.zeros((num_rows, max_pages), "int32") if window else None
         self.page_size = page_size
-        self.pages = zeros((num_rows, max_pages), torch.int32, device)
-        self.tokens = zeros((num_rows, max_pages * page_size), torch.int32, device)
+        self.page_starts = arrays.arange(max_pages + 1, "int32") * page_size
+        self.pages = arrays.zeros((num_rows, max_pages), "int32")
+        self.tokens = arrays.zeros((num_rows, max_pages * page_size), "int32")
 
     def apply(self, plan: StepPlan, sent: Sent) -> None:
         """Enter new rows, drafts and new pages.
@@ -56,12 +64,12 @@ class RowTables:
         """Enter the draft tokens of a step that has any."""
         self.tokens[sent["draft_rows"], sent["draft_positions"]] = sent["draft_ids"]
 
-    def write_tokens(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
+    def write_tokens(self, rows: Array, positions: Array, token_ids: Array) -> None:
         """Enter sampled tokens; all [S] int64, on the device. Tokens behind a wrong draft are written anew later.
 
         Token 0 stands in for a missing (negative) one: a step that is already launched runs with it, in vain.
         """
-        self.tokens[rows, positions] = token_ids.clamp(min=0).to(torch.int32)
+        self.tokens[rows, positions] = self.arrays.astype(self.arrays.at_least(token_ids, 0), "int32")
 
 
 def table_arrays(plan: StepPlan, samples: Samples) -> Arrays:

@@ -28,6 +28,7 @@ from tokenmill.model.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import Array
 
 Masks = Callable[[], GrammarStep | None]
 """The grammars of a step. Asked for once its pass is issued: to know them the host may have to wait."""
@@ -97,7 +98,7 @@ class HostSampler:
         grammars = masks()
         source = Outputs(self._model, outputs, self._adapted(samples))
         sampled = self._sampler.sample(source, metadata, self._tables.tokens, grammars)
-        self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids)
+        self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids.numpy())
         return Sampled(sampled.token_ids, sampled.logprobs, grammars)
 
     def _adapted(self, samples: Samples) -> list[tuple[torch.Tensor, AdaptedHead]]:
@@ -186,6 +187,6 @@ class DeviceSampler:
         return Sampled(token_ids, sampled.logprobs, grammars)
 
 
-def places(draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def places(draws: Array) -> tuple[Array, Array]:
     """Return the rows and positions of the tokens that packed draws sample, [S] int64 each."""
     return column(draws, "row"), column(draws, "position")

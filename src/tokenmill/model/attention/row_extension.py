@@ -9,20 +9,24 @@ Hooks do nothing unless a subclass overrides them. Plans name rows by number; wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.kernels.adapter_parts import LinearAdapter
 
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.platform.arrays import Array
+
 Arrays = dict[str, npt.NDArray[Any]]
 """The host's arrays for a step, by name."""
-Sent = Mapping[str, torch.Tensor]
-"""The same arrays on the device."""
+Sent = Mapping[str, "Array"]
+"""The same arrays on the device; see `ArrayLibrary`."""
 
 
 class RowExtension:

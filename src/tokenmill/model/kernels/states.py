@@ -19,6 +19,8 @@ from tokenmill.platform.memory import zeros
 
 Part = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor of a layer's state."""
+# The names in `state_arrays`.
+STATE_ARRAYS = ("states", "state_spans", "later_states", "later_spans", "save_sources", "save_targets")
 
 
 class StateMemory:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import Array
 
 # Tokens in a word of a mask.
 WORD_BITS = 32
@@ -18,20 +19,21 @@ WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class TokenBitmask:
-    """Rows that may only take some tokens; n of them.
+    """Rows that may only take some tokens; n of them. They are where the logits are when they are applied.
 
     Attributes:
         indices: [n] int64, rows of the logits, none twice.
         bits: [n, ceil(V / 32)] int32; bit t % 32 of word t // 32 is set where token t is allowed.
     """
 
-    indices: Tensor
-    bits: Tensor
+    indices: Array
+    bits: Array
 
 
 def allows(mask: TokenBitmask, token_ids: Tensor) -> Tensor:
     """Return [n] bool: whether the mask of each row has its token of `token_ids` [n] int64."""
-    words = mask.bits.gather(1, token_ids[:, None] // WORD_BITS).squeeze(1)
+    bits: Tensor = mask.bits
+    words = bits.gather(1, token_ids[:, None] // WORD_BITS).squeeze(1)
     return (words >> token_ids % WORD_BITS & 1).bool()
 
 
@@ -64,7 +66,8 @@ def clear_bits_by_torch(bits: Tensor, count: int) -> Tensor:
 
 
 def _apply_natively(native: _native.Kernels, logits: Tensor, mask: TokenBitmask) -> None:
-    rows, bits = mask.indices, mask.bits
+    rows: Tensor = mask.indices
+    bits: Tensor = mask.bits
     assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32 in one piece"
     assert rows.dtype == torch.int64 and rows.is_contiguous(), "rows are int64"
     count, size = len(rows), logits.shape[1]

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,7 +33,7 @@ _PART_SIZE = 2**19
 class LogprobGroup:
     """Rows that report log probabilities: [n] int64 rows of the logits, and how many likely tokens each asked for."""
 
-    indices: Tensor
+    indices: npt.NDArray[np.int64]
     counts: tuple[int, ...]
 
 
@@ -67,7 +69,7 @@ def take_logprobs(
     """
     # At least one, so that the shapes hold when only the sampled token's are wanted.
     num_top = max(1, *group.counts)
-    group_indices = group.indices.to(logits.device, non_blocking=True)
+    group_indices = torch.from_numpy(group.indices).to(logits.device, non_blocking=True)
     sampled_ids = token_ids[group_indices].clamp(min=0)
     if native is not None:
         found = _take_natively(native, logits, group_indices, sampled_ids, num_top)

@@ -1,18 +1,24 @@
 """Changes of logits before a draw: bias, penalties, stop ids before min_tokens, token bitmasks and bad words.
 
-Each part names the rows of the logits that it concerns, so that a row pays only for what it asks for. A part is made on
-the host and moves to the device of the logits when it is applied. Presence and frequency penalties follow OpenAI's
-definition (over the output), repetition that of CTRL (Keskar et al., 2019) as transformers and vLLM apply it (over
-prompt and output); all are computed from the token table at each step: no counts to keep.
+Each part names the rows of the logits that it concerns, so that a row pays only for what it asks for. A part is made of
+the host's arrays, and moves to the device of the logits when it is applied. Presence and frequency penalties follow
+OpenAI's definition (over the output), repetition that of CTRL (Keskar et al., 2019) as transformers and vLLM apply it
+(over prompt and output); all are computed from the token table at each step: no counts to keep.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
+
+from tokenmill.platform.host_arrays import library_of
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
 
 # Stands before a bad word that is shorter than the longest.
 PADDING = -1
@@ -30,9 +36,9 @@ class LogitEntries:
         values: [m] float32.
     """
 
-    indices: Tensor
-    token_ids: Tensor
-    values: Tensor
+    indices: Array
+    token_ids: Array
+    values: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +52,13 @@ class Penalties:
         presence, frequency, repetition: [n] float32.
     """
 
-    indices: Tensor
-    rows: Tensor
-    num_prompt_tokens: Tensor
-    positions: Tensor
-    presence: Tensor
-    frequency: Tensor
-    repetition: Tensor
+    indices: Array
+    rows: Array
+    num_prompt_tokens: Array
+    positions: Array
+    presence: Array
+    frequency: Array
+    repetition: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +72,32 @@ class BadWords:
         last: [m] int64, the token that would complete it.
     """
 
-    indices: Tensor
-    rows: Tensor
-    positions: Tensor
-    num_prompt_tokens: Tensor
-    heads: Tensor
-    last: Tensor
+    indices: Array
+    rows: Array
+    positions: Array
+    num_prompt_tokens: Array
+    heads: Array
+    last: Array
 
 
-def moved(part: Part, device: torch.device) -> Part:
-    """Return a dataclass of tensors on another device."""
-    if device.type == "cpu":
+def moved(part: Part, logits: Array) -> Part:
+    """Return a dataclass of the host's arrays where logits are: as it is, or on their device."""
+    if isinstance(logits, np.ndarray):
         return part
     own: Any = part
-    return type(part)(*(getattr(own, field.name).to(device, non_blocking=True) for field in fields(own)))
+    tensors = (torch.from_numpy(getattr(own, field.name)) for field in fields(own))
+    return type(part)(*(tensor.to(logits.device, non_blocking=True) for tensor in tensors))
 
 
-def add_entries(logits: Tensor, entries: LogitEntries) -> None:
+@np.errstate(all="ignore")
+def add_entries(logits: Array, entries: LogitEntries) -> None:
     """Add values to single logits, in place."""
-    entries = moved(entries, logits.device)
+    entries = moved(entries, logits)
     logits[entries.indices, entries.token_ids] += entries.values
 
 
-def apply_penalties(logits: Tensor, penalties: Penalties, token_table: Tensor) -> None:
+@np.errstate(all="ignore")
+def apply_penalties(logits: Array, penalties: Penalties, token_table: Array) -> None:
     """Penalize rows of `logits`, in place.
 
     Repetition comes first (a positive logit is divided, a negative one multiplied), then frequency and presence.
@@ -99,38 +108,39 @@ def apply_penalties(logits: Tensor, penalties: Penalties, token_table: Tensor) -
             is not used, whatever it is.
     """
     length = int(penalties.positions.max())
-    part = moved(penalties, logits.device)
+    xp, part = library_of(logits), moved(penalties, logits)
     rows = part.indices[:, None]
-    token_ids = token_table[part.rows, :length].to(torch.int64)
-    places = torch.arange(length, device=logits.device)
+    token_ids = xp.astype(token_table[part.rows, :length], "int64")
+    places = xp.arange(length, "int64")
     is_known = places < part.positions[:, None]
     is_output = is_known & (places >= part.num_prompt_tokens[:, None])
     # The first token of the prompt stands in for what is not known: a token that occurs twice is written twice with
     # the same value, so one more time changes nothing.
-    token_ids = token_ids.where(is_known, token_ids[:, :1])
+    token_ids = xp.where(is_known, token_ids, token_ids[:, :1])
 
-    counts = torch.zeros((len(token_ids), logits.shape[1]), dtype=torch.float32, device=logits.device)
-    num_out = counts.scatter_add_(1, token_ids, is_output.to(torch.float32)).gather(1, token_ids)
+    num_out = xp.counts(token_ids, is_output, logits.shape[1])
     values = logits[rows, token_ids]
     factor = part.repetition[:, None]
-    values = torch.where(values > 0, values / factor, values * factor)
+    values = xp.where(values > 0, values / factor, values * factor)
     values -= part.frequency[:, None] * num_out + part.presence[:, None] * (num_out > 0)
     logits[rows, token_ids] = values
 
 
-def apply_bad_words(logits: Tensor, words: BadWords, token_table: Tensor) -> None:
+@np.errstate(all="ignore")
+def apply_bad_words(logits: Array, words: BadWords, token_table: Array) -> None:
     """Subtract infinity from the logits of tokens that would complete a bad word, in place.
 
     Args:
         logits: [S, V] float32.
         token_table: see `apply_penalties`.
     """
-    words = moved(words, logits.device)
+    xp, words = library_of(logits), moved(words, logits)
+    longest = words.heads.shape[1]
     # |<- prompt ->|<- output ... [head of a bad word] ->|<- position: its last token would come here
-    places = words.positions[:, None] + torch.arange(-words.heads.shape[1], 0, device=logits.device)
-    tokens = token_table[words.rows[:, None], places.clamp(min=0)]
+    places = words.positions[:, None] + (xp.arange(longest, "int64") - longest)
+    tokens = token_table[words.rows[:, None], xp.at_least(places, 0)]
     is_there = (tokens == words.heads) & (places >= words.num_prompt_tokens[:, None])
     completes = (is_there | (words.heads == PADDING)).all(1)
     # Two words may end in the same token, of which only one is about to be completed: so add, do not assign.
-    values = torch.where(completes, -torch.inf, 0.0).to(logits.dtype)
-    logits.index_put_((words.indices, words.last), values, accumulate=True)
+    values = xp.astype(xp.where(completes, -math.inf, 0.0), "float32")
+    xp.add_at(logits, (words.indices, words.last), values)

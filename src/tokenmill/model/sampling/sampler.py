@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from tokenmill.model.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import Array
 
 # In place of a token that cannot be drawn, though the model's logits are numbers; `NO_TOKEN` says that these are not.
 NOTHING_LEFT = NO_TOKEN - 1
@@ -139,7 +141,7 @@ class Sampler:
         self,
         source: Outputs | Drawn,
         metadata: SamplingMetadata,
-        token_table: Tensor,
+        token_table: Array,
         masks: Masks | None = None,
     ) -> SampledTokens:
         """Sample one token for each row.
@@ -157,7 +159,7 @@ class Sampler:
         return sampled
 
     def _sample_outputs(
-        self, source: Outputs, metadata: SamplingMetadata, token_table: Tensor, masks: Masks | None
+        self, source: Outputs, metadata: SamplingMetadata, token_table: Array, masks: Masks | None
     ) -> SampledTokens:
         # Greedy rows draw before their mask, which decides afterwards: as a rule, then, none is asked for here.
         if not metadata.only_argmax or (masks is not None and masks.ready(source.hidden.device) is not None):
@@ -170,7 +172,7 @@ class Sampler:
         return SampledTokens(token_ids)
 
     def _sample_drawn(
-        self, source: Drawn, metadata: SamplingMetadata, token_table: Tensor, masks: Masks | None
+        self, source: Drawn, metadata: SamplingMetadata, token_table: Array, masks: Masks | None
     ) -> SampledTokens:
         drawn = source.token_ids
         if masks is None and not metadata.needs_processing:
@@ -184,7 +186,7 @@ class Sampler:
         self,
         logits: Tensor,
         metadata: SamplingMetadata,
-        token_table: Tensor,
+        token_table: Array,
         masks: Masks | None = None,
         drawn: Drawn | None = None,
     ) -> SampledTokens:
@@ -209,7 +211,7 @@ class Sampler:
         return SampledTokens(token_ids, take_logprobs(logits, token_ids, metadata.logprobs, self._native))
 
     def _process(
-        self, logits: Tensor, metadata: SamplingMetadata, mask: TokenBitmask | None, token_table: Tensor
+        self, logits: Tensor, metadata: SamplingMetadata, mask: TokenBitmask | None, token_table: Array
     ) -> Tensor:
         """Return the logits that tokens are drawn from, with everything before the temperature applied.
 
@@ -218,18 +220,20 @@ class Sampler:
         if not metadata.changes_logits and mask is None:
             return logits
         processed = logits if metadata.logprobs is None else logits.clone()
+        on_host = logits.device.type == "cpu"
+        own, table = (processed.numpy(), np.asarray(token_table)) if on_host else (processed, token_table)
         if metadata.bias is not None:
-            add_entries(processed, metadata.bias)
+            add_entries(own, metadata.bias)
         if metadata.penalties is not None:
-            apply_penalties(processed, metadata.penalties, token_table)
+            apply_penalties(own, metadata.penalties, table)
         if metadata.stops is not None:
-            add_entries(processed, metadata.stops)
+            add_entries(own, metadata.stops)
         if mask is not None:
             apply_bitmask(processed, mask, self._native)
         if metadata.allowed_tokens is not None:
-            apply_bitmask(processed, moved(metadata.allowed_tokens, logits.device), self._native)
+            apply_bitmask(processed, moved(metadata.allowed_tokens, logits), self._native)
         if metadata.bad_words is not None:
-            apply_bad_words(processed, metadata.bad_words, token_table)
+            apply_bad_words(own, metadata.bad_words, table)
         return processed
 
     def _redrawn(self, token_ids: Tensor, processed: Callable[[Tensor], Tensor], draws: Tensor, masks: Masks) -> Tensor:

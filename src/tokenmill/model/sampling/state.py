@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.sampling_params import SamplingParams
@@ -170,10 +169,10 @@ class SamplingState(RowExtension):
             draws,
             metadata.only_argmax,
             metadata.bias,
-            penalties and replace(penalties, positions=_tensor(positions[penalties.indices.numpy()], np.int64)),
+            penalties and replace(penalties, positions=_column(positions[penalties.indices], np.int64)),
             metadata.stops and _having(metadata.stops, positions < known.first_stops),
             metadata.allowed_tokens,
-            words and replace(words, positions=_tensor(positions[words.indices.numpy()], np.int64)),
+            words and replace(words, positions=_column(positions[words.indices], np.int64)),
             metadata.logprobs,
         )
 
@@ -199,7 +198,7 @@ class SamplingState(RowExtension):
         if not len(indices):
             return None
         bits = [bits for row in rows[indices].tolist() if (bits := self._allowed[row]) is not None]
-        return TokenBitmask(_tensor(indices, np.int64), torch.from_numpy(np.stack(bits)))
+        return TokenBitmask(_column(indices, np.int64), np.stack(bits))
 
     def _words(self, indices: IntArray, rows: IntArray) -> BadWords | None:
         words = [(index, word) for index in indices.tolist() for word in self._bad_words[rows[index]]]
@@ -211,12 +210,12 @@ class SamplingState(RowExtension):
             heads[number, longest - len(word) + 1 :] = word[:-1]
         owners = np.array([index for index, _ in words])
         return BadWords(
-            indices=_tensor(owners, np.int64),
-            rows=_tensor(rows[owners], np.int64),
-            positions=torch.zeros(len(owners), dtype=torch.int64),
-            num_prompt_tokens=_tensor(self._extras["num_prompt_tokens"][rows[owners]], np.int64),
-            heads=torch.from_numpy(heads),
-            last=torch.tensor([word[-1] for _, word in words]),
+            indices=_column(owners, np.int64),
+            rows=_column(rows[owners], np.int64),
+            positions=np.zeros(len(owners), dtype=np.int64),
+            num_prompt_tokens=_column(self._extras["num_prompt_tokens"][rows[owners]], np.int64),
+            heads=heads,
+            last=np.array([word[-1] for _, word in words], dtype=np.int64),
         )
 
     def _bits(self, token_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
@@ -249,14 +248,12 @@ def _joined(indices: IntArray, rows: IntArray, table: Sequence[Entries]) -> Logi
         return None
     token_ids, values = zip(*(table[row] for row in rows[indices].tolist()), strict=True)
     owners = np.repeat(indices, [len(ids) for ids in token_ids])
-    return LogitEntries(
-        _tensor(owners, np.int64), torch.from_numpy(np.concatenate(token_ids)), torch.from_numpy(np.concatenate(values))
-    )
+    return LogitEntries(_column(owners, np.int64), np.concatenate(token_ids), np.concatenate(values))
 
 
 def _having(entries: LogitEntries, rows: npt.NDArray[np.bool_]) -> LogitEntries | None:
     """Return the entries of those rows of the logits for which `rows` [S] is True; None if there are none."""
-    is_kept = torch.from_numpy(rows)[entries.indices]
+    is_kept = rows[entries.indices]
     if is_kept.all():
         return entries
     parts = (entries.indices[is_kept], entries.token_ids[is_kept], entries.values[is_kept])
@@ -268,19 +265,19 @@ def _penalties(indices: IntArray, rows: IntArray, extras: npt.NDArray[np.void]) 
         return None
     own = extras.take(indices)
     return Penalties(
-        indices=_tensor(indices, np.int64),
-        rows=_tensor(rows[indices], np.int64),
-        num_prompt_tokens=_tensor(own["num_prompt_tokens"], np.int64),
-        positions=torch.zeros(len(indices), dtype=torch.int64),
-        presence=_tensor(own["presence"], np.float32),
-        frequency=_tensor(own["frequency"], np.float32),
-        repetition=_tensor(own["repetition"], np.float32),
+        indices=_column(indices, np.int64),
+        rows=_column(rows[indices], np.int64),
+        num_prompt_tokens=_column(own["num_prompt_tokens"], np.int64),
+        positions=np.zeros(len(indices), dtype=np.int64),
+        presence=_column(own["presence"], np.float32),
+        frequency=_column(own["frequency"], np.float32),
+        repetition=_column(own["repetition"], np.float32),
     )
 
 
 def _logprobs(indices: IntArray, counts: IntArray) -> LogprobGroup | None:
-    return LogprobGroup(_tensor(indices, np.int64), tuple(counts[indices].tolist())) if len(indices) else None
+    return LogprobGroup(_column(indices, np.int64), tuple(counts[indices].tolist())) if len(indices) else None
 
 
-def _tensor(values: npt.NDArray[np.generic], dtype: type[np.generic]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype))
+def _column(values: npt.NDArray[np.generic], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(values, dtype=dtype)

@@ -119,7 +119,7 @@ class Encoder(RowExtension):
     def apply(self, plan: StepPlan, sent: Sent) -> None:
         """Apply a plan on the device: set shifts, forget outputs and encode images."""
         if "shifted_rows" in sent:
-            self.shifts[sent["shifted_rows"]] = sent["shifts"]
+            self.shifts[torch.as_tensor(sent["shifted_rows"])] = torch.as_tensor(sent["shifts"])
         for digest in plan.forget:
             self._outputs.pop(digest, None)
         for digest in plan.encode:

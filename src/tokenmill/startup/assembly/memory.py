@@ -59,12 +59,11 @@ def allocate(
     draft: LoadedDraft | None = None,
 ) -> StepMemory:
     """Allocate the memory of steps with a KV cache of this size, the pages of a draft model included."""
-    device = torch.device(platform.device)
     # An accelerator has one row more, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
     window = 0 if size.window is None else size.window.window
     # A prompt of the whole context is run where no output is needed; what it samples is written down all the same.
-    tables = RowTables(num_rows, size.max_model_len + 1, config.page_size, device, window)
+    tables = RowTables(num_rows, size.max_model_len + 1, config.page_size, platform.arrays, window)
     sampling = SamplingState(config.max_num_seqs, decoder.architecture.vocab_size)
     behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
     # And its state.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
-import torch
-
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.engine.runner.row_recurrences import RowRecurrences
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.row_extension import RowExtension
+from tokenmill.platform.arrays import ArrayLibrary
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.memory import StepMemory
@@ -22,9 +21,9 @@ from tokenmill.startup.sizing.state_size import check_recurrences, num_states, w
 class RecurrentStates(Capability):
     """Each running request has a slot for its state; prefixes keep states too."""
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, arrays: ArrayLibrary) -> None:
         self._num_slots = num_slots
-        self._device = device
+        self._arrays = arrays
 
     @classmethod
     def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
@@ -38,7 +37,7 @@ class RecurrentStates(Capability):
         if not architecture.recurrences:
             return None
         assembly.config = with_states(assembly.config, architecture, platform.available_bytes())
-        return cls(num_states(assembly.config, architecture), torch.device(platform.device))
+        return cls(num_states(assembly.config, architecture), platform.arrays)
 
     def sized(self, size: KVSize) -> KVSize:
         """Add the slots of states."""
@@ -47,7 +46,7 @@ class RecurrentStates(Capability):
     def row_extensions(self, memory: StepMemory) -> tuple[RowExtension]:
         """Return the slots of rows."""
         assert memory.states is not None, "states have a size, and no memory"
-        return (RowRecurrences(memory.states, len(memory.tables.tokens), self._device),)
+        return (RowRecurrences(memory.states, len(memory.tables.tokens), self._arrays),)
 
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
         """Tell how many states there is room for."""

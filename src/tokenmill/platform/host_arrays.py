@@ -1,0 +1,73 @@
+"""`HostArrays`: the host's `ArrayLibrary`, which is NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenmill.platform.memory import zeroed_bytes
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array, ArrayLibrary
+
+
+class HostArrays:
+    """See `ArrayLibrary`."""
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> npt.NDArray[Any]:
+        """Return an array of zeros that costs nothing until it is written."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        return zeroed_bytes(size).view(dtype).reshape(shape) if size else np.zeros(shape, dtype)
+
+    def full(self, shape: Sequence[int], value: float, dtype: str) -> npt.NDArray[Any]:
+        """Return an array of one value."""
+        return np.full(shape, value, dtype)
+
+    def arange(self, count: int, dtype: str) -> npt.NDArray[Any]:
+        """Return 0, 1 ... count - 1."""
+        return np.arange(count, dtype=dtype)
+
+    def astype(self, array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+        """Return an array in another dtype; itself if it has it."""
+        return array.astype(dtype, copy=False)
+
+    def at_least(self, array: npt.NDArray[Any], least: int) -> npt.NDArray[Any]:
+        """Return an array with `least` in place of what is smaller."""
+        return np.maximum(array, least)
+
+    def where(self, condition: npt.NDArray[Any], then: Any, otherwise: Any) -> npt.NDArray[Any]:
+        """Return `then` where a condition holds, and `otherwise` elsewhere."""
+        return np.where(condition, then, otherwise)
+
+    def add_at(self, array: npt.NDArray[Any], places: tuple[Any, Any], values: npt.NDArray[Any]) -> None:
+        """Add values to places of an array, of which one may occur several times."""
+        np.add.at(array, places, values)
+
+    def counts(self, numbers: npt.NDArray[Any], is_counted: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+        """Return how often the number at each place is counted in its row, [n, L] float32."""
+        found = np.empty(numbers.shape, dtype=np.float32)
+        # Row by row: the counts of one stay in the cache.
+        for own, row, is_own in zip(found, numbers, is_counted, strict=True):
+            own[:] = np.bincount(row[is_own], minlength=size)[row]
+        return found
+
+    def tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """Return an array as a tensor over the same memory."""
+        return torch.from_numpy(array)
+
+
+_HOST = HostArrays()
+
+
+def library_of(array: Array) -> ArrayLibrary:
+    """Return the library that an array is of."""
+    if isinstance(array, np.ndarray):
+        return _HOST
+    from tokenmill.platform.device_arrays import DeviceArrays
+
+    return DeviceArrays(array.device)
