@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from tokenmill.platform.arrays import ArrayLibrary
 from tokenmill.platform.cpu import CpuPlatform
+from tokenmill.platform.device_arrays import DeviceArrays
 
 
 class DryPlatform(CpuPlatform):
@@ -20,6 +22,7 @@ class DryPlatform(CpuPlatform):
 
     name = "dry"
     is_accelerator = True
+    arrays: ArrayLibrary = DeviceArrays("cpu")
 
     def num_units(self) -> int:
         """A few."""
