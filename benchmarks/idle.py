@@ -29,7 +29,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used so far: waits of its threads that ended, and seconds of processor time."""
+    """Counts of a process since it began: waits of its threads that ended, and seconds of processor time."""
 
     wake_ups: int
     cpu: float

@@ -1,4 +1,4 @@
-"""What steps of the native engine still ask torch for: a list that may only become shorter.
+"""Steps of the native engine call only the listed functions of torch; the list may only become shorter.
 
     python -m tests.engine.runner.test_torch_calls
 

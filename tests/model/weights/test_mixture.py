@@ -15,7 +15,7 @@ from tokenmill.model.kernels.stored_tensors import stored, tensor_of
 from tokenmill.model.quantization.packed import QUANTIZATIONS, PackedFormat, PackedFormats
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.checkpoint import read_architecture
-from tokenmill.model.weights.loader import plan_model
+from tokenmill.model.weights.loader import WeightRead, plan_model
 from tokenmill.model.weights.mixture import BITS, Group, can_mix, choose, measured_formats, summary, typical_formats
 
 native = load_kernels(1)
@@ -119,7 +119,7 @@ def test_a_layer_that_bits_change_nothing_in_gets_the_fewest(tmp_path: Path) -> 
     class Even:
         """A read of a matrix, or of one on the grid of four bits if it is in layer 0."""
 
-        def __init__(self, read) -> None:  # type: ignore[no-untyped-def]
+        def __init__(self, read: WeightRead) -> None:
             self.read, self.key, self.num_bytes = read, read.key, read.num_bytes
 
         def rows(self) -> StoredArray:

@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def start(model: Path, **options: Any) -> tuple[EngineReady, set[str]]:
-    """What an engine says of itself, and the names of its start's phases."""
+    """Start and end an engine; return its description and the names of its start's phases."""
     phases: set[str] = set()
     flags = {
         "device": "cpu",
