@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmill.platform.memory import zeros
 from tokenmill.platform.prefault import CHUNK, prefault
+from tokenmill.platform.tensor_memory import zeros
 
 SMAPS = Path("/proc/self/smaps")
 

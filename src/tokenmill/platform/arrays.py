@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
@@ -33,11 +34,25 @@ if TYPE_CHECKING:
     """An array of the host's NumPy, or of a device's torch."""
 
 
+def address(array: Array) -> int:
+    """Return where the numbers of an array begin in the host's memory, for kernels that take addresses."""
+    if isinstance(array, np.ndarray):
+        start: int = array.__array_interface__["data"][0]
+        return start
+    return array.data_ptr()
+
+
 class ArrayLibrary(Protocol):
-    """Operations that NumPy and torch spell differently. Dtypes are named, e.g. `int32`."""
+    """Operations that NumPy and torch spell differently. Dtypes are named, e.g. `int32`.
+
+    NumPy has no `bfloat16`: the host's arrays of it are their bits, `uint16`, which kernels read and write by address.
+    """
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Array:
         """Return a large array of zeros, whose memory is taken as it is first written where the device can do that."""
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Array:
+        """Return an array whose numbers are yet to be written."""
 
     def full(self, shape: Sequence[int], value: float, dtype: str) -> Array:
         """Return an array of one value."""

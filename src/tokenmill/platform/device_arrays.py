@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tokenmill.platform.memory import zeros
+from tokenmill.platform.tensor_memory import zeros
 
 
 class DeviceArrays:
@@ -22,6 +22,10 @@ class DeviceArrays:
     def zeros(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """Return a tensor of zeros."""
         return zeros(shape, getattr(torch, dtype), self._device)
+
+    def empty(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
+        """Return a tensor whose numbers are yet to be written."""
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=self._device)
 
     def full(self, shape: Sequence[int], value: float, dtype: str) -> torch.Tensor:
         """Return a tensor of one value."""

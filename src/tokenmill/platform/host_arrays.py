@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenmill.platform.memory import zeroed_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from tokenmill.platform.arrays import Array, ArrayLibrary
 
 
@@ -21,8 +22,13 @@ class HostArrays:
 
     def zeros(self, shape: Sequence[int], dtype: str) -> npt.NDArray[Any]:
         """Return an array of zeros that costs nothing until it is written."""
+        dtype = "uint16" if dtype == "bfloat16" else dtype
         size = math.prod(shape) * np.dtype(dtype).itemsize
         return zeroed_bytes(size).view(dtype).reshape(shape) if size else np.zeros(shape, dtype)
+
+    def empty(self, shape: Sequence[int], dtype: str) -> npt.NDArray[Any]:
+        """Return an array whose numbers are yet to be written."""
+        return np.empty(shape, "uint16" if dtype == "bfloat16" else dtype)
 
     def full(self, shape: Sequence[int], value: float, dtype: str) -> npt.NDArray[Any]:
         """Return an array of one value."""
@@ -58,6 +64,8 @@ class HostArrays:
 
     def tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Return an array as a tensor over the same memory."""
+        import torch
+
         return torch.from_numpy(array)
 
 

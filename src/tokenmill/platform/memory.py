@@ -1,12 +1,10 @@
-"""Memory for large tensors: zeroed ones that cost nothing until they are used, and scratch that is used again."""
+"""Memory of the host: zeroed, shared between processes, or cut into pieces. Memory of tensors: `tensor_memory`."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +16,12 @@ CACHE_LINE = 64
 HUGE_PAGE_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def zeros(shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
-    """Return a zeroed tensor; on the CPU the kernel hands out its memory page by page as it is first written.
-
-    It starts at a page boundary, so that vector loads do not cross two cache lines; a large one asks for huge
-    pages, whose addresses a CPU looks up less often. `torch.zeros` writes every byte at once: seconds at start, and
-    memory taken for requests that never come.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if torch.device(device).type != "cpu" or size == 0:
-        return torch.zeros(*shape, dtype=dtype, device=device)
-    return torch.from_numpy(zeroed_bytes(size)).view(dtype).view(*shape)
-
-
 def zeroed_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Return zeroed memory of the host, of at least a byte; see `zeros`."""
+    """Return zeroed memory, of at least a byte, which the kernel hands out page by page as it is first written.
+
+    It starts at a page boundary, so that vector loads do not cross two cache lines; a large one asks for huge pages,
+    whose addresses a CPU looks up less often.
+    """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -78,25 +67,6 @@ class Arena:
     def room(num_bytes: int) -> int:
         """Return the bytes that a tensor of `num_bytes` takes, in whole cache lines."""
         return -(-num_bytes // CACHE_LINE) * CACHE_LINE
-
-
-class Scratch:
-    """Memory that is written anew in every layer, kept mapped and, if small, in the CPU's cache.
-
-    One tensor at a time: the next `take` overwrites it.
-    """
-
-    __slots__ = ("_memory",)
-
-    def __init__(self, dtype: torch.dtype, device: str | torch.device) -> None:
-        self._memory = torch.empty(0, dtype=dtype, device=device)
-
-    def take(self, *shape: int) -> torch.Tensor:
-        """Return an uninitialized contiguous tensor, valid until the next call; grow to the largest asked for."""
-        size = math.prod(shape)
-        if size > len(self._memory):
-            self._memory = self._memory.new_empty(size)
-        return self._memory[:size].view(shape)
 
 
 def huge_pages(switch: Path = HUGE_PAGE_SWITCH) -> str:

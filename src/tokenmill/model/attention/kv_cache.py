@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tokenmill.model.attention.protocol import AttentionSpec, KVCache, Part
-from tokenmill.platform.memory import Scratch
+from tokenmill.platform.tensor_memory import Scratch
 
 SUBPAGE = 16
 LARGEST_INT8 = 127.0

@@ -13,7 +13,7 @@ import torch
 
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
-from tokenmill.platform.memory import zeros
+from tokenmill.platform.tensor_memory import zeros
 
 Part = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor of a KV cache: [layers, pages, ...]."""

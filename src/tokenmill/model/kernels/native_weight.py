@@ -24,7 +24,8 @@ from tokenmill.model.quantization.packed import (
     powers_of_two,
 )
 from tokenmill.model.quantization.stored_array import StoredArray
-from tokenmill.platform.memory import Arena, zeros
+from tokenmill.platform.memory import Arena
+from tokenmill.platform.tensor_memory import zeros
 
 if TYPE_CHECKING:
     from tokenmill._native import Kernels, Packed

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tokenmill.model.kernels.recurrence import StateRows
-from tokenmill.platform.memory import zeros
+from tokenmill.platform.tensor_memory import zeros
 
 Part = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor of a layer's state."""

@@ -25,7 +25,7 @@ from tokenmill.model.models.layer import Layer, native_obstacle
 from tokenmill.model.models.mlp import MLP
 from tokenmill.model.models.native_recurrence import NativeStates, bind_projection, bind_recurrence
 from tokenmill.model.models.self_attention import SelfAttention
-from tokenmill.platform.memory import Scratch
+from tokenmill.platform.tensor_memory import Scratch
 
 if TYPE_CHECKING:
     from tokenmill import _native
