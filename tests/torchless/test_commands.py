@@ -94,4 +94,4 @@ def test_training_the_demo_says_so() -> None:
     command = [sys.executable, str(REPOSITORY / "examples" / "train_demo" / "train.py")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "training needs torch: pip install 'tokenmill[torch]'\n"
+    assert done.stderr == "training needs torch and safetensors: pip install 'tokenmill[torch]' safetensors\n"
