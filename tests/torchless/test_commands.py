@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import make_checkpoint
 from tests.torchless import REPOSITORY, WISH, environment, until_the_cut
 from tokenmill.model.kernels.native import load_kernels
 
@@ -70,6 +69,7 @@ def test_other_verbs_work(arguments: tuple[str, ...]) -> None:
     [
         (("--kernels", "torch"), "--kernels torch needs torch, which is not installed"),
         (("--dtype", "float16"), "--dtype float16 on a CPU needs torch, which is not installed"),
+        (("--page-size", "8"), "the cpu attention (batched torch: the native attention needs a page size"),
         (("--device", "cuda"), "--device cuda needs torch, which is not installed (pip install 'tokenmill[gpu]')"),
     ],
     ids=str,
@@ -78,15 +78,6 @@ def test_a_server_that_needs_torch_says_so(flags: tuple[str, ...], sentence: str
     done = tokenmill("serve", "--port", "0", *flags)
     assert done.returncode == 2
     assert sentence in done.stderr
-
-
-@needs_the_block
-def test_a_family_without_a_native_pass_says_so(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path / "model", "olmo2", hidden_size=64, head_dim=16)
-    done = tokenmill("complete", "--local", str(folder), "A")
-    assert done.returncode == 2
-    assert "Olmo2ForCausalLM (" in done.stderr
-    assert "needs torch, which is not installed (pip install 'tokenmill[torch]')" in done.stderr
 
 
 @needs_the_block

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.model.models.test_native_decoder import FAMILIES, KERNEL_BY_KERNEL, WITH_STATES
+from tests.model.models.test_native_decoder import FAMILIES, WITH_STATES
 from tests.model.weights.gguf_writer import write_gguf
 from tests.tiers import tier
 from tests.torchless import WISH, environment, until_the_cut
@@ -24,8 +24,6 @@ pytestmark = [
 ]
 
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}
-# Families whose pass is one native call.
-NATIVE = [family for family in FAMILIES if family not in KERNEL_BY_KERNEL]
 # Of the demo model, in processes of about the same length.
 WALKS = (
     ("wishes", "grammars", "vectors", "sessions"),
@@ -57,8 +55,8 @@ def test_the_demo_model_offers_everything(names: tuple[str, ...], tmp_path: Path
     compare(demo_model_path(), tmp_path, names)
 
 
-@pytest.mark.parametrize("family", NATIVE)
-def test_each_native_family_runs(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_runs(family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", family, seed=3, **SHAPE | FAMILIES[family])
     names: tuple[str, ...] = ("wishes", "formats", "grammars", "sleep")
     if tier() == "nightly" and family not in WITH_STATES:

@@ -26,7 +26,6 @@ ROWS: dict[str, tuple[str, dict[str, str], str, str]] = {
     "attention": ("qwen3", {"attention_backend": "cpu"}, "--attention-backend cpu", "torch"),
     "machine": ("qwen3", {}, "a machine without the native kernels, which were not built,", "torch"),
     "images": ("vision", {}, "the vision tower of Qwen3VLForConditionalGeneration", "vision"),
-    "layers": ("olmo2", {}, "Olmo2ForCausalLM (norms over all heads", "torch"),
 }
 
 
