@@ -21,6 +21,11 @@ def is_available() -> bool:
     return bool(torch.cuda.is_available())
 
 
+def cuda_version() -> str:
+    """Return the version of CUDA that this torch is built for; "": it is built for CPUs."""
+    return torch.version.cuda or ""
+
+
 class CudaEvent:
     """A CUDA event. The host sleeps while it waits, and leaves the core to the scheduler or to another process."""
 

@@ -83,7 +83,7 @@ class DeviceRowAdapters(RowExtension):
         device: of the row tables, which have one row more than the engine, for padding, without an adapter.
     """
 
-    def __init__(self, num_rows: int, find: Find, memory: SlotMemory, device: torch.device) -> None:
+    def __init__(self, num_rows: int, find: Find, memory: SlotMemory, device: str) -> None:
         self._slots = _Slots(num_rows, find)
         self._memory = memory
         self._of_row = torch.full((num_rows + 1,), -1, dtype=torch.int32, device=device)

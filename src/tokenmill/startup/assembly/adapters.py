@@ -57,11 +57,9 @@ class Adapters(Capability):
         num_rows, find, slots = self._config.max_num_seqs, self._cache.find, self._cache.slots
         if slots is None:
             return (HostRowAdapters(num_rows, find),)
-        import torch
-
         from tokenmill.model.adapters.rows import DeviceRowAdapters
 
-        return (DeviceRowAdapters(num_rows, find, slots, torch.device(self._device)),)
+        return (DeviceRowAdapters(num_rows, find, slots, self._device),)
 
     def engine_extensions(self, scheduler: Scheduler) -> tuple[AdapterRequests]:
         """Return the part that answers requests to load an adapter."""

@@ -115,10 +115,10 @@ def _gpu(platform: Platform, root: Path) -> Finding:
         return Finding("GPU", "none")
     if not has_torch():
         return Finding("GPU", "there is one, and torch, which uses it, is missing", "pip install 'tokenmill[gpu]'")
-    import torch
+    from tokenmill.platform.cuda import cuda_version
 
-    if torch.version.cuda is None:
-        mend = f"install torch for CUDA: this one ({torch.__version__}) is built for CPUs"
+    if not cuda_version():
+        mend = f"install torch for CUDA: this one ({_version('torch')}) is built for CPUs"
         return Finding("GPU", "there is one, and this torch cannot use it", mend)
     return Finding(
         "GPU",
