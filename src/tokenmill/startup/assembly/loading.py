@@ -39,7 +39,7 @@ from tokenmill.startup.machine.device import (
     choose_threads,
     within_budget,
 )
-from tokenmill.startup.machine.torch_needs import check_attention
+from tokenmill.startup.machine.torch_needs import check_torch
 from tokenmill.startup.sizing.fit import check_fit, check_parameters
 from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size, wanted_context
 from tokenmill.startup.sizing.state_size import check_recurrence_sizes
@@ -141,7 +141,6 @@ def load(
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
     plan = _adjusted(plan, folder, config, platform, timer)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
-    check_attention(attention)
     draft = find_draft(config, platform, folder, num_threads, timer.phase)
     draft_bytes = 0 if draft is None else draft.page_bytes
     page_bytes = _least_bytes(config, architecture, attention, draft_bytes, obstacle is None)
@@ -185,6 +184,7 @@ def _find(
     with timer.phase("finding the model") as progress:
         folder = fetch(config.model, config.revision, config.download_dir, progress)
         architecture = read_architecture(folder)
+    check_torch(config, architecture, platform)
     for check_capability in checks:
         check_capability(config, architecture, platform)
     architecture = architecture.for_context(wanted_context(config, architecture.max_position))

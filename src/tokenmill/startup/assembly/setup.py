@@ -83,7 +83,7 @@ def build_engine(
     config = config_of_rank(config)
     try:
         if model is None:
-            model = load(config, platform, timer, [check_torch, *(each.check for each in capabilities)], group)
+            model = load(config, platform, timer, [capability.check for capability in capabilities], group)
         assembly = Assembly(config, platform, timer, model, _limits(config, model))
         assembly.install(capabilities)
         return _build(assembly)

@@ -25,6 +25,7 @@ from tokenmill.model.weights.loader import check_stored, choose_formats
 from tokenmill.model.weights.mixture import can_mix, typical_formats
 from tokenmill.platform.memory import huge_pages
 from tokenmill.platform.protocol import Platform
+from tokenmill.startup.machine.torch_needs import check_attention
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,9 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
         is_invariant=config.batch_invariant,
         shares_splits=config.shared_splits,
     )
-    return choose_attention(config.attention_backend, wanted)
+    choice = choose_attention(config.attention_backend, wanted)
+    check_attention(choice)
+    return choice
 
 
 def gpu_kernels(

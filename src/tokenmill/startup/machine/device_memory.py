@@ -1,11 +1,15 @@
-"""Read the memory of a GPU, for `bandwidth`. Imported where there is one."""
+"""The memory of a GPU: how fast it is read, and what a step takes of it. Imported where there is one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
+from tokenmill.config.configs import EngineConfig
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.kernels.triton.splits import PART_EXTRA, SPLIT_ENDS
 from tokenmill.platform.protocol import Platform
 
 
@@ -21,3 +25,20 @@ def read_device(platform: Platform, size: int) -> Callable[[], None]:
         stream.record().wait()
 
     return read
+
+
+def workspace_bytes(config: EngineConfig, architecture: Architecture, longest: int, item_bytes: int) -> int:
+    """Estimate the memory that a step takes besides weights and KV, before it can be measured.
+
+    It counts the activations of the widest layer and the logits in the sampler's type, twice over, and the partial
+    results of split contexts that are joined in the largest graph.
+
+    Args:
+        longest: tokens of the longest request. item_bytes: of an activation.
+    """
+    widest = max(one.mixer.widest + 3 * one.mlp.active_size for one in architecture.layers)
+    per_token = 4 * architecture.hidden_size + widest
+    logits = config.max_num_seqs * architecture.vocab_size * item_bytes
+    part = max(4 * one.num_heads * (one.head_dim + PART_EXTRA) for one in architecture.attentions)
+    parts = config.max_num_seqs * (int(np.searchsorted(SPLIT_ENDS, longest)) + 1) * part
+    return 2 * (config.step_budget * per_token * item_bytes + logits) + parts

@@ -27,7 +27,7 @@ from tokenmill.platform.select import select_platform
 from tokenmill.platform.torch_package import has_torch, may_have_gpu
 from tokenmill.startup.machine.bandwidth import read_bandwidth
 from tokenmill.startup.machine.device import choose_backend, choose_kernels, choose_threads
-from tokenmill.startup.machine.torch_needs import check_attention, check_torch
+from tokenmill.startup.machine.torch_needs import check_torch
 
 # Of memory: enough for the demo model and the processes of a server.
 LEAST_FREE = 1 << 30
@@ -182,7 +182,6 @@ def _used(platform: Platform) -> Iterator[Finding]:
         kernels, why_kernels = choose_kernels(config, platform, demo_model_path(), threads)
         spec = measure(read_architecture(demo_model_path()), kernels)[0].attention_spec
         attention = choose_backend(config, platform, spec, kernels)
-        check_attention(attention)
     except TokenMillError as error:
         yield Finding("engine", "cannot start", str(error))
         return

@@ -93,5 +93,5 @@ def check_attention(choice: AttentionChoice) -> None:
     Raises:
         InvalidConfig: why the native attention does not serve, and the command that installs torch.
     """
-    if choice.name != NATIVE and not has_torch():
+    if choice.name != NATIVE and not has_torch():  # on a GPU it is there
         raise missing_torch(f"the {choice.name} attention ({choice.reason})")

@@ -150,9 +150,10 @@ def free_bytes(config: EngineConfig, platform: Platform, architecture: Architect
     """Return the bytes for weights and KV: free, or holding the weights already; on a GPU less what a step takes."""
     free = platform.available_bytes() + held_bytes(config)
     if platform.is_accelerator:
-        from tokenmill.startup.sizing.workspace import workspace_bytes
+        from tokenmill.startup.machine.device_memory import workspace_bytes
 
-        free -= workspace_bytes(config, architecture)
+        longest = wanted_context(config, architecture.max_position)
+        free -= workspace_bytes(config, architecture, longest, BYTES_OF[config.dtype])
     return max(0, free)
 
 
