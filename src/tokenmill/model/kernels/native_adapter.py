@@ -1,9 +1,10 @@
-"""Adapters in the form that the native pass reads: the Python side of native/adapted_rows.h."""
+"""Adapters in the form that the native pass reads: the Python side of native/adapter.h."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import torch
 from torch.nn import functional
@@ -11,8 +12,8 @@ from torch.nn import functional
 from tokenmill.model.kernels.adapter_parts import AdapterModule
 from tokenmill.model.kernels.native import MODULE
 
-MATRICES = ("q", "output", "gate", "down")
-"""Roles of the first projections of a layer's matrices, in the order of native/adapted_rows.h."""
+MATRICES = MappingProxyType({"q": 0, "output": 1, "gate": 2, "up": 2, "down": 3})
+"""A layer's matrices, by the roles of their first projections, in the order of native/adapter.h."""
 
 
 class NativeAdapter:
@@ -32,7 +33,7 @@ class NativeAdapter:
 
     def add(self, layer: int, role: str, modules: Sequence[AdapterModule]) -> None:
         """Add the modules of one matrix of a layer; `role` is that of the first projection in the matrix."""
-        matrix, rank_start = MATRICES.index(role), 0
+        matrix, rank_start = MATRICES[role], 0
         a = self._keep(torch.cat([module.a for module in modules]))
         self.native.shrink(layer, matrix, a.data_ptr(), *a.shape)
         for module in modules:

@@ -143,7 +143,7 @@ class NativeExperts(LoopedExperts):
     def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of each token's experts in one native call."""
         if self._bound is None:
-            self._bound = self._bind()
+            self._bound = self.bind()
         out = torch.zeros(x.shape, dtype=torch.bfloat16)
         chosen, weights = experts.contiguous(), weights.contiguous()
         assert x.dtype == weights.dtype == torch.bfloat16 and x.stride(1) == 1, "tokens are rows of bfloat16"
@@ -151,7 +151,8 @@ class NativeExperts(LoopedExperts):
         self._bound.mix(x.data_ptr(), x.stride(0), x.shape[0], experts.shape[1], *addresses)
         return out
 
-    def _bind(self) -> _native.Experts:
+    def bind(self) -> _native.Experts:
+        """Return the experts in native form; the matrices have to stay where they are."""
         size, hidden_size = self.gate_up[0].shape[0] // 2, self.gate_up[0].shape[1]
         bound: _native.Experts = importlib.import_module(MODULE).Experts(self._native, self.gate, hidden_size, size)
         for number, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):

@@ -26,6 +26,7 @@ from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.per_layer import PerLayerInputs
 from tokenmill.model.models.rotary import all_rotary_tables
 from tokenmill.model.models.targets import Target, TargetScope
+from tokenmill.model.quantization.rounding import rounded
 from tokenmill.model.sharding.collective import ALONE, Collective
 
 
@@ -147,7 +148,9 @@ class Decoder:
     def embedding_multiplier(self) -> float:
         """Factor on the embeddings, rounded to the kernels' dtype where the architecture asks for it."""
         exact = self.architecture.embedding_multiplier
-        return torch.tensor(exact, dtype=self._kernels.dtype).item() if self.architecture.rounds_multiplier else exact
+        if not self.architecture.rounds_multiplier:
+            return exact
+        return rounded(exact, str(self._kernels.dtype).removeprefix("torch."))  # until the cut: a name
 
     @property
     def _head(self) -> LinearWeight:

@@ -24,7 +24,7 @@ from tokenmill.engine.runner.transport import HostTransport
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.row_extension import RowExtension
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
 from tokenmill.model.sampling.grammar_rows import GrammarRows
 from tokenmill.platform.protocol import Platform, Stream
 from tokenmill.startup.assembly.drafting import speculation_of
@@ -60,7 +60,7 @@ def make_runner(
     attention = memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
-    own = in_one_call(model.decoder, attention)
+    own = on_host(model.decoder, attention)
     in_calls = own if model.group is None else model.group.model(own)
     sampler = HostSampler(in_calls, memory.tables, native, rows.heads)
     if config.pipeline_parallel_size > 1:
