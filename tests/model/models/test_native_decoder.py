@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.checkpoints import load_oracle, make_checkpoint
-from tests.paging import Chunks, PagedRequests, make_attention, random_schedule, states_of_step
+from tests.paging import Chunks, PagedRequests, in_arrays, make_attention, random_schedule, states_of_step
 from tests.tiers import pairs
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
@@ -23,7 +23,7 @@ from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.decoder import Decoder
-from tokenmill.model.models.host_decoder import HostDecoder, array_of
+from tokenmill.model.models.host_decoder import HostDecoder
 from tokenmill.model.models.host_model import on_host
 from tokenmill.model.models.native_decoder import NativeDecoder, native_pass_obstacle
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormat, PackedFormats
@@ -160,7 +160,7 @@ def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path,
     requests = PagedRequests([rng.integers(0, 331, length).tolist() for length in lengths], 16, rng)
     kv_dtype = torch.int8 if rng.random() < 0.5 else None
     in_parts, whole = (native_attention(model, requests, kv_dtype) for _ in range(2))
-    decoder = on_host(model[0], whole)
+    oracle, decoder = HostDecoder(model[0]), on_host(model[0], whole)
     assert isinstance(decoder, NativeDecoder)
     # Twice the slots of requests: whose state is kept on the way is copied there.
     states = [model[0].state_memory(12) for _ in range(2)] if family in WITH_STATES else [None] * 2
@@ -170,9 +170,11 @@ def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path,
         kept = np.sort(rng.permutation(len(batch.token_ids))[: rng.integers(0, len(batch.token_ids) + 1)])
         batch = dataclasses.replace(batch, output_indices=torch.from_numpy(kept))
         batches = [batch if memory is None else with_states(batch, chunks, memory, saves) for memory in states]
-        with torch.inference_mode():
-            want, got = model[0].forward(batches[0], in_parts), decoder.forward(batches[1], whole)
-        assert torch.equal(got, want), f"{chunks}, outputs {kept.tolist()}"
+        first, second = map(in_arrays, batches)
+        want, got = oracle.forward(first, in_parts), decoder.forward(second, whole)
+        assert np.array_equal(got, want), f"{chunks}, outputs {kept.tolist()}"
+        assert np.array_equal(decoder.logits(got), oracle.logits(want)), f"{chunks}: logits"
+        assert np.array_equal(decoder.argmax(got), oracle.argmax(want)), f"{chunks}: best tokens"
     if states[0] is not None:
         for tensors, others in zip(*(memory.layers for memory in states), strict=True):
             assert all(map(torch.equal, tensors, others)), "states, and those that were kept"

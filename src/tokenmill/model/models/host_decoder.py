@@ -73,9 +73,11 @@ def tensor_of_array(array: Array) -> torch.Tensor:
     """Return an array as a tensor over the same memory, bits as bfloat16; a tensor as it is."""
     if isinstance(array, torch.Tensor):
         return array
-    if array.dtype == np.uint16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    is_bits = array.dtype == np.uint16
+    tensor = torch.from_numpy(array.view(np.int16) if is_bits else array)
+    if array.size == 0:
+        tensor = tensor.new_empty(array.shape)  # NumPy's strides are zeros, of which torch makes no views
+    return tensor.view(torch.bfloat16) if is_bits else tensor
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
