@@ -17,6 +17,7 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
 from tokenmill.model.kernels.adapters import AdaptedLayer, AdapterRows
+from tokenmill.model.kernels.operands import rounded
 from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
 from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.kernels.torch_kernels import argmax, best
@@ -67,7 +68,7 @@ class Decoder:
         if self.shard.is_first_stage:
             self.embedding = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.EMBEDDING)
         self.final_norm = RMSNorm(hidden_size, architecture.norm, kernels)
-        self.rotary = all_rotary_tables(architecture, self.final_norm.weight)
+        self.rotary = all_rotary_tables(architecture, kernels)
         own = self.shard.layers(architecture)
         places = kv_places([architecture.layers[index].attention for index in own])
         numbers = itertools.count()  # of the layers with states
@@ -97,9 +98,11 @@ class Decoder:
 
     def state_memory(self, num_slots: int) -> StateMemory:
         """Make memory for the states of its layers, in `num_slots` slots."""
-        vector, dtypes = self.final_norm.weight, (self._kernels.dtype, torch.float32)
+        import torch  # until the cut
+
+        vector, dtypes = self.final_norm.weight, (getattr(torch, self._kernels.dtype), torch.float32)
         layers = [[(part.shape, dtypes[part.is_wide]) for part in one.state] for one in self.architecture.recurrences]
-        return StateMemory(layers, num_slots, vector.device)
+        return StateMemory(layers, num_slots, "cpu" if isinstance(vector, np.ndarray) else vector.device)
 
     def forward(
         self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
@@ -147,7 +150,7 @@ class Decoder:
     def embedding_multiplier(self) -> float:
         """Factor on the embeddings, rounded to the kernels' dtype where the architecture asks for it."""
         exact = self.architecture.embedding_multiplier
-        return torch.tensor(exact, dtype=self._kernels.dtype).item() if self.architecture.rounds_multiplier else exact
+        return rounded(exact, self._kernels.dtype) if self.architecture.rounds_multiplier else exact
 
     @property
     def _head(self) -> LinearWeight:
