@@ -21,8 +21,9 @@ import transformers
 from tokenmill.lab.bench.report import machine_facts
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.vision.spec import VisionSpec
-from tokenmill.model.vision.tower import Tower, make_parts, tower_shapes
+from tokenmill.model.vision.tower import Tower, make_parts
 from tokenmill.model.vision.tower_parts import TorchParts
+from tokenmill.model.vision.tower_shapes import tower_shapes
 
 SPEC = VisionSpec(
     depth=24,

@@ -19,7 +19,7 @@ from tokenmill.core.errors import OutOfMemory
 from tokenmill.core.sizes import size_text
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.vision.spec_reader import read_vision
-from tokenmill.model.vision.tower import tower_shapes
+from tokenmill.model.vision.tower_shapes import tower_shapes
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import measure
 from tokenmill.platform.cpu import CpuPlatform

@@ -38,6 +38,7 @@ from tokenmill.startup.machine.device import (
     choose_threads,
     within_budget,
 )
+from tokenmill.startup.machine.torch_needs import check_attention
 from tokenmill.startup.sizing.fit import check_fit, check_parameters
 from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size, wanted_context
 from tokenmill.startup.sizing.state_size import BYTES_OF, check_recurrence_sizes
@@ -138,6 +139,7 @@ def load(
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
     plan = _adjusted(plan, folder, config, platform, timer)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
+    check_attention(attention)
     draft = find_draft(config, platform, folder, num_threads, timer.phase)
     draft_bytes = 0 if draft is None else draft.page_bytes
     page_bytes = _least_bytes(config, architecture, attention, draft_bytes, obstacle is None)
