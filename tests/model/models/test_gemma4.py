@@ -55,7 +55,7 @@ def test_a_published_form_of_config_has_the_size_of_transformers() -> None:
 def test_the_table_is_not_counted_as_memory(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "gemma4", tokenizer=False)
     architecture = read_folder(folder)
-    shapes, num_bytes = measure(architecture, TorchKernels(torch.float32, "cpu"))
+    shapes, num_bytes = measure(architecture, TorchKernels("float32", "cpu"))
     tables = sum(one.num_bytes for one in shapes.rotary.values())
     scalars = len(architecture.layers)
     assert num_bytes - tables == 4 * (architecture.num_parameters() - architecture.num_mapped_parameters + scalars)
@@ -63,7 +63,7 @@ def test_the_table_is_not_counted_as_memory(tmp_path: Path) -> None:
 
 def test_weights_in_shared_memory_have_the_table_too(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "gemma4", tokenizer=False, dtype=torch.bfloat16)
-    kernels, _ = select_kernels("auto", "cpu", torch.bfloat16, 1, UNQUANTIZED)
+    kernels, _ = select_kernels("auto", "cpu", "bfloat16", 1, UNQUANTIZED)
     if kernels.name != "native":
         pytest.skip("the native kernels are not built here")
     plan = plan_model(folder, read_folder(folder), kernels)

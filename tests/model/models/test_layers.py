@@ -12,7 +12,7 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from tokenmill.model.architecture.mlp_spec import MoeSpec
-from tokenmill.model.kernels.heads import rotate
+from tokenmill.model.kernels.torch_heads import rotate
 from tokenmill.model.kernels.torch_kernels import TorchKernels, rms_norm
 from tokenmill.model.models.architecture_config import read_architecture
 from tokenmill.model.models.decoder import Decoder
@@ -55,7 +55,12 @@ def test_rotation_equals_transformers(name: str, dtype: torch.dtype, rng: np.ran
         rope_parameters={"rope_theta": 10000.0, **ROPES[name]},
     )
     fields = {**config.to_dict(), "architectures": ["LlamaForCausalLM"]}
-    rotary = rotary_tables(read_architecture(fields).layers[0].attention.rope, 32, 1024, torch.empty(0, dtype=dtype))
+    rotary = rotary_tables(
+        read_architecture(fields).layers[0].attention.rope,
+        32,
+        1024,
+        TorchKernels(str(dtype).removeprefix("torch."), "cpu"),
+    )
     positions = torch.from_numpy(rng.integers(0, 1024, 50))
     x = torch.randn(50, 4, 32).to(dtype)
 
@@ -90,7 +95,7 @@ def test_what_is_added_is_multiplied_exactly_and_rounded_once(dtype: torch.dtype
 
 
 def random_experts(spec: MoeSpec, hidden_size: int) -> MoE:
-    moe = MoE(spec, hidden_size, TorchKernels(torch.float32, "cpu"))
+    moe = MoE(spec, hidden_size, TorchKernels("float32", "cpu"))
     for target in moe.targets(TargetScope(LLAMA_NAMES, 0)):
         target.fill(torch.randn(target.shape))
     return moe
@@ -124,7 +129,7 @@ def test_a_table_says_what_the_weights_are_called() -> None:
     fields = {**transformers.Qwen2Config(num_hidden_layers=2).to_dict(), "architectures": ["Qwen2ForCausalLM"]}
     names = {**LLAMA_NAMES, "q": "h.{layer}.query", "head": "output"}
     architecture = dataclasses.replace(read_architecture(fields), weight_names=names)
-    targets = {target.name: target for target in Decoder(architecture, TorchKernels(torch.float32, "meta")).targets()}
+    targets = {target.name: target for target in Decoder(architecture, TorchKernels("float32", "meta")).targets()}
     assert targets["h.1.query.weight"].key == WeightKey("q", 1)
     assert targets["h.0.query.bias"].key == WeightKey("q", 0, kind="bias")
     assert targets["output.weight"].shape == (architecture.vocab_size, architecture.hidden_size)

@@ -20,7 +20,6 @@ from tokenmill.model.quantization.packed import Rows, dense
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.loader import ModelPlan, WeightRead
 
-
 # Rows at a time, whose sums are of float64: so they hardly depend on the order in which a library adds.
 _ROWS = 256
 

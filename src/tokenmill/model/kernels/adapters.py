@@ -31,9 +31,7 @@ class AdaptedLayer(Protocol):
     def add(self, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Add the adapters' parts to y = x W^T [T, out_size] and return it; `role` is a key of `LayerAdapters`."""
 
-    def gated(
-        self, role: str, weight: LinearWeight, x: torch.Tensor, bias: Array | None, gate: Gate
-    ) -> torch.Tensor:
+    def gated(self, role: str, weight: LinearWeight, x: torch.Tensor, bias: Array | None, gate: Gate) -> torch.Tensor:
         """Return the gated product as `LinearWeight.gated` does, with the adapters added before the gate."""
 
     def keep(self, only: torch.Tensor) -> AdaptedLayer:

@@ -45,9 +45,7 @@ class ExpertMaker:
         return self.linear_weight(out_size, in_size, role)
 
     def _biases(self, num_experts: int, hidden_size: int, size: int) -> ExpertBiases:
-        first, second = (
-            self.vector(num_experts * own).reshape(num_experts, own) for own in (2 * size, hidden_size)
-        )
+        first, second = (self.vector(num_experts * own).reshape(num_experts, own) for own in (2 * size, hidden_size))
         return first, second
 
 

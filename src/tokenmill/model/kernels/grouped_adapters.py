@@ -41,9 +41,7 @@ class GroupedLayer:
                 y[rows] = adapters[role].add(x[rows], y[rows])
         return y
 
-    def gated(
-        self, role: str, weight: LinearWeight, x: torch.Tensor, bias: Array | None, gate: Gate
-    ) -> torch.Tensor:
+    def gated(self, role: str, weight: LinearWeight, x: torch.Tensor, bias: Array | None, gate: Gate) -> torch.Tensor:
         """Compute the gated product of the base rows, then of each adapter's rows."""
         out = x.new_empty(x.shape[0], weight.shape[0] // 2)
         if len(self.base):

@@ -1,4 +1,4 @@
-"""Weights of norms and angles of the rotary embedding of heads, which attention applies; `torch_heads` is its reference.
+"""Weights of the norms of heads, and angles of their rotary embedding, which attention applies; see `torch_heads`.
 
 They are of the kind that their kernels make: NumPy arrays, of bfloat16 the bits, or tensors. Imports no torch.
 """

@@ -121,9 +121,7 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
         """Return x * y."""
         return native_ops.multiply(self.native, x, y)
 
-    def scaled_sum(
-        self, x: Any, factor: float, delta: Array | None = None, scale: float = 1.0
-    ) -> Any:
+    def scaled_sum(self, x: Any, factor: float, delta: Array | None = None, scale: float = 1.0) -> Any:
         """Return (x + scale * delta) * factor, computed in place."""
         return native_ops.scaled_sum(self.native, x, factor, delta, scale)
 

@@ -46,9 +46,7 @@ def in_pieces(*arrays: Array) -> bool:
 
 def in_one_piece(*arrays: Array) -> bool:
     """Return True if each array is contiguous."""
-    return all(
-        array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous() for array in arrays
-    )
+    return all(array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous() for array in arrays)
 
 
 def contiguous(array: Any) -> Any:

@@ -41,7 +41,7 @@ def split_heads(
         both = qkv[:, :rotated] if cos_sin is None else rotate(qkv[:, :rotated], cos_sin)
         q, k = both.split((num_heads, num_kv_heads), 1)
         return q, k, v
-    q, k = (_normed(x, weight, norms) for x, weight in ((qkv[:, :num_heads], norms.q), (qkv[:, num_heads:rotated], norms.k)))
+    q, k = _normed(qkv[:, :num_heads], norms.q, norms), _normed(qkv[:, num_heads:rotated], norms.k, norms)
     v = v if norms.v is None else _normed(v, norms.v, norms)
     return (q, k, v) if cos_sin is None else (rotate(q, cos_sin), rotate(k, cos_sin), v)
 

@@ -25,6 +25,7 @@ from tokenmill.model.models.layer import Layer, native_obstacle
 from tokenmill.model.models.mlp import MLP
 from tokenmill.model.models.native_recurrence import NativeStates, bind_projection, bind_recurrence
 from tokenmill.model.models.self_attention import SelfAttention
+from tokenmill.platform.arrays import address
 from tokenmill.platform.tensor_memory import Scratch
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _bind(decoder: Decoder, groups: list[NativeAttention]) -> _native.Decoder:
         assert isinstance(decoder.embedding, PackedWeight), "its matrices are packed"
         bound.begin(decoder.embedding.packed, decoder.embedding_multiplier)
     if decoder.shard.is_last_stage:
-        bound.end(norm.weight.data_ptr())
+        bound.end(address(norm.weight))
     for layer in decoder.layers:
         bound.add(_bind_layer(native, layer, groups))
     return bound
@@ -164,7 +165,7 @@ def _bind_layer(native: Any, layer: Layer, groups: list[NativeAttention]) -> _na
     assert isinstance(mlp, MLP), "its layers are dense"
     norms = (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
     bound: _native.DecoderLayer = native.DecoderLayer(
-        norms=native.LayerNorms(*(0 if norm is None else norm.weight.data_ptr() for norm in norms)),
+        norms=native.LayerNorms(*(0 if norm is None else address(norm.weight) for norm in norms)),
         attention=None if own is None else _bind_attention(native, own, groups[own.layer.group]),
         recurrence=None if layer.recurrence is None else bind_recurrence(layer.recurrence),
         output=bind_projection(layer.mixer.output, layer.mixer.output.columns.start),
@@ -188,7 +189,7 @@ def _bind_attention(native: Any, own: SelfAttention, group: NativeAttention) -> 
 def _bind_end(native: Any, layer: Layer) -> _native.LayerEnd:
     end: _native.LayerEnd = native.LayerEnd()
     if layer.scalar is not None:
-        end.multiply(layer.scalar.data_ptr())
+        end.multiply(address(layer.scalar))
     if (third := layer.per_layer) is not None:
-        end.gate(bind_projection(third.gate), bind_projection(third.output), third.norm.weight.data_ptr())
+        end.gate(bind_projection(third.gate), bind_projection(third.output), address(third.norm.weight))
     return end

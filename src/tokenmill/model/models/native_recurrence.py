@@ -12,6 +12,7 @@ from tokenmill.model.kernels.states import StateMemory, StepStates
 from tokenmill.model.models.delta_net import DeltaNet
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.short_conv import ShortConv
+from tokenmill.platform.arrays import address
 
 if TYPE_CHECKING:
     from tokenmill import _native
@@ -54,15 +55,13 @@ def bind_recurrence(own: ShortConv | DeltaNet) -> _native.Recurrence:
     """
     native = importlib.import_module(MODULE)
     if isinstance(own, ShortConv):
-        bias = 0 if own.bias is None else own.bias.data_ptr()
-        inputs = bind_projection(own.inputs), own.weight.data_ptr(), bias
+        bias = 0 if own.bias is None else address(own.bias)
+        inputs = bind_projection(own.inputs), address(own.weight), bias
         short: _native.Recurrence = native.Recurrence(*inputs, *own.weight.shape)
         return short
     spec, (channels, width) = own.spec, own.filters.shape
-    bound: _native.Recurrence = native.Recurrence(
-        bind_projection(own.mixed), own.filters.data_ptr(), 0, channels, width
-    )
-    vectors = own.a_log.data_ptr(), own.dt_bias.data_ptr(), own.norm.data_ptr()
+    bound: _native.Recurrence = native.Recurrence(bind_projection(own.mixed), address(own.filters), 0, channels, width)
+    vectors = address(own.a_log), address(own.dt_bias), address(own.norm)
     heads = spec.num_key_heads, spec.num_value_heads, spec.key_size, spec.value_size
     bound.delta_net(bind_projection(own.z), bind_projection(own.gates, channels), *vectors, spec.norm.eps, *heads)
     return bound
@@ -72,6 +71,6 @@ def bind_projection(linear: Linear, column: int = 0) -> _native.Projection:
     """Bind a projection. `column`: where its outputs begin among those of all ranks, or in a shared buffer."""
     assert isinstance(linear.weight, PackedWeight), "its matrices are packed"
     projection: _native.Projection = importlib.import_module(MODULE).Projection(
-        linear.weight.packed, 0 if linear.bias is None else linear.bias.data_ptr(), column
+        linear.weight.packed, 0 if linear.bias is None else address(linear.bias), column
     )
     return projection

@@ -165,9 +165,7 @@ class Claim(Enum):
     DAMAGED = "it does not hold the content, and others hold locks"
 
 
-def claim(
-    path: Path, content: Content, waits: Callable[[], object], threads: int = 1
-) -> tuple[PackedFile, Claim]:
+def claim(path: Path, content: Content, waits: Callable[[], object], threads: int = 1) -> tuple[PackedFile, Claim]:
     """Open a file and take a lock, waiting for a process that writes it.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class Follower:
         self._model = model
         self._attention = attention
         self._memory = memory
-        self._dtype = dtype
+        self._dtype = getattr(importlib.import_module("torch"), dtype)  # until the cut
         self._adapters = adapters
         self._idle_work: Iterator[None] | None = idle_work
 

@@ -132,7 +132,8 @@ def load(
     folder, architecture, obstacle = _find(config, platform, timer, checks)
     check_parameters(config, platform, architecture)
     collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
-    num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * BYTES_OF[config.dtype])
+    num_bytes = architecture.num_parameters() * BYTES_OF[config.dtype]
+    num_threads, threads_reason = choose_threads(config, platform, num_bytes)
     check(config, platform)
     kernels, kernels_reason = _choose_kernels(config, platform, folder, architecture, num_threads)
     check_recurrence_sizes(architecture, kernels.name)

@@ -132,9 +132,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
     return choose_attention(config.attention_backend, wanted)
 
 
-def gpu_kernels(
-    config: EngineConfig, platform: Platform, experts: PackedFormat | None = None
-) -> tuple[Kernels, str]:
+def gpu_kernels(config: EngineConfig, platform: Platform, experts: PackedFormat | None = None) -> tuple[Kernels, str]:
     """Return the kernels of a GPU, and why; `check` refuses the rest. `experts`: their format; None: floats."""
     # Imported here: without a GPU nothing needs torch.
     if config.kernels == "torch":
