@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from tokenmill.model.kernels.experts import LoopedExperts
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, WeightRole
-from tokenmill.model.kernels.torch_kernels import LoopedExperts
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats
 
 

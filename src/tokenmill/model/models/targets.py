@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tokenmill.platform.arrays import Array
 
-    Values = StoredArray | torch.Tensor
+    Values: TypeAlias = StoredArray | torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
