@@ -1,6 +1,6 @@
 """The bytes of loaded models and adapters, as digests. Imports no torch: a process without it tells what it has loaded.
 
-    python -c "import sys; sys.modules['torch'] = None; ..." FOLDER ...
+python -c "import sys; sys.modules['torch'] = None; ..." FOLDER ...
 """
 
 from __future__ import annotations

@@ -55,11 +55,11 @@ class MergedRead:
         """Return the merged values. Integers become floats: the kernels' form rounds them anew."""
         rows, columns = self.target.part, self.target.columns
         a = self.module.a if columns is None else self.module.a[:, columns.start : columns.stop]
-        b, a = self.module.b[rows.start : rows.stop].float32(), a.float32().astype(np.float64)
+        b, wide = self.module.b[rows.start : rows.stop].float32(), a.float32().astype(np.float64)
         merged = dense(self.read.rows()).float32().copy()
         for start in range(0, len(merged), _ROWS):
             own = slice(start, start + _ROWS)
-            merged[own] += b[own].astype(np.float64) @ a * self.module.scale
+            merged[own] += b[own].astype(np.float64) @ wide * self.module.scale
         return StoredArray(merged, "F32")
 
 

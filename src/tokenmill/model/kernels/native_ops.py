@@ -37,8 +37,8 @@ def rms_norm(
     _check_norm(x, weight, delta)
     out = empty_like(x, (count, size))
     added = (0, 0) if delta is None else (address(delta), stride(delta))
-    norm = address(weight), is_offset, eps
-    native.rms_norm(address(x), stride(x), *added, scale, *norm, address(out), count, size)
+    rows = address(x), stride(x), *added
+    native.rms_norm(*rows, scale, address(weight), is_offset, eps, address(out), count, size)
     return out
 
 

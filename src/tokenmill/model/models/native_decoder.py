@@ -19,6 +19,7 @@ from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.adapters import AdapterRows
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
+from tokenmill.model.kernels.operands import in_one_piece, is_a
 from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.layer import Layer, native_obstacle
@@ -116,9 +117,9 @@ def _adapted(rows: AdapterRows | None) -> tuple[int, list[_native.Adapter]]:
     """Return the address of each token's adapter number, and the adapters in native form."""
     if rows is None:
         return 0, []
-    assert rows.of_row.is_contiguous() and rows.of_row.dtype == torch.int32, "as the pass reads it"
+    assert in_one_piece(rows.of_row) and is_a("int32", rows.of_row), "as the pass reads it"
     forms = [adapter.native for adapter in rows.adapters]
-    return rows.of_row.data_ptr(), [form.native for form in forms if form is not None]
+    return address(rows.of_row), [form.native for form in forms if form is not None]
 
 
 def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
