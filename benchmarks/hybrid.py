@@ -70,7 +70,7 @@ class Model:
 
     def __init__(self, config: dict[str, Any], options: argparse.Namespace) -> None:
         formats = UNQUANTIZED if options.quantization == "none" else QUANTIZATIONS[options.quantization]
-        kernels, _ = select_kernels("native", "cpu", torch.bfloat16, options.threads, formats)
+        kernels, _ = select_kernels("native", "cpu", "bfloat16", options.threads, formats)
         assert isinstance(kernels, NativeKernels), "they were asked for"
         with tempfile.TemporaryDirectory() as folder:
             architecture = read_architecture(write_config(Path(folder), config))

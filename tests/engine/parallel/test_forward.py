@@ -48,7 +48,7 @@ def checkpoint(folder: Path, family: str, dtype: torch.dtype = torch.bfloat16, *
 
 def native_form(stored: PackedFormats, rng: np.random.Generator) -> Form:
     kv_dtype = torch.int8 if rng.random() < 0.3 else None
-    return Form(lambda: select_kernels("native", "cpu", torch.bfloat16, 1, stored)[0], "native", kv_dtype)
+    return Form(lambda: select_kernels("native", "cpu", "bfloat16", 1, stored)[0], "native", kv_dtype)
 
 
 def compare(
@@ -97,7 +97,7 @@ def test_native_stages_have_the_bits_of_one(family: str, tmp_path: Path, rng: np
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "granite", "olmo2"])
 def test_stages_in_float32_have_the_bits_of_one_too(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
     folder = checkpoint(tmp_path, family, torch.float32, num_hidden_layers=3)
-    compare(folder, Form(lambda: TorchKernels(torch.float32, "cpu"), "cpu"), 1, rng, num_stages=3)
+    compare(folder, Form(lambda: TorchKernels("float32", "cpu"), "cpu"), 1, rng, num_stages=3)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "granite"])
@@ -106,7 +106,7 @@ def test_ranks_in_float32_differ_from_one_by_the_rounding_of_their_sums(
 ) -> None:
     """torch's products choose the order of their sums by the shape of a matrix."""
     folder = checkpoint(tmp_path, family, torch.float32)
-    compare(folder, Form(lambda: TorchKernels(torch.float32, "cpu"), "cpu"), 2, rng, is_exact=False)
+    compare(folder, Form(lambda: TorchKernels("float32", "cpu"), "cpu"), 2, rng, is_exact=False)
 
 
 @needs_native

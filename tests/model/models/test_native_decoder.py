@@ -64,7 +64,7 @@ FORMATS = {
 
 
 def load(folder: Path, stored: PackedFormats, threads: int) -> tuple[Decoder, Any]:
-    kernels, _ = select_kernels("native", "cpu", torch.bfloat16, threads, stored)
+    kernels, _ = select_kernels("native", "cpu", "bfloat16", threads, stored)
     return load_model(folder, read_architecture(folder), kernels), kernels.native
 
 
@@ -201,6 +201,6 @@ def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Gen
     reference = make_attention("reference", plain[0].attention_spec, 4, 16, torch.bfloat16, native=plain[1])
     assert native_pass_obstacle(plain[0], "cpu") == "the attention is not native"
     assert isinstance(on_host(plain[0], reference), HostDecoder)
-    spelled_out = load_model(folder, plain[0].architecture, TorchKernels(torch.bfloat16, "cpu"))
+    spelled_out = load_model(folder, plain[0].architecture, TorchKernels("bfloat16", "cpu"))
     assert "not packed" in str(native_pass_obstacle(spelled_out, "native"))
     assert native_pass_obstacle(plain[0], "native") is None

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.model.kernels.experts import LoopedExperts
 from tokenmill.model.kernels.native_kernels import NativeExperts, NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, WeightRole
-from tokenmill.model.kernels.torch_kernels import LoopedExperts
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats
 from tokenmill.platform.arrays import address
 

@@ -14,6 +14,7 @@ from tokenmill.model.attention.batch import BatchPages, ForwardBatch, MediaToken
 from tokenmill.model.kernels.adapters import AdapterRows
 from tokenmill.model.kernels.recurrence import StateRows
 from tokenmill.model.kernels.states import StateMemory, StepStates
+from tokenmill.model.kernels.stored_tensors import tensor_over
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.protocol import AttentionBackend
@@ -41,43 +42,32 @@ class HostDecoder:
             if batch.states is not None and tensors.states is not None:
                 memory = self._memory_of(batch.states.memory)
                 tensors = dataclasses.replace(tensors, states=dataclasses.replace(tensors.states, memory=memory))
-            start = None if hidden is None else tensor_of_array(hidden)
+            start = None if hidden is None else tensor_over(hidden)
             return _like(batch.token_ids, self._decoder.forward(tensors, attention, start))
 
     def logits(self, outputs: Array) -> Any:
         """Return the logits of this rank's tokens, [S, tokens] float32."""
         with torch.inference_mode():
-            return _like(outputs, self._decoder.logits(tensor_of_array(outputs)).float())
+            return _like(outputs, self._decoder.logits(tensor_over(outputs)).float())
 
     def argmax(self, outputs: Array) -> Any:
         """Return the most likely of this rank's tokens, [S] int64; -1 where logits are NaN or infinite."""
         with torch.inference_mode():
-            return _like(outputs, self._decoder.argmax(tensor_of_array(outputs)))
+            return _like(outputs, self._decoder.argmax(tensor_over(outputs)))
 
     def best(self, outputs: Array) -> tuple[Any, Any]:
         """Return the most likely of this rank's tokens, [S] int64, and their logits, [S] float32."""
         with torch.inference_mode():
-            ids, values = self._decoder.best(tensor_of_array(outputs))
+            ids, values = self._decoder.best(tensor_over(outputs))
             return _like(outputs, ids), _like(outputs, values)
 
     def _memory_of(self, memory: StateMemory) -> StateMemory:
         """Return the memory of the states in tensors; made once, for a model has one."""
         if self._states is None or self._states[0] is not memory:
             tensors = copy.copy(memory)
-            tensors.layers = [tuple(map(tensor_of_array, parts)) for parts in memory.layers]
+            tensors.layers = [tuple(map(tensor_over, parts)) for parts in memory.layers]
             self._states = memory, tensors
         return self._states[1]
-
-
-def tensor_of_array(array: Array) -> torch.Tensor:
-    """Return an array as a tensor over the same memory, bits as bfloat16; a tensor as it is."""
-    if isinstance(array, torch.Tensor):
-        return array
-    is_bits = array.dtype == np.uint16
-    tensor = torch.from_numpy(array.view(np.int16) if is_bits else array)
-    if array.size == 0:
-        tensor = tensor.new_empty(array.shape)  # NumPy's strides are zeros, of which torch makes no views
-    return tensor.view(torch.bfloat16) if is_bits else tensor
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -97,7 +87,7 @@ def _in_tensors(part: PartT) -> PartT:
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
         if isinstance(value, np.ndarray) and field.name not in HOST_FIELDS:
-            changed[field.name] = tensor_of_array(value)
+            changed[field.name] = tensor_over(value)
         elif isinstance(value, MediaTokens | BatchPages | AdapterRows | StepStates | StateRows):
             changed[field.name] = _in_tensors(value)
     return dataclasses.replace(part, **changed)

@@ -17,6 +17,7 @@ from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
+from tokenmill.model.kernels.operands import in_one_piece
 from tokenmill.model.models.native_inputs import bind_inputs, step_adapters, step_media
 from tokenmill.model.models.native_layers import bind_layer
 from tokenmill.model.models.native_projection import address_of
@@ -162,10 +163,7 @@ class _Scratch:
 
 def _begin(array: Array | None) -> int:
     """Return where an array in one piece begins; 0: it is absent."""
-    if isinstance(array, np.ndarray):
-        assert array.flags.c_contiguous, "arrays lie in one piece"
-    elif array is not None:
-        assert array.is_contiguous(), "arrays lie in one piece"  # until the cut
+    assert array is None or in_one_piece(array), "arrays lie in one piece"
     return address_of(array)
 
 
@@ -173,9 +171,10 @@ def _as_given(result: npt.NDArray[Any], given: Array) -> Any:
     """Return a result as a tensor to callers that give tensors; bits as bfloat16."""
     if isinstance(given, np.ndarray):
         return result
-    from tokenmill.model.models.host_decoder import tensor_of_array  # until the cut
+    from tokenmill.model.kernels.stored_tensors import tensor_over  # until the cut
 
-    return tensor_of_array(result)  # until the cut
+    tensor = tensor_over(result)  # until the cut
+    return tensor if result.size else tensor.new_empty(result.shape)  # until the cut: strides of nothing are zeros
 
 
 def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tokenmill.model.kernels.native import MODULE
-from tokenmill.model.kernels.native_weight import STORED_ELEMENTS, Element, PackedWeight
+from tokenmill.model.kernels.native_weight import STORED_ELEMENTS, PackedWeight
+from tokenmill.model.kernels.operands import in_one_piece, is_a, rounded
 from tokenmill.model.models.native_projection import bind_projection
-from tokenmill.model.quantization.rounding import rounded
-from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.platform.arrays import address
 
 if TYPE_CHECKING:
@@ -20,14 +17,13 @@ if TYPE_CHECKING:
     from tokenmill.model.attention.batch import MediaTokens
     from tokenmill.model.kernels.adapters import Adapter, AdapterRows
     from tokenmill.model.models.per_layer import PerLayerInputs
-    from tokenmill.platform.arrays import Array
 
 
 def step_adapters(rows: AdapterRows | None) -> tuple[int, list[_native.Adapter]]:
     """Return the address of each token's adapter number, and the adapters in native form."""
     if rows is None:
         return 0, []
-    assert str(rows.of_row.dtype).removeprefix("torch.") == "int32", "as the pass reads it"
+    assert in_one_piece(rows.of_row) and is_a("int32", rows.of_row), "as the pass reads it"
     return address(rows.of_row), [_bound(adapter) for adapter in rows.adapters]
 
 
@@ -46,24 +42,15 @@ def step_media(media: MediaTokens | None) -> _native.StepMedia:
     if media is None or media.embeddings is None:
         return native.StepMedia(0, 0, 0, 0)
     values, indices = media.embeddings, media.indices
+    assert in_one_piece(values, indices) and is_a("bfloat16", values), "as the pass reads it"
     return native.StepMedia(address(indices), len(indices), address(values), values.shape[1] - 1)
 
 
 def bind_inputs(native: _native.Decoder, inputs: PerLayerInputs, architecture: Architecture) -> None:
     """Bind the inputs that layers have of their own; their table has to be mapped."""
     assert inputs.table is not None and architecture.per_layer is not None, "the table is mapped with the weights"
-    size, (values, element) = architecture.per_layer.size, _table(inputs.table)
-    table = address(values), element
+    assert in_one_piece(inputs.table.values), "a row of the table is in one piece"
+    size, table = architecture.per_layer.size, (address(inputs.table.values), STORED_ELEMENTS[inputs.table.dtype])
     # The scale is rounded to the model's dtype, as that of the embeddings is.
     scales = architecture.hidden_size**-0.5, rounded(size**0.5, "bfloat16")
     native.give_inputs(bind_projection(inputs.projection), address(inputs.norm.weight), size, *table, *scales)
-
-
-def _table(table: StoredArray | Array) -> tuple[Array, Element]:
-    if isinstance(table, StoredArray):
-        return table.values, STORED_ELEMENTS[table.dtype]
-    if isinstance(table, np.ndarray):
-        return table, {"uint16": Element.BF16, "float32": Element.FLOAT32, "float16": Element.FLOAT16}[table.dtype.name]
-    from tokenmill.model.kernels.native_weight import ELEMENTS  # until the cut
-
-    return table, ELEMENTS[table.dtype]  # until the cut

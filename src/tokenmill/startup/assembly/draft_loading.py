@@ -24,6 +24,7 @@ from tokenmill.model.weights.hub import fetch
 from tokenmill.model.weights.loader import ModelPlan, plan_model
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.machine.device import choose_backend, choose_kernels
+from tokenmill.startup.machine.torch_needs import check_attention, check_torch
 
 # What a draft model may have instead of what the model has, tried in turn where its weights or heads rule that out.
 _OTHER_CHOICES: tuple[dict[str, Any], ...] = (
@@ -129,9 +130,11 @@ def _choose(
     for choices in (dict[str, Any](), *_OTHER_CHOICES):
         own = dataclasses.replace(config, **choices)
         try:
+            check_torch(own, architecture, platform)
             kernels, _ = choose_kernels(own, platform, folder, num_threads)
             plan = plan_model(folder, architecture, kernels, load_format)
             attention = choose_backend(own, platform, plan.shapes.attention_spec, kernels)
+            check_attention(attention)
         except InvalidConfig as error:
             refusal = refusal or error
             continue
