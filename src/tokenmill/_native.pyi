@@ -362,9 +362,7 @@ class Experts:
 
     def __init__(self, kernels: Kernels, gate: int, hidden: int, size: int) -> None: ...
     def add(self, gate_up: Packed, down: Packed, gate_up_bias: Address, down_bias: Address) -> None: ...
-    def observe(
-        self, number: int, gate_up: Address, gate_up_rows: Address, down: Address, down_rows: Address
-    ) -> None:
+    def observe(self, number: int, gate_up: Address, gate_up_rows: Address, down: Address, down_rows: Address) -> None:
         """Note the inputs of an expert's matrices; see `Projection.observe`."""
 
     def share(self, first: int, total: int) -> None:

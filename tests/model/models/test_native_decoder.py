@@ -149,9 +149,7 @@ def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rn
     assert 0 < error < most
 
 
-@pytest.mark.parametrize(
-    ("family", "stored"), pairs(list(FAMILIES), list(FORMATS))
-)
+@pytest.mark.parametrize(("family", "stored"), pairs(list(FAMILIES), list(FORMATS)))
 def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
     overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
     folder = make_checkpoint(tmp_path, family, tokenizer=False, dtype=torch.bfloat16, **overrides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tokenmill.model.models.decoder import Decoder
     from tokenmill.platform.arrays import Array
 
-PartT = TypeVar("PartT", ForwardBatch, MediaTokens, BatchPages, AdapterRows, StepStates, StateRows)
 # What torch's kernels too read on the host.
 HOST_FIELDS = frozenset({"query_lens", "context_lens", "query_starts", "spans"})
 
@@ -38,7 +37,7 @@ class HostDecoder:
     def forward(self, batch: ForwardBatch, attention: AttentionBackend, hidden: Array | None = None) -> Any:
         """Run `Decoder.forward` over the arrays' memory; return [S, hidden_size] in the decoder's dtype."""
         with torch.inference_mode():
-            tensors = _in_tensors(batch)
+            tensors: ForwardBatch = _in_tensors(batch)
             if batch.states is not None and tensors.states is not None:
                 memory = self._memory_of(batch.states.memory)
                 tensors = dataclasses.replace(tensors, states=dataclasses.replace(tensors.states, memory=memory))
@@ -81,7 +80,7 @@ def _like(given: Array, result: torch.Tensor) -> Any:
     return result if isinstance(given, torch.Tensor) else array_of(result)  # until the cut
 
 
-def _in_tensors(part: PartT) -> PartT:
+def _in_tensors(part: Any) -> Any:
     """Return a step's part with tensors in the place of arrays."""
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(part):

@@ -1,4 +1,4 @@
-"""Bind what a native pass reads besides ids: adapters and media of a step, and the inputs that layers have of their own."""
+"""Bind what a native pass reads besides ids: a step's adapters and media, and what layers are given of their own."""
 
 from __future__ import annotations
 

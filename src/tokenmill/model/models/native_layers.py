@@ -70,9 +70,7 @@ def _bind_block(native: Any, mlp: MLP | PlainMLP | MoE) -> _native.FeedForward:
 def _bind_dense(bound: _native.FeedForward, mlp: MLP | PlainMLP) -> None:
     first, down = mlp.linears
     gate = mlp.gate if isinstance(mlp, MLP) else NO_GATE
-    bound.run_all(
-        bind_projection(first, first.columns.start), bind_projection(down, down.columns.start), gate
-    )
+    bound.run_all(bind_projection(first, first.columns.start), bind_projection(down, down.columns.start), gate)
 
 
 def _bind_mixture(bound: _native.FeedForward, moe: MoE) -> None:

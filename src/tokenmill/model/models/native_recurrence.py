@@ -57,9 +57,7 @@ def bind_recurrence(own: ShortConv | DeltaNet) -> _native.Recurrence:
         short: _native.Recurrence = native.Recurrence(*inputs, *own.weight.shape)
         return short
     spec, (channels, width) = own.spec, own.filters.shape
-    bound: _native.Recurrence = native.Recurrence(
-        bind_projection(own.mixed), address(own.filters), 0, channels, width
-    )
+    bound: _native.Recurrence = native.Recurrence(bind_projection(own.mixed), address(own.filters), 0, channels, width)
     vectors = address(own.a_log), address(own.dt_bias), address(own.norm)
     heads = spec.num_key_heads, spec.num_value_heads, spec.key_size, spec.value_size
     bound.delta_net(bind_projection(own.z), bind_projection(own.gates, channels), *vectors, spec.norm.eps, *heads)
