@@ -29,7 +29,7 @@ def result_of(plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampl
     Args:
         sampled: on the host; None: the step samples nothing.
     """
-    token_ids = np.empty(0, dtype=np.int32) if sampled is None else sampled.token_ids.numpy().astype(np.int32)
+    token_ids = np.empty(0, dtype=np.int32) if sampled is None else sampled.token_ids.astype(np.int32)
     failures = {**_failures_of(token_ids, samples, sampled), **reports.failures}
     brings = samples.are_due(token_ids) & (token_ids >= 0)
     if failures:

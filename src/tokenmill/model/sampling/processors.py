@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 
 from tokenmill.platform.host_arrays import library_of
 
@@ -85,8 +84,8 @@ def moved(part: Part, logits: Array) -> Part:
     if isinstance(logits, np.ndarray):
         return part
     own: Any = part
-    tensors = (torch.from_numpy(getattr(own, field.name)) for field in fields(own))
-    return type(part)(*(tensor.to(logits.device, non_blocking=True) for tensor in tensors))
+    from_host = library_of(logits).from_host
+    return type(part)(*(from_host(getattr(own, field.name)) for field in fields(own)))
 
 
 @np.errstate(all="ignore")

@@ -15,11 +15,12 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.parallel.devices.collective import DeviceModel
 from tokenmill.engine.parallel.devices.runner import FollowingSampler, LeadingRunner, WatchedStream
 from tokenmill.engine.parallel.model import RankedModel
+from tokenmill.engine.runner.device_sampler import DeviceSampler
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.model_runner import ModelRunner, PipelinedRunner
 from tokenmill.engine.runner.row_state import RowState
 from tokenmill.engine.runner.staging import Staging
-from tokenmill.engine.runner.step_sampler import DeviceSampler, HostSampler
+from tokenmill.engine.runner.step_sampler import HostSampler
 from tokenmill.engine.runner.transport import HostTransport
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.attention.protocol import AttentionBackend
