@@ -82,9 +82,11 @@ def test_bias_and_bad_words_are_the_same_bits_in_both_libraries_of_arrays(rng):
     for row in range(num_rows):
         bias = {int(token_id): float(rng.normal()) for token_id in rng.integers(vocab_size, size=row % 4)}
         words = tuple(tuple(rng.integers(4, size=rng.integers(1, 4)).tolist()) for _ in range(row % 5))
+        words += ((0,), (1,)) if row == 0 else ()
         state.set(new_row(row, SamplingParams(logit_bias=bias, bad_word_ids=words), num_prompt=2))
     logits = rng.normal(size=(num_rows, vocab_size)).astype(np.float32)
     logits[rng.random(logits.shape) < 0.1] = np.inf
+    logits[0, :2] = np.inf, 0.0
     metadata = state.select(np.arange(num_rows), rng.integers(2, max_len, size=num_rows))
     assert metadata.bias is not None and metadata.bad_words is not None
     on_host, tensor = logits.copy(), torch.from_numpy(logits.copy())
