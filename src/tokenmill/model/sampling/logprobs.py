@@ -92,10 +92,11 @@ def _take_natively(
 
 def to_messages(arrays: LogprobArrays) -> dict[int, TokenLogprobs]:
     """Return log probabilities that are on the host as structs, keyed by the row of the logits."""
-    sampled = zip(arrays.token_ids.tolist(), arrays.logprobs.tolist(), arrays.ranks.tolist(), strict=True)
-    tops = zip(arrays.top_ids.tolist(), arrays.top_logprobs.tolist(), arrays.counts, strict=True)
-    messages = {}
-    for index, own, (ids, logprobs, count) in zip(arrays.indices.tolist(), sampled, tops, strict=True):
-        likely = map(Logprob, ids[:count], logprobs[:count], range(1, count + 1))
-        messages[index] = TokenLogprobs(sampled=Logprob(*own), top=[*likely])
-    return messages
+    num_top = arrays.top_ids.shape[1]
+    sampled = map(Logprob, arrays.token_ids.tolist(), arrays.logprobs.tolist(), arrays.ranks.tolist())
+    # All at once: rows are many, and each asks for few.
+    ranks = [*range(1, num_top + 1)] * len(arrays.indices)
+    likely = [*map(Logprob, arrays.top_ids.reshape(-1).tolist(), arrays.top_logprobs.reshape(-1).tolist(), ranks)]
+    starts = range(0, len(likely), num_top)
+    rows = zip(arrays.indices.tolist(), sampled, starts, arrays.counts, strict=True)
+    return {index: TokenLogprobs(own, likely[start : start + count]) for index, own, start, count in rows}

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from tokenmill.platform.arrays import address
 from tokenmill.platform.host_arrays import library_of
 
 if TYPE_CHECKING:
+    from tokenmill import _native
     from tokenmill.platform.arrays import Array
 
 # Stands before a bad word that is shorter than the longest.
@@ -96,7 +98,9 @@ def add_entries(logits: Array, entries: LogitEntries) -> None:
 
 
 @np.errstate(all="ignore")
-def apply_penalties(logits: Array, penalties: Penalties, token_table: Array) -> None:
+def apply_penalties(
+    logits: Array, penalties: Penalties, token_table: Array, native: _native.Kernels | None = None
+) -> None:
     """Penalize rows of `logits`, in place.
 
     Repetition comes first (a positive logit is divided, a negative one multiplied), then frequency and presence.
@@ -105,7 +109,11 @@ def apply_penalties(logits: Array, penalties: Penalties, token_table: Array) -> 
         logits: [S, V] float32.
         token_table: [max_rows, max_len] integers, prompt and output ids of each row; what lies past a row's position
             is not used, whatever it is.
+        native: kernels of this CPU, for the host's arrays.
     """
+    if native is not None:
+        _penalize_natively(native, logits, penalties, token_table)
+        return
     length = int(penalties.positions.max())
     xp, part = library_of(logits), moved(penalties, logits)
     rows = part.indices[:, None]
@@ -123,6 +131,17 @@ def apply_penalties(logits: Array, penalties: Penalties, token_table: Array) -> 
     values = xp.where(values > 0, values / factor, values * factor)
     values -= part.frequency[:, None] * num_out + part.presence[:, None] * (num_out > 0)
     logits[rows, token_ids] = values
+
+
+def _penalize_natively(native: _native.Kernels, logits: Array, penalties: Penalties, token_table: Array) -> None:
+    """Do the same, by native/penalties.cpp."""
+    assert logits.dtype == np.float32 and logits.strides[1] == 4, "rows of float32 in one piece"
+    assert token_table.dtype == np.int32 and token_table.flags.c_contiguous, "tokens are int32"
+    columns = [getattr(penalties, field.name) for field in fields(penalties)]
+    native.apply_penalties(
+        address(logits), logits.strides[0] // 4, len(penalties.indices), *map(address, columns),
+        address(token_table), token_table.shape[1],
+    )  # fmt: skip
 
 
 @np.errstate(all="ignore")

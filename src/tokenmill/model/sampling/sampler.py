@@ -122,7 +122,7 @@ class Sampler:
 
     Args:
         draw: how tokens are drawn there; None: on the host.
-        native: kernels that apply bitmasks, take log probabilities and draw on the host; None: torch does.
+        native: kernels that penalize, mask, draw and take log probabilities on the host; None: NumPy and torch do.
     """
 
     def __init__(self, draw: DrawKernel | None = None, native: _native.Kernels | None = None) -> None:
@@ -198,7 +198,7 @@ class Sampler:
         if metadata.bias is not None:
             add_entries(processed, metadata.bias)
         if metadata.penalties is not None:
-            apply_penalties(processed, metadata.penalties, token_table)
+            apply_penalties(processed, metadata.penalties, token_table, self._native)
         if metadata.stops is not None:
             add_entries(processed, metadata.stops)
         if mask is not None:
