@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from tests.model.kernels.native import BEST, kernels
 from tests.model.sampling.oracle import new_row, process
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.model.sampling.processors import add_entries, apply_bad_words, apply_penalties
