@@ -137,9 +137,11 @@ def _penalize_natively(native: _native.Kernels, logits: Array, penalties: Penalt
     """Do the same, by native/penalties.cpp."""
     assert logits.dtype == np.float32 and logits.strides[1] == 4, "rows of float32 in one piece"
     assert token_table.dtype == np.int32 and token_table.flags.c_contiguous, "tokens are int32"
-    columns = [getattr(penalties, field.name) for field in fields(penalties)]
+    own = penalties
     native.apply_penalties(
-        address(logits), logits.strides[0] // 4, len(penalties.indices), *map(address, columns),
+        address(logits), logits.strides[0] // 4, len(own.indices),
+        address(own.indices), address(own.rows), address(own.num_prompt_tokens), address(own.positions),
+        address(own.presence), address(own.frequency), address(own.repetition),
         address(token_table), token_table.shape[1],
     )  # fmt: skip
 
