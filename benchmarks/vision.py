@@ -101,7 +101,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     width, height = map(int, given.size.split("x"))
     weights = {name: (0.02 * torch.randn(shape)).to(torch.bfloat16) for name, shape in tower_shapes(SPEC).items()}
-    kernels, reason = select_kernels("auto", "cpu", torch.bfloat16, given.threads)
+    kernels, reason = select_kernels("auto", "cpu", "bfloat16", given.threads)
     ours, other = Tower(SPEC, make_parts(SPEC, dict(weights), kernels)), theirs()
     flat_weights = weights | {"patch_embed.proj.weight": weights["patch_embed.proj.weight"].flatten(1)}
     plain = Tower(SPEC, TorchParts(flat_weights, SPEC.num_heads))

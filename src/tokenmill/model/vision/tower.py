@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.tower_parts import TorchParts, TowerParts
 from tokenmill.model.vision.tower_shapes import PATCHES, tower_shapes
@@ -124,7 +125,8 @@ def load_tower(folder: Path, spec: VisionSpec, kernels: Kernels) -> Tower:
     Raises:
         InvalidCheckpoint: a tensor is missing, misshapen or surplus.
     """
-    return Tower(spec, make_parts(spec, read_tower(folder, spec, tower_shapes(spec), kernels.vector(0)), kernels))
+    weights = read_tower(folder, spec, tower_shapes(spec), tensor_over(kernels.vector(0)))
+    return Tower(spec, make_parts(spec, weights, kernels))
 
 
 def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kernels) -> TowerParts:

@@ -16,7 +16,7 @@ from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.quantization.packed import UNQUANTIZED
 from tokenmill.model.weights.loader import choose_formats, measure
 from tokenmill.platform.protocol import Platform
-from tokenmill.startup.machine.device import DTYPES, check, choose_backend, choose_kernels, within_budget
+from tokenmill.startup.machine.device import check, choose_backend, choose_kernels, within_budget
 from tokenmill.startup.machine.torch_needs import check_torch
 from tokenmill.startup.sizing.kv_size import pages_in, wanted_context
 from tokenmill.startup.sizing.state_size import BYTES_OF
@@ -118,7 +118,7 @@ def _form(
     architecture: Architecture,
     num_threads: int,
 ) -> Form:
-    check(config, platform, DTYPES[config.dtype])
+    check(config, platform)
     check_torch(config, architecture, platform)
     kernels, _ = choose_kernels(config, platform, folder, num_threads)
     shapes, weight_bytes = measure(architecture, within_budget(config, kernels, architecture))
