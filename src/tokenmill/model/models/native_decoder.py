@@ -94,6 +94,9 @@ class NativeDecoder:
 
     def logits(self, outputs: Array) -> Any:
         """Return the logits of this rank's tokens, [S, tokens] float32."""
+        return _as_given(self._logits(outputs), outputs)
+
+    def _logits(self, outputs: Array) -> npt.NDArray[np.float32]:
         head, architecture = self._head, self._decoder.architecture
         logits = np.empty((len(outputs), head.shape[0]), np.float32)
         self._native.logits(head.packed, _begin(outputs), len(outputs), address(logits))
@@ -103,7 +106,7 @@ class NativeDecoder:
             logits /= np.float32(cap)
             np.tanh(logits, out=logits)
             logits *= np.float32(cap)
-        return _as_given(logits, outputs)
+        return logits
 
     def argmax(self, outputs: Array) -> Any:
         """Return the most likely of this rank's tokens, [S] int64; -1 where logits are NaN or infinite."""
@@ -122,7 +125,7 @@ class NativeDecoder:
             self._native.best(self._head.packed, _begin(outputs), len(outputs), address(ids), address(values))
             return ids, values
         # A division and a bend round: two logits that differ may become equal, and then the lower id wins.
-        logits = np.asarray(self.logits(outputs))
+        logits = self._logits(outputs)
         ids = logits.argmax(-1)
         return ids, np.take_along_axis(logits, ids[:, None], 1)[:, 0]
 
