@@ -164,6 +164,21 @@ class Kernels:
     def apply_token_bitmask(
         self, logits: Address, stride: int, size: int, count: int, rows: Address, bits: Address
     ) -> None: ...
+    def apply_penalties(
+        self,
+        logits: Address,
+        stride: int,
+        count: int,
+        indices: Address,
+        rows: Address,
+        num_prompt_tokens: Address,
+        positions: Address,
+        presence: Address,
+        frequency: Address,
+        repetition: Address,
+        tokens: Address,
+        tokens_stride: int,
+    ) -> None: ...
     def copy_pages(
         self, parts: Address, num_parts: int, pages: Address, count: int, data: Address, checksums: Address, way: int
     ) -> None: ...
