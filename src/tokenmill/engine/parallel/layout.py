@@ -14,8 +14,8 @@ SLOTS = 4
 NOTE_BYTES = 1024
 """Bytes of the note that each rank writes for the others while it starts and when it gives up."""
 SIGNAL_BYTES = 4096
-# Rows of a native pass are padded to an odd number of cache lines of 32 numbers each (native/decoder.cpp); it has three
-# arrays of bfloat16 in two rooms for float32.
+# Rows of a native pass are padded to an odd number of cache lines of 32 numbers each (native/forward_pass.cpp); it has
+# up to four arrays of bfloat16 in two rooms for float32.
 PADDING = 96
 LOGITS_BYTES = 256 << 20
 MOST_HEAD_ROWS = 4096

@@ -17,9 +17,8 @@ from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
-from tokenmill.model.kernels.operands import in_one_piece
-from tokenmill.model.models.native_inputs import bind_inputs, step_adapters, step_media
-from tokenmill.model.models.native_layers import bind_layer
+from tokenmill.model.kernels.operands import in_one_piece, is_a
+from tokenmill.model.models.native_layers import bind_inputs, bind_layer
 from tokenmill.model.models.native_projection import address_of
 from tokenmill.model.models.native_recurrence import NativeStates
 from tokenmill.platform.arrays import address
@@ -27,8 +26,9 @@ from tokenmill.platform.memory import zeroed_bytes
 
 if TYPE_CHECKING:
     from tokenmill import _native
-    from tokenmill.model.attention.batch import ForwardBatch
+    from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
     from tokenmill.model.attention.protocol import AttentionBackend
+    from tokenmill.model.kernels.adapters import Adapter, AdapterRows
     from tokenmill.model.kernels.states import StateMemory
     from tokenmill.model.models.decoder import Decoder
     from tokenmill.platform.arrays import Array
@@ -86,7 +86,7 @@ class NativeDecoder:
         inputs = (_begin(batch.token_ids), _begin(hidden), tokens, _begin(batch.output_indices), outputs)
         states = None if batch.states is None else self._states_of(batch.states.memory).step(batch.states, tokens)
         assert states is not None or not self._decoder.architecture.recurrences, "recurrences have states"
-        more = (*step_adapters(batch.adapters), step_media(batch.media), states)
+        more = (*_adapters(batch.adapters), _media(batch.media), states)
         scratch = self._scratch.take(self._native.scratch_numbers(tokens))
         if not self._native.forward(steps, *inputs, *more, scratch, address(out) if shard.rank == 0 else 0):
             raise self._decoder.collective.failure()
@@ -94,6 +94,9 @@ class NativeDecoder:
 
     def logits(self, outputs: Array) -> Any:
         """Return the logits of this rank's tokens, [S, tokens] float32."""
+        return _as_given(self._logits(outputs), outputs)
+
+    def _logits(self, outputs: Array) -> npt.NDArray[np.float32]:
         head, architecture = self._head, self._decoder.architecture
         logits = np.empty((len(outputs), head.shape[0]), np.float32)
         self._native.logits(head.packed, _begin(outputs), len(outputs), address(logits))
@@ -103,7 +106,7 @@ class NativeDecoder:
             logits /= np.float32(cap)
             np.tanh(logits, out=logits)
             logits *= np.float32(cap)
-        return _as_given(logits, outputs)
+        return logits
 
     def argmax(self, outputs: Array) -> Any:
         """Return the most likely of this rank's tokens, [S] int64; -1 where logits are NaN or infinite."""
@@ -122,7 +125,7 @@ class NativeDecoder:
             self._native.best(self._head.packed, _begin(outputs), len(outputs), address(ids), address(values))
             return ids, values
         # A division and a bend round: two logits that differ may become equal, and then the lower id wins.
-        logits = np.asarray(self.logits(outputs))
+        logits = self._logits(outputs)
         ids = logits.argmax(-1)
         return ids, np.take_along_axis(logits, ids[:, None], 1)[:, 0]
 
@@ -165,6 +168,33 @@ def _begin(array: Array | None) -> int:
     """Return where an array in one piece begins; 0: it is absent."""
     assert array is None or in_one_piece(array), "arrays lie in one piece"
     return address_of(array)
+
+
+def _adapters(rows: AdapterRows | None) -> tuple[int, list[_native.Adapter]]:
+    """Return the address of each token's adapter number, and the adapters in native form."""
+    if rows is None:
+        return 0, []
+    assert in_one_piece(rows.of_row) and is_a("int32", rows.of_row), "as the pass reads it"
+    return address(rows.of_row), [_bound(adapter) for adapter in rows.adapters]
+
+
+def _bound(adapter: Adapter) -> _native.Adapter:
+    assert adapter.native is not None, "adapters of a native pass have their form for it"
+    bound, outside = adapter.native.native, adapter.embedding
+    if outside is not None:
+        assert isinstance(outside.b, PackedWeight), "its matrices are packed"
+        bound.embed(address(outside.a), outside.b.shape[1], outside.b.packed, outside.scale)
+    return bound
+
+
+def _media(media: MediaTokens | None) -> _native.StepMedia:
+    """Return the media embeddings that stand in the place of token embeddings."""
+    native = importlib.import_module(MODULE)
+    if media is None or media.embeddings is None:
+        return native.StepMedia(0, 0, 0, 0)
+    values, indices = media.embeddings, media.indices
+    assert in_one_piece(values, indices) and is_a("bfloat16", values), "as the pass reads it"
+    return native.StepMedia(address(indices), len(indices), address(values), values.shape[1] - 1)
 
 
 def _as_given(result: npt.NDArray[Any], given: Array) -> Any:

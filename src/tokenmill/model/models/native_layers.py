@@ -1,4 +1,4 @@
-"""Bind a decoder's layers to a native pass: their weights and their KV memory, by address."""
+"""Bind a decoder's layers to a native pass, by address: their weights, their KV memory, and inputs of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_kernels import NativeExperts
+from tokenmill.model.kernels.native_weight import STORED_ELEMENTS
+from tokenmill.model.kernels.operands import in_one_piece, rounded
 from tokenmill.model.models.layer import Layer
 from tokenmill.model.models.mlp import MLP, PlainMLP
 from tokenmill.model.models.moe import MoE
@@ -16,9 +18,12 @@ from tokenmill.model.models.native_projection import address_of, bind_projection
 from tokenmill.model.models.native_recurrence import bind_recurrence
 from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.self_attention import SelfAttention
+from tokenmill.platform.arrays import address
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.model.architecture.architecture import Architecture
+    from tokenmill.model.models.per_layer import PerLayerInputs
 
 # Of a block without a gate nothing is gated, and the number is not looked at.
 NO_GATE = 0
@@ -40,6 +45,16 @@ def bind_layer(layer: Layer, groups: Sequence[NativeAttention]) -> _native.Decod
         end=_bind_end(native, layer),
     )
     return bound
+
+
+def bind_inputs(native: _native.Decoder, inputs: PerLayerInputs, architecture: Architecture) -> None:
+    """Bind the inputs that layers have of their own; their table has to be mapped."""
+    assert inputs.table is not None and architecture.per_layer is not None, "the table is mapped with the weights"
+    assert in_one_piece(inputs.table.values), "a row of the table is in one piece"
+    size, table = architecture.per_layer.size, (address(inputs.table.values), STORED_ELEMENTS[inputs.table.dtype])
+    # The scale is rounded to the model's dtype, as that of the embeddings is.
+    scales = architecture.hidden_size**-0.5, rounded(size**0.5, "bfloat16")
+    native.give_inputs(bind_projection(inputs.projection), address(inputs.norm.weight), size, *table, *scales)
 
 
 def _weight_of(norm: RMSNorm | None) -> int:
