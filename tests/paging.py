@@ -17,6 +17,7 @@ from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.states import StateMemory, StepStates, state_arrays, step_states
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.platform.cpu import CpuPlatform
+from tokenmill.platform.tensor_memory import tensor_of
 
 Chunks = Sequence[tuple[int, int]]
 """(request, tokens of it to run), in batch order."""
@@ -25,7 +26,7 @@ Chunks = Sequence[tuple[int, int]]
 def states_of_step(memory: StateMemory, slots: np.ndarray, query_starts: np.ndarray, saves: Any = None) -> StepStates:
     """The states of a step on the host; see `state_arrays`."""
     arrays = state_arrays(slots, query_starts, saves)
-    return step_states(memory, arrays, {name: torch.from_numpy(values) for name, values in arrays.items()})
+    return step_states(memory, arrays, arrays)
 
 
 def unrotated(length: int, head_dim: int, dtype: torch.dtype = torch.float32) -> RotaryTables:
@@ -38,7 +39,14 @@ def make_attention(
     name: str, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype, **wanted: Any
 ) -> AttentionBackend:
     """The backend of this name on a CPU, with its KV cache."""
-    return choose_attention(name, AttentionConfig(spec, page_size, dtype, CpuPlatform(), **wanted)).make(num_pages)
+    names = {key: name_of(value) if key == "kv_dtype" else value for key, value in wanted.items()}
+    config = AttentionConfig(spec, page_size, name_of(dtype), CpuPlatform(), **names)
+    return choose_attention(name, config).make(num_pages)
+
+
+def name_of(dtype: torch.dtype | str | None) -> Any:
+    """The name of a dtype of torch."""
+    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def attention_layers(
@@ -106,11 +114,11 @@ class PagedRequests:
         and holds poison."""
         if not decoder.architecture.recurrences:
             return
-        self.states = decoder.state_memory(len(self.sequences) + 1)
+        self.states = decoder.state_memory(len(self.sequences) + 1, CpuPlatform.arrays)
         self.slots = np.random.default_rng(0).permutation(len(self.sequences) + 1)
-        for tensors in self.states.layers:
-            for tensor in tensors:
-                tensor[self.slots[-1]] = torch.nan
+        for states in self.states.layers:
+            for state in states:
+                tensor_of(state)[self.slots[-1]] = torch.nan
 
     def run(self, decoder: Model, attention: AttentionBackend, schedule: Sequence[Chunks]) -> list[torch.Tensor]:
         """Run the steps of a schedule; the logits of each request, [tokens it ran, vocab_size], if it ran any."""

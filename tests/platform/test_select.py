@@ -3,19 +3,19 @@
 import pytest
 
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.platform import cuda
+from tokenmill.platform import cuda, select
 from tokenmill.platform.select import select_platform
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto", "auto:1"])
 def test_without_a_gpu_all_engines_run_on_the_cpu(device, monkeypatch):
-    monkeypatch.setattr(cuda, "is_available", lambda: False)
+    monkeypatch.setattr(select, "has_gpu", lambda: False)
     assert select_platform(device).device == "cpu"
 
 
 @pytest.mark.parametrize(("device", "index"), [("auto", 0), ("auto:1", 1), ("cuda", 0), ("cuda:2", 2)])
 def test_each_engine_has_a_gpu_of_its_own(device, index, monkeypatch):
-    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(select, "has_gpu", lambda: True)
     monkeypatch.setattr(cuda, "CudaPlatform", lambda index: index)
     assert select_platform(device) == index
 

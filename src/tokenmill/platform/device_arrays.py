@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.platform.tensor_memory import zeros
@@ -57,6 +59,14 @@ class DeviceArrays:
         """Return how often the number at each place is counted in its row, [n, L] float32."""
         found = torch.zeros((len(numbers), size), dtype=torch.float32, device=self._device)
         return found.scatter_add_(1, numbers, is_counted.to(torch.float32)).gather(1, numbers)
+
+    def copy(self, array: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with the same numbers in memory of its own."""
+        return array.clone()
+
+    def over(self, memory: npt.NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
+        """Return bytes of the host's memory as numbers of the dtype of another tensor, in a row."""
+        return torch.from_numpy(memory).view(like.dtype)
 
     def tensor(self, array: torch.Tensor) -> torch.Tensor:
         """Return a tensor as it is."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.canonical import export, import_
 from tests.paging import PagedRequests, make_attention, random_schedule, unrotated
 from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec, GroupedKV
@@ -77,10 +78,10 @@ def test_pages_of_all_groups_travel_between_layouts(names: tuple[str, str]) -> N
     assert isinstance(first, GroupedKV)
     for tensor in first.tensors:
         tensor.copy_(torch.randn(tensor.shape))
-    pages = first.export([4, 1])
-    second.import_([2, 3], pages)
-    assert torch.equal(second.export([2, 3]), pages)
-    assert not second.export([1, 4]).any()
+    pages = export(first, [4, 1])
+    import_(second, [2, 3], pages)
+    assert torch.equal(export(second, [2, 3]), pages)
+    assert not export(second, [1, 4]).any()
 
 
 def test_values_are_normed_without_a_weight(rng: np.random.Generator) -> None:
@@ -89,5 +90,5 @@ def test_values_are_normed_without_a_weight(rng: np.random.Generator) -> None:
     qkv = drawn(SMALL, 9)
     want = torch.nn.functional.rms_norm(qkv[:, 6 * 32 :].float().view(9, 2, 32), (32,), eps=1e-6)
     attention.forward(qkv, layer(SMALL, 0), attention.plan(batch))
-    got = attention.kv.export(requests.pages[0].tolist())[0, 1, 0, :9].float()
+    got = export(attention.kv, requests.pages[0].tolist())[0, 1, 0, :9].float()
     torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from tests.checkpoints import load_oracle, make_checkpoint
 from tokenmill.model.attention.backends.reference import ReferenceAttention
-from tokenmill.model.attention.kv_cache import HeadMajorKV
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
+from tokenmill.model.attention.tensor_kv import HeadMajorKV
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
@@ -33,7 +33,7 @@ MODULES = {"q": "self_attn.q_proj", "output": "self_attn.o_proj", "up": "mlp.up_
 
 
 def attention(spec: AttentionSpec, num_pages: int) -> AttentionBackend:
-    return ReferenceAttention(spec, HeadMajorKV(spec, num_pages, PAGE, torch.bfloat16, "cpu"))
+    return ReferenceAttention(spec, HeadMajorKV(spec, num_pages, PAGE, "bfloat16", "cpu"))
 
 
 def importance_of(folder: Path, seen: list[tuple[int, int]] | None = None) -> InputImportance:

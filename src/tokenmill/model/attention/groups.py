@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, GroupedKV, KVCache
 
 if TYPE_CHECKING:
+    import torch
+
     from tokenmill.model.attention.paged import PagedAttention
 
 

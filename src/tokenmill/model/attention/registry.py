@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.model.attention.backends.cpu import CpuAttention
-from tokenmill.model.attention.backends.native import NativeAttention
-from tokenmill.model.attention.backends.reference import ReferenceAttention
 from tokenmill.model.attention.groups import GroupedAttention, GroupedPagedAttention
-from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV, TokenMajorKV
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec, KVCache
 from tokenmill.platform.protocol import Platform
 
@@ -29,8 +24,8 @@ class AttentionConfig:
     """The requirements that the attention has to meet.
 
     Attributes:
-        dtype: dtype of the model.
-        kv_dtype: dtype of the KV cache, if it differs.
+        dtype: name of the dtype of the model, e.g. `bfloat16`.
+        kv_dtype: that of the KV cache, if it differs.
         native: the native kernels (`_native.Kernels`), if the model runs on them.
         is_invariant: require a token's result to depend neither on its batch nor on the chunk that it came in.
         shares_splits: read keys that decodes have in common once for all of them, where the backend can.
@@ -38,9 +33,9 @@ class AttentionConfig:
 
     spec: AttentionSpec
     page_size: int
-    dtype: torch.dtype
+    dtype: str
     platform: Platform
-    kv_dtype: torch.dtype | None = None
+    kv_dtype: str | None = None
     native: Any = None
     is_invariant: bool = False
     shares_splits: bool = True
@@ -53,9 +48,11 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A row of the registry. A field that is left out is no condition.
+    """A row of the registry. A field that is left out is no condition. Its functions import what it needs where it is
+    taken: torch takes a second, and may be absent.
 
     Attributes:
+        layout: returns the layout of its KV cache.
         make: makes the backend over its KV cache; for CPUs.
         make_paged: makes the implementations for prompts, for decodes, and for decodes in CUDA graphs if that is
             another one; for GPUs, see `PagedAttention`.
@@ -68,13 +65,13 @@ class Backend:
     """
 
     name: str
-    layout: type[KVCache] = TokenMajorKV
+    layout: Callable[[], type[KVCache]]
     make: Callable[[AttentionConfig, Any], AttentionBackend] | None = None
     make_paged: Callable[[AttentionConfig], Parts] | None = None
     auto_for: tuple[bool, bool] = (True, True)
     merit: str = ""
-    dtypes: tuple[torch.dtype, ...] = ()
-    kv_dtypes: tuple[torch.dtype, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    kv_dtypes: tuple[str, ...] = ()
     page_multiple: int = 1
     head_multiple: int = 1
     max_head_dim: int | None = None
@@ -134,7 +131,7 @@ class AttentionChoice:
         return self._bytes_per_page(True)
 
     def _bytes_per_page(self, are_windowed: bool) -> int:
-        config, layout = self.config, self.prompts.layout
+        config, layout = self.config, self.prompts.layout()
         shape = config.page_size, config.kv_dtype or config.dtype
         groups = [spec for spec in config.spec.groups if spec.is_windowed == are_windowed]
         return sum(layout.bytes_per_page(spec, *shape) for spec in groups)
@@ -159,10 +156,11 @@ class AttentionChoice:
         """Make the backend of a group."""
         prompts, decodes = self.prompts, self.decodes
         shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
-        kv = prompts.layout(*shape, config.platform.device)
+        kv = prompts.layout()(*shape, config.platform.device)
         if prompts.make is not None:
             return prompts.make(config, kv)
         from tokenmill.model.attention.paged import PagedAttention
+        from tokenmill.model.attention.tensor_kv import TokenMajorKV
 
         assert isinstance(kv, TokenMajorKV) and prompts.make_paged and decodes.make_paged, "a hybrid is for GPUs"
         return PagedAttention(kv, prompts.make_paged(config)[0], *decodes.make_paged(config)[1:])
@@ -201,7 +199,7 @@ def _automatic(rows: Sequence[Backend], config: AttentionConfig, part: int) -> t
             if obstacle is None:
                 return row, ": ".join(filter(None, (_merit(row, config), *passed)))
             passed.append(obstacle)
-    raise AssertionError("on each device some row has no conditions")
+    raise InvalidConfig(f"no attention backend can serve here: {'; '.join(passed)}")
 
 
 def _named(name: str, rows: Sequence[Backend], config: AttentionConfig) -> AttentionChoice:
@@ -238,8 +236,8 @@ def _check_kv_dtype(chosen: Backend, rows: Sequence[Backend], config: AttentionC
     raise InvalidConfig(f"--kv-cache-dtype needs the {able[0].name} attention: {obstacle}")
 
 
-def _names(dtypes: Sequence[torch.dtype | None]) -> str:
-    return " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+def _names(dtypes: Sequence[str | None]) -> str:
+    return " and ".join(map(str, dtypes))
 
 
 def _is_installed(package: str) -> bool:
@@ -250,7 +248,40 @@ def _is_installed(package: str) -> bool:
     return True
 
 
-# Triton and what is built on it are imported where a GPU is: that takes a second, and CPUs may have none.
+def _packed() -> type[KVCache]:
+    from tokenmill.model.attention.packed_kv import PackedKV
+
+    return PackedKV
+
+
+def _head_major() -> type[KVCache]:
+    from tokenmill.model.attention.tensor_kv import HeadMajorKV
+
+    return HeadMajorKV
+
+
+def _token_major() -> type[KVCache]:
+    from tokenmill.model.attention.tensor_kv import TokenMajorKV
+
+    return TokenMajorKV
+
+
+def _native(config: AttentionConfig, kv: Any) -> AttentionBackend:
+    from tokenmill.model.attention.backends.native import NativeAttention
+
+    return NativeAttention(config.spec, kv, config.native)
+
+
+def _cpu(config: AttentionConfig, kv: Any) -> AttentionBackend:
+    from tokenmill.model.attention.backends.cpu import CpuAttention
+
+    return CpuAttention(config.spec, kv)
+
+
+def _reference(config: AttentionConfig, kv: Any) -> AttentionBackend:
+    from tokenmill.model.attention.backends.reference import ReferenceAttention
+
+    return ReferenceAttention(config.spec, kv)
 
 
 def _no_sinks(config: AttentionConfig) -> str | None:
@@ -292,31 +323,34 @@ def _triton(config: AttentionConfig) -> Parts:
 BACKENDS = (
     Backend(
         "native",
-        layout=PackedKV,
-        make=lambda config, kv: NativeAttention(config.spec, kv, config.native),
+        _packed,
+        make=_native,
         merit="packed KV",
-        dtypes=(torch.bfloat16,),
-        kv_dtypes=(torch.int8,),
+        dtypes=("bfloat16",),
+        kv_dtypes=("int8",),
         page_multiple=16,
         head_multiple=16,
         max_head_dim=512,
         needs_native=True,
     ),
-    Backend("cpu", layout=HeadMajorKV, make=lambda config, kv: CpuAttention(config.spec, kv), merit="batched torch"),
-    Backend(
-        "reference",
-        layout=HeadMajorKV,
-        make=lambda config, kv: ReferenceAttention(config.spec, kv),
-        auto_for=(False, False),
-    ),
+    Backend("cpu", _head_major, make=_cpu, merit="batched torch", package="torch"),
+    Backend("reference", _head_major, make=_reference, auto_for=(False, False), package="torch"),
     Backend(
         "flash",
+        _token_major,
         make_paged=_flash,
         auto_for=(True, False),
         merit="flash for prompts, its own split decodes",
-        dtypes=(torch.bfloat16, torch.float16),
+        dtypes=("bfloat16", "float16"),
         obstacle=_flash_obstacle,
     ),
-    Backend("flashinfer", make_paged=_flashinfer, auto_for=(False, False), package="flashinfer", obstacle=_no_sinks),
-    Backend("triton", make_paged=_triton, is_invariant=True),
+    Backend(
+        "flashinfer",
+        _token_major,
+        make_paged=_flashinfer,
+        auto_for=(False, False),
+        package="flashinfer",
+        obstacle=_no_sinks,
+    ),
+    Backend("triton", _token_major, make_paged=_triton, is_invariant=True),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tokenmill.model.kernels.native import MODULE
-from tokenmill.model.kernels.recurrence import StateRows
+from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from tokenmill.model.kernels.recurrence import StateRows
+from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.quantization.packed import Rows
 from tokenmill.platform.memory import Arena
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from tokenmill.model.kernels import recurrence
 from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, Kernels, LinearWeight, WeightRole
+from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.quantization.packed import Rows
 from tokenmill.platform.memory import Arena
@@ -219,7 +220,7 @@ class TorchKernels:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         state: torch.Tensor,
-        rows: recurrence.StateRows,
+        rows: StateRows,
         out: torch.Tensor,
         silu: bool = False,
     ) -> None:
@@ -233,7 +234,7 @@ class TorchKernels:
         a_log: torch.Tensor,
         dt_bias: torch.Tensor,
         state: torch.Tensor,
-        rows: recurrence.StateRows,
+        rows: StateRows,
         out: torch.Tensor,
     ) -> None:
         """Run the gated delta rule of each request."""

@@ -16,6 +16,7 @@ import torch
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
+from tokenmill.model.attention.tensor_batch import with_tensors
 from tokenmill.model.kernels.adapters import AdaptedLayer, AdapterRows
 from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
 from tokenmill.model.kernels.states import StateMemory
@@ -27,6 +28,7 @@ from tokenmill.model.models.per_layer import PerLayerInputs
 from tokenmill.model.models.rotary import all_rotary_tables
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import ALONE, Collective
+from tokenmill.platform.arrays import ArrayLibrary
 
 
 class Decoder:
@@ -95,11 +97,11 @@ class Decoder:
         first, *others = groups
         return dataclasses.replace(first, others=tuple(others))
 
-    def state_memory(self, num_slots: int) -> StateMemory:
-        """Make memory for the states of its layers, in `num_slots` slots."""
-        vector, dtypes = self.final_norm.weight, (self._kernels.dtype, torch.float32)
+    def state_memory(self, num_slots: int, arrays: ArrayLibrary) -> StateMemory:
+        """Make memory for the states of its layers, in `num_slots` slots, of a device's arrays."""
+        dtypes = str(self._kernels.dtype).removeprefix("torch."), "float32"  # until the cut: it is a name
         layers = [[(part.shape, dtypes[part.is_wide]) for part in one.state] for one in self.architecture.recurrences]
-        return StateMemory(layers, num_slots, vector.device)
+        return StateMemory(layers, num_slots, arrays)
 
     def forward(
         self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
@@ -114,6 +116,7 @@ class Decoder:
             Final hidden states [S, hidden_size], normed, of the S >= 0 tokens at `batch.output_indices`: what `logits`
             and `argmax` take. Of a stage before the last: the hidden states of all tokens, [T, hidden_size].
         """
+        batch = with_tensors(batch)  # until the cut: HostDecoder does
         plan = attention.plan(batch)
         hidden = self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden
         given = None if self.per_layer is None else self.per_layer.forward(batch.token_ids, hidden)

@@ -16,6 +16,7 @@ from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.attention.tensor_batch import with_tensors
 from tokenmill.model.kernels.adapters import AdapterRows
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
@@ -65,6 +66,7 @@ class NativeDecoder:
         """Run `Decoder.forward` as one native call, with the attention that it is bound to. Of several ranks only the
         first has outputs: the others are told the input of the head."""
         assert attention is self._attention, "the pass is bound to the memory of one attention"
+        batch = with_tensors(batch)  # until the cut
         token_ids, wanted = batch.token_ids, batch.output_indices
         assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"
         if batch.adapters is not None and batch.adapters.change_embeddings:

@@ -15,7 +15,7 @@ from tokenmill.model.adapters.cache import AdapterCache
 from tokenmill.model.adapters.packing import AdapterForm, AdapterReader, FollowedAdapters
 from tokenmill.model.adapters.places import check_adaptable
 from tokenmill.model.adapters.requests import AdapterRequests
-from tokenmill.model.adapters.rows import DeviceRowAdapters, HostRowAdapters
+from tokenmill.model.adapters.rows import HostRowAdapters
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.decoder import Decoder
@@ -59,6 +59,8 @@ class Adapters(Capability):
         num_rows, find, slots = self._config.max_num_seqs, self._cache.find, self._cache.slots
         if slots is None:
             return (HostRowAdapters(num_rows, find),)
+        from tokenmill.model.adapters.device_rows import DeviceRowAdapters
+
         return (DeviceRowAdapters(num_rows, find, slots, self._device),)
 
     def engine_extensions(self, scheduler: Scheduler) -> tuple[AdapterRequests]:

@@ -6,20 +6,20 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.parallel.messages import Command, End, FindBest, RunPass, TakeLogits
 from tokenmill.engine.parallel.model import PartialModel, find_best, take_logits
 from tokenmill.engine.parallel.pipeline.chain import LaterStage
 from tokenmill.engine.parallel.pipeline.link import Bye, Pass, hidden_states
 from tokenmill.engine.parallel.shared_memory import SharedMemory
+from tokenmill.engine.runner.model import Hidden
 from tokenmill.model.adapters.packing import FollowedAdapters
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.adapters import Adapter, AdapterSource
 from tokenmill.model.models.native_decoder import in_one_call
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
+from tokenmill.platform.tensor_memory import tensor_of
 from tokenmill.startup.assembly.adapters import followed_adapters
 from tokenmill.startup.assembly.capabilities import CHECKS
 from tokenmill.startup.assembly.loading import Progress, StartupTimer, load, size_kv
@@ -42,7 +42,7 @@ class Follower:
         model: PartialModel,
         attention: AttentionBackend,
         memory: SharedMemory,
-        dtype: torch.dtype,
+        dtype: str,
         idle_work: Iterator[None],
         adapters: FollowedAdapters | None = None,
     ) -> None:
@@ -53,7 +53,6 @@ class Follower:
         self._adapters = adapters
         self._idle_work: Iterator[None] | None = idle_work
 
-    @torch.inference_mode()
     def run(self, on_iteration: Callable[[bool], None] = lambda has_work: None) -> None:
         """Follow until rank 0 ends.
 
@@ -82,15 +81,19 @@ class Follower:
             case RunPass():
                 self._run(command)
             case TakeLogits(count):
-                take_logits(self._model, self._memory, self._memory.inputs(count, self._dtype))
+                take_logits(self._model, self._memory, self._inputs(count))
             case FindBest(count):
-                find_best(self._model, self._memory, self._memory.inputs(count, self._dtype))
+                find_best(self._model, self._memory, self._inputs(count))
 
-    def _run(self, command: RunPass) -> torch.Tensor:
+    def _inputs(self, count: int) -> Hidden:
+        return tensor_of(self._memory.inputs(count, self._dtype))  # until the cut: models take arrays
+
+    def _run(self, command: RunPass) -> Hidden:
         """Run the layers; in stages after the first, over the hidden states in shared memory."""
         batch, hidden = command.batch(self._find), None
         if not self._memory.shard.is_first_stage:
-            hidden = self._memory.hidden(len(batch.token_ids), self._dtype).clone()  # where a pass may write
+            hidden = self._memory.hidden(len(batch.token_ids), self._dtype).copy()  # where a pass may write
+            hidden = tensor_of(hidden)  # until the cut
         return self._model.forward(batch, self._attention, hidden)
 
     def _find(self, sources: Sequence[AdapterSource]) -> tuple[Adapter, ...]:
@@ -121,12 +124,13 @@ class StageLeader(Follower):
             self._stage.send_end()
             return End()
         self._begun, numbers = received
-        hidden = hidden_states(numbers, self._dtype, self._memory.layout.hidden_size)
-        self._memory.hidden(len(hidden), self._dtype).copy_(hidden)
+        like, size = self._memory.hidden(0, self._dtype), self._memory.layout.hidden_size
+        hidden = hidden_states(numbers, like, size)
+        self._memory.hidden(len(hidden), self._dtype)[:] = hidden
         self._memory.post(self._begun.run)
         return self._begun.run
 
-    def _run(self, command: RunPass) -> torch.Tensor:
+    def _run(self, command: RunPass) -> Hidden:
         hidden = super()._run(command)
         assert self._begun is not None, "a pass has begun"
         self._stage.hand_on(self._begun, hidden)
@@ -155,5 +159,6 @@ def build_follower(
     idle_work = prefault(attention.kv.tensors) if is_asked_for and has_room else iter(())
     decoder = in_one_call(model.decoder, attention)
     adapters = followed_adapters(config, model.decoder, model.kernels, decoder is not model.decoder)
-    own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters)
+    dtype = str(model.kernels.dtype).removeprefix("torch.")  # until the cut: it is a name
+    own = (decoder, attention, group.memory, dtype, idle_work, adapters)
     return Follower(*own) if group.later_stage is None else StageLeader(group.later_stage, *own)

@@ -120,11 +120,11 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
     Raises:
         InvalidConfig: the backend cannot run here; see `choose_attention`.
     """
-    kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else None
+    kv_dtype = "int8" if config.kv_cache_dtype == "int8" else None
     wanted = AttentionConfig(
         spec,
         config.page_size,
-        DTYPES[config.dtype],
+        config.dtype,
         platform,
         kv_dtype,
         native=getattr(kernels, "native", None),

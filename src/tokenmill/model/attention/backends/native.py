@@ -12,21 +12,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.attention.kv_cache import PackedKV
+from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
+from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
-from tokenmill.model.kernels.heads import CosSin
 from tokenmill.model.kernels.native import MODULE
+from tokenmill.platform.arrays import address
+from tokenmill.platform.host_arrays import host_array, library_of
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.model.kernels.heads import CosSin
+    from tokenmill.platform.arrays import AnyArray, Array
 
 
 @dataclass(frozen=True, slots=True)
 class NativePlan:
-    """A step cut into pieces, with the tensors whose addresses it holds.
+    """A step cut into pieces, with the arrays whose addresses it holds.
 
     Attributes:
         angles: angles of its tokens, where they do not follow from the positions in the sequence.
@@ -54,7 +56,7 @@ class NativeAttention:
         self._bound: dict[AttentionLayer, _native.AttentionLayer] = {}
         no_scales = (0, 0) if len(kv.tensors) == 2 else ()
         self.memory: list[_native.LayerKV] = [
-            native.LayerKV(*(tensor[layer].data_ptr() for tensor in kv.tensors), *no_scales)
+            native.LayerKV(*(address(memory[layer]) for memory in kv.tensors), *no_scales)
             for layer in range(spec.num_layers)
         ]
 
@@ -62,28 +64,26 @@ class NativeAttention:
         """Cut the step into pieces natively, from its lengths, page table and angles."""
         for lengths in (batch.query_starts, batch.context_lens):
             assert lengths.dtype == np.int32 and lengths.flags.c_contiguous, "lengths are int32 in one piece"
-        assert batch.page_table.dtype == torch.int32 and batch.page_table.stride(1) == 1, "a page table is int32 rows"
-        angles, media = None, batch.media
-        if media is not None:
-            angles = media.rotary.rows(media.positions, media.axes)
-            assert all(own.is_contiguous() for own in angles), "angles lie in one piece"
-        cos, sin = (0, 0) if angles is None else (own.data_ptr() for own in angles)
+        pages = host_array(batch.page_table)
+        assert pages.dtype == np.int32 and pages.strides[1] == pages.itemsize, "a page table is int32 rows"
+        angles = None if batch.media is None else _angles(batch.media)
+        cos, sin = (0, 0) if angles is None else (address(own) for own in angles)
         step = self.attention.plan(
             len(batch.query_lens),
             batch.query_starts.ctypes.data,
             batch.context_lens.ctypes.data,
-            batch.page_table.data_ptr(),
-            batch.page_table.stride(0),
+            address(pages),
+            pages.strides[0] // pages.itemsize,
             cos,
             sin,
         )
         return NativePlan(step, batch, angles)
 
-    def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: NativePlan) -> torch.Tensor:
+    def forward(self, qkv: AnyArray, layer: AttentionLayer, plan: NativePlan) -> AnyArray:
         """Norm, rotate, write and attend in one native call."""
-        assert qkv.is_contiguous() and qkv.dtype == torch.bfloat16, "the projection is bfloat16 in one piece"
-        out = qkv.new_empty(len(qkv), self.spec.num_heads * self.spec.head_dim)
-        self.attention.forward(plan.step, self.bound(layer), qkv.data_ptr(), out.data_ptr())
+        assert is_piece(qkv, "uint16"), "the projection is bfloat16 in one piece"
+        out = library_of(qkv).empty((len(qkv), self.spec.num_heads * self.spec.head_dim), "bfloat16")
+        self.attention.forward(plan.step, self.bound(layer), address(qkv), address(out))
         return out
 
     def bound(self, layer: AttentionLayer) -> _native.AttentionLayer:
@@ -97,18 +97,31 @@ class NativeAttention:
         norms, rotary, cos, sin = layer.norms, layer.rotary, 0, 0
         weights = native.HeadNorms(0, 0, 0, 0.0, False)
         if norms is not None:
-            own = (0 if weight is None else weight.data_ptr() for weight in (norms.q, norms.k, norms.v))
+            own = (0 if weight is None else address(weight) for weight in (norms.q, norms.k, norms.v))
             weights = native.HeadNorms(*own, norms.eps, norms.are_offsets)
         if rotary is not None:
-            assert rotary.cos.is_contiguous() and rotary.sin.is_contiguous(), "the angles' tables lie in one piece"
-            cos, sin = rotary.cos.data_ptr(), rotary.sin.data_ptr()
+            assert is_piece(rotary.cos) and is_piece(rotary.sin), "the angles' tables lie in one piece"
+            cos, sin = address(rotary.cos), address(rotary.sin)
         memory = self.memory[layer.index]
         sinks = 0
         if layer.sinks is not None:
-            assert layer.sinks.dtype == torch.bfloat16 and layer.sinks.is_contiguous(), (
-                "sinks are bfloat16 in one piece"
-            )
-            sinks = layer.sinks.data_ptr()
+            assert is_piece(layer.sinks, "uint16"), "sinks are bfloat16 in one piece"
+            sinks = address(layer.sinks)
         numbers = layer.scale, layer.window or 0, sinks, layer.reads_only
         bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
         return bound
+
+
+def is_piece(array: Array, dtype: str | None = None) -> bool:
+    """Return True if an array, or a tensor, lies in one piece; and has this dtype on the host, if one is given."""
+    own = host_array(array)
+    return bool(own.flags.c_contiguous) and dtype in (None, own.dtype.name)
+
+
+def _angles(media: MediaTokens) -> CosSin:
+    """Return cos and sin of tokens whose frequencies turn by one of several positions, [T, head_dim / 2] each."""
+    positions, axes = host_array(media.positions), host_array(media.axes)
+    places, columns = np.ascontiguousarray(positions[axes].T), np.arange(len(axes))
+    cos, sin = (host_array(table)[places, columns] for table in (media.rotary.cos, media.rotary.sin))
+    assert is_piece(cos) and is_piece(sin), "angles lie in one piece"
+    return cos, sin
