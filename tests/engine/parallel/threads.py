@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tests.paging import make_attention
+from tests.paging import make_attention, name_of
 from tokenmill.engine.parallel.layout import Layout, StepShape
 from tokenmill.engine.parallel.messages import End
 from tokenmill.engine.parallel.model import PartialModel, RankedModel
@@ -32,7 +32,7 @@ from tokenmill.startup.assembly.follower import Follower, StageLeader
 
 TIMEOUT = 30.0
 Memories: TypeAlias = list[SharedMemory]
-Part: TypeAlias = tuple[PartialModel, AttentionBackend, SharedMemory, torch.dtype]
+Part: TypeAlias = tuple[PartialModel, AttentionBackend, SharedMemory, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _part(folder: Path, form: Form, num_pages: int, memory: SharedMemory) -> Par
     kernels = form.make()
     decoder = plan_model(folder, read_architecture(folder), kernels, collective=memory).load()
     attention = form.attend(decoder, kernels, num_pages)
-    return in_one_call(decoder, attention), attention, memory, kernels.dtype
+    return in_one_call(decoder, attention), attention, memory, name_of(kernels.dtype)
 
 
 @contextlib.contextmanager

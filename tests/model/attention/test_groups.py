@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.canonical import export, import_
+from tests.canonical import export, import_, tensors_of
 from tests.paging import PagedRequests, make_attention, random_schedule, unrotated
 from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec, GroupedKV
@@ -67,16 +67,16 @@ def test_a_layer_that_reads_another_ones_kv_writes_nothing(name: str, rng: np.ra
         plan, qkv = attention.plan(batch), drawn(LARGE, len(batch.token_ids))
         queries = qkv[:, : LARGE.num_heads * LARGE.head_dim].clone()
         want = attention.forward(qkv, writer, plan)
-        before = [tensor.clone() for tensor in attention.kv.tensors]
+        before = [tensor.clone() for tensor in tensors_of(attention.kv)]
         assert torch.equal(attention.forward(queries, reader, plan), want)
-        assert all(map(torch.equal, attention.kv.tensors, before))
+        assert all(map(torch.equal, tensors_of(attention.kv), before))
 
 
 @pytest.mark.parametrize("names", [("reference", "native"), ("native", "cpu")])
 def test_pages_of_all_groups_travel_between_layouts(names: tuple[str, str]) -> None:
     first, second = (backend(name, BOTH, 6).kv for name in names)
     assert isinstance(first, GroupedKV)
-    for tensor in first.tensors:
+    for tensor in tensors_of(first):
         tensor.copy_(torch.randn(tensor.shape))
     pages = export(first, [4, 1])
     import_(second, [2, 3], pages)

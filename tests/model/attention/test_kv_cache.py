@@ -60,4 +60,4 @@ def test_a_layout_knows_the_bytes_of_a_page_before_there_is_one(layout: type[KVC
 
 def test_pages_outside_the_cache_are_a_bug_of_the_caller() -> None:
     with pytest.raises(AssertionError, match="outside"):
-        make_cache().export([9])
+        export(make_cache(), [9])

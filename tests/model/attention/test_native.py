@@ -92,7 +92,7 @@ def run_all(case: Case, rng: np.random.Generator, isa: str, rotary: RotaryTables
     chunks = case.chunks(rng)
     requests.computed = [length - dict(chunks)[request] for request, length in enumerate(case.lengths)]
     pages = range(requests.num_pages)
-    plain = ReferenceAttention(case.spec, HeadMajorKV(case.spec, len(pages), case.page_size, torch.bfloat16, "cpu"))
+    plain = ReferenceAttention(case.spec, HeadMajorKV(case.spec, len(pages), case.page_size, "bfloat16", "cpu"))
     native = case.native(len(pages), isa, threads=int(rng.integers(1, 4)))
     memory = case.memory(requests, float(rng.choice(POISONS)))
     batch = requests.batch(chunks)
@@ -248,7 +248,7 @@ def test_numbers_of_any_size_have_one_course(isa: str, head_dim: int, rng: np.ra
     case = Case(AttentionSpec(2, 2 * heads, 2, head_dim), 16, None, [int(rng.integers(65, 130))])
     qkv = case.qkv(case.lengths[0]).float()
     qkv = (qkv * torch.exp2(torch.from_numpy(rng.integers(-140, 3, qkv.shape)).float())).bfloat16()
-    (want,) = whole(case, rng, isa, torch.bfloat16, [qkv])
+    (want,) = whole(case, rng, isa, "bfloat16", [qkv])
     requests = case.requests(rng)
     native = case.native(requests.num_pages, isa)
     rotary = angles(1500, head_dim)
@@ -263,7 +263,7 @@ def test_more_heads_share_keys_than_a_tile_has_rows(isa: str, rng: np.random.Gen
         (want, got), _ = run_all(case, rng, isa, unrotated(800, 32, torch.bfloat16), None)
         torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
         inputs = [case.qkv(length) for length in case.lengths]
-        alone, together = (how(case, rng, isa, torch.bfloat16, inputs) for how in (whole, scheduled))
+        alone, together = (how(case, rng, isa, "bfloat16", inputs) for how in (whole, scheduled))
         assert all(torch.equal(want, got) for want, got in zip(alone, together, strict=True))
 
 
@@ -326,7 +326,7 @@ def test_pages_move_between_caches_of_any_layout(kv_dtype: str, rng: np.random.G
 def test_int8_is_stored_by_the_kernel_as_by_import(isa: str, rng: np.random.Generator) -> None:
     case = Case(AttentionSpec(1, 2, 2, 48), 16, None, [70])
     requests = case.requests(rng)
-    native = case.native(requests.num_pages, isa, 1, torch.int8)
+    native = case.native(requests.num_pages, isa, 1, "int8")
     batch, qkv = requests.batch([(0, 70)]), case.qkv(70)
     run(native, batch, qkv, unrotated(70, 48, torch.bfloat16))
     stored = export(native.kv, requests.pages[0]).flatten(2, 3)[0, :, :70]

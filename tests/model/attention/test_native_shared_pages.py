@@ -190,7 +190,7 @@ def test_a_broken_token_that_a_window_hides_from_some(isa: str, rng: np.random.G
     family = Family(rng, AttentionSpec(1, 4, 2, 32), 16)
     for context in (1030, 1050, 1090, 1200):
         family.add(context, 1, 0, 1024 if family.contexts else 0)
-    shared = compare(family, isa, torch.bfloat16, window, broken=(0, 1060 - window))
+    shared = compare(family, isa, "bfloat16", window, broken=(0, 1060 - window))
     assert shared == [2, 2, 2, 2]
 
 
@@ -201,7 +201,7 @@ def test_splits_are_merged_in_order_however_prefixes_are_cut(num_kv_heads: int, 
     family.add(4200, 1, 0, 0)
     for origin, shared in ((0, 4096), (0, 2048), (2, 4096), (2, 4096), (0, 2048), (0, 2048)):
         family.add(shared + int(rng.integers(20, 90)) if shared == 4096 else 4200, 1, origin, shared)
-    assert compare(family, BEST[0], torch.bfloat16) == [8, 8, 8, 8, 8, 4, 4]
+    assert compare(family, BEST[0], "bfloat16") == [8, 8, 8, 8, 8, 4, 4]
 
 
 def test_groups_within_groups(rng: np.random.Generator) -> None:
@@ -212,7 +212,7 @@ def test_groups_within_groups(rng: np.random.Generator) -> None:
     family.add(1700, 1, 2, 1536)
     family.add(600, 20, 0, 0)
     family.add(700, 1, 0, 544)
-    assert compare(family, ISAS[-1], torch.bfloat16) == [4, 4, 3, 3, 0, 1]
+    assert compare(family, ISAS[-1], "bfloat16") == [4, 4, 3, 3, 0, 1]
 
 
 def test_pages_equal_behind_a_difference_are_not_shared(rng: np.random.Generator) -> None:

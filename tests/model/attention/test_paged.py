@@ -105,7 +105,7 @@ def run_both(case: Case, kind: str, rng: np.random.Generator) -> tuple[torch.Ten
     made = (case.spec, requests.num_pages, case.page_size, case.dtype)
     reference = make_attention("reference", *made)
     fill(reference.kv, float(rng.choice(POISONS)), requests, case)
-    memory = TokenMajorKV(*made, DEVICE)
+    memory = TokenMajorKV(*made[:3], name_of(case.dtype), DEVICE)
     pages = range(requests.num_pages)
     import_(memory, pages, export(reference.kv, pages))
     paged = PagedAttention(memory, *implementations(kind, case))
@@ -149,7 +149,7 @@ def test_every_backend_equals_the_reference_over_poisoned_memory(kind: str, rng:
 
 
 def test_pages_come_back_as_they_went(rng: np.random.Generator) -> None:
-    memory = TokenMajorKV(AttentionSpec(2, 4, 2, 8), 6, 4, torch.float32, "cpu")
+    memory = TokenMajorKV(AttentionSpec(2, 4, 2, 8), 6, 4, "float32", "cpu")
     data = torch.randn(2, 2, 3, 4, 2, 8)
     import_(memory, [5, 1, 3], data)
     assert torch.equal(export(memory, [5, 1, 3]), data)
