@@ -37,12 +37,12 @@ from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.select import select_kernels
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.kernels.stored_tensors import tensor_over
+from tokenmill.model.models.host_model import on_host
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import plan_model
 from tokenmill.platform.host_arrays import HostArrays
-from tokenmill.platform.tensor_memory import tensor_of
 
 PAGE_SIZE = 16
 # As published, without unread fields.
@@ -71,7 +71,7 @@ class Model:
 
     def __init__(self, config: dict[str, Any], options: argparse.Namespace) -> None:
         formats = UNQUANTIZED if options.quantization == "none" else QUANTIZATIONS[options.quantization]
-        kernels, _ = select_kernels("native", "cpu", torch.bfloat16, options.threads, formats)
+        kernels, _ = select_kernels("native", "cpu", "bfloat16", options.threads, formats)
         assert isinstance(kernels, NativeKernels), "they were asked for"
         with tempfile.TemporaryDirectory() as folder:
             architecture = read_architecture(write_config(Path(folder), config))
@@ -84,14 +84,14 @@ class Model:
         assert isinstance(self.attention, NativeAttention), "it was asked for"
         noise = torch.randn(1 << 20).bfloat16()
         for memory in self.attention.kv.tensors:
-            for piece in tensor_of(memory).view(-1).split(len(noise)):
+            for piece in tensor_over(memory).view(-1).split(len(noise)):
                 piece.copy_(noise[: len(piece)])
         self.states = self.decoder.state_memory(rows, HostArrays()) if architecture.recurrences else None
         for states in [] if self.states is None else self.states.layers:
             for state in states:
-                tensor_of(state).normal_(std=0.1)
+                tensor_over(state).normal_(std=0.1)
         self.context = options.context
-        self.model = in_one_call(self.decoder, self.attention)
+        self.model = on_host(self.decoder, self.attention)
 
     def batch(self, rows: int) -> ForwardBatch:
         """A decode of the first rows, each behind all its tokens but the last."""

@@ -11,14 +11,14 @@ import torch
 from tokenmill.model.attention.packed_kv import SUBPAGE, PackedKV
 from tokenmill.model.attention.protocol import GroupedKV, KVCache
 from tokenmill.model.attention.tensor_kv import HeadMajorKV
-from tokenmill.platform.tensor_memory import tensor_of
+from tokenmill.model.kernels.stored_tensors import tensor_over
 
 LARGEST_INT8 = 127.0
 
 
 def tensors_of(kv: KVCache | GroupedKV) -> list[torch.Tensor]:
     """Tensors over the memory of a cache, of any layout."""
-    return [tensor_of(memory) for memory in kv.tensors]
+    return [tensor_over(memory) for memory in kv.tensors]
 
 
 def export(kv: KVCache | GroupedKV, pages: Sequence[int]) -> torch.Tensor:

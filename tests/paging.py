@@ -15,9 +15,11 @@ from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer,
 from tokenmill.model.attention.registry import AttentionConfig, choose_attention
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.states import StateMemory, StepStates, state_arrays, step_states
+from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.models.host_decoder import array_of
 from tokenmill.platform.cpu import CpuPlatform
-from tokenmill.platform.tensor_memory import tensor_of
+from tokenmill.platform.device_arrays import DeviceArrays
 
 Chunks = Sequence[tuple[int, int]]
 """(request, tokens of it to run), in batch order."""
@@ -26,7 +28,19 @@ Chunks = Sequence[tuple[int, int]]
 def states_of_step(memory: StateMemory, slots: np.ndarray, query_starts: np.ndarray, saves: Any = None) -> StepStates:
     """The states of a step on the host; see `state_arrays`."""
     arrays = state_arrays(slots, query_starts, saves)
-    return step_states(memory, arrays, arrays)
+    return step_states(memory, arrays, {name: torch.from_numpy(values) for name, values in arrays.items()})
+
+
+def in_arrays(part: Any) -> Any:
+    """A batch, or a part of one, with NumPy arrays in the place of tensors."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, torch.Tensor):
+            changed[field.name] = array_of(value)
+        elif dataclasses.is_dataclass(value):
+            changed[field.name] = in_arrays(value)
+    return dataclasses.replace(part, **changed)
 
 
 def unrotated(length: int, head_dim: int, dtype: torch.dtype = torch.float32) -> RotaryTables:
@@ -114,11 +128,11 @@ class PagedRequests:
         and holds poison."""
         if not decoder.architecture.recurrences:
             return
-        self.states = decoder.state_memory(len(self.sequences) + 1, CpuPlatform.arrays)
+        self.states = decoder.state_memory(len(self.sequences) + 1, DeviceArrays("cpu"))
         self.slots = np.random.default_rng(0).permutation(len(self.sequences) + 1)
         for states in self.states.layers:
             for state in states:
-                tensor_of(state)[self.slots[-1]] = torch.nan
+                tensor_over(state)[self.slots[-1]] = torch.nan
 
     def run(self, decoder: Model, attention: AttentionBackend, schedule: Sequence[Chunks]) -> list[torch.Tensor]:
         """Run the steps of a schedule; the logits of each request, [tokens it ran, vocab_size], if it ran any."""

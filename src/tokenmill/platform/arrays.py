@@ -14,7 +14,7 @@ The code that uses it keeps to operations with the same numbers in both:
 - A slice shares memory, an index array copies.
 
 A kernel of the host takes addresses, which arrays and tensors have alike (`address`). What computes in torch on a CPU
-makes tensors over the same memory; see `tensor_memory`.
+makes tensors over the same memory; see `HostDecoder`.
 """
 
 from __future__ import annotations
@@ -63,6 +63,12 @@ class ArrayLibrary(Protocol):
     def full(self, shape: Sequence[int], value: float, dtype: str) -> Array:
         """Return an array of one value."""
 
+    def copy(self, array: Array) -> Array:
+        """Return an array of the same numbers in memory of its own."""
+
+    def from_host(self, array: npt.NDArray[Any]) -> Array:
+        """Return an array of the host: itself there; on a device a copy of it, for which the host does not wait."""
+
     def arange(self, count: int, dtype: str) -> Array:
         """Return 0, 1 ... count - 1."""
 
@@ -85,12 +91,5 @@ class ArrayLibrary(Protocol):
             numbers: [n, L] int64, 0..size - 1. is_counted: [n, L] bool.
         """
 
-    def copy(self, array: AnyArray) -> AnyArray:
-        """Return an array with the same numbers in memory of its own."""
-
     def over(self, memory: npt.NDArray[np.uint8], like: AnyArray) -> AnyArray:
         """Return bytes of the host's memory as numbers of the dtype of another array, in a row."""
-
-    # until the cut: prompt_reports asks for it
-    def tensor(self, array: Array) -> torch.Tensor:
-        """Return an array as a tensor over the same memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,14 @@ class DeviceArrays:
         """Return a tensor of one value."""
         return torch.full(tuple(shape), value, dtype=getattr(torch, dtype), device=self._device)
 
+    def copy(self, array: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the same numbers in memory of its own."""
+        return array.clone()
+
+    def from_host(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """Return an array of the host as a tensor of the device; it is there before later work of the device begins."""
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
     def arange(self, count: int, dtype: str) -> torch.Tensor:
         """Return 0, 1 ... count - 1."""
         return torch.arange(count, dtype=getattr(torch, dtype), device=self._device)
@@ -60,14 +69,6 @@ class DeviceArrays:
         found = torch.zeros((len(numbers), size), dtype=torch.float32, device=self._device)
         return found.scatter_add_(1, numbers, is_counted.to(torch.float32)).gather(1, numbers)
 
-    def copy(self, array: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with the same numbers in memory of its own."""
-        return array.clone()
-
     def over(self, memory: npt.NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
         """Return bytes of the host's memory as numbers of the dtype of another tensor, in a row."""
         return torch.from_numpy(memory).view(like.dtype)
-
-    def tensor(self, array: torch.Tensor) -> torch.Tensor:
-        """Return a tensor as it is."""
-        return array

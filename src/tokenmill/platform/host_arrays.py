@@ -12,8 +12,6 @@ import numpy.typing as npt
 from tokenmill.platform.memory import zeroed_bytes
 
 if TYPE_CHECKING:
-    import torch
-
     from tokenmill.platform.arrays import AnyArray, Array, ArrayLibrary
 
 
@@ -33,6 +31,14 @@ class HostArrays:
     def full(self, shape: Sequence[int], value: float, dtype: str) -> npt.NDArray[Any]:
         """Return an array of one value."""
         return np.full(shape, value, dtype)
+
+    def copy(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array of the same numbers in memory of its own."""
+        return array.copy()
+
+    def from_host(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array as it is."""
+        return array
 
     def arange(self, count: int, dtype: str) -> npt.NDArray[Any]:
         """Return 0, 1 ... count - 1."""
@@ -62,19 +68,9 @@ class HostArrays:
             own[:] = np.bincount(row[is_own], minlength=size)[row]
         return found
 
-    def copy(self, array: AnyArray) -> AnyArray:
-        """Return an array with the same numbers in memory of its own."""
-        return array.copy()
-
     def over(self, memory: npt.NDArray[np.uint8], like: AnyArray) -> AnyArray:
         """Return bytes as numbers of the dtype of another array, in a row."""
         return memory.view(like.dtype)
-
-    def tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """Return an array as a tensor over the same memory."""
-        import torch
-
-        return torch.from_numpy(array)
 
 
 _HOST = HostArrays()

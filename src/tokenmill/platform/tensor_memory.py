@@ -1,12 +1,10 @@
-"""Memory of tensors: zeroed ones that cost nothing until they are used, scratch that is used again, and tensors over
-the memory of the host's arrays.
-"""
+"""Memory of tensors: zeroed ones that cost nothing until they are used, and scratch that is used again."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,23 +12,11 @@ import torch
 
 from tokenmill.platform.memory import zeroed_bytes
 
-if TYPE_CHECKING:
-    from tokenmill.platform.arrays import Array
-
-
-def tensor_of(array: Array) -> torch.Tensor:
-    """Return an array as a tensor over the same memory, a tensor as it is; `uint16` are the bits of bfloat16."""
-    if isinstance(array, torch.Tensor):
-        return array
-    if array.dtype == np.uint16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor of the host as an array over the same memory: the reverse of `tensor_of`."""
+    """Return a tensor of the host as an array over the same memory; bfloat16 as its bits."""
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(np.uint16)
+        return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
     return tensor.numpy()
 
 

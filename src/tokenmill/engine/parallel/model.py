@@ -16,7 +16,6 @@ from tokenmill.engine.runner.model import Hidden
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.platform.host_arrays import host_array
-from tokenmill.platform.tensor_memory import tensor_of  # until the cut
 
 if TYPE_CHECKING:
     from tokenmill.platform.arrays import AnyArray
@@ -70,12 +69,12 @@ class RankedModel:
         """Return the logits of all ranks, in shared memory that the next call overwrites."""
         parts = self._parts(outputs)
         if len(parts) == 1:
-            return tensor_of(self._logits(outputs))  # until the cut
-        return tensor_of(np.concatenate([self._logits(part).copy() for part in parts]))  # until the cut
+            return self._logits(outputs)
+        return np.concatenate([self._logits(part).copy() for part in parts])
 
     def argmax(self, outputs: Hidden) -> npt.NDArray[np.int64]:
         """Return, of each rank's best tokens, the one with the largest logit, of equal ones the lowest."""
-        return tensor_of(np.concatenate([self._argmax(part) for part in self._parts(outputs)]))  # until the cut
+        return np.concatenate([self._argmax(part) for part in self._parts(outputs)])
 
     def _parts(self, outputs: Hidden) -> list[Hidden]:
         """Return the outputs in pieces for which there is room, at least one."""

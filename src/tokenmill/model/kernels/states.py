@@ -7,7 +7,6 @@ running requests, the others hold states kept for prefixes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,12 +53,6 @@ class StateMemory:
             tuple(arrays.zeros((num_slots, *shape), dtype) for shape, dtype in parts) for parts in layers
         ]
         self._arrays = arrays
-
-    def viewed(self, view: Callable[[Array], Array]) -> StateMemory:
-        """Return the same memory with each array as a function returns it."""
-        seen = copy(self)
-        seen.layers = [tuple(map(view, states)) for states in self.layers]
-        return seen
 
     @property
     def num_bytes(self) -> int:

@@ -9,18 +9,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from tokenmill.model.architecture.architecture import Architecture
-from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
-from tokenmill.model.attention.tensor_batch import with_tensors
-from tokenmill.model.kernels.adapters import AdaptedLayer, AdapterRows
+from tokenmill.model.attention.protocol import AttentionSpec
+from tokenmill.model.kernels.operands import rounded
 from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
-from tokenmill.model.kernels.states import StateMemory
-from tokenmill.model.kernels.torch_kernels import argmax, best
 from tokenmill.model.models.kv_places import KVPlace, kv_groups, kv_places
 from tokenmill.model.models.layer import Layer, ResidualStream
 from tokenmill.model.models.norm import RMSNorm
@@ -29,6 +25,14 @@ from tokenmill.model.models.rotary import all_rotary_tables
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.platform.arrays import ArrayLibrary
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.model.attention.batch import ForwardBatch
+    from tokenmill.model.attention.protocol import AttentionBackend
+    from tokenmill.model.kernels.adapters import AdaptedLayer, AdapterRows
+    from tokenmill.model.kernels.states import StateMemory
 
 
 class Decoder:
@@ -69,7 +73,7 @@ class Decoder:
         if self.shard.is_first_stage:
             self.embedding = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.EMBEDDING)
         self.final_norm = RMSNorm(hidden_size, architecture.norm, kernels)
-        self.rotary = all_rotary_tables(architecture, self.final_norm.weight)
+        self.rotary = all_rotary_tables(architecture, kernels)
         own = self.shard.layers(architecture)
         places = kv_places([architecture.layers[index].attention for index in own])
         numbers = itertools.count()  # of the layers with states
@@ -99,7 +103,7 @@ class Decoder:
 
     def state_memory(self, num_slots: int, arrays: ArrayLibrary) -> StateMemory:
         """Make memory for the states of its layers, in `num_slots` slots, of a device's arrays."""
-        dtypes = str(self._kernels.dtype).removeprefix("torch."), "float32"  # until the cut: it is a name
+        dtypes = self._kernels.dtype, "float32"
         layers = [[(part.shape, dtypes[part.is_wide]) for part in one.state] for one in self.architecture.recurrences]
         return StateMemory(layers, num_slots, arrays)
 
@@ -116,7 +120,6 @@ class Decoder:
             Final hidden states [S, hidden_size], normed, of the S >= 0 tokens at `batch.output_indices`: what `logits`
             and `argmax` take. Of a stage before the last: the hidden states of all tokens, [T, hidden_size].
         """
-        batch = with_tensors(batch)  # until the cut: HostDecoder does
         plan = attention.plan(batch)
         hidden = self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden
         given = None if self.per_layer is None else self.per_layer.forward(batch.token_ids, hidden)
@@ -150,7 +153,7 @@ class Decoder:
     def embedding_multiplier(self) -> float:
         """Factor on the embeddings, rounded to the kernels' dtype where the architecture asks for it."""
         exact = self.architecture.embedding_multiplier
-        return torch.tensor(exact, dtype=self._kernels.dtype).item() if self.architecture.rounds_multiplier else exact
+        return rounded(exact, self._kernels.dtype) if self.architecture.rounds_multiplier else exact
 
     @property
     def _head(self) -> LinearWeight:
@@ -173,6 +176,8 @@ class Decoder:
         """Return the most likely tokens, [S] int64, for rows that do not need the logits themselves."""
         if self._keeps_logits:
             return self._head.argmax(outputs)
+        from tokenmill.model.kernels.torch_kernels import argmax  # until the cut
+
         # A division and a bend round: two logits that differ may become equal, and then the lower id wins.
         return argmax(self.logits(outputs))
 
@@ -181,6 +186,8 @@ class Decoder:
         if self._keeps_logits:
             ids, values = self._head.best(outputs)
         else:
+            from tokenmill.model.kernels.torch_kernels import best  # until the cut
+
             ids, values = best(self.logits(outputs))
         return ids + self.tokens.start, values
 

@@ -20,7 +20,7 @@ from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.tower import Tower
 from tokenmill.platform.arrays import AnyArray
-from tokenmill.platform.tensor_memory import array_of, tensor_of
+from tokenmill.platform.tensor_memory import array_of
 
 Positions = npt.NDArray[np.int64]
 
@@ -99,7 +99,7 @@ class Encoder(RowExtension):
         self._tower = tower
         self._pixels = pixels
         self._rotary = rotary
-        self._device = tensor_of(rotary.cos).device
+        self._device: torch.device = rotary.in_torch().cos.device
         axes = frequency_axes(spec.sections, rotary.cos.shape[1], spec.is_interleaved)
         self._axes = torch.from_numpy(axes).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Self
 
-import torch
-
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.fields import adapter_modules
 from tokenmill.core.adapters import AdapterRef
@@ -31,7 +29,7 @@ class Adapters(Capability):
 
     def __init__(self, assembly: Assembly, cache: AdapterCache, named: list[AdapterRef]) -> None:
         self._config = assembly.config
-        self._device = torch.device(assembly.platform.device)
+        self._device = assembly.platform.device
         self._cache = cache
         self._named = named
 
@@ -59,9 +57,11 @@ class Adapters(Capability):
         num_rows, find, slots = self._config.max_num_seqs, self._cache.find, self._cache.slots
         if slots is None:
             return (HostRowAdapters(num_rows, find),)
+        import torch
+
         from tokenmill.model.adapters.device_rows import DeviceRowAdapters
 
-        return (DeviceRowAdapters(num_rows, find, slots, self._device),)
+        return (DeviceRowAdapters(num_rows, find, slots, torch.device(self._device)),)
 
     def engine_extensions(self, scheduler: Scheduler) -> tuple[AdapterRequests]:
         """Return the part that answers requests to load an adapter."""

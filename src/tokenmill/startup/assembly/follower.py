@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.parallel.messages import Command, End, FindBest, RunPass, TakeLogits
@@ -16,14 +16,17 @@ from tokenmill.engine.runner.model import Hidden
 from tokenmill.model.adapters.packing import FollowedAdapters
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.adapters import Adapter, AdapterSource
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
+from tokenmill.model.models.native_decoder import NativeDecoder
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
-from tokenmill.platform.tensor_memory import tensor_of
 from tokenmill.startup.assembly.adapters import followed_adapters
 from tokenmill.startup.assembly.capabilities import CHECKS
 from tokenmill.startup.assembly.loading import Progress, StartupTimer, load, size_kv
 from tokenmill.startup.ranks.group import Group
+
+if TYPE_CHECKING:
+    pass
 
 # How long a rank without work sleeps at most before it looks around.
 IDLE_SECONDS = 0.1
@@ -33,7 +36,9 @@ class Follower:
     """A rank that executes the commands of rank 0.
 
     Args:
-        model, attention: its part of them. adapters: its parts of the adapters; None: it has none.
+        model, attention: its part of them.
+        dtype: the name of the model's.
+        adapters: its parts of the adapters; None: it has none.
         idle_work: advances by an iteration whenever there is nothing else to do.
     """
 
@@ -81,19 +86,15 @@ class Follower:
             case RunPass():
                 self._run(command)
             case TakeLogits(count):
-                take_logits(self._model, self._memory, self._inputs(count))
+                take_logits(self._model, self._memory, self._memory.inputs(count, self._dtype))
             case FindBest(count):
-                find_best(self._model, self._memory, self._inputs(count))
-
-    def _inputs(self, count: int) -> Hidden:
-        return tensor_of(self._memory.inputs(count, self._dtype))  # until the cut: models take arrays
+                find_best(self._model, self._memory, self._memory.inputs(count, self._dtype))
 
     def _run(self, command: RunPass) -> Hidden:
         """Run the layers; in stages after the first, over the hidden states in shared memory."""
         batch, hidden = command.batch(self._find), None
         if not self._memory.shard.is_first_stage:
             hidden = self._memory.hidden(len(batch.token_ids), self._dtype).copy()  # where a pass may write
-            hidden = tensor_of(hidden)  # until the cut
         return self._model.forward(batch, self._attention, hidden)
 
     def _find(self, sources: Sequence[AdapterSource]) -> tuple[Adapter, ...]:
@@ -157,8 +158,7 @@ def build_follower(
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
     has_room = attention.kv.num_bytes <= platform.available_bytes()
     idle_work = prefault(attention.kv.tensors) if is_asked_for and has_room else iter(())
-    decoder = in_one_call(model.decoder, attention)
-    adapters = followed_adapters(config, model.decoder, model.kernels, decoder is not model.decoder)
-    dtype = str(model.kernels.dtype).removeprefix("torch.")  # until the cut: it is a name
-    own = (decoder, attention, group.memory, dtype, idle_work, adapters)
+    decoder = on_host(model.decoder, attention)
+    adapters = followed_adapters(config, model.decoder, model.kernels, isinstance(decoder, NativeDecoder))
+    own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters)
     return Follower(*own) if group.later_stage is None else StageLeader(group.later_stage, *own)

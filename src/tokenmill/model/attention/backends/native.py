@@ -17,6 +17,7 @@ from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
 from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.model.kernels.native import MODULE
+from tokenmill.model.kernels.operands import in_one_piece, is_a, stride
 from tokenmill.platform.arrays import address
 from tokenmill.platform.host_arrays import host_array, library_of
 
@@ -64,16 +65,16 @@ class NativeAttention:
         """Cut the step into pieces natively, from its lengths, page table and angles."""
         for lengths in (batch.query_starts, batch.context_lens):
             assert lengths.dtype == np.int32 and lengths.flags.c_contiguous, "lengths are int32 in one piece"
-        pages = host_array(batch.page_table)
-        assert pages.dtype == np.int32 and pages.strides[1] == pages.itemsize, "a page table is int32 rows"
+        pages = batch.page_table
+        assert is_a("int32", pages) and stride(pages, 1) == 1, "a page table is int32 rows"
         angles = None if batch.media is None else _angles(batch.media)
-        cos, sin = (0, 0) if angles is None else (address(own) for own in angles)
+        cos, sin = (0, 0) if angles is None else map(address, angles)
         step = self.attention.plan(
             len(batch.query_lens),
             batch.query_starts.ctypes.data,
             batch.context_lens.ctypes.data,
             address(pages),
-            pages.strides[0] // pages.itemsize,
+            stride(pages),
             cos,
             sin,
         )
@@ -100,12 +101,12 @@ class NativeAttention:
             own = (0 if weight is None else address(weight) for weight in (norms.q, norms.k, norms.v))
             weights = native.HeadNorms(*own, norms.eps, norms.are_offsets)
         if rotary is not None:
-            assert is_piece(rotary.cos) and is_piece(rotary.sin), "the angles' tables lie in one piece"
+            assert in_one_piece(rotary.cos, rotary.sin), "the angles' tables lie in one piece"
             cos, sin = address(rotary.cos), address(rotary.sin)
         memory = self.memory[layer.index]
         sinks = 0
         if layer.sinks is not None:
-            assert is_piece(layer.sinks, "uint16"), "sinks are bfloat16 in one piece"
+            assert is_a("bfloat16", layer.sinks) and in_one_piece(layer.sinks), "sinks are bfloat16 in one piece"
             sinks = address(layer.sinks)
         numbers = layer.scale, layer.window or 0, sinks, layer.reads_only
         bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
