@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.attention.registry import AttentionConfig, choose_attention
+from tokenmill.model.attention.registry import choose_attention
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormat, PackedFormats

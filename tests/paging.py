@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from tokenmill.engine.runner.model import Model
+from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec
-from tokenmill.model.attention.registry import AttentionConfig, choose_attention
+from tokenmill.model.attention.registry import choose_attention
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.states import StateMemory, StepStates, state_arrays, step_states
 from tokenmill.model.kernels.stored_tensors import tensor_over

@@ -10,8 +10,10 @@ import pytest
 
 from tests.engine.runner.fake_platform import FakePlatform
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.attention.backend import AttentionConfig
+from tokenmill.model.attention.backend_rows import BACKENDS
 from tokenmill.model.attention.protocol import AttentionSpec
-from tokenmill.model.attention.registry import BACKENDS, AttentionChoice, AttentionConfig, choose_attention
+from tokenmill.model.attention.registry import AttentionChoice, choose_attention
 from tokenmill.platform.cpu import CpuPlatform
 
 SPEC = AttentionSpec(1, 4, 2, 16)

@@ -12,8 +12,9 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.config.engine_settings import STORED_FORMATS
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.protocol import AttentionSpec
-from tokenmill.model.attention.registry import AttentionChoice, AttentionConfig, choose_attention
+from tokenmill.model.attention.registry import AttentionChoice, choose_attention
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.select import select_kernels
