@@ -1,4 +1,4 @@
-"""The attention backends, one row each, from which `auto` takes the first that serves; imported where they are taken."""
+"""The attention backends, one row each, from which `auto` takes the first that serves, imported where it is taken."""
 
 from __future__ import annotations
 
