@@ -13,8 +13,6 @@ from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.platform.arrays import ArrayLibrary, itemsize
 
 if TYPE_CHECKING:
-    import torch
-
     from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
     from tokenmill.platform.arrays import AnyArray
 
@@ -142,7 +140,7 @@ class AttentionBackend(Protocol):
     def plan(self, batch: ForwardBatch) -> Any:
         """Prepare the data shared by all layers of a step; called once a step. Every `forward` takes the result."""
 
-    def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
+    def forward(self, qkv: AnyArray, layer: AttentionLayer, plan: Any) -> AnyArray:
         """Norm and rotate q and k, write k and v into the cache at the batch's slots, then attend.
 
         Args:
