@@ -17,6 +17,7 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.kernels.operands import rounded
 from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
+from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.models.kv_places import KVPlace, kv_groups, kv_places
 from tokenmill.model.models.layer import Layer, ResidualStream
 from tokenmill.model.models.norm import RMSNorm
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from tokenmill.model.attention.batch import ForwardBatch
     from tokenmill.model.attention.protocol import AttentionBackend
     from tokenmill.model.kernels.adapters import AdaptedLayer, AdapterRows
-    from tokenmill.model.kernels.states import StateMemory
 
 
 class Decoder:
