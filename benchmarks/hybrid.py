@@ -28,7 +28,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.paging import PagedRequests, make_attention
+from tests.paging import PagedRequests, make_attention, states_of_step
 from tools.gpu.folders import write_config
 
 from tokenmill.lab.bench.report import machine_facts
@@ -37,11 +37,12 @@ from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.select import select_kernels
-from tokenmill.model.kernels.states import step_states
+from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.models.host_model import on_host
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import plan_model
+from tokenmill.platform.host_arrays import HostArrays
 
 PAGE_SIZE = 16
 # As published, without unread fields.
@@ -82,13 +83,13 @@ class Model:
         self.attention = make_attention("native", spec, num_pages, PAGE_SIZE, torch.bfloat16, **native)
         assert isinstance(self.attention, NativeAttention), "it was asked for"
         noise = torch.randn(1 << 20).bfloat16()
-        for tensor in self.attention.kv.tensors:
-            for piece in tensor.view(-1).split(len(noise)):
+        for memory in self.attention.kv.tensors:
+            for piece in tensor_over(memory).view(-1).split(len(noise)):
                 piece.copy_(noise[: len(piece)])
-        self.states = self.decoder.state_memory(rows) if architecture.recurrences else None
-        for tensors in [] if self.states is None else self.states.layers:
-            for tensor in tensors:
-                tensor.normal_(std=0.1)
+        self.states = self.decoder.state_memory(rows, HostArrays()) if architecture.recurrences else None
+        for states in [] if self.states is None else self.states.layers:
+            for state in states:
+                tensor_over(state).normal_(std=0.1)
         self.context = options.context
         self.model = on_host(self.decoder, self.attention)
 
@@ -98,9 +99,7 @@ class Model:
         batch = self.requests.batch([(row, 1) for row in range(rows)])
         if self.states is None:
             return batch
-        return dataclasses.replace(
-            batch, states=step_states(self.states, np.arange(rows), batch.query_starts, None, "cpu")
-        )
+        return dataclasses.replace(batch, states=states_of_step(self.states, np.arange(rows), batch.query_starts))
 
     @torch.inference_mode()
     def step(self, batch: ForwardBatch) -> float:

@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.attention.registry import AttentionConfig, choose_attention
+from tokenmill.model.attention.registry import choose_attention
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormat, PackedFormats
@@ -44,7 +45,7 @@ class Way:
 
     name: str
     formats: PackedFormats = field(default_factory=lambda: UNQUANTIZED)
-    kv_dtype: torch.dtype | None = None
+    kv_dtype: str | None = None
 
 
 WAYS = (
@@ -53,7 +54,7 @@ WAYS = (
     Way("--quantization int4", QUANTIZATIONS["int4"]),
     Way("int4 with offsets (as AWQ, Q4_K)", PackedFormats(PackedFormat.INT4_OFFSET, PackedFormat.INT8)),
     Way("int4, the vocabulary in bfloat16", PackedFormats(PackedFormat.INT4)),
-    Way("--kv-cache-dtype int8", kv_dtype=torch.int8),
+    Way("--kv-cache-dtype int8", kv_dtype="int8"),
     Way("int8 and int8 KV", QUANTIZATIONS["int8"], torch.int8),
 )
 
@@ -116,7 +117,7 @@ def measure(way: Way, texts: list[Text], best: Choices | None) -> tuple[Row, Cho
     kernels, _ = select_kernels("native", "cpu", "bfloat16", 1, way.formats)
     decoder = load_model(MODEL, read_architecture(MODEL), kernels)
     num_pages = 2 + max(len(text.ids) for text in texts) // PAGE_SIZE
-    wanted = (decoder.attention_spec, PAGE_SIZE, torch.bfloat16, CpuPlatform(), way.kv_dtype, kernels.native)
+    wanted = (decoder.attention_spec, PAGE_SIZE, "bfloat16", CpuPlatform(), way.kv_dtype, kernels.native)
     attention = choose_attention("native", AttentionConfig(*wanted)).make(num_pages + 1)
     loss, choices = 0.0, []
     for text in texts:

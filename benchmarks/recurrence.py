@@ -22,7 +22,7 @@ import torch
 from tokenmill.lab.bench.report import machine_facts
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.native_recurrence import NativeRecurrence
-from tokenmill.model.kernels.recurrence import StateRows
+from tokenmill.model.kernels.states import StateRows
 
 SIZE, KEY_HEADS = 128, 16
 STEPS = {"decode of 1": [1], "decode of 64": [1] * 64, "prompt of 512": [512], "prompts of 2 x 1,024": [1024, 1024]}

@@ -10,14 +10,17 @@ import numpy as np
 import torch
 
 from tokenmill.engine.runner.model import Model
+from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec
-from tokenmill.model.attention.registry import AttentionConfig, choose_attention
+from tokenmill.model.attention.registry import choose_attention
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.states import StateMemory, StepStates, state_arrays, step_states
+from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.host_decoder import array_of
 from tokenmill.platform.cpu import CpuPlatform
+from tokenmill.platform.device_arrays import DeviceArrays
 
 Chunks = Sequence[tuple[int, int]]
 """(request, tokens of it to run), in batch order."""
@@ -51,7 +54,14 @@ def make_attention(
     name: str, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype, **wanted: Any
 ) -> AttentionBackend:
     """The backend of this name on a CPU, with its KV cache."""
-    return choose_attention(name, AttentionConfig(spec, page_size, dtype, CpuPlatform(), **wanted)).make(num_pages)
+    names = {key: name_of(value) if key == "kv_dtype" else value for key, value in wanted.items()}
+    config = AttentionConfig(spec, page_size, name_of(dtype), CpuPlatform(), **names)
+    return choose_attention(name, config).make(num_pages)
+
+
+def name_of(dtype: torch.dtype | str | None) -> Any:
+    """The name of a dtype of torch."""
+    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def attention_layers(
@@ -119,11 +129,11 @@ class PagedRequests:
         and holds poison."""
         if not decoder.architecture.recurrences:
             return
-        self.states = decoder.state_memory(len(self.sequences) + 1)
+        self.states = decoder.state_memory(len(self.sequences) + 1, DeviceArrays("cpu"))
         self.slots = np.random.default_rng(0).permutation(len(self.sequences) + 1)
-        for tensors in self.states.layers:
-            for tensor in tensors:
-                tensor[self.slots[-1]] = torch.nan
+        for states in self.states.layers:
+            for state in states:
+                tensor_over(state)[self.slots[-1]] = torch.nan
 
     def run(self, decoder: Model, attention: AttentionBackend, schedule: Sequence[Chunks]) -> list[torch.Tensor]:
         """Run the steps of a schedule; the logits of each request, [tokens it ran, vocab_size], if it ran any."""

@@ -13,25 +13,26 @@ The code that uses it keeps to operations with the same numbers in both:
 - Masks multiply (`table *= is_kept`); nothing is picked by a mask, since a device would have to tell how much it is.
 - A slice shares memory, an index array copies.
 
-The model takes tensors, so the host's arrays become tensors over the same memory at one place (`tensor`). A kernel that
-takes addresses needs none.
+A kernel of the host takes addresses, which arrays and tensors have alike (`address`). What computes in torch on a CPU
+makes tensors over the same memory; see `HostDecoder`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from typing import Any, TypeAlias
-
     import torch
 
     Array: TypeAlias = npt.NDArray[Any] | torch.Tensor
     """An array of the host's NumPy, or of a device's torch."""
+
+AnyArray: TypeAlias = Any
+"""An `Array` in a structure for any device. Code that reads it knows its library; a type checker cannot."""
 
 
 def address(array: Array) -> int:
@@ -40,6 +41,11 @@ def address(array: Array) -> int:
         start: int = array.__array_interface__["data"][0]
         return start
     return array.data_ptr()
+
+
+def itemsize(dtype: str) -> int:
+    """Return the bytes of a number of a named dtype."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 class ArrayLibrary(Protocol):
@@ -85,5 +91,5 @@ class ArrayLibrary(Protocol):
             numbers: [n, L] int64, 0..size - 1. is_counted: [n, L] bool.
         """
 
-    def tensor(self, array: Array) -> torch.Tensor:
-        """Return an array as a tensor over the same memory."""
+    def over(self, memory: npt.NDArray[np.uint8], like: AnyArray) -> AnyArray:
+        """Return bytes of the host's memory as numbers of the dtype of another array, in a row."""

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from tokenmill.platform.arrays import ArrayLibrary
-from tokenmill.platform.communicator import Communicator, over_gloo
 from tokenmill.platform.host_arrays import HostArrays
 from tokenmill.platform.immediate import ImmediateStream, RepeatedWork
 from tokenmill.platform.protocol import Stream, Tensors
+
+if TYPE_CHECKING:
+    from tokenmill.platform.communicator import Communicator
 
 UNLIMITED = 1 << 60
 
 
 class CpuPlatform:
-    """Memory from /proc/meminfo and cgroup limits (v1 and v2), cores from the affinity mask and cgroup quota.
+    """Memory from /proc/meminfo and cgroup limits (v1 and v2), cores from the affinity mask, their threads and quotas.
 
     Args:
         root: where /proc and /sys are looked for; tests give a folder of their own.
@@ -32,6 +37,7 @@ class CpuPlatform:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
+        self._cores: dict[frozenset[int], int] = {}  # by affinity mask, which may be narrowed
 
     def available_bytes(self) -> int:
         """Return the free and reclaimable memory of the machine, or what the tightest cgroup around us leaves."""
@@ -46,7 +52,7 @@ class CpuPlatform:
     def num_threads(self) -> int:
         """Return the cores this process may run on, at most what its cgroup's CPU quota pays for, at least 1.
 
-        torch's own number is a further limit: it follows OMP_NUM_THREADS, and counts physical cores where it can.
+        Cores that share an execution unit (hyperthreads) count once. OMP_NUM_THREADS is a further limit, as for torch.
         """
         return min(self._thread_limits())[0]
 
@@ -55,15 +61,28 @@ class CpuPlatform:
         return min(self._thread_limits())[1]
 
     def _thread_limits(self) -> list[tuple[int, str]]:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        by_torch = torch.get_num_threads(), "as torch counts cores, or OMP_NUM_THREADS says"
-        limits = [(cores, "all cores that this process may use"), by_torch]
+        limits = [(self._num_cores(), "all cores that this process may use")]
+        asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        if asked.isdigit() and int(asked):
+            limits.append((int(asked), "as OMP_NUM_THREADS says"))
         return limits + [(max(1, int(quota)), "its CPU quota") for quota in self._cpu_quotas()]
 
+    def _num_cores(self) -> int:
+        """Return the physical cores among those that this process may use."""
+        if not hasattr(os, "sched_getaffinity"):
+            return os.cpu_count() or 1
+        allowed = frozenset(os.sched_getaffinity(0))
+        if allowed not in self._cores:
+            topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+            siblings = {" ".join(self._lines(topology.format(cpu))) or str(cpu) for cpu in allowed}
+            self._cores[allowed] = len(siblings)
+        return self._cores[allowed]
+
     def set_num_threads(self, wanted: int | None = None) -> int:
-        """Tell torch how many threads to use (default: `num_threads()`) and return the number."""
+        """Return how many threads to use (default: `num_threads()`), and tell torch if it is there."""
         threads = wanted or self.num_threads()
-        torch.set_num_threads(threads)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(threads)
         return threads
 
     def num_units(self) -> int:
@@ -78,9 +97,9 @@ class CpuPlatform:
         """Return a stream whose work is done when it is issued."""
         return ImmediateStream()
 
-    def pinned(self, num_bytes: int) -> torch.Tensor:
+    def pinned(self, num_bytes: int) -> npt.NDArray[np.uint8]:
         """Return plain host memory, [num_bytes] uint8."""
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        return np.empty(num_bytes, dtype=np.uint8)
 
     def capture(self, work: Callable[[], Tensors], stream: Stream) -> RepeatedWork:
         """Run some work once, and return a graph that runs it again at each replay."""
@@ -91,6 +110,8 @@ class CpuPlatform:
 
     def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> Communicator:
         """Return a communicator over gloo, for a stand-in for a GPU; ranks of this platform share memory instead."""
+        from tokenmill.platform.communicator import over_gloo
+
         return over_gloo(meeting, rank, size, seconds)
 
     def is_out_of_memory(self, error: BaseException) -> bool:

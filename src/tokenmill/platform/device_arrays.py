@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -68,6 +69,6 @@ class DeviceArrays:
         found = torch.zeros((len(numbers), size), dtype=torch.float32, device=self._device)
         return found.scatter_add_(1, numbers, is_counted.to(torch.float32)).gather(1, numbers)
 
-    def tensor(self, array: torch.Tensor) -> torch.Tensor:
-        """Return a tensor as it is."""
-        return array
+    def over(self, memory: npt.NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
+        """Return bytes of the host's memory as numbers of the dtype of another tensor, in a row."""
+        return torch.from_numpy(memory).view(like.dtype)

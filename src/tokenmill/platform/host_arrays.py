@@ -12,9 +12,7 @@ import numpy.typing as npt
 from tokenmill.platform.memory import zeroed_bytes
 
 if TYPE_CHECKING:
-    import torch
-
-    from tokenmill.platform.arrays import Array, ArrayLibrary
+    from tokenmill.platform.arrays import AnyArray, Array, ArrayLibrary
 
 
 class HostArrays:
@@ -70,11 +68,9 @@ class HostArrays:
             own[:] = np.bincount(row[is_own], minlength=size)[row]
         return found
 
-    def tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """Return an array as a tensor over the same memory."""
-        import torch
-
-        return torch.from_numpy(array)
+    def over(self, memory: npt.NDArray[np.uint8], like: AnyArray) -> AnyArray:
+        """Return bytes as numbers of the dtype of another array, in a row."""
+        return memory.view(like.dtype)
 
 
 _HOST = HostArrays()
@@ -87,3 +83,12 @@ def library_of(array: Array) -> ArrayLibrary:
     from tokenmill.platform.device_arrays import DeviceArrays
 
     return DeviceArrays(array.device)
+
+
+def host_array(array: Array) -> npt.NDArray[Any]:
+    """Return an array, or a tensor of the host, as an array over the same memory; bfloat16 as its bits."""
+    if isinstance(array, np.ndarray):
+        return array
+    from tokenmill.platform.tensor_memory import array_of
+
+    return array_of(array)

@@ -9,8 +9,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import torch
+from tokenmill.platform.arrays import address
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
 
 # So much at a time: what the system hands out at once, within a millisecond if it has it.
 CHUNK = 2 << 20
@@ -18,18 +22,18 @@ _PAGE = 4096
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 
-def prefault(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Have the system hand out the memory of tensors, a chunk at each iteration of the iterator; they are not changed.
+def prefault(arrays: Sequence[Array]) -> Iterator[None]:
+    """Have the system hand out the memory of arrays, a chunk at each iteration of the iterator; they are not changed.
 
     The iterator ends early where the system cannot do this.
 
     Args:
-        tensors: [n, ...] on the CPU, in one piece; the n parts of all are taken side by side from their beginnings.
+        arrays: [n, ...] on the CPU, in one piece; the n parts of all are taken side by side from their beginnings.
     """
     if not sys.platform.startswith("linux"):
         return
     madvise = ctypes.CDLL(None).madvise
-    parts = [(part.data_ptr(), part.data_ptr() + part.nbytes) for tensor in tensors for part in tensor]
+    parts = [(address(part), address(part) + part.nbytes) for array in arrays for part in array]
     for start in range(0, max((end - begin for begin, end in parts), default=0), CHUNK):
         for begin, end in parts:
             first = (begin + start) // _PAGE * _PAGE

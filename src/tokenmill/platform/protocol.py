@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, Self
-
-import torch
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from tokenmill.platform.arrays import ArrayLibrary
-from tokenmill.platform.communicator import Communicator
 
-Tensors = tuple[torch.Tensor, ...]
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.platform.arrays import AnyArray
+    from tokenmill.platform.communicator import Communicator
+
+Tensors: TypeAlias = "tuple[torch.Tensor, ...]"
 
 
 class Event(Protocol):
@@ -85,12 +88,12 @@ class Platform(Protocol):
         """Return why `num_threads` is that number."""
 
     def set_num_threads(self, wanted: int | None = None) -> int:
-        """Tell torch how many threads to use (default: `num_threads()`) and return the number."""
+        """Return how many host threads to use (default: `num_threads()`), and tell torch if it is there."""
 
     def stream(self) -> Stream:
         """Return a new queue of work, behind all that has been issued until now."""
 
-    def pinned(self, num_bytes: int) -> torch.Tensor:
+    def pinned(self, num_bytes: int) -> AnyArray:
         """Return [num_bytes] uint8 on the host, which the device can copy to and from without the host's help."""
 
     def capture(self, work: Callable[[], Tensors], stream: Stream) -> Graph:

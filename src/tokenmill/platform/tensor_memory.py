@@ -1,13 +1,23 @@
-"""Memory for large tensors: zeroed ones that cost nothing until they are used, and scratch that is used again."""
+"""Memory of tensors: zeroed ones that cost nothing until they are used, and scratch that is used again."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.platform.memory import zeroed_bytes
+
+
+def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor of the host as an array over the same memory; bfloat16 as its bits."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:

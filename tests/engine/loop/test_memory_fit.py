@@ -17,7 +17,7 @@ from tests.machine_sizes import Machine, make_six_mib
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import OutOfMemory
 from tokenmill.core.sizes import size_text
-from tokenmill.model.attention.kv_cache import HeadMajorKV
+from tokenmill.model.attention.tensor_kv import HeadMajorKV
 from tokenmill.model.kernels.measuring import MeasuringKernels
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.kernels.torch_kernels import TorchKernels

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.canonical import tensors_of
 from tests.checkpoints import make_checkpoint
 from tests.near_ties import BFLOAT16, FLOAT32, assert_same_but_for_near_ties
 from tests.seeding import seed_for
@@ -129,8 +130,8 @@ def test_what_lies_behind_windows_and_on_page_0_is_never_read(
                 groups = zip(runner._attention.backends, runner._attention._are_windowed, strict=True)
                 for backend, is_windowed in groups:
                     if is_windowed:
-                        backend.kv.keys[:, free] = torch.nan
-                        backend.kv.values[:, free] = torch.nan
+                        for tensor in tensors_of(backend.kv):
+                            tensor[:, free] = torch.nan
                 return start(plan, previous)
 
             runner.start = poisoned  # type: ignore[method-assign]

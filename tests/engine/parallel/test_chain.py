@@ -8,6 +8,7 @@ import socket
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,7 +73,7 @@ def test_what_begins_comes_back_and_what_nobody_waits_for_is_left_out(num_stages
         assert first.agree(13, TIMEOUT) == 10
         numbers = [first.begin_pass(RUN, hidden) for hidden in sent]
         for number, hidden in list(zip(numbers, sent, strict=True))[1:]:
-            assert torch.equal(first.outputs(number, hidden.dtype, 8), hidden + num_stages - 1)
+            assert torch.equal(first.outputs(number, hidden), hidden + num_stages - 1)
         first.send_end()
         for thread in followers:
             thread.join(TIMEOUT)
@@ -85,7 +86,7 @@ def follow(stage: LaterStage, count: int) -> None:
     while not isinstance(received := stage.receive(TIMEOUT), Bye):
         assert received is not None, "nothing has come"
         begun, numbers = received
-        stage.hand_on(begun, hidden_states(numbers, torch.float32, 8) + 1)
+        stage.hand_on(begun, hidden_states(numbers, np.zeros(0, np.float32), 8) + 1)
     stage.send_end()
 
 
@@ -95,12 +96,12 @@ def hand_on_for_ever(stage: LaterStage, hidden: torch.Tensor) -> None:
 
 
 def test_both_ends_may_send_more_than_the_system_holds_before_they_read() -> None:
-    hidden = torch.zeros(4 << 20)
+    hidden = torch.zeros(4 << 20, 1)
     with chained(2) as (first, later):
         assert isinstance(first, FirstStage) and isinstance(later, LaterStage)
         first.begin_pass(RUN, hidden)
         later.hand_on(Pass(1, RUN), hidden)
-        assert len(first.outputs(1, torch.float32, 1)) == 4 << 20
+        assert len(first.outputs(1, hidden)) == 4 << 20
         received = later.receive(TIMEOUT)
         assert isinstance(received, tuple) and len(received[1]) == 16 << 20
 
@@ -116,7 +117,7 @@ def test_a_stage_that_is_gone_ends_all_and_one_that_gives_up_says_why() -> None:
             three.receive(TIMEOUT)
         three.close("a fault of its own")
         with pytest.raises(EngineFailed, match="stage 3 has given up: a fault of its own"):
-            first.outputs(1, torch.float32, 8)
+            first.outputs(1, torch.zeros(0, 8))
 
 
 # --- who is let in ----------------------------------------------------------------------------------------------------

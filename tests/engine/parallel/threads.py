@@ -32,7 +32,7 @@ from tokenmill.startup.assembly.follower import Follower, StageLeader
 
 TIMEOUT = 30.0
 Memories: TypeAlias = list[SharedMemory]
-Part: TypeAlias = tuple[PartialModel, AttentionBackend, SharedMemory, torch.dtype]
+Part: TypeAlias = tuple[PartialModel, AttentionBackend, SharedMemory, str]
 
 
 @dataclass(frozen=True, slots=True)

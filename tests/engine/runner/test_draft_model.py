@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.canonical import tensors_of
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.engine.runner.fake_platform import FakePlatform
 from tests.engine.runner.test_drafts import KINDS, NATIVE, requests
@@ -170,12 +171,12 @@ def test_what_its_pages_hold_changes_acceptance_and_no_token(model: Path) -> Non
         plain = answers(engine, wanted)
     with drafting(model, model, **NATIVE) as (engine, drafter):
         run(engine, [greedy("first", text, 1)])
-        for tensor in draft_model_of(engine)._attention.kv.tensors:
+        for tensor in tensors_of(draft_model_of(engine)._attention.kv):
             tensor.normal_(std=3.0)
         assert answers(engine, wanted) == plain
         assert drafter.acceptance < 0.9, "the drafts did depend on them"
     with drafting(model, model, **NATIVE) as (engine, drafter):
-        for tensor in draft_model_of(engine)._attention.kv.tensors:
+        for tensor in tensors_of(draft_model_of(engine)._attention.kv):
             tensor.fill_(torch.nan)
         assert answers(engine, wanted) == plain
         assert drafter.acceptance >= 0.99, "nothing is read that was not written before"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from tests.engine.runner.fake_platform import FakePlatform
 from tests.engine.transfer.test_page_mover import SPEC, make_cache, pages_of
-from tokenmill.engine.transfer.page_mover import DevicePages, RawPages
-from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV, TokenMajorKV
+from tokenmill.engine.transfer.device_pages import DevicePages
+from tokenmill.engine.transfer.page_mover import RawPages
 from tokenmill.model.attention.protocol import KVCache
+from tokenmill.model.attention.tensor_kv import HeadMajorKV, TokenMajorKV
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [(TokenMajorKV, torch.bfloat16), (HeadMajorKV, torch.float32), (PackedKV, torch.int8)]
+    ("kind", "dtype"), [(TokenMajorKV, "bfloat16"), (HeadMajorKV, "float32"), (HeadMajorKV, "int8")]
 )
 def test_pages_travel_between_a_device_and_the_host_unchanged(
-    rng: np.random.Generator, kind: type[KVCache], dtype: torch.dtype
+    rng: np.random.Generator, kind: type[KVCache], dtype: str
 ) -> None:
     platform, source, target = FakePlatform(), make_cache(kind, dtype), make_cache(kind, dtype)
     device, host = DevicePages(platform, source.tensors, "layout"), RawPages(target.tensors, "layout")

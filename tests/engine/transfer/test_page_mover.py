@@ -6,36 +6,38 @@ import numpy as np
 import pytest
 import torch
 
+from tests.canonical import tensors_of
 from tokenmill.engine.transfer.page_mover import RawPages
-from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV, TokenMajorKV
+from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionSpec, KVCache
+from tokenmill.model.attention.tensor_kv import HeadMajorKV, TokenMajorKV
 
 SPEC = AttentionSpec(num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8)
 
 
-def make_cache(kind: type[KVCache], dtype: torch.dtype) -> KVCache:
+def make_cache(kind: type[KVCache], dtype: str) -> KVCache:
     cache = kind(SPEC, 5, 16, dtype, "cpu")
-    for tensor in cache.tensors:
+    for tensor in tensors_of(cache):
         bits = torch.randint(0, 256, (tensor.nbytes,), dtype=torch.uint8)
         tensor.view(torch.uint8).view(-1).copy_(bits)
     return cache
 
 
 def pages_of(cache: KVCache, page: int) -> list[bytes]:
-    return [tensor[:, page].contiguous().view(torch.uint8).numpy().tobytes() for tensor in cache.tensors]
+    return [tensor[:, page].contiguous().view(torch.uint8).numpy().tobytes() for tensor in tensors_of(cache)]
 
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [
-        (HeadMajorKV, torch.float32),
-        (TokenMajorKV, torch.float16),
-        (PackedKV, torch.bfloat16),
-        (PackedKV, torch.int8),
+        (HeadMajorKV, "float32"),
+        (TokenMajorKV, "float16"),
+        (PackedKV, "bfloat16"),
+        (PackedKV, "int8"),
     ],
 )
 def test_a_page_that_was_read_and_written_elsewhere_is_the_same_bits(
-    rng: np.random.Generator, kind: type[KVCache], dtype: torch.dtype
+    rng: np.random.Generator, kind: type[KVCache], dtype: str
 ) -> None:
     source, target = make_cache(kind, dtype), make_cache(kind, dtype)
     movers = [RawPages(cache.tensors, "layout") for cache in (source, target)]
@@ -50,11 +52,11 @@ def test_a_page_that_was_read_and_written_elsewhere_is_the_same_bits(
 
 def test_pages_of_other_layouts_types_and_shapes_have_other_names() -> None:
     caches = [
-        HeadMajorKV(SPEC, 3, 16, torch.float32, "cpu"),
-        HeadMajorKV(SPEC, 3, 16, torch.bfloat16, "cpu"),
-        HeadMajorKV(SPEC, 3, 32, torch.float32, "cpu"),
-        TokenMajorKV(SPEC, 3, 16, torch.float32, "cpu"),
+        HeadMajorKV(SPEC, 3, 16, "float32", "cpu"),
+        HeadMajorKV(SPEC, 3, 16, "bfloat16", "cpu"),
+        HeadMajorKV(SPEC, 3, 32, "float32", "cpu"),
+        TokenMajorKV(SPEC, 3, 16, "float32", "cpu"),
     ]
     names = [RawPages(cache.tensors, "one").layout for cache in caches] + [RawPages(caches[0].tensors, "two").layout]
     assert len(set(names)) == len(names)
-    assert RawPages(HeadMajorKV(SPEC, 9, 16, torch.float32, "cpu").tensors, "one").layout == names[0], "any number"
+    assert RawPages(HeadMajorKV(SPEC, 9, 16, "float32", "cpu").tensors, "one").layout == names[0], "any number"

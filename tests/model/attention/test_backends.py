@@ -10,8 +10,8 @@ import torch
 
 from tests.paging import Chunks, PagedRequests, attention_layers, make_attention, unrotated
 from tokenmill.model.attention.backends import cpu
-from tokenmill.model.attention.kv_cache import HeadMajorKV
 from tokenmill.model.attention.protocol import AttentionSpec
+from tokenmill.model.attention.tensor_kv import HeadMajorKV
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
 
@@ -137,7 +137,7 @@ def test_a_token_attends_to_its_own_past_only(backend: str, window: int | None, 
 def test_a_bucket_holds_no_more_than_its_share_of_memory(rng: np.random.Generator) -> None:
     spec = AttentionSpec(1, 8, 8, 128)
     requests = PagedRequests([[0] * 200] * 100, 16, rng)
-    pool = HeadMajorKV(spec, requests.num_pages, 16, torch.bfloat16, "cpu")
+    pool = HeadMajorKV(spec, requests.num_pages, 16, "bfloat16", "cpu")
     requests.computed = [199] * 100
     buckets = cpu.decode_buckets(requests.batch([(request, 1) for request in range(100)]), pool, None)
     # 200 tokens are padded to 256, which take 512 KiB.

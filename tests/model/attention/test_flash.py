@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from tests.model.attention.test_paged import stand_in_for_torch
+from tests.paging import name_of
 from tokenmill.model.attention.backends.flash import find_flash, flash_obstacle
 from tokenmill.model.attention.protocol import AttentionSpec
 
 
 def obstacle(attention: Any, page_size: int = 16, dtype: torch.dtype = torch.float16) -> str | None:
-    return flash_obstacle(AttentionSpec(1, 4, 2, 16), page_size, dtype, "cpu", attention)
+    return flash_obstacle(AttentionSpec(1, 4, 2, 16), page_size, name_of(dtype), "cpu", attention)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64])

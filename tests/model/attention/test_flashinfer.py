@@ -46,7 +46,7 @@ class OneDevice(TorchDispatchMode):
 
 
 def planned(contexts: np.ndarray, table: torch.Tensor, page_size: int) -> tuple[torch.Tensor, ...]:
-    attention = FlashInferAttention(AttentionSpec(1, 2, 1, 8), page_size, torch.float16, str(table.device), None)
+    attention = FlashInferAttention(AttentionSpec(1, 2, 1, 8), page_size, "float16", str(table.device), None)
     count = len(contexts)
     # Made on the device: a copy of the host's would be what must not happen.
     lens = DeviceLens(
@@ -132,7 +132,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_graph_lists_its_pages_and_is_planned_for_its_lengths(rng: np.random.Generator, library: Any) -> None:
     page_size, group = int(rng.choice([1, 4, 16])), int(rng.choice([1, 3, 5]))
     spec = AttentionSpec(1, 2 * group, 2, 8)
-    graphs = FlashInferGraphs(spec, page_size, torch.float32, "cpu", library)
+    graphs = FlashInferGraphs(spec, page_size, "float32", "cpu", library)
     layers = [AttentionLayer(0, 0.3), AttentionLayer(1, 0.3, 5)]
     memory = torch.randn(2, 200, page_size, 2, 8)
     width = -(-70 // page_size)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.canonical import export, import_, tensors_of
 from tests.paging import PagedRequests, make_attention, random_schedule, unrotated
 from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec, GroupedKV
@@ -66,21 +67,21 @@ def test_a_layer_that_reads_another_ones_kv_writes_nothing(name: str, rng: np.ra
         plan, qkv = attention.plan(batch), drawn(LARGE, len(batch.token_ids))
         queries = qkv[:, : LARGE.num_heads * LARGE.head_dim].clone()
         want = attention.forward(qkv, writer, plan)
-        before = [tensor.clone() for tensor in attention.kv.tensors]
+        before = [tensor.clone() for tensor in tensors_of(attention.kv)]
         assert torch.equal(attention.forward(queries, reader, plan), want)
-        assert all(map(torch.equal, attention.kv.tensors, before))
+        assert all(map(torch.equal, tensors_of(attention.kv), before))
 
 
 @pytest.mark.parametrize("names", [("reference", "native"), ("native", "cpu")])
 def test_pages_of_all_groups_travel_between_layouts(names: tuple[str, str]) -> None:
     first, second = (backend(name, BOTH, 6).kv for name in names)
     assert isinstance(first, GroupedKV)
-    for tensor in first.tensors:
+    for tensor in tensors_of(first):
         tensor.copy_(torch.randn(tensor.shape))
-    pages = first.export([4, 1])
-    second.import_([2, 3], pages)
-    assert torch.equal(second.export([2, 3]), pages)
-    assert not second.export([1, 4]).any()
+    pages = export(first, [4, 1])
+    import_(second, [2, 3], pages)
+    assert torch.equal(export(second, [2, 3]), pages)
+    assert not export(second, [1, 4]).any()
 
 
 def test_values_are_normed_without_a_weight(rng: np.random.Generator) -> None:
@@ -89,5 +90,5 @@ def test_values_are_normed_without_a_weight(rng: np.random.Generator) -> None:
     qkv = drawn(SMALL, 9)
     want = torch.nn.functional.rms_norm(qkv[:, 6 * 32 :].float().view(9, 2, 32), (32,), eps=1e-6)
     attention.forward(qkv, layer(SMALL, 0), attention.plan(batch))
-    got = attention.kv.export(requests.pages[0].tolist())[0, 1, 0, :9].float()
+    got = export(attention.kv, requests.pages[0].tolist())[0, 1, 0, :9].float()
     torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)

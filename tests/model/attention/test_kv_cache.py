@@ -4,14 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV, TokenMajorKV
+from tests.canonical import export, import_
+from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionSpec, KVCache
+from tokenmill.model.attention.tensor_kv import HeadMajorKV, TokenMajorKV
+from tokenmill.platform.arrays import itemsize
 
 SPEC = AttentionSpec(3, 4, 2, 6)
 
 
 def make_cache(num_pages: int = 9, page_size: int = 4) -> HeadMajorKV:
-    return HeadMajorKV(SPEC, num_pages, page_size, torch.float32, "cpu")
+    return HeadMajorKV(SPEC, num_pages, page_size, "float32", "cpu")
 
 
 def test_export_shows_what_was_written_token_by_token(rng: np.random.Generator) -> None:
@@ -22,7 +25,7 @@ def test_export_shows_what_was_written_token_by_token(rng: np.random.Generator) 
         k, v = torch.randn(10, 2, 6), torch.randn(10, 2, 6)
         cache.write(layer, cache.slot_rows(slots), k, v)
         written[layer] = torch.stack((k, v))
-    data = cache.export(range(9))
+    data = export(cache, range(9))
     assert data.shape == (3, 2, 9, 4, 2, 6)
     for layer, both in written.items():
         torch.testing.assert_close(data[layer].flatten(1, 2)[:, slots], both, rtol=0, atol=0)
@@ -33,9 +36,9 @@ def test_import_into_other_pages_of_another_cache_round_trips(rng: np.random.Gen
     cache.keys.normal_()
     cache.values.normal_()
     pages = [7, 2, 5]
-    other.import_([4, 1, 2], cache.export(pages))
-    assert torch.equal(other.export([4, 1, 2]), cache.export(pages))
-    assert other.export([0, 3]).count_nonzero() == 0
+    import_(other, [4, 1, 2], export(cache, pages))
+    assert torch.equal(export(other, [4, 1, 2]), export(cache, pages))
+    assert export(other, [0, 3]).count_nonzero() == 0
 
 
 def test_gather_follows_the_order_of_the_pages() -> None:
@@ -47,14 +50,14 @@ def test_gather_follows_the_order_of_the_pages() -> None:
 
 
 @pytest.mark.parametrize("layout", [HeadMajorKV, TokenMajorKV, PackedKV])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_a_layout_knows_the_bytes_of_a_page_before_there_is_one(layout: type[KVCache], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_layout_knows_the_bytes_of_a_page_before_there_is_one(layout: type[KVCache], dtype: str) -> None:
     numbers = 2 * 3 * 2 * 32 * 6
-    scales = 4 * numbers // 6 if layout is PackedKV and dtype == torch.int8 else 0
-    assert layout.bytes_per_page(SPEC, 32, dtype) == numbers * dtype.itemsize + scales
+    scales = 4 * numbers // 6 if layout is PackedKV and dtype == "int8" else 0
+    assert layout.bytes_per_page(SPEC, 32, dtype) == numbers * itemsize(dtype) + scales
     assert layout(SPEC, 9, 32, dtype, "cpu").num_bytes == 9 * layout.bytes_per_page(SPEC, 32, dtype)
 
 
 def test_pages_outside_the_cache_are_a_bug_of_the_caller() -> None:
     with pytest.raises(AssertionError, match="outside"):
-        make_cache().export([9])
+        export(make_cache(), [9])

@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 import torch
 
+from tests.canonical import export, import_
 from tests.model.kernels.native import BEST, ISAS, every_isa, kernels
 from tests.paging import Chunks, PagedRequests, attention_layers, unrotated
 from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.attention.backends.reference import ReferenceAttention
-from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV
+from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionSpec
+from tokenmill.model.attention.tensor_kv import HeadMajorKV
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.torch_heads import split_heads
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
 best_isa = pytest.mark.parametrize("isa", BEST)
-kv_dtypes = pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
+kv_dtypes = pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
 
 
 def angles(length: int, head_dim: int) -> RotaryTables:
@@ -63,7 +65,7 @@ class Case:
     def qkv(self, tokens: int) -> torch.Tensor:
         return drawn(tokens, (self.spec.num_heads + 2 * self.spec.num_kv_heads) * self.spec.head_dim)
 
-    def native(self, num_pages: int, isa: str, threads: int = 1, kv_dtype: torch.dtype = torch.bfloat16):
+    def native(self, num_pages: int, isa: str, threads: int = 1, kv_dtype: str = "bfloat16"):
         kv = PackedKV(self.spec, num_pages, self.page_size, kv_dtype, "cpu")
         return NativeAttention(self.spec, kv, kernels(isa, threads))
 
@@ -91,16 +93,16 @@ def run_all(case: Case, rng: np.random.Generator, isa: str, rotary: RotaryTables
     chunks = case.chunks(rng)
     requests.computed = [length - dict(chunks)[request] for request, length in enumerate(case.lengths)]
     pages = range(requests.num_pages)
-    plain = ReferenceAttention(case.spec, HeadMajorKV(case.spec, len(pages), case.page_size, torch.bfloat16, "cpu"))
+    plain = ReferenceAttention(case.spec, HeadMajorKV(case.spec, len(pages), case.page_size, "bfloat16", "cpu"))
     native = case.native(len(pages), isa, threads=int(rng.integers(1, 4)))
     memory = case.memory(requests, float(rng.choice(POISONS)))
     batch = requests.batch(chunks)
     qkv = case.qkv(len(batch.token_ids))
     outputs, sinks = [], None if rng.random() < 0.5 else 3 * drawn(case.spec.num_heads)
     for attention in (plain, native):
-        attention.kv.import_(pages, memory)
+        import_(attention.kv, pages, memory)
         outputs.append(run(attention, batch, qkv, rotary, norms, case.window, sinks))
-    return outputs, (plain.kv.export(pages), native.kv.export(pages))
+    return outputs, (export(plain.kv, pages), export(native.kv, pages))
 
 
 @every_isa
@@ -140,7 +142,7 @@ def test_a_layer_without_rope_is_one_whose_angles_are_zero(isa: str, has_norms: 
     turned, plain = (case.native(requests.num_pages, isa) for _ in range(2))
     want = run(turned, batch, qkv, unrotated(800, head_dim, torch.bfloat16), norms, case.window)
     assert torch.equal(run(plain, batch, qkv, None, norms, case.window), want)
-    assert torch.equal(plain.kv.export(pages), turned.kv.export(pages))
+    assert torch.equal(export(plain.kv, pages), export(turned.kv, pages))
 
 
 @every_isa
@@ -162,13 +164,13 @@ def test_one_rounding_of_a_rotation(isa: str, rng: np.random.Generator) -> None:
     first, second = k[:, 0].float().chunk(2, -1)
     cos, sin = rotary.cos.float(), rotary.sin.float()
     want = torch.cat((first * cos - second * sin, second * cos + first * sin), -1).bfloat16()
-    stored = native.kv.export(requests.pages[0]).flatten(2, 3)[0, :, :length, 0]
+    stored = export(native.kv, requests.pages[0]).flatten(2, 3)[0, :, :length, 0]
     assert (stored[0] != want).float().mean() < 0.003
     torch.testing.assert_close(stored[0], want, rtol=2**-7, atol=0.03)
     assert torch.equal(stored[1], v[:, 0])
 
 
-def whole(case: Case, rng: np.random.Generator, isa: str, kv_dtype: torch.dtype, inputs: list[torch.Tensor]):
+def whole(case: Case, rng: np.random.Generator, isa: str, kv_dtype: str, inputs: list[torch.Tensor]):
     """Each request in one chunk, alone."""
     outputs = []
     for request, qkv in enumerate(inputs):
@@ -179,7 +181,7 @@ def whole(case: Case, rng: np.random.Generator, isa: str, kv_dtype: torch.dtype,
     return outputs
 
 
-def scheduled(case: Case, rng: np.random.Generator, isa: str, kv_dtype: torch.dtype, inputs: list[torch.Tensor]):
+def scheduled(case: Case, rng: np.random.Generator, isa: str, kv_dtype: str, inputs: list[torch.Tensor]):
     """The requests together in random chunks, decodes among them, each step on another number of threads."""
     requests = case.requests(rng)
     attentions = [case.native(requests.num_pages, isa, threads, kv_dtype) for threads in (1, 2, 5)]
@@ -208,7 +210,7 @@ def scheduled(case: Case, rng: np.random.Generator, isa: str, kv_dtype: torch.dt
 
 @kv_dtypes
 @every_isa
-def test_company_chunks_and_threads_change_no_bit(isa: str, kv_dtype: torch.dtype, rng: np.random.Generator) -> None:
+def test_company_chunks_and_threads_change_no_bit(isa: str, kv_dtype: str, rng: np.random.Generator) -> None:
     for _ in range(2):
         # More keys than two KV splits have, so that tiles are split as well.
         case = Case.draw(rng, longest=1100 if isa in BEST else 600)
@@ -221,7 +223,7 @@ def test_company_chunks_and_threads_change_no_bit(isa: str, kv_dtype: torch.dtyp
 
 @kv_dtypes
 @every_isa
-def test_a_verify_step_has_the_bits_of_decodes(isa: str, kv_dtype: torch.dtype, rng: np.random.Generator) -> None:
+def test_a_verify_step_has_the_bits_of_decodes(isa: str, kv_dtype: str, rng: np.random.Generator) -> None:
     """One to twenty queries at successive positions, behind more keys than a KV split has or fewer."""
     for context in (int(rng.integers(1, 90)), int(rng.integers(500, 600))):
         rows = int(rng.integers(1, 21))
@@ -247,7 +249,7 @@ def test_numbers_of_any_size_have_one_course(isa: str, head_dim: int, rng: np.ra
     case = Case(AttentionSpec(2, 2 * heads, 2, head_dim), 16, None, [int(rng.integers(65, 130))])
     qkv = case.qkv(case.lengths[0]).float()
     qkv = (qkv * torch.exp2(torch.from_numpy(rng.integers(-140, 3, qkv.shape)).float())).bfloat16()
-    (want,) = whole(case, rng, isa, torch.bfloat16, [qkv])
+    (want,) = whole(case, rng, isa, "bfloat16", [qkv])
     requests = case.requests(rng)
     native = case.native(requests.num_pages, isa)
     rotary = angles(1500, head_dim)
@@ -262,7 +264,7 @@ def test_more_heads_share_keys_than_a_tile_has_rows(isa: str, rng: np.random.Gen
         (want, got), _ = run_all(case, rng, isa, unrotated(800, 32, torch.bfloat16), None)
         torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
         inputs = [case.qkv(length) for length in case.lengths]
-        alone, together = (how(case, rng, isa, torch.bfloat16, inputs) for how in (whole, scheduled))
+        alone, together = (how(case, rng, isa, "bfloat16", inputs) for how in (whole, scheduled))
         assert all(torch.equal(want, got) for want, got in zip(alone, together, strict=True))
 
 
@@ -296,39 +298,39 @@ def test_int8_keys_and_values_stay_near(isa: str, rng: np.random.Generator) -> N
     batch, qkv, rotary = requests.batch([(0, 300)]), case.qkv(300), angles(300, 128)
     exact, rounded = (
         run(case.native(requests.num_pages, isa, 1, dtype), batch, qkv, rotary)[0].float()
-        for dtype in (torch.bfloat16, torch.int8)
+        for dtype in ("bfloat16", "int8")
     )
     assert (exact - rounded).norm() < 0.02 * exact.norm()
 
 
 @kv_dtypes
-def test_pages_move_between_caches_of_any_layout(kv_dtype: torch.dtype, rng: np.random.Generator) -> None:
+def test_pages_move_between_caches_of_any_layout(kv_dtype: str, rng: np.random.Generator) -> None:
     spec = AttentionSpec(2, 4, 2, 32)
-    plain = HeadMajorKV(spec, 6, 32, torch.bfloat16, "cpu")
+    plain = HeadMajorKV(spec, 6, 32, "bfloat16", "cpu")
     plain.keys.normal_()
     plain.values.normal_()
     packed = PackedKV(spec, 9, 32, kv_dtype, "cpu")
-    packed.import_([8, 2, 5], plain.export([3, 1, 4]))
-    assert packed.export([0, 1]).count_nonzero() == 0
-    back = packed.export([8, 2, 5])
-    if kv_dtype == torch.bfloat16:
-        assert torch.equal(back, plain.export([3, 1, 4]))
+    import_(packed, [8, 2, 5], export(plain, [3, 1, 4]))
+    assert export(packed, [0, 1]).count_nonzero() == 0
+    back = export(packed, [8, 2, 5])
+    if kv_dtype == "bfloat16":
+        assert torch.equal(back, export(plain, [3, 1, 4]))
     else:
-        steps = plain.export([3, 1, 4]).abs().amax(-1, keepdim=True).float() / 127
-        assert ((back - plain.export([3, 1, 4])).abs() <= 0.5 * steps + 2**-8 * back.abs()).all()
+        steps = export(plain, [3, 1, 4]).abs().amax(-1, keepdim=True).float() / 127
+        assert ((back - export(plain, [3, 1, 4])).abs() <= 0.5 * steps + 2**-8 * back.abs()).all()
     other = PackedKV(spec, 9, 32, kv_dtype, "cpu")
-    other.import_([1, 2, 3], back)
-    torch.testing.assert_close(other.export([1, 2, 3]), back, rtol=2**-7, atol=1e-3)
+    import_(other, [1, 2, 3], back)
+    torch.testing.assert_close(export(other, [1, 2, 3]), back, rtol=2**-7, atol=1e-3)
 
 
 @best_isa
 def test_int8_is_stored_by_the_kernel_as_by_import(isa: str, rng: np.random.Generator) -> None:
     case = Case(AttentionSpec(1, 2, 2, 48), 16, None, [70])
     requests = case.requests(rng)
-    native = case.native(requests.num_pages, isa, 1, torch.int8)
+    native = case.native(requests.num_pages, isa, 1, "int8")
     batch, qkv = requests.batch([(0, 70)]), case.qkv(70)
     run(native, batch, qkv, unrotated(70, 48, torch.bfloat16))
-    stored = native.kv.export(requests.pages[0]).flatten(2, 3)[0, :, :70]
+    stored = export(native.kv, requests.pages[0]).flatten(2, 3)[0, :, :70]
     given = qkv.view(70, 3, 2, 48)[:, 1:].transpose(0, 1)
     steps = given.abs().amax(-1, keepdim=True).float() / 127
     assert ((stored - given).abs() <= 0.5001 * steps + 2**-8 * stored.abs()).all()
@@ -336,7 +338,7 @@ def test_int8_is_stored_by_the_kernel_as_by_import(isa: str, rng: np.random.Gene
 
 def test_int8_takes_little_more_than_half() -> None:
     spec = AttentionSpec(2, 4, 2, 128)
-    full, half = (PackedKV(spec, 5, 16, dtype, "cpu").num_bytes for dtype in (torch.bfloat16, torch.int8))
+    full, half = (PackedKV(spec, 5, 16, dtype, "cpu").num_bytes for dtype in ("bfloat16", "int8"))
     assert full == 2 * 2 * 5 * 16 * 2 * 128 * 2
     assert half == full // 2 + 2 * 2 * 5 * 16 * 2 * 4
 

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from tests.canonical import export, import_
 from tests.model.kernels.native import BEST, ISAS, every_isa, kernels
 from tests.paging import PagedRequests, attention_layers
 from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.attention.kv_cache import PackedKV
+from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.kernels.heads import RotaryTables
 
 KV_SPLIT = 512
 QUERY_TILE_ROWS = 48
-kv_dtypes = pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8])
+kv_dtypes = pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
 
 
 @dataclass
@@ -117,7 +118,7 @@ def angles(length: int, head_dim: int) -> RotaryTables:
 def compare(
     family: Family,
     isa: str,
-    kv_dtype: torch.dtype,
+    kv_dtype: str,
     window: int | None = None,
     broken: tuple[int, int] | None = None,
 ) -> list[int]:
@@ -143,7 +144,7 @@ def compare(
     results = []
     for threads in (int(rng.integers(1, 4)), int(rng.choice([1, 2, 5, 40]))):
         kv = PackedKV(spec, requests.num_pages, family.page_size, kv_dtype, "cpu")
-        kv.import_(range(requests.num_pages), memory)
+        import_(kv, range(requests.num_pages), memory)
         attention = NativeAttention(spec, kv, kernels(isa, threads))
         if results:
             family.share(requests, batch)
@@ -152,7 +153,7 @@ def compare(
         outputs = [attention.forward(qkv.clone(), layer, plan) for _ in range(2)]
         assert torch.equal(*(output.view(torch.int16) for output in outputs))
         own = batch.slots.numpy()
-        slots = kv.export(range(requests.num_pages)).flatten(2, 3)[:, :, own]
+        slots = export(kv, range(requests.num_pages)).flatten(2, 3)[:, :, own]
         results.append((plan.step.shared_splits, outputs[0], slots))
     (copied, want, written), (shared, got, also) = results
     assert not any(copied), "copies are not shared"
@@ -165,7 +166,7 @@ def compare(
 
 @kv_dtypes
 @every_isa
-def test_shared_pages_change_no_bit(isa: str, kv_dtype: torch.dtype, rng: np.random.Generator) -> None:
+def test_shared_pages_change_no_bit(isa: str, kv_dtype: str, rng: np.random.Generator) -> None:
     for _ in range(3):
         family = Family.draw(rng, int(rng.integers(2, 10)), 1800 if isa in BEST else 1100)
         window = None if rng.random() < 0.5 else int(rng.integers(1, 1200))
@@ -174,7 +175,7 @@ def test_shared_pages_change_no_bit(isa: str, kv_dtype: torch.dtype, rng: np.ran
 
 @kv_dtypes
 @pytest.mark.parametrize("isa", BEST)
-def test_groups_larger_than_a_tile(isa: str, kv_dtype: torch.dtype, rng: np.random.Generator) -> None:
+def test_groups_larger_than_a_tile(isa: str, kv_dtype: str, rng: np.random.Generator) -> None:
     family = Family(rng, AttentionSpec(1, 4, 2, 32), int(rng.choice([16, 32, 64])))
     family.add(1100, 1, 0, 0)
     for _ in range(int(rng.integers(26, 55))):
@@ -189,7 +190,7 @@ def test_a_broken_token_that_a_window_hides_from_some(isa: str, rng: np.random.G
     family = Family(rng, AttentionSpec(1, 4, 2, 32), 16)
     for context in (1030, 1050, 1090, 1200):
         family.add(context, 1, 0, 1024 if family.contexts else 0)
-    shared = compare(family, isa, torch.bfloat16, window, broken=(0, 1060 - window))
+    shared = compare(family, isa, "bfloat16", window, broken=(0, 1060 - window))
     assert shared == [2, 2, 2, 2]
 
 
@@ -200,7 +201,7 @@ def test_splits_are_merged_in_order_however_prefixes_are_cut(num_kv_heads: int, 
     family.add(4200, 1, 0, 0)
     for origin, shared in ((0, 4096), (0, 2048), (2, 4096), (2, 4096), (0, 2048), (0, 2048)):
         family.add(shared + int(rng.integers(20, 90)) if shared == 4096 else 4200, 1, origin, shared)
-    assert compare(family, BEST[0], torch.bfloat16) == [8, 8, 8, 8, 8, 4, 4]
+    assert compare(family, BEST[0], "bfloat16") == [8, 8, 8, 8, 8, 4, 4]
 
 
 def test_groups_within_groups(rng: np.random.Generator) -> None:
@@ -211,7 +212,7 @@ def test_groups_within_groups(rng: np.random.Generator) -> None:
     family.add(1700, 1, 2, 1536)
     family.add(600, 20, 0, 0)
     family.add(700, 1, 0, 544)
-    assert compare(family, ISAS[-1], torch.bfloat16) == [4, 4, 3, 3, 0, 1]
+    assert compare(family, ISAS[-1], "bfloat16") == [4, 4, 3, 3, 0, 1]
 
 
 def test_pages_equal_behind_a_difference_are_not_shared(rng: np.random.Generator) -> None:
@@ -219,7 +220,7 @@ def test_pages_equal_behind_a_difference_are_not_shared(rng: np.random.Generator
     spec = AttentionSpec(1, 4, 2, 32)
     requests = PagedRequests([[0] * 1100, [0] * 1100], 16, rng)
     requests.computed = [1099, 1099]
-    attention = NativeAttention(spec, PackedKV(spec, requests.num_pages, 16, torch.bfloat16, "cpu"), kernels(BEST[0]))
+    attention = NativeAttention(spec, PackedKV(spec, requests.num_pages, 16, "bfloat16", "cpu"), kernels(BEST[0]))
     batch = requests.batch([(0, 1), (1, 1)])
     batch.page_table[1, 1:] = batch.page_table[0, 1:]
     assert attention.plan(batch).step.shared_splits == [0, 0]

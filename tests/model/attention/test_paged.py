@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from tests.canonical import export, import_
 from tests.model.attention.test_backends import POISONS, Case, fill, random_case
 from tests.model.kernels.gpu import DEVICE
-from tests.paging import PagedRequests, attention_layers, make_attention
+from tests.paging import PagedRequests, attention_layers, make_attention, name_of
 from tokenmill.model.attention.backends.flash import FlashAttention, find_flash
 from tokenmill.model.attention.backends.flashinfer import FlashInferAttention
 from tokenmill.model.attention.backends.triton import TritonDecodes, TritonPrompts
 from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.attention.kv_cache import TokenMajorKV
 from tokenmill.model.attention.paged import PagedAttention
 from tokenmill.model.attention.protocol import AttentionSpec
+from tokenmill.model.attention.tensor_kv import TokenMajorKV
 from tokenmill.model.kernels.heads import RotaryTables
 
 
@@ -88,7 +89,7 @@ def implementations(kind: str, case: Case):
     flash = FlashAttention(spec, stand_in_for_torch)
     library = types.SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=StandInWrapper)
     # A wrapper holds the plan of one part of the batch: each part has its own.
-    infer = [FlashInferAttention(spec, case.page_size, case.dtype, "cpu", library) for _ in range(2)]
+    infer = [FlashInferAttention(spec, case.page_size, name_of(case.dtype), "cpu", library) for _ in range(2)]
     return {
         "triton": (TritonPrompts(), TritonDecodes(spec, 12, DEVICE)),
         "invariant": (TritonPrompts(), TritonPrompts(are_single=bool(case.lengths[0] % 2))),
@@ -104,9 +105,9 @@ def run_both(case: Case, kind: str, rng: np.random.Generator) -> tuple[torch.Ten
     made = (case.spec, requests.num_pages, case.page_size, case.dtype)
     reference = make_attention("reference", *made)
     fill(reference.kv, float(rng.choice(POISONS)), requests, case)
-    memory = TokenMajorKV(*made, DEVICE)
+    memory = TokenMajorKV(*made[:3], name_of(case.dtype), DEVICE)
     pages = range(requests.num_pages)
-    memory.import_(pages, reference.kv.export(pages))
+    import_(memory, pages, export(reference.kv, pages))
     paged = PagedAttention(memory, *implementations(kind, case))
 
     batch = requests.batch(case.chunks)
@@ -148,8 +149,8 @@ def test_every_backend_equals_the_reference_over_poisoned_memory(kind: str, rng:
 
 
 def test_pages_come_back_as_they_went(rng: np.random.Generator) -> None:
-    memory = TokenMajorKV(AttentionSpec(2, 4, 2, 8), 6, 4, torch.float32, "cpu")
+    memory = TokenMajorKV(AttentionSpec(2, 4, 2, 8), 6, 4, "float32", "cpu")
     data = torch.randn(2, 2, 3, 4, 2, 8)
-    memory.import_([5, 1, 3], data)
-    assert torch.equal(memory.export([5, 1, 3]), data)
+    import_(memory, [5, 1, 3], data)
+    assert torch.equal(export(memory, [5, 1, 3]), data)
     assert torch.equal(memory.layer(1)[0][5], data[1, 0, 0])

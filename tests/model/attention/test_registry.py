@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.engine.runner.fake_platform import FakePlatform
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.attention.backend import AttentionConfig
+from tokenmill.model.attention.backend_rows import BACKENDS
 from tokenmill.model.attention.protocol import AttentionSpec
-from tokenmill.model.attention.registry import BACKENDS, AttentionChoice, AttentionConfig, choose_attention
+from tokenmill.model.attention.registry import AttentionChoice, choose_attention
 from tokenmill.platform.cpu import CpuPlatform
 
 SPEC = AttentionSpec(1, 4, 2, 16)
@@ -24,11 +25,11 @@ class Native:
     isa = "avx2"
 
 
-def on_cpu(name: str, dtype: torch.dtype = torch.bfloat16, **wanted: Any) -> AttentionChoice:
+def on_cpu(name: str, dtype: str = "bfloat16", **wanted: Any) -> AttentionChoice:
     return choose_attention(name, AttentionConfig(SPEC, 16, dtype, CpuPlatform(), **wanted))
 
 
-def on_gpu(name: str, dtype: torch.dtype = torch.bfloat16, **wanted: Any) -> AttentionChoice:
+def on_gpu(name: str, dtype: str = "bfloat16", **wanted: Any) -> AttentionChoice:
     return choose_attention(name, AttentionConfig(SPEC, 16, dtype, FakePlatform(), **wanted))
 
 
@@ -39,7 +40,7 @@ class TestOnCpus:
         assert on_cpu("native", native=Native()).reason == "packed KV, avx2"
 
     def test_auto_says_why_it_is_not_native(self) -> None:
-        choice = on_cpu("auto", torch.float32)
+        choice = on_cpu("auto", "float32")
         assert choice.name == "cpu"
         assert choice.reason == "batched torch: the native attention is for bfloat16, not float32"
         assert on_cpu("auto").reason == "batched torch: the model does not run on native kernels"
@@ -55,18 +56,18 @@ class TestOnCpus:
             on_cpu(name)
 
     def test_int8_needs_the_native_one(self) -> None:
-        assert on_cpu("auto", kv_dtype=torch.int8, native=Native()).name == "native"
+        assert on_cpu("auto", kv_dtype="int8", native=Native()).name == "native"
         for name, obstacle in (("auto", "does not run on native kernels"), ("cpu", "does not run on native kernels")):
             with pytest.raises(InvalidConfig, match=f"--kv-cache-dtype needs the native attention: .* {obstacle}"):
-                on_cpu(name, kv_dtype=torch.int8)
+                on_cpu(name, kv_dtype="int8")
         with pytest.raises(InvalidConfig, match="needs the native attention: another backend is asked for"):
-            on_cpu("cpu", kv_dtype=torch.int8, native=Native())
+            on_cpu("cpu", kv_dtype="int8", native=Native())
 
     def test_what_does_not_suit_the_native_one_is_said(self) -> None:
         native = next(row for row in BACKENDS if row.name == "native")
-        config = AttentionConfig(SPEC, 16, torch.bfloat16, CpuPlatform(), native=Native())
+        config = AttentionConfig(SPEC, 16, "bfloat16", CpuPlatform(), native=Native())
         assert native.why_not(config) is None
-        assert "bfloat16, not float32" in str(native.why_not(dataclasses.replace(config, dtype=torch.float32)))
+        assert "bfloat16, not float32" in str(native.why_not(dataclasses.replace(config, dtype="float32")))
         assert "multiple of 16, not 8" in str(native.why_not(dataclasses.replace(config, page_size=8)))
         for head_dim in (24, 1024):
             spec = dataclasses.replace(SPEC, head_dim=head_dim)
@@ -80,7 +81,7 @@ class TestOnGpus:
         assert "flash attention" in choice.reason
 
     def test_a_hybrid_names_prompts_first(self) -> None:
-        choice = on_gpu("triton,triton", torch.float32)
+        choice = on_gpu("triton,triton", "float32")
         assert (choice.name, choice.reason) == ("triton", "asked for")
 
     @pytest.mark.parametrize("name", ["cpu", "flash,", "triton,triton,triton", "hybrid"])
@@ -90,11 +91,11 @@ class TestOnGpus:
 
     def test_what_cannot_serve_says_why(self) -> None:
         with pytest.raises(InvalidConfig, match=r"--attention-backend flash: .* bfloat16 and float16, not float32"):
-            on_gpu("flash", torch.float32)
+            on_gpu("flash", "float32")
         with pytest.raises(InvalidConfig, match="--attention-backend flashinfer: flashinfer is not installed"):
-            on_gpu("triton,flashinfer", torch.float32)
+            on_gpu("triton,flashinfer", "float32")
         with pytest.raises(InvalidConfig, match="--kv-cache-dtype int8 is for CPUs"):
-            on_gpu("auto", kv_dtype=torch.int8)
+            on_gpu("auto", kv_dtype="int8")
 
     def test_the_invariant_mode_takes_one_way_for_every_token(self) -> None:
         choice = on_gpu("auto", is_invariant=True)
@@ -105,7 +106,7 @@ class TestOnGpus:
     def test_graphs_hold_the_decodes_of_a_hybrid(self) -> None:
         pytest.importorskip("triton", reason="triton is not installed")
         for name in ("triton", "triton,triton"):
-            attention = on_gpu(name, torch.float32).make(5)
+            attention = on_gpu(name, "float32").make(5)
             captured = attention.in_graphs()
             assert captured.kv is attention.kv
             assert captured._decodes is captured._prompts is attention._decodes

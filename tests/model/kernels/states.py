@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from tokenmill.model.kernels.recurrence import StateRows
+from tokenmill.model.kernels.states import StateRows
 
 SLOTS = 9
 UNTOUCHED = 2.0**-12

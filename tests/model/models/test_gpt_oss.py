@@ -109,7 +109,7 @@ def test_backends_without_sinks_say_so() -> None:
     from tokenmill.model.attention.registry import BACKENDS, AttentionConfig
     from tokenmill.platform.cpu import CpuPlatform
 
-    config = AttentionConfig(AttentionSpec(1, 4, 2, 16, has_sinks=True), 16, torch.bfloat16, CpuPlatform())
+    config = AttentionConfig(AttentionSpec(1, 4, 2, 16, has_sinks=True), 16, "bfloat16", CpuPlatform())
     for backend in BACKENDS:
         if backend.name == "flash":
             assert backend.why_not(config) == "it has no sinks, which this model's attention has"

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from tests.checkpoints import load_oracle, make_checkpoint
 from tests.paging import make_attention
 from tokenmill.model.attention.backends.reference import ReferenceAttention
-from tokenmill.model.attention.kv_cache import HeadMajorKV
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
+from tokenmill.model.attention.tensor_kv import HeadMajorKV
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
@@ -34,7 +34,7 @@ MODULES = {"q": "self_attn.q_proj", "output": "self_attn.o_proj", "up": "mlp.up_
 
 
 def in_torch(spec: AttentionSpec, num_pages: int) -> AttentionBackend:
-    return ReferenceAttention(spec, HeadMajorKV(spec, num_pages, PAGE, torch.bfloat16, "cpu"))
+    return ReferenceAttention(spec, HeadMajorKV(spec, num_pages, PAGE, "bfloat16", "cpu"))
 
 
 def in_one_call(spec: AttentionSpec, num_pages: int) -> AttentionBackend:

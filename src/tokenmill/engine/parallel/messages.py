@@ -8,16 +8,19 @@ find them in the next batch. On devices, which are ahead of their hosts, a messa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.kernels.adapters import Adapter, AdapterRows, AdapterSource
+from tokenmill.platform.host_arrays import host_array
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
 
 
 class RunPass(msgspec.Struct, tag=0, array_like=True):
@@ -44,31 +47,31 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
     def from_batch(cls, batch: ForwardBatch) -> RunPass:
         """Make the message for a batch on the CPU."""
         return cls(
-            _bytes(batch.token_ids.numpy()),
-            _bytes(batch.positions.numpy()),
-            _bytes(batch.slots.numpy()),
-            _bytes(batch.page_table.numpy()),
+            _bytes(batch.token_ids),
+            _bytes(batch.positions),
+            _bytes(batch.slots),
+            _bytes(batch.page_table),
             batch.page_table.shape[1],
             _bytes(batch.query_lens),
             _bytes(batch.context_lens),
             _bytes(batch.query_starts),
-            _bytes(batch.output_indices.numpy()),
+            _bytes(batch.output_indices),
             [] if batch.adapters is None else list(batch.adapters.sources),
-            memoryview(b"") if batch.adapters is None else _bytes(np.asarray(batch.adapters.of_row)),
+            memoryview(b"") if batch.adapters is None else _bytes(batch.adapters.of_row),
         )
 
     def batch(self, find: Callable[[Sequence[AdapterSource]], tuple[Adapter, ...]]) -> ForwardBatch:
         """Return the batch, in memory of its own. `find`: returns this rank's parts of adapters."""
-        adapters = AdapterRows(find(self.adapters), _tensor(self.of_row, np.int32)) if self.adapters else None
+        adapters = AdapterRows(find(self.adapters), _array(self.of_row, np.int32)) if self.adapters else None
         return ForwardBatch(
-            token_ids=_tensor(self.token_ids, np.int64),
-            positions=_tensor(self.positions, np.int64),
-            slots=_tensor(self.slots, np.int64),
-            page_table=_tensor(self.page_table, np.int32).view(-1, self.width),
+            token_ids=_array(self.token_ids, np.int64),
+            positions=_array(self.positions, np.int64),
+            slots=_array(self.slots, np.int64),
+            page_table=_array(self.page_table, np.int32).reshape(-1, self.width),
             query_lens=_array(self.query_lens, np.int32),
             context_lens=_array(self.context_lens, np.int32),
             query_starts=_array(self.query_starts, np.int32),
-            output_indices=_tensor(self.output_indices, np.int64),
+            output_indices=_array(self.output_indices, np.int64),
             adapters=adapters,
         )
 
@@ -120,13 +123,9 @@ _PLANS = msgspec.msgpack.Encoder(enc_hook=_plain)
 _PLAN = msgspec.msgpack.Decoder(StepPlan, dec_hook=lambda _, data: np.frombuffer(data, np.int32).copy())
 
 
-def _bytes(array: npt.NDArray[Any]) -> memoryview:
-    return memoryview(array.tobytes())
+def _bytes(array: Array) -> memoryview:
+    return memoryview(host_array(array).tobytes())
 
 
 def _array(data: memoryview, dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype).copy()
-
-
-def _tensor(data: memoryview, dtype: type[np.generic]) -> torch.Tensor:
-    return torch.from_numpy(_array(data, dtype))

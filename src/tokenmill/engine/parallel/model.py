@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from tokenmill.engine.parallel.messages import FindBest, RunPass, TakeLogits
 from tokenmill.engine.parallel.pipeline.chain import FirstStage
 from tokenmill.engine.parallel.shared_memory import SharedMemory
+from tokenmill.engine.runner.model import Hidden
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.platform.host_arrays import host_array
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import AnyArray
 
 
 class PartialModel(Protocol):
     """A rank's decoder: `forward` runs with all ranks, the head covers its own tokens only; see `Decoder`."""
 
-    def forward(
-        self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend, hidden: Hidden | None = None) -> Hidden:
         """Return the final hidden states of the batch's outputs; before the last stage, those of all its tokens."""
 
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+    def logits(self, outputs: Hidden) -> AnyArray:
         """Return the logits of its tokens."""
 
-    def best(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def best(self, outputs: Hidden) -> tuple[AnyArray, AnyArray]:
         """Return the most likely of its tokens, and their logits."""
 
 
@@ -43,11 +46,11 @@ class RankedModel:
         self._memory = memory
         self._stages = stages
 
-    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> Hidden:
         """Run a pass on all ranks and return the final hidden states of its outputs."""
         return self.begin_pass(batch, attention)()
 
-    def begin_pass(self, batch: ForwardBatch, attention: AttentionBackend) -> Callable[[], torch.Tensor]:
+    def begin_pass(self, batch: ForwardBatch, attention: AttentionBackend) -> Callable[[], Hidden]:
         """Post a pass and run the first layers; return a function that waits for the outputs."""
         run = RunPass.from_batch(batch)
         with self._memory.together():
@@ -58,52 +61,59 @@ class RankedModel:
             number = self._stages.begin_pass(run, hidden)
         return partial(self._outputs, self._stages, number, hidden)
 
-    def _outputs(self, stages: FirstStage, number: int, hidden: torch.Tensor) -> torch.Tensor:
+    def _outputs(self, stages: FirstStage, number: int, hidden: Hidden) -> Hidden:
         with self._memory.together():
-            return stages.outputs(number, hidden.dtype, hidden.shape[1])
+            return stages.outputs(number, hidden)
 
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+    def logits(self, outputs: Hidden) -> npt.NDArray[np.float32]:
         """Return the logits of all ranks, in shared memory that the next call overwrites."""
-        parts = outputs.split(self._memory.layout.head_rows)
+        parts = self._parts(outputs)
         if len(parts) == 1:
             return self._logits(outputs)
-        return torch.cat([self._logits(part).clone() for part in parts])
+        return np.concatenate([self._logits(part).copy() for part in parts])
 
-    def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
+    def argmax(self, outputs: Hidden) -> npt.NDArray[np.int64]:
         """Return, of each rank's best tokens, the one with the largest logit, of equal ones the lowest."""
-        return torch.cat([self._argmax(part) for part in outputs.split(self._memory.layout.head_rows)])
+        return np.concatenate([self._argmax(part) for part in self._parts(outputs)])
 
-    def _logits(self, outputs: torch.Tensor) -> torch.Tensor:
+    def _parts(self, outputs: Hidden) -> list[Hidden]:
+        """Return the outputs in pieces for which there is room, at least one."""
+        most = self._memory.layout.head_rows
+        return [outputs[start : start + most] for start in range(0, max(len(outputs), 1), most)]
+
+    def _logits(self, outputs: Hidden) -> npt.NDArray[np.float32]:
         with self._memory.together():
             count = self._hand_over(outputs)
             self._memory.post(TakeLogits(count))
             take_logits(self._own, self._memory, outputs)
         return self._memory.logits(count)
 
-    def _argmax(self, outputs: torch.Tensor) -> torch.Tensor:
+    def _argmax(self, outputs: Hidden) -> npt.NDArray[np.int64]:
         with self._memory.together():
             count = self._hand_over(outputs)
             self._memory.post(FindBest(count))
             find_best(self._own, self._memory, outputs)
-        ids, values = (tensor.numpy() for tensor in self._memory.best(count))
+        ids, values = self._memory.best(count)
         # The first of equals, and NaN before any number: ranks have the tokens in the order of their ids.
         ranks, rows = values.argmax(0), np.arange(count)
-        return torch.from_numpy(np.where(np.isfinite(values[ranks, rows]), ids[ranks, rows], -1))
+        found: npt.NDArray[np.int64] = np.where(np.isfinite(values[ranks, rows]), ids[ranks, rows], -1)
+        return found
 
-    def _hand_over(self, outputs: torch.Tensor) -> int:
-        self._memory.inputs(len(outputs), outputs.dtype).copy_(outputs)
-        return len(outputs)
+    def _hand_over(self, outputs: Hidden) -> int:
+        numbers: npt.NDArray[Any] = host_array(outputs)
+        self._memory.inputs(len(numbers), numbers.dtype.name)[:] = numbers
+        return len(numbers)
 
 
-def take_logits(own: PartialModel, memory: SharedMemory, outputs: torch.Tensor) -> None:
+def take_logits(own: PartialModel, memory: SharedMemory, outputs: Hidden) -> None:
     """Write this rank's logits for outputs [S, hidden_size] to where rank 0 finds them."""
     logits, tokens = memory.logits(len(outputs)), memory.shard.part(memory.layout.vocab_size)
     logits[:, tokens.start : tokens.stop] = own.logits(outputs)
     memory.meet()
 
 
-def find_best(own: PartialModel, memory: SharedMemory, outputs: torch.Tensor) -> None:
+def find_best(own: PartialModel, memory: SharedMemory, outputs: Hidden) -> None:
     """Write this rank's most likely tokens for outputs [S, hidden_size] to where rank 0 finds them."""
-    for all_ranks, own_rank in zip(memory.best(len(outputs)), own.best(outputs), strict=True):
-        all_ranks[memory.shard.rank] = own_rank
+    ids, values = memory.best(len(outputs))
+    ids[memory.shard.rank], values[memory.shard.rank] = own.best(outputs)
     memory.meet()

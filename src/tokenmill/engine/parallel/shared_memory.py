@@ -13,11 +13,11 @@ import select
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from tokenmill.core.errors import EngineFailed
 from tokenmill.engine.parallel.layout import NOTE_BYTES, SIGNAL_BYTES, SLOTS, Layout
@@ -25,9 +25,12 @@ from tokenmill.engine.parallel.messages import Command
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.sharding.collective import Lookup, NativeRoom
 from tokenmill.model.sharding.shard import MOST_RANKS, Part, Shard
+from tokenmill.platform.arrays import itemsize
+from tokenmill.platform.host_arrays import library_of
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import AnyArray
 
 # How long a rank looks for the others before it sleeps: longer than ranks with a core each are apart, by a kernel of
 # a small model; and with fewer cores than ranks not at all, because the core may be the one that another needs.
@@ -59,7 +62,6 @@ class SharedMemory:
         self.shard = shard
         self.layout = layout
         self._bytes = np.frombuffer(mmap.mmap(descriptor, layout.num_bytes), np.uint8)
-        self._tensor = torch.from_numpy(self._bytes)
         self._ranks: _native.Ranks | None = None
         self._timeout = 0.0
         self._peers = select.poll()
@@ -229,52 +231,56 @@ class SharedMemory:
         """Shared memory and meeting point for a pass in native code."""
         return NativeRoom(self._joined, self._bytes.ctypes.data + self.layout.rooms, 2 * self.layout.room_bytes)
 
-    def between(self, own: torch.Tensor, part: Part) -> torch.Tensor:
+    def between(self, own: AnyArray, part: Part) -> AnyArray:
         """Gather the columns of all ranks."""
-        together = self._next_room(len(own), part.total, own.dtype)
+        together = self._next_room(len(own), part.total, own)
         together[:, part.start : part.stop] = own
         self.meet()
         return together
 
-    def behind(self, own: torch.Tensor, part: Part) -> torch.Tensor:
+    def behind(self, own: AnyArray, part: Part) -> AnyArray:
         """Gather the columns of all ranks."""
         return self.between(own, part)
 
-    def embeddings(self, token_ids: torch.Tensor, tokens: Part, lookup: Lookup) -> torch.Tensor:
+    def embeddings(self, token_ids: AnyArray, tokens: Part, lookup: Lookup) -> AnyArray:
         """Gather embeddings: each rank brings the rows of its tokens."""
         is_own = (token_ids >= tokens.start) & (token_ids < tokens.stop)
-        return self.rows(lookup(token_ids[is_own] - tokens.start), is_own, len(token_ids)).clone()
+        together = self.rows(lookup(token_ids[is_own] - tokens.start), is_own, len(token_ids))
+        return library_of(together).copy(together)
 
-    def rows(self, own: torch.Tensor, where: torch.Tensor | slice, count: int) -> torch.Tensor:
+    def rows(self, own: AnyArray, where: AnyArray | slice, count: int) -> AnyArray:
         """Gather the rows of all ranks, each in its place."""
-        together = self._next_room(count, own.shape[1], own.dtype)
+        together = self._next_room(count, own.shape[1], own)
         together[where] = own
         self.meet()
         return together
 
-    def _next_room(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    def _next_room(self, rows: int, columns: int, like: AnyArray) -> AnyArray:
+        """Return the other room as an array of the library and dtype of `like`."""
         self._room = 1 - self._room
-        start = self.layout.rooms + self._room * self.layout.room_bytes
-        assert rows * columns * dtype.itemsize <= self.layout.room_bytes, "a step is larger than planned"
-        return self._at(start, dtype, rows, columns)
+        start, num_bytes = self.layout.rooms + self._room * self.layout.room_bytes, rows * columns * like.itemsize
+        assert num_bytes <= self.layout.room_bytes, "a step is larger than planned"
+        room: AnyArray = library_of(like).over(self._bytes[start : start + num_bytes], like).reshape(rows, columns)
+        return room
 
-    def inputs(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+    def inputs(self, count: int, dtype: str) -> npt.NDArray[Any]:
         """Return the inputs of the head, [count, hidden_size]; rank 0 writes them."""
         return self._at(self.layout.inputs, dtype, count, self.layout.hidden_size)
 
-    def hidden(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+    def hidden(self, count: int, dtype: str) -> npt.NDArray[Any]:
         """Return the hidden states of the stage before this one, [count, hidden_size]; rank 0 writes them."""
         return self._at(self.layout.hidden, dtype, count, self.layout.hidden_size)
 
-    def logits(self, count: int) -> torch.Tensor:
+    def logits(self, count: int) -> npt.NDArray[np.float32]:
         """Return the logits, [count, vocab_size] float32; each rank writes its columns, rank 0 reads them."""
-        return self._at(self.layout.logits, torch.float32, count, self.layout.vocab_size)
+        return self._at(self.layout.logits, "float32", count, self.layout.vocab_size)
 
-    def best(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def best(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Return each rank's most likely tokens and logits, [ranks, count] int64 and float32; rank 0 reads them."""
-        ids = self._at(self.layout.ids, torch.int64, self.shard.size, count)
-        return ids, self._at(self.layout.values, torch.float32, self.shard.size, count)
+        ids = self._at(self.layout.ids, "int64", self.shard.size, count)
+        return ids, self._at(self.layout.values, "float32", self.shard.size, count)
 
-    def _at(self, start: int, dtype: torch.dtype, rows: int, columns: int) -> torch.Tensor:
-        piece = self._tensor[start : start + rows * columns * dtype.itemsize]
-        return piece.view(dtype).view(rows, columns)
+    def _at(self, start: int, dtype: str, rows: int, columns: int) -> npt.NDArray[Any]:
+        """Return memory as an array; bfloat16 as its bits."""
+        piece = self._bytes[start : start + rows * columns * itemsize(dtype)]
+        return piece.view("uint16" if dtype == "bfloat16" else dtype).reshape(rows, columns)

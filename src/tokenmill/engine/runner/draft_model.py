@@ -25,13 +25,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.plan import IntArray, StepPlan, StepResult
 from tokenmill.core.request import Proposal
-from tokenmill.engine.runner.model import Model
+from tokenmill.engine.runner.model import Hidden, Model
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.batch import ForwardBatch
@@ -108,7 +107,6 @@ class DraftModel:
         # Where a new row begins: with the shortest rest of those that were judged last.
         self._newest_rest = 0
 
-    @torch.inference_mode()
     def propose(self, plan: StepPlan, result: StepResult) -> dict[int, Proposal]:
         """Run what a step has brought, and draft behind it. Called once it has ended, before the next one begins.
 
@@ -125,7 +123,7 @@ class DraftModel:
             return {}
         # Those with the longest drafts first: the rows of each further pass are the first ones of the pass before.
         order = np.argsort(-chase.limits[drafted], kind="stable")
-        drafted, ids = drafted[order], self._model.argmax(outputs)[torch.from_numpy(order)]
+        drafted, ids = drafted[order], np.asarray(self._model.argmax(outputs))[order]
         drafts = self._decode(chase, drafted, ids)
         lengths = (drafts >= 0).cumprod(axis=1).sum(axis=1)
         self._has_drafts[chase.rows[drafted]] = lengths > 0
@@ -191,7 +189,7 @@ class DraftModel:
             pages = np.where(behind < 0, pages, np.where(is_scratch, scratch, 0)).astype(np.int32)
         return pages
 
-    def _run_known(self, chase: _Chase) -> torch.Tensor:
+    def _run_known(self, chase: _Chase) -> Hidden:
         """Run the known tokens; return outputs [., hidden_size] of the newest token of each row to draft for."""
         lens = (chase.stops - chase.starts).astype(np.int32)
         query_starts = np.zeros(len(lens) + 1, dtype=np.int32)
@@ -199,18 +197,18 @@ class DraftModel:
         own = np.repeat(np.arange(len(lens)), lens)
         positions = np.arange(query_starts[-1]) + np.repeat(chase.starts - query_starts[:-1], lens)
         batch = ForwardBatch(
-            token_ids=torch.from_numpy(self._tokens[chase.rows[own], positions].astype(np.int64)),
-            positions=torch.from_numpy(positions),
-            slots=torch.from_numpy(self._slots(chase.pages, own, positions)),
-            page_table=torch.from_numpy(chase.pages),
+            token_ids=self._tokens[chase.rows[own], positions].astype(np.int64),
+            positions=positions,
+            slots=self._slots(chase.pages, own, positions),
+            page_table=chase.pages,
             query_lens=lens,
             context_lens=chase.stops.astype(np.int32),
             query_starts=query_starts,
-            output_indices=torch.from_numpy(query_starts[1:][chase.limits > 0].astype(np.int64) - 1),
+            output_indices=query_starts[1:][chase.limits > 0].astype(np.int64) - 1,
         )
         return self._model.forward(batch, self._attention)
 
-    def _decode(self, chase: _Chase, drafted: LongArray, ids: torch.Tensor) -> IntArray:
+    def _decode(self, chase: _Chase, drafted: LongArray, ids: LongArray) -> IntArray:
         """Go on from the first draft token of each row.
 
         Args:
@@ -223,7 +221,7 @@ class DraftModel:
         limits, pages = chase.limits[drafted], chase.pages[drafted]
         own, ones = np.arange(len(drafted)), np.ones(len(drafted), dtype=np.int32)
         drafts = np.full((len(drafted), limits[0]), -1, dtype=np.int32)
-        drafts[:, 0] = ids.numpy()
+        drafts[:, 0] = ids
         # Of each further pass [k - 1, m]; behind a row's limit they are not used.
         positions = chase.stops[drafted] + np.arange(limits[0] - 1)[:, None]
         slots = self._slots(pages, own, np.minimum(positions, pages.shape[1] * self._page_size - 1))
@@ -232,16 +230,16 @@ class DraftModel:
         for number in range(1, limits[0]):
             count = int(np.count_nonzero(limits > number))
             batch = ForwardBatch(
-                token_ids=torch.from_numpy(np.maximum(drafts[:count, number - 1], 0).astype(np.int64)),
-                positions=torch.from_numpy(positions[number - 1, :count]),
-                slots=torch.from_numpy(slots[number - 1, :count]),
-                page_table=torch.from_numpy(pages[:count]),
+                token_ids=np.maximum(drafts[:count, number - 1], 0).astype(np.int64),
+                positions=positions[number - 1, :count],
+                slots=slots[number - 1, :count],
+                page_table=pages[:count],
                 query_lens=ones[:count],
                 context_lens=lens[number - 1, :count],
                 query_starts=query_starts[: count + 1],
-                output_indices=torch.from_numpy(own[:count]),
+                output_indices=own[:count],
             )
-            drafts[:count, number] = self._model.argmax(self._model.forward(batch, self._attention)).numpy()
+            drafts[:count, number] = np.asarray(self._model.argmax(self._model.forward(batch, self._attention)))
         return drafts
 
     def _slots(self, pages: IntArray, own: LongArray, positions: LongArray) -> LongArray:

@@ -90,7 +90,7 @@ class InlineExecutor:
 class ThreadExecutor:
     """Runs each step from beginning to end on a thread of its own: overlap on a device that is the host.
 
-    torch releases the interpreter's lock inside its kernels, so the engine schedules the next step meanwhile.
+    Kernels run without the interpreter's lock, so the engine schedules the next step meanwhile.
     """
 
     def __init__(self, runner: StepRunner) -> None:

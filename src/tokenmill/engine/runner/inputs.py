@@ -1,7 +1,6 @@
 """Turn a plan into a `ForwardBatch`: whole-array arithmetic, no loop over tokens or rows.
 
-The host's data is gathered in arrays by name, sent to the device, and completed there from the tables. The model takes
-tensors: here the host's arrays become some.
+The host's data is gathered in arrays by name, sent to the device, and completed there from the tables.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def build_batch(arrays: Arrays, sent: Sent, tables: RowTables) -> ForwardBatch:
     Args:
         arrays, sent: `step_arrays`, and maybe more, on the host and on the device.
     """
-    xp, tensor, page_size = tables.arrays, tables.arrays.tensor, tables.page_size
+    xp, page_size = tables.arrays, tables.page_size
     positions, row_of_token, context_lens = sent["positions"], sent["row_of_token"], sent["context_lens"]
     numbers, offsets = positions // page_size, positions % page_size
     page_of_token = xp.astype(tables.pages[row_of_token, numbers], "int64")
@@ -60,17 +59,17 @@ def build_batch(arrays: Arrays, sent: Sent, tables: RowTables) -> ForwardBatch:
         # What no token of the step can reach is stale: another request may have it.
         begins = context_lens - (sent["query_starts"][1:] - sent["query_starts"][:-1]) - tables.window + 1
         own *= tables.page_starts[1 : num_pages + 1] > begins[:, None]
-        windows = BatchPages(tensor(window_page * page_size + offsets), tensor(own))
+        windows = BatchPages(window_page * page_size + offsets, own)
     query_starts = arrays["query_starts"]
     return ForwardBatch(
-        token_ids=tensor(xp.astype(tables.tokens[row_of_token, positions], "int64")),
-        positions=tensor(positions),
-        slots=tensor(page_of_token * page_size + offsets),
-        page_table=tensor(page_table),
+        token_ids=xp.astype(tables.tokens[row_of_token, positions], "int64"),
+        positions=positions,
+        slots=page_of_token * page_size + offsets,
+        page_table=page_table,
         query_lens=query_starts[1:] - query_starts[:-1],
         context_lens=arrays["context_lens"],
         query_starts=query_starts,
-        output_indices=tensor(sent["output_indices"]),
-        lens=DeviceLens(tensor(context_lens), tensor(sent["query_starts"])),
+        output_indices=sent["output_indices"],
+        lens=DeviceLens(context_lens, sent["query_starts"]),
         windows=windows,
     )

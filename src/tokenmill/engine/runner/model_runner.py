@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.engine.runner.inputs import build_batch, step_arrays
-from tokenmill.engine.runner.model import Model, PipelinedModel
+from tokenmill.engine.runner.model import Hidden, Model, PipelinedModel
 from tokenmill.engine.runner.prompt_reports import OutputTokens, Reports
 from tokenmill.engine.runner.results import result_of
 from tokenmill.engine.runner.row_state import RowState
@@ -42,6 +41,7 @@ from tokenmill.model.sampling.state import SamplingMetadata
 if TYPE_CHECKING:
     from tokenmill.engine.runner.captured_decodes import CapturedDecodes
     from tokenmill.engine.runner.draft_model import DraftModel
+    from tokenmill.platform.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,6 @@ class ModelRunner:
         """Let a function see the logits behind each prompt's log probabilities."""
         self._rows.prompts.watch = watch
 
-    @torch.inference_mode()
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         """Start a step behind the previous one; return a function that waits for its end and makes the result."""
         step = self._enter(plan)
@@ -130,7 +129,7 @@ class ModelRunner:
         return self._rows.extend(batch, step.plan, step.num_captured, step.arrays, step.sent)
 
     def _sample(
-        self, step: EnteredStep, outputs: torch.Tensor | None, previous: StepOutcome | None
+        self, step: EnteredStep, outputs: Hidden | None, previous: StepOutcome | None
     ) -> Callable[[], StepResult]:
         """Begin to sample from the model's outputs; return a function that waits for the end and makes the result.
 
@@ -141,7 +140,7 @@ class ModelRunner:
         masks = partial(self._masks, samples, previous)
         if outputs is not None and step.wanted.spans:
             reports = rows.prompts.report_prompts(step.plan, step.wanted.spans, outputs, rows.tables, self._logits_of)
-            outputs = outputs[rows.tables.arrays.tensor(sent["samples"])]
+            outputs = outputs[sent["samples"]]
         if step.num_captured and self.graphs is not None:
             sampled = self.graphs.sample(samples, step.metadata, sent, masks, outputs)
             rows.decoded(sent)
@@ -160,7 +159,7 @@ class ModelRunner:
 
         return finish
 
-    def _logits_of(self, row: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _logits_of(self, row: int) -> Callable[[Hidden], Array]:
         """Return the head of a row: the model's, with what is added to it for the row."""
         additions = (head_of(row) for head_of in self._rows.heads)
         addition = next((one for one in additions if one is not None), None)
@@ -206,7 +205,6 @@ class PipelinedRunner(ModelRunner):
 
     model: PipelinedModel
 
-    @torch.inference_mode()
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         """Start a step by running the first layers; return a function that waits for the outputs and samples."""
         step = self._enter(plan)
@@ -214,6 +212,5 @@ class PipelinedRunner(ModelRunner):
         outputs = self.model.begin_pass(self._batch(step), self._attention)
         return partial(self._finish, step, outputs)
 
-    @torch.inference_mode()
-    def _finish(self, step: EnteredStep, outputs: Callable[[], torch.Tensor]) -> StepResult:
+    def _finish(self, step: EnteredStep, outputs: Callable[[], Hidden]) -> StepResult:
         return self._sample(step, outputs(), None)()

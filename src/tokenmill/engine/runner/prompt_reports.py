@@ -149,7 +149,7 @@ class PromptReports(RowExtension):
                 else:
                     reports.logprobs[index] = told
             if row.pooling:
-                vector = _pool(row, _like(tables.tokens, own), is_last=start + len(own) == row.num_prompt_tokens)
+                vector = _pool(row, own, is_last=start + len(own) == row.num_prompt_tokens)
                 if vector is not None and not np.isfinite(vector).all():
                     reports.failures[index] = RowFailure("the model's vector for this prompt is NaN or infinite")
                 elif vector is not None:
@@ -163,7 +163,7 @@ class PromptReports(RowExtension):
         for start in range(0, len(targets), size):
             ids = targets[start : start + size]
             group = LogprobGroup(np.arange(len(ids), dtype=np.int64), (count,) * len(ids))
-            values = _like(ids, logits(outputs[start : start + len(ids)]))
+            values = logits(outputs[start : start + len(ids)])
             xp = library_of(values)
             values = xp.astype(values, "float32")
             if self.watch is not None:
@@ -197,12 +197,3 @@ def _widened(outputs: Array) -> Array:
 
 def _on_host(array: Array) -> npt.NDArray[Any]:
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
-
-
-def _like(tokens: Array, outputs: Array) -> Array:  # until the cut
-    """Return outputs as an array of the host if the tokens are there."""
-    if isinstance(outputs, np.ndarray) or not isinstance(tokens, np.ndarray):
-        return outputs
-    from tokenmill.model.kernels.stored_tensors import stored
-
-    return stored(outputs).values

@@ -14,13 +14,10 @@ import numpy as np
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
-from tokenmill.model.kernels.recurrence import StateRows
-from tokenmill.model.kernels.states import STATE_ARRAYS, StateMemory, StepStates, state_arrays, step_states
+from tokenmill.model.kernels.states import StateMemory, StateRows, StepStates, state_arrays, step_states
 from tokenmill.platform.arrays import ArrayLibrary
 
 if TYPE_CHECKING:
-    import torch
-
     from tokenmill.platform.arrays import Array
 
 
@@ -37,7 +34,6 @@ class RowRecurrences(RowExtension):
 
     def __init__(self, memory: StateMemory, num_rows: int, arrays: ArrayLibrary) -> None:
         self.memory = memory
-        self._arrays = arrays
         self._slots = np.full(num_rows, memory.num_slots - 1, dtype=np.int64)
         self.slots = arrays.full((num_rows,), memory.num_slots - 1, "int64")
 
@@ -58,7 +54,7 @@ class RowRecurrences(RowExtension):
         if "state_rows" in sent:
             self.slots[sent["state_rows"]] = sent["row_states"]
         if "load_sources" in sent:
-            self._copy(sent["load_sources"], sent["load_targets"])
+            self.memory.copy(sent["load_sources"], sent["load_targets"])
 
     def split(self, plan: StepPlan, query_starts: np.ndarray, first: int) -> Arrays:
         """Return the arrays of the requests from the `first` on, which run in no graph, and those of the saves."""
@@ -79,10 +75,9 @@ class RowRecurrences(RowExtension):
 
     def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
         """Add the states that tokens outside of graphs run through."""
-        own = {name: self._arrays.tensor(sent[name]) for name in STATE_ARRAYS if name in sent}
-        return replace(batch, states=step_states(self.memory, arrays, own))
+        return replace(batch, states=step_states(self.memory, arrays, sent))
 
-    def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
+    def extend_decodes(self, batch: ForwardBatch, rows: Array) -> ForwardBatch:
         """Add the states of rows with a token each, found by the table on the device."""
         assert batch.lens is not None, "lengths are on the device"
         starts, spans = batch.lens.query_starts, np.arange(len(rows), dtype=np.int32)
@@ -94,7 +89,4 @@ class RowRecurrences(RowExtension):
     def decoded(self, sent: Sent) -> None:
         """Keep the states that requests in a graph have come to."""
         if "kept_sources" in sent:
-            self._copy(sent["kept_sources"], sent["kept_targets"])
-
-    def _copy(self, sources: Array, targets: Array) -> None:
-        self.memory.copy(self._arrays.tensor(sources), self._arrays.tensor(targets))
+            self.memory.copy(sent["kept_sources"], sent["kept_targets"])

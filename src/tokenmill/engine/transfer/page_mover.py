@@ -1,43 +1,51 @@
-"""Page movers, which copy pages as they are, in any layout: `RawPages` on the host, `DevicePages` on an accelerator."""
+"""`RawPages`: the page mover of the host, which copies pages as they are, in any layout."""
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from tokenmill.platform.protocol import Platform
+from tokenmill.platform.host_arrays import host_array
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
 
 
-def layout_of(tensors: Sequence[torch.Tensor], name: str) -> tuple[str, int]:
+def layout_of(arrays: Sequence[Array], name: str) -> tuple[str, int]:
     """Return a name for the layout of pages in this KV memory, and the bytes of one page.
 
     Args:
-        tensors: each [layers, pages, ...], including those of a draft model.
+        arrays: each [layers, pages, ...], including those of a draft model.
         name: name of the order of numbers in them; shapes and types are added to it.
     """
-    kinds = [f"{tensor.dtype} {tensor.shape[0]} {list(tensor.shape[2:])}" for tensor in tensors]
-    num_bytes = sum(tensor.nbytes // tensor.shape[1] for tensor in tensors)
+    kinds = [f"{_kind(array)} {array.shape[0]} {list(array.shape[2:])}" for array in arrays]
+    num_bytes = sum(array.nbytes // array.shape[1] for array in arrays)
     return blake2b("/".join([name, *kinds]).encode(), digest_size=16).hexdigest(), num_bytes
 
 
-class RawPages:
-    """A page mover over host memory. A page is the pieces of its tensors, one tensor after another, layer by layer."""
+def _kind(array: Array) -> str:
+    """Return the name of an array's dtype, the same for a tensor; the host keeps bfloat16 as its bits."""
+    return str(array.dtype).removeprefix("torch.").replace("uint16", "bfloat16")
 
-    def __init__(self, tensors: Sequence[torch.Tensor], layout: str) -> None:
-        """`tensors`, `layout`: see `layout_of`; the tensors are contiguous, in host memory."""
-        self.layout, self.page_bytes = layout_of(tensors, layout)
+
+class RawPages:
+    """A page mover over host memory. A page is the pieces of its arrays, one after another, layer by layer."""
+
+    def __init__(self, arrays: Sequence[Array], layout: str) -> None:
+        """`arrays`, `layout`: see `layout_of`; the arrays are contiguous, in host memory."""
+        self.layout, self.page_bytes = layout_of(arrays, layout)
         self._parts = []
         start = 0
-        for tensor in tensors:
-            assert tensor.is_contiguous() and tensor.device.type == "cpu", "KV memory is one piece, of the host"
-            size = math.prod(tensor.shape[2:]) * tensor.element_size()
-            self._parts.append((tensor.view(torch.uint8).numpy().reshape(*tensor.shape[:2], size), start))
-            start += tensor.shape[0] * size
+        for array in map(host_array, arrays):
+            assert array.flags.c_contiguous, "KV memory is one piece"
+            layers, pages = array.shape[:2]
+            size = math.prod(array.shape[2:]) * array.itemsize
+            self._parts.append((array.reshape(-1).view(np.uint8).reshape(layers, pages, size), start))
+            start += layers * size
 
     def read(self, page: int, data: memoryview) -> None:
         """Copy a page to `data`."""
@@ -52,46 +60,3 @@ class RawPages:
         for part, start in self._parts:
             layers, _, size = part.shape
             part[:, page] = source[start : start + layers * size].reshape(layers, size)
-
-
-class DevicePages:
-    """A page mover that copies on a stream of its own, beside the step that runs; only the caller waits.
-
-    A save reads what a committed step has written, and a load writes what steps launched after its event will read.
-    So no stream has to wait for another.
-    """
-
-    def __init__(self, platform: Platform, tensors: Sequence[torch.Tensor], layout: str) -> None:
-        """`tensors`, `layout`: see `RawPages`, but on the device."""
-        self.layout, self.page_bytes = layout_of(tensors, layout)
-        self._tensors = tuple(tensors)
-        self._stream = platform.stream()
-        self._pinned = platform.pinned(self.page_bytes)
-        # One page at a time: all threads share the pinned memory.
-        self._lock = threading.Lock()
-        self._places = []
-        start = 0
-        for tensor in tensors:
-            size = tensor[:, 0].numel() * tensor.element_size()
-            self._places.append(self._pinned[start : start + size].view(tensor.dtype).view(tensor[:, 0].shape))
-            start += size
-
-    def read(self, page: int, data: memoryview) -> None:
-        """Copy a page from the device to `data`, and wait until it is there."""
-        with self._lock, torch.inference_mode():
-            with self._stream:
-                for tensor, place in zip(self._tensors, self._places, strict=True):
-                    place.copy_(tensor[:, page], non_blocking=True)
-                copied = self._stream.record()
-            copied.wait()
-            np.frombuffer(data, dtype=np.uint8)[:] = self._pinned.numpy()
-
-    def write(self, page: int, data: memoryview) -> None:
-        """Fill a page on the device with `data`, and wait until it is there."""
-        with self._lock, torch.inference_mode():
-            self._pinned.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
-            with self._stream:
-                for tensor, place in zip(self._tensors, self._places, strict=True):
-                    tensor[:, page].copy_(place, non_blocking=True)
-                copied = self._stream.record()
-            copied.wait()

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from tokenmill.model.kernels.adapters import AdapterRows
-from tokenmill.model.kernels.heads import RotaryTables, StepAngles
-from tokenmill.model.kernels.states import StepStates
+if TYPE_CHECKING:
+    from tokenmill.model.kernels.adapters import AdapterRows
+    from tokenmill.model.kernels.heads import RotaryTables
+    from tokenmill.model.kernels.states import StepStates
+    from tokenmill.platform.arrays import AnyArray
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLens:
     """Lengths for the kernels of a GPU: context_lens [B] and query_starts [B + 1], int32 on the device."""
 
-    context_lens: torch.Tensor
-    query_starts: torch.Tensor
-
-    @classmethod
-    def from_batch(cls, batch: ForwardBatch) -> DeviceLens:
-        """Copy a batch's lengths to its device."""
-        device = batch.token_ids.device
-        return cls(torch.from_numpy(batch.context_lens).to(device), torch.from_numpy(batch.query_starts).to(device))
+    context_lens: AnyArray
+    query_starts: AnyArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +36,24 @@ class MediaTokens:
             1, ...; None where K is 0.
     """
 
-    positions: torch.Tensor
-    axes: torch.Tensor
+    positions: AnyArray
+    axes: AnyArray
     rotary: RotaryTables
-    indices: torch.Tensor
-    embeddings: torch.Tensor | None
+    indices: AnyArray
+    embeddings: AnyArray | None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPages:
     """Slots and page table of a batch in the memory of a page group; see `ForwardBatch`."""
 
-    slots: torch.Tensor
-    page_table: torch.Tensor
+    slots: AnyArray
+    page_table: AnyArray
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """T tokens of B requests, concatenated in batch order. Tensors live on the model's device.
+    """T tokens of B requests, concatenated in batch order. Arrays are of the model's device; see `ArrayLibrary`.
 
     |<- request 0: query_lens[0] ->|<- request 1 ->| ... |     T = query_starts[B]
 
@@ -80,18 +76,18 @@ class ForwardBatch:
         lens: the lengths on the device, if they were sent along with the rest; None if not.
     """
 
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    page_table: torch.Tensor
+    token_ids: AnyArray
+    positions: AnyArray
+    slots: AnyArray
+    page_table: AnyArray
     query_lens: npt.NDArray[np.int32]
     context_lens: npt.NDArray[np.int32]
     query_starts: npt.NDArray[np.int32]
-    output_indices: torch.Tensor
+    output_indices: AnyArray
     lens: DeviceLens | None = None
     adapters: AdapterRows | None = None
     media: MediaTokens | None = None
-    turned: torch.Tensor | None = None
+    turned: AnyArray | None = None
     windows: BatchPages | None = None
     states: StepStates | None = None
 
@@ -100,10 +96,3 @@ class ForwardBatch:
         """The same batch with the slots and pages of the window group."""
         assert self.windows is not None, "a window group, and no pages of it"
         return replace(self, slots=self.windows.slots, page_table=self.windows.page_table)
-
-
-def angles_of(batch: ForwardBatch) -> StepAngles:
-    """Return the rotary angles of a step's tokens."""
-    if batch.media is None:
-        return StepAngles(batch.positions)
-    return StepAngles(batch.media.positions, batch.media.axes)

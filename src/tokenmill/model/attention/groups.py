@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, GroupedKV, KVCache
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.paged import PagedAttention
+    from tokenmill.platform.arrays import AnyArray
 
 
 class GroupedAttention:
@@ -45,7 +45,7 @@ class GroupedAttention:
         pairs = zip(self.backends, self._are_windowed, strict=True)
         return tuple(backend.plan(batches[is_windowed]) for backend, is_windowed in pairs)
 
-    def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: tuple[Any, ...]) -> torch.Tensor:
+    def forward(self, qkv: AnyArray, layer: AttentionLayer, plan: tuple[Any, ...]) -> AnyArray:
         """Attend with the backend of the layer's group."""
         return self.backends[layer.group].forward(qkv, layer, plan[layer.group])
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from tokenmill.model.attention.batch import DeviceLens, ForwardBatch
-from tokenmill.model.attention.kv_cache import TokenMajorKV
 from tokenmill.model.attention.protocol import AttentionLayer
+from tokenmill.model.attention.tensor_kv import TokenMajorKV
 from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.kernels.triton.heads import place_heads
 
@@ -124,7 +124,7 @@ class PagedAttention:
 
     def plan(self, batch: ForwardBatch) -> PagedPlan:
         """Split the batch into decodes and the rest, and plan each part."""
-        lens = batch.lens or DeviceLens.from_batch(batch)
+        lens = batch.lens or _lens_of(batch)
         is_chunk = batch.query_lens > 1
         num_decodes = int(is_chunk.argmax()) if is_chunk.any() else len(is_chunk)
         parts = []
@@ -150,6 +150,12 @@ class PagedAttention:
         for implementation, tokens, own in plan.parts:
             implementation.attend(q[tokens], memory, output[tokens], own, layer)
         return output.flatten(1)
+
+
+def _lens_of(batch: ForwardBatch) -> DeviceLens:
+    """Copy a batch's lengths to its device."""
+    device, lens = batch.token_ids.device, (batch.context_lens, batch.query_starts)
+    return DeviceLens(*(torch.from_numpy(own).to(device) for own in lens))
 
 
 def _part(batch: ForwardBatch, lens: DeviceLens, first: int, end: int) -> Requests:

@@ -7,18 +7,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.platform.arrays import ArrayLibrary, itemsize
 
 if TYPE_CHECKING:
-    import torch
+    from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
+    from tokenmill.platform.arrays import AnyArray
 
-    from tokenmill.model.attention.batch import ForwardBatch
-    from tokenmill.platform.arrays import Array
-
-Part: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
-"""Shape and dtype of one tensor of a KV cache: [layers, pages, ...]."""
+Part = tuple[tuple[int, ...], str]
+"""Shape and dtype of one array of a KV cache: [layers, pages, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class AttentionLayer:
     window: int | None = None
     norms: HeadNorms | None = None
     rotary: RotaryTables | None = None
-    sinks: Array | None = None
+    sinks: AnyArray | None = None
     group: int = 0
     reads_only: bool = False
 
@@ -75,62 +74,37 @@ class AttentionLayer:
 class KVCache(ABC):
     """The memory of keys and values, in pages; each subclass is a layout. It does not know the owners of its pages.
 
-    Pages travel between caches of any layout in the canonical one: [layers, 2 (keys, values), pages, page_size,
-    kv_heads, head_dim].
-
     Attributes:
         num_pages: number of pages, including page 0, which takes the writes of padding and has no owner.
-        tensors: keys, values, and further tensors of the layout; each [layers, num_pages, ...], zeros at first.
+        tensors: keys, values, and further arrays of the layout; each [layers, num_pages, ...], zeros at first.
     """
 
-    def __init__(self, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype, device: str) -> None:
-        from tokenmill.platform.tensor_memory import zeros  # until the cut
-
-        parts = self.parts(spec, num_pages, page_size, dtype)
+    def __init__(self, spec: AttentionSpec, num_pages: int, page_size: int, dtype: str, device: str) -> None:
+        parts, arrays = self.parts(spec, num_pages, page_size, dtype), self.arrays_of(device)
         self.num_pages = num_pages
         self.page_size = page_size
-        self.tensors = tuple(zeros(shape, kind, device) for shape, kind in parts)
+        self.tensors = tuple(arrays.zeros(shape, kind) for shape, kind in parts)
         self.keys, self.values = self.tensors[:2]
 
     @classmethod
     @abstractmethod
-    def parts(cls, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype) -> tuple[Part, ...]:
-        """Return the shapes and dtypes of the tensors that make up a cache."""
-
-    @abstractmethod
-    def to_canonical(self, *parts: torch.Tensor) -> torch.Tensor:
-        """Convert pages of all tensors, [layers, n, ...] each, to the canonical layout."""
-
-    @abstractmethod
-    def from_canonical(self, data: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Convert pages in the canonical layout to those of all tensors."""
+    def parts(cls, spec: AttentionSpec, num_pages: int, page_size: int, dtype: str) -> tuple[Part, ...]:
+        """Return the shapes and dtypes of the arrays that make up a cache."""
 
     @classmethod
-    def bytes_per_page(cls, spec: AttentionSpec, page_size: int, dtype: torch.dtype) -> int:
+    @abstractmethod
+    def arrays_of(cls, device: str) -> ArrayLibrary:
+        """Return the library of its arrays on a device."""
+
+    @classmethod
+    def bytes_per_page(cls, spec: AttentionSpec, page_size: int, dtype: str) -> int:
         """Return the bytes of a page over all layers."""
-        return sum(math.prod(shape) * kind.itemsize for shape, kind in cls.parts(spec, 1, page_size, dtype))
+        return sum(math.prod(shape) * itemsize(kind) for shape, kind in cls.parts(spec, 1, page_size, dtype))
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all pages."""
         return sum(tensor.nbytes for tensor in self.tensors)
-
-    def export(self, pages: Sequence[int]) -> torch.Tensor:
-        """Return a copy of some pages in the canonical layout; integers are converted to bfloat16."""
-        index = self._index(pages)
-        return self.to_canonical(*(tensor.index_select(1, index) for tensor in self.tensors))
-
-    def import_(self, pages: Sequence[int], data: torch.Tensor) -> None:
-        """Fill some pages with the result of an `export`, from any layout and device."""
-        index = self._index(pages)
-        for tensor, part in zip(self.tensors, self.from_canonical(data.to(self.keys.device)), strict=True):
-            tensor.index_copy_(1, index, part.to(tensor.dtype))
-
-    def _index(self, pages: Sequence[int]) -> torch.Tensor:
-        assert all(0 <= page < self.num_pages for page in pages), f"pages outside 0..{self.num_pages - 1}: {pages}"
-        import torch  # until the cut
-
-        return torch.tensor(pages, dtype=torch.int64, device=self.keys.device)
 
 
 class GroupedKV:
@@ -138,7 +112,7 @@ class GroupedKV:
 
     Attributes:
         groups: the memory of each group.
-        tensors: the tensors of all groups.
+        tensors: the arrays of all groups.
     """
 
     def __init__(self, groups: Sequence[KVCache]) -> None:
@@ -151,26 +125,12 @@ class GroupedKV:
         """Bytes of all pages."""
         return sum(group.num_bytes for group in self.groups)
 
-    def export(self, pages: Sequence[int]) -> torch.Tensor:
-        """Return a copy of n pages, [n, numbers of a page]: the groups one after the other, in the canonical layout."""
-        import torch  # until the cut
-
-        return torch.cat([group.export(pages).movedim(2, 0).flatten(1) for group in self.groups], 1)
-
-    def import_(self, pages: Sequence[int], data: torch.Tensor) -> None:
-        """Fill some pages with the result of an `export`, from any layout and device."""
-        start = 0
-        for group in self.groups:
-            shape = group.export(pages[:1]).movedim(2, 0).shape[1:]
-            own = data[:, start : start + shape.numel()]
-            group.import_(pages, own.reshape(len(pages), *shape).movedim(0, 2))
-            start += shape.numel()
-
 
 class AttentionBackend(Protocol):
     """Causal attention over a paged KV cache, whose layout is the backend's own (`kv`).
 
-    It takes the fused projection as it is, so that norms, rotation and the write into the cache can be one pass.
+    It takes the fused projection as it is, so that norms, rotation and the write into the cache can be one pass. A pass
+    that goes layer by layer is computed in torch; one native call goes its own way, see `NativeAttention`.
     """
 
     @property
@@ -180,7 +140,7 @@ class AttentionBackend(Protocol):
     def plan(self, batch: ForwardBatch) -> Any:
         """Prepare the data shared by all layers of a step; called once a step. Every `forward` takes the result."""
 
-    def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
+    def forward(self, qkv: AnyArray, layer: AttentionLayer, plan: Any) -> AnyArray:
         """Norm and rotate q and k, write k and v into the cache at the batch's slots, then attend.
 
         Args:

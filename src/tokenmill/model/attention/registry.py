@@ -1,112 +1,15 @@
-"""The attention backends: one row each with its requirements, from which `auto` picks and refusals are explained."""
+"""The choice of attention backends from the rows of the registry, with its reason; and what cannot serve, refused."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.model.attention.backends.cpu import CpuAttention
-from tokenmill.model.attention.backends.native import NativeAttention
-from tokenmill.model.attention.backends.reference import ReferenceAttention
+from tokenmill.model.attention.backend import AttentionConfig, Backend, names_of
+from tokenmill.model.attention.backend_rows import BACKENDS
 from tokenmill.model.attention.groups import GroupedAttention, GroupedPagedAttention
-from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV, TokenMajorKV
-from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec, KVCache
-from tokenmill.platform.protocol import Platform
-
-if TYPE_CHECKING:
-    from tokenmill.model.attention.paged import PagedImplementation
-
-    Parts = tuple[PagedImplementation, PagedImplementation, PagedImplementation | None]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionConfig:
-    """The requirements that the attention has to meet.
-
-    Attributes:
-        dtype: dtype of the model.
-        kv_dtype: dtype of the KV cache, if it differs.
-        native: the native kernels (`_native.Kernels`), if the model runs on them.
-        is_invariant: require a token's result to depend neither on its batch nor on the chunk that it came in.
-        shares_splits: read keys that decodes have in common once for all of them, where the backend can.
-    """
-
-    spec: AttentionSpec
-    page_size: int
-    dtype: torch.dtype
-    platform: Platform
-    kv_dtype: torch.dtype | None = None
-    native: Any = None
-    is_invariant: bool = False
-    shares_splits: bool = True
-
-    @property
-    def groups(self) -> list[AttentionConfig]:
-        """The same config for each group of layers."""
-        return [self] if not self.spec.others else [replace(self, spec=spec) for spec in self.spec.groups]
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A row of the registry. A field that is left out is no condition.
-
-    Attributes:
-        make: makes the backend over its KV cache; for CPUs.
-        make_paged: makes the implementations for prompts, for decodes, and for decodes in CUDA graphs if that is
-            another one; for GPUs, see `PagedAttention`.
-        auto_for: whether `auto` may take it for prompts, and for decodes; earlier rows are better.
-        merit: the reason for which `auto` takes it.
-        dtypes: supported dtypes of the model. kv_dtypes: those of its KV cache besides the model's.
-        package: package that must be installed, under this name here and as an extra of this project.
-        obstacle: a check that needs a try; returns the reason against the backend, or None.
-        is_invariant: see `AttentionConfig`.
-    """
-
-    name: str
-    layout: type[KVCache] = TokenMajorKV
-    make: Callable[[AttentionConfig, Any], AttentionBackend] | None = None
-    make_paged: Callable[[AttentionConfig], Parts] | None = None
-    auto_for: tuple[bool, bool] = (True, True)
-    merit: str = ""
-    dtypes: tuple[torch.dtype, ...] = ()
-    kv_dtypes: tuple[torch.dtype, ...] = ()
-    page_multiple: int = 1
-    head_multiple: int = 1
-    max_head_dim: int | None = None
-    needs_native: bool = False
-    package: str | None = None
-    obstacle: Callable[[AttentionConfig], str | None] = lambda config: None
-    is_invariant: bool = False
-
-    @property
-    def is_for_gpus(self) -> bool:
-        """True for a backend that runs on accelerators only."""
-        return self.make_paged is not None
-
-    def why_not(self, config: AttentionConfig) -> str | None:
-        """Return the reason that the backend cannot serve some group of layers; None if it can serve all."""
-        return next(filter(None, map(self._why_not, config.groups)), None)
-
-    def _why_not(self, config: AttentionConfig) -> str | None:
-        head_dim, multiple = config.spec.head_dim, self.head_multiple
-        if self.dtypes and config.dtype not in self.dtypes:
-            return f"the {self.name} attention is for {_names(self.dtypes)}, not {_names([config.dtype])}"
-        if config.page_size % self.page_multiple:
-            needed = f"a page size that is a multiple of {self.page_multiple}, not {config.page_size}"
-            return f"the {self.name} attention needs {needed}"
-        if head_dim % multiple or (self.max_head_dim is not None and head_dim > self.max_head_dim):
-            needed = f"heads of a multiple of {multiple} up to {self.max_head_dim}, not {head_dim}"
-            return f"the {self.name} attention needs {needed}"
-        if self.needs_native and config.native is None:
-            return "the model does not run on native kernels"
-        if self.package is not None and not _is_installed(self.package):
-            return f"{self.package} is not installed (pip install tokenmill[{self.package}])"
-        return self.obstacle(config)
+from tokenmill.model.attention.protocol import AttentionBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +37,7 @@ class AttentionChoice:
         return self._bytes_per_page(True)
 
     def _bytes_per_page(self, are_windowed: bool) -> int:
-        config, layout = self.config, self.prompts.layout
+        config, layout = self.config, self.prompts.layout()
         shape = config.page_size, config.kv_dtype or config.dtype
         groups = [spec for spec in config.spec.groups if spec.is_windowed == are_windowed]
         return sum(layout.bytes_per_page(spec, *shape) for spec in groups)
@@ -159,10 +62,11 @@ class AttentionChoice:
         """Make the backend of a group."""
         prompts, decodes = self.prompts, self.decodes
         shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
-        kv = prompts.layout(*shape, config.platform.device)
+        kv = prompts.layout()(*shape, config.platform.device)
         if prompts.make is not None:
             return prompts.make(config, kv)
         from tokenmill.model.attention.paged import PagedAttention
+        from tokenmill.model.attention.tensor_kv import TokenMajorKV
 
         assert isinstance(kv, TokenMajorKV) and prompts.make_paged and decodes.make_paged, "a hybrid is for GPUs"
         return PagedAttention(kv, prompts.make_paged(config)[0], *decodes.make_paged(config)[1:])
@@ -201,7 +105,7 @@ def _automatic(rows: Sequence[Backend], config: AttentionConfig, part: int) -> t
             if obstacle is None:
                 return row, ": ".join(filter(None, (_merit(row, config), *passed)))
             passed.append(obstacle)
-    raise AssertionError("on each device some row has no conditions")
+    raise InvalidConfig(f"no attention backend can serve here: {'; '.join(passed)}")
 
 
 def _named(name: str, rows: Sequence[Backend], config: AttentionConfig) -> AttentionChoice:
@@ -233,90 +137,6 @@ def _check_kv_dtype(chosen: Backend, rows: Sequence[Backend], config: AttentionC
     able = [row for row in rows if wanted in row.kv_dtypes]
     if not able:
         devices = "CPUs" if config.platform.is_accelerator else "GPUs"
-        raise InvalidConfig(f"--kv-cache-dtype {_names([wanted])} is for {devices}")
+        raise InvalidConfig(f"--kv-cache-dtype {names_of([wanted])} is for {devices}")
     obstacle = able[0].why_not(config) or "another backend is asked for"
     raise InvalidConfig(f"--kv-cache-dtype needs the {able[0].name} attention: {obstacle}")
-
-
-def _names(dtypes: Sequence[torch.dtype | None]) -> str:
-    return " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        importlib.import_module(package)
-    except ImportError:
-        return False
-    return True
-
-
-# Triton and what is built on it are imported where a GPU is: that takes a second, and CPUs may have none.
-
-
-def _no_sinks(config: AttentionConfig) -> str | None:
-    return "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
-
-
-def _flash_obstacle(config: AttentionConfig) -> str | None:
-    from tokenmill.model.attention.backends.flash import flash_obstacle
-
-    return _no_sinks(config) or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
-
-
-def _flash(config: AttentionConfig) -> Parts:
-    from tokenmill.model.attention.backends.flash import FlashAttention, find_flash
-
-    attention = find_flash()
-    assert attention is not None, "checked before"
-    flash = FlashAttention(config.spec, attention)
-    return flash, flash, None
-
-
-def _flashinfer(config: AttentionConfig) -> Parts:
-    from tokenmill.model.attention.backends.flashinfer import FlashInferAttention, FlashInferGraphs
-
-    library = importlib.import_module("flashinfer")
-    made = (config.spec, config.page_size, config.dtype, config.platform.device, library)
-    return FlashInferAttention(*made), FlashInferAttention(*made), FlashInferGraphs(*made)
-
-
-def _triton(config: AttentionConfig) -> Parts:
-    from tokenmill.model.attention.backends.triton import TritonDecodes, TritonPrompts
-
-    if config.is_invariant:
-        return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
-    platform, page_size = config.platform, config.page_size if config.shares_splits else None
-    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, page_size), None
-
-
-BACKENDS = (
-    Backend(
-        "native",
-        layout=PackedKV,
-        make=lambda config, kv: NativeAttention(config.spec, kv, config.native),
-        merit="packed KV",
-        dtypes=(torch.bfloat16,),
-        kv_dtypes=(torch.int8,),
-        page_multiple=16,
-        head_multiple=16,
-        max_head_dim=512,
-        needs_native=True,
-    ),
-    Backend("cpu", layout=HeadMajorKV, make=lambda config, kv: CpuAttention(config.spec, kv), merit="batched torch"),
-    Backend(
-        "reference",
-        layout=HeadMajorKV,
-        make=lambda config, kv: ReferenceAttention(config.spec, kv),
-        auto_for=(False, False),
-    ),
-    Backend(
-        "flash",
-        make_paged=_flash,
-        auto_for=(True, False),
-        merit="flash for prompts, its own split decodes",
-        dtypes=(torch.bfloat16, torch.float16),
-        obstacle=_flash_obstacle,
-    ),
-    Backend("flashinfer", make_paged=_flashinfer, auto_for=(False, False), package="flashinfer", obstacle=_no_sinks),
-    Backend("triton", make_paged=_triton, is_invariant=True),
-)

@@ -16,11 +16,9 @@ import numpy.typing as npt
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.kernels.adapter_parts import LinearAdapter
 
 if TYPE_CHECKING:
-    import torch
-
+    from tokenmill.model.kernels.adapter_parts import LinearAdapter
     from tokenmill.platform.arrays import Array
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -65,7 +63,7 @@ class RowExtension:
         """Return True if decodes of these rows need graphs with `extend_decodes`; others then run in graphs without."""
         return False
 
-    def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
+    def extend_decodes(self, batch: ForwardBatch, rows: Array) -> ForwardBatch:
         """Return a batch of decodes with the inputs that this capability adds.
 
         Args:

@@ -15,7 +15,7 @@ from tokenmill.platform.arrays import address
 
 if TYPE_CHECKING:
     from tokenmill import _native
-    from tokenmill.model.kernels.recurrence import StateRows
+    from tokenmill.model.kernels.states import StateRows
     from tokenmill.platform.arrays import Array
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 if TYPE_CHECKING:
     import torch
 
-    from tokenmill.model.kernels.recurrence import StateRows
+    from tokenmill.model.kernels.states import StateRows
     from tokenmill.model.quantization.packed import Rows
     from tokenmill.model.quantization.stored_array import Floats, StoredArray
     from tokenmill.platform.arrays import Array

@@ -6,33 +6,14 @@ tokens of a request are taken one after the other, so the numbers are the same h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from tokenmill.model.kernels.states import StateRows
+
 # Below the root of the sum of squares of a query or a key; that of fla, which the models were trained with.
 L2_EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class StateRows:
-    """The tokens of a step that run through each state.
-
-    |<- not here ->|<- starts[0] .. stops[0]: slots[0] ->|<- not here ->|<- starts[1] .. stops[1]: slots[1] ->| ...
-
-    Attributes:
-        slots: [B] int64, all different.
-        starts, stops: [B] int32, increasing; each span has at least one token.
-        spans: [B, 2] int32, the same two on the host.
-    """
-
-    slots: torch.Tensor
-    starts: torch.Tensor
-    stops: torch.Tensor
-    spans: npt.NDArray[np.int32]
 
 
 def short_conv(

@@ -8,47 +8,64 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from tokenmill.model.kernels.recurrence import StateRows
-from tokenmill.platform.tensor_memory import zeros
+from tokenmill.platform.arrays import ArrayLibrary
 
-Part = tuple[tuple[int, ...], torch.dtype]
-"""Shape and dtype of one tensor of a layer's state."""
-# The names in `state_arrays`.
-STATE_ARRAYS = ("states", "state_spans", "later_states", "later_spans", "save_sources", "save_targets")
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import AnyArray, Array
+
+Part = tuple[tuple[int, ...], str]
+"""Shape and dtype of one array of a layer's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """The tokens of a step that run through each state.
+
+    |<- not here ->|<- starts[0] .. stops[0]: slots[0] ->|<- not here ->|<- starts[1] .. stops[1]: slots[1] ->| ...
+
+    Attributes:
+        slots: [B] int64, all different.
+        starts, stops: [B] int32, increasing; each span has at least one token.
+        spans: [B, 2] int32, the same two on the host.
+    """
+
+    slots: AnyArray
+    starts: AnyArray
+    stops: AnyArray
+    spans: npt.NDArray[np.int32]
 
 
 class StateMemory:
     """The memory of one state per slot and layer.
 
     Attributes:
-        layers: the tensors of each layer that keeps states, each [num_slots, ...], zeros at first.
+        layers: the arrays of each layer that keeps states, each [num_slots, ...], zeros at first.
     """
 
-    def __init__(self, layers: Sequence[Sequence[Part]], num_slots: int, device: torch.device | str) -> None:
+    def __init__(self, layers: Sequence[Sequence[Part]], num_slots: int, arrays: ArrayLibrary) -> None:
         self.num_slots = num_slots
-        self.layers = [tuple(zeros((num_slots, *shape), dtype, device) for shape, dtype in parts) for parts in layers]
+        self.layers: list[tuple[AnyArray, ...]] = [
+            tuple(arrays.zeros((num_slots, *shape), dtype) for shape, dtype in parts) for parts in layers
+        ]
+        self._arrays = arrays
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all slots."""
-        return sum(tensor.nbytes for tensors in self.layers for tensor in tensors)
+        return sum(state.nbytes for states in self.layers for state in states)
 
-    def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    def copy(self, sources: Array, targets: Array) -> None:
         """Copy slots `sources` to slots `targets`, both [N] int64; a source below 0 is a state of zeros."""
-        is_new = sources < 0
-        for tensors in self.layers:
-            for tensor in tensors:
-                tensor[targets] = tensor[sources.clamp(min=0)].masked_fill_(_column(is_new, tensor), 0)
-
-
-def _column(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return values.view(-1, *[1] * (like.dim() - 1))
+        is_new, there = sources < 0, self._arrays.at_least(sources, 0)
+        for states in self.layers:
+            for state in states:
+                column = is_new.reshape(-1, *[1] * (len(state.shape) - 1))
+                state[targets] = self._arrays.where(column, 0, state[there])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +83,11 @@ class StepStates:
     memory: StateMemory
     first: StateRows
     rest: StateRows | None = None
-    sources: torch.Tensor | None = None
-    targets: torch.Tensor | None = None
+    sources: AnyArray | None = None
+    targets: AnyArray | None = None
 
-    def run(self, state: torch.Tensor, call: Callable[[StateRows], None]) -> None:
-        """Run all tokens through one tensor of states, and copy the states to be kept."""
+    def run(self, state: Array, call: Callable[[StateRows], None]) -> None:
+        """Run all tokens through one array of states, and copy the states to be kept."""
         call(self.first)
         if self.sources is not None and self.targets is not None:
             state[self.targets] = state[self.sources]
@@ -103,9 +120,7 @@ def state_arrays(
     return arrays | {"save_sources": slots[places], "save_targets": targets.astype(np.int64)}
 
 
-def step_states(
-    memory: StateMemory, arrays: Mapping[str, npt.NDArray[Any]], sent: Mapping[str, torch.Tensor]
-) -> StepStates:
+def step_states(memory: StateMemory, arrays: Mapping[str, npt.NDArray[Any]], sent: Mapping[str, Array]) -> StepStates:
     """Make the states of a step. `arrays`, `sent`: `state_arrays`, and maybe more, on the host and on the device."""
 
     def rows(slots: str, spans: str) -> StateRows:

@@ -9,6 +9,7 @@ from tokenmill.model.kernels import recurrence
 from tokenmill.model.kernels.experts import ExpertMaker
 from tokenmill.model.kernels.protocol import Gate, Kernels, LinearWeight, WeightRole
 from tokenmill.model.kernels.random_numbers import seeded_normal
+from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.quantization.packed import Rows
 from tokenmill.model.quantization.stored_array import Floats, StoredArray
@@ -176,7 +177,7 @@ class TorchKernels(ExpertMaker):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         state: torch.Tensor,
-        rows: recurrence.StateRows,
+        rows: StateRows,
         out: torch.Tensor,
         silu: bool = False,
     ) -> None:
@@ -190,7 +191,7 @@ class TorchKernels(ExpertMaker):
         a_log: torch.Tensor,
         dt_bias: torch.Tensor,
         state: torch.Tensor,
-        rows: recurrence.StateRows,
+        rows: StateRows,
         out: torch.Tensor,
     ) -> None:
         """Run the gated delta rule of each request."""

@@ -17,6 +17,7 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.kernels.operands import rounded
 from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
+from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.models.kv_places import KVPlace, kv_groups, kv_places
 from tokenmill.model.models.layer import Layer, ResidualStream
 from tokenmill.model.models.norm import RMSNorm
@@ -24,6 +25,7 @@ from tokenmill.model.models.per_layer import PerLayerInputs
 from tokenmill.model.models.rotary import all_rotary_tables
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import ALONE, Collective
+from tokenmill.platform.arrays import ArrayLibrary
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from tokenmill.model.attention.batch import ForwardBatch
     from tokenmill.model.attention.protocol import AttentionBackend
     from tokenmill.model.kernels.adapters import AdaptedLayer, AdapterRows
-    from tokenmill.model.kernels.states import StateMemory
 
 
 class Decoder:
@@ -100,15 +101,11 @@ class Decoder:
         first, *others = groups
         return dataclasses.replace(first, others=tuple(others))
 
-    def state_memory(self, num_slots: int) -> StateMemory:
-        """Make memory for the states of its layers, in `num_slots` slots."""
-        import torch  # until the cut
-
-        from tokenmill.model.kernels.states import StateMemory  # until the cut
-
-        vector, dtypes = self.final_norm.weight, (getattr(torch, self._kernels.dtype), torch.float32)
+    def state_memory(self, num_slots: int, arrays: ArrayLibrary) -> StateMemory:
+        """Make memory for the states of its layers, in `num_slots` slots, of a device's arrays."""
+        dtypes = self._kernels.dtype, "float32"
         layers = [[(part.shape, dtypes[part.is_wide]) for part in one.state] for one in self.architecture.recurrences]
-        return StateMemory(layers, num_slots, "cpu" if isinstance(vector, np.ndarray) else vector.device)
+        return StateMemory(layers, num_slots, arrays)
 
     def forward(
         self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None

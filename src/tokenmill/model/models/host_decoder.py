@@ -7,14 +7,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tokenmill.model.attention.batch import BatchPages, ForwardBatch, MediaTokens
 from tokenmill.model.kernels.adapters import AdapterRows
-from tokenmill.model.kernels.recurrence import StateRows
-from tokenmill.model.kernels.states import StateMemory, StepStates
+from tokenmill.model.kernels.states import StateMemory, StateRows, StepStates
 from tokenmill.model.kernels.stored_tensors import tensor_over
+from tokenmill.platform.tensor_memory import array_of
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.protocol import AttentionBackend
@@ -67,13 +66,6 @@ class HostDecoder:
             tensors.layers = [tuple(map(tensor_over, parts)) for parts in memory.layers]
             self._states = memory, tensors
         return self._states[1]
-
-
-def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor of the CPU as an array over the same memory, bfloat16 as its bits."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
-    return tensor.numpy()
 
 
 def _like(given: Array, result: torch.Tensor) -> Any:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from tokenmill.model.sharding.shard import Part, Shard
 
 if TYPE_CHECKING:
-    import torch
-
     from tokenmill import _native
+    from tokenmill.platform.arrays import AnyArray
 
 
-Lookup: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
+Lookup: TypeAlias = "Callable[[AnyArray], AnyArray]"
 """[n] int64 -> rows [n, hidden_size] of an embedding, memory of their own."""
 
 
@@ -30,8 +29,8 @@ class NativeRoom:
 class Collective(Protocol):
     """Communication of a rank's decoder with the other ranks. All ranks make the same calls in the same order.
 
-    Results other than embeddings may be shared memory: they must not be written to, and hold until the second call
-    after.
+    Arrays are of the decoder's library. Results other than embeddings may be shared memory: they must not be written
+    to, and hold until the second call after.
     """
 
     @property
@@ -45,16 +44,16 @@ class Collective(Protocol):
     def failure(self) -> Exception:
         """Return the exception to raise if the other ranks were not met."""
 
-    def between(self, own: torch.Tensor, part: Part) -> torch.Tensor:
+    def between(self, own: AnyArray, part: Part) -> AnyArray:
         """Turn this rank's output of the first of a pair of matrices, [T, part.count], into the input of its second."""
 
-    def behind(self, own: torch.Tensor, part: Part) -> torch.Tensor:
+    def behind(self, own: AnyArray, part: Part) -> AnyArray:
         """Turn this rank's output of the second, [T, part.count], into that of a rank alone, [T, part.total]."""
 
-    def embeddings(self, token_ids: torch.Tensor, tokens: Part, lookup: Lookup) -> torch.Tensor:
+    def embeddings(self, token_ids: AnyArray, tokens: Part, lookup: Lookup) -> AnyArray:
         """Embed [T] int64 -> [T, hidden_size]; `lookup` takes the numbers of tokens among this rank's `tokens`."""
 
-    def rows(self, own: torch.Tensor, where: torch.Tensor | slice, count: int) -> torch.Tensor:
+    def rows(self, own: AnyArray, where: AnyArray | slice, count: int) -> AnyArray:
         """Gather the rows of all ranks, [count, columns]; this rank's stand at `where`. Each row is one rank's."""
 
 
@@ -68,19 +67,19 @@ class Alone:
         """Return an assertion error: there are no ranks to meet."""
         return AssertionError("a rank alone meets no other")
 
-    def between(self, own: torch.Tensor, part: Part) -> torch.Tensor:
+    def between(self, own: AnyArray, part: Part) -> AnyArray:
         """Return the output as it is."""
         return own
 
-    def behind(self, own: torch.Tensor, part: Part) -> torch.Tensor:
+    def behind(self, own: AnyArray, part: Part) -> AnyArray:
         """Return the output as it is."""
         return own
 
-    def embeddings(self, token_ids: torch.Tensor, tokens: Part, lookup: Lookup) -> torch.Tensor:
+    def embeddings(self, token_ids: AnyArray, tokens: Part, lookup: Lookup) -> AnyArray:
         """Look up all tokens."""
         return lookup(token_ids)
 
-    def rows(self, own: torch.Tensor, where: torch.Tensor | slice, count: int) -> torch.Tensor:
+    def rows(self, own: AnyArray, where: AnyArray | slice, count: int) -> AnyArray:
         """Return the rows as they are."""
         return own
 

@@ -19,6 +19,8 @@ from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.tower import Tower
+from tokenmill.platform.arrays import AnyArray
+from tokenmill.platform.tensor_memory import array_of
 
 Positions = npt.NDArray[np.int64]
 
@@ -96,8 +98,8 @@ class Encoder(RowExtension):
         self._spec = spec
         self._tower = tower
         self._pixels = pixels
-        self._rotary = rotary.in_torch()
-        self._device = self._rotary.cos.device
+        self._rotary = rotary
+        self._device: torch.device = rotary.in_torch().cos.device
         axes = frequency_axes(spec.sections, rotary.cos.shape[1], spec.is_interleaved)
         self._axes = torch.from_numpy(axes).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
@@ -163,8 +165,12 @@ class Encoder(RowExtension):
                     values.append(self._output(span.digest)[low - span.offset : high - span.offset])
         places = torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
         embeddings = torch.cat(values) if values else None
-        turned = torch.from_numpy(positions).to(self._device)
-        return MediaTokens(turned, self._axes, self._rotary, places.to(self._device), embeddings)
+        turned, axes, at = (self._sent(part) for part in (torch.from_numpy(positions), self._axes, places))
+        return MediaTokens(turned, axes, self._rotary, at, None if embeddings is None else self._sent(embeddings))
+
+    def _sent(self, tensor: torch.Tensor) -> AnyArray:
+        """Return a tensor on the model's device; on a CPU, where batches are arrays, as an array."""
+        return array_of(tensor) if self._device.type == "cpu" else tensor.to(self._device)
 
     def _row(self, new: AdmittedRequest) -> _Row:
         return _Row(new.media, *prompt_positions(new.num_prompt_tokens, new.media, self._spec.merge))

@@ -57,7 +57,7 @@ class Adapters(Capability):
         num_rows, find, slots = self._config.max_num_seqs, self._cache.find, self._cache.slots
         if slots is None:
             return (HostRowAdapters(num_rows, find),)
-        from tokenmill.model.adapters.rows import DeviceRowAdapters
+        from tokenmill.model.adapters.device_rows import DeviceRowAdapters
 
         return (DeviceRowAdapters(num_rows, find, slots, self._device),)
 

@@ -11,6 +11,7 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.parallel.devices.collective import DeviceModel
 from tokenmill.engine.parallel.devices.runner import FollowingSampler, LeadingRunner, WatchedStream
 from tokenmill.engine.runner.captured_decodes import CapturedDecodes
+from tokenmill.engine.runner.device_runner import DeviceRunner
 from tokenmill.engine.runner.device_sampler import DeviceSampler
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.model_runner import ModelRunner
@@ -40,14 +41,14 @@ def make_device_runner(
         sampler = DeviceSampler(loaded.decoder, rows.tables, triton_draw.draw)
         graphs = _graphs(config, platform, loaded, stream, attention, loaded.decoder, sampler, rows)
         transport = Staging(platform, stream)
-        return ModelRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)
+        return DeviceRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)
     devices = group.devices
     model, communicator = DeviceModel(loaded.decoder, devices), devices.communicator
     # Weights of ranks may differ by a row of the vocabulary, but all have to run the same parts: rank 0 decides.
     decision = torch.tensor([takes_parts], dtype=torch.int64, device=platform.device)
     takes_parts = bool(communicator.share(decision).item())
     transport = Staging(platform, WatchedStream(stream, group.memory, communicator))
-    make: Callable[..., ModelRunner] = ModelRunner
+    make: Callable[..., ModelRunner] = DeviceRunner
     if group.shard.rank == 0:
         make = partial(LeadingRunner, group.memory)
         sampler = DeviceSampler(model, rows.tables, triton_draw.draw, communicator.share)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.parallel.messages import Command, End, FindBest, RunPass, TakeLogits
@@ -15,6 +12,7 @@ from tokenmill.engine.parallel.model import PartialModel, find_best, take_logits
 from tokenmill.engine.parallel.pipeline.chain import LaterStage
 from tokenmill.engine.parallel.pipeline.link import Bye, Pass, hidden_states
 from tokenmill.engine.parallel.shared_memory import SharedMemory
+from tokenmill.engine.runner.model import Hidden
 from tokenmill.model.adapters.packing import FollowedAdapters
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.adapters import Adapter, AdapterSource
@@ -28,7 +26,7 @@ from tokenmill.startup.assembly.loading import Progress, StartupTimer, load, siz
 from tokenmill.startup.ranks.group import Group
 
 if TYPE_CHECKING:
-    from tokenmill.platform.arrays import Array
+    pass
 
 # How long a rank without work sleeps at most before it looks around.
 IDLE_SECONDS = 0.1
@@ -56,7 +54,7 @@ class Follower:
         self._model = model
         self._attention = attention
         self._memory = memory
-        self._dtype = getattr(importlib.import_module("torch"), dtype)  # until the cut
+        self._dtype = dtype
         self._adapters = adapters
         self._idle_work: Iterator[None] | None = idle_work
 
@@ -92,12 +90,11 @@ class Follower:
             case FindBest(count):
                 find_best(self._model, self._memory, self._memory.inputs(count, self._dtype))
 
-    def _run(self, command: RunPass) -> Array:
+    def _run(self, command: RunPass) -> Hidden:
         """Run the layers; in stages after the first, over the hidden states in shared memory."""
         batch, hidden = command.batch(self._find), None
         if not self._memory.shard.is_first_stage:
-            shared = self._memory.hidden(len(batch.token_ids), self._dtype)
-            hidden = shared.copy() if isinstance(shared, np.ndarray) else shared.clone()  # until the cut
+            hidden = self._memory.hidden(len(batch.token_ids), self._dtype).copy()  # where a pass may write
         return self._model.forward(batch, self._attention, hidden)
 
     def _find(self, sources: Sequence[AdapterSource]) -> tuple[Adapter, ...]:
@@ -128,12 +125,13 @@ class StageLeader(Follower):
             self._stage.send_end()
             return End()
         self._begun, numbers = received
-        hidden = hidden_states(numbers, self._dtype, self._memory.layout.hidden_size)
+        like, size = self._memory.hidden(0, self._dtype), self._memory.layout.hidden_size
+        hidden = hidden_states(numbers, like, size)
         self._memory.hidden(len(hidden), self._dtype)[:] = hidden
         self._memory.post(self._begun.run)
         return self._begun.run
 
-    def _run(self, command: RunPass) -> Array:
+    def _run(self, command: RunPass) -> Hidden:
         hidden = super()._run(command)
         assert self._begun is not None, "a pass has begun"
         self._stage.hand_on(self._begun, hidden)

@@ -26,6 +26,7 @@ from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.scheduler import Scheduler
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import PageMover
+from tokenmill.engine.transfer.page_mover import RawPages
 from tokenmill.engine.transfer.protocol import SOURCE_PLUGINS, KVSource, SourceContext
 from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slots import SlotMemory
@@ -106,10 +107,9 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
 
 
 def _page_mover(platform: Platform, memory: StepMemory, layout: str) -> PageMover:
-    # Here and not above: they know torch, which a replay does not need.
-    from tokenmill.engine.transfer.page_mover import DevicePages, RawPages
-
     if platform.is_accelerator:
+        from tokenmill.engine.transfer.device_pages import DevicePages
+
         return DevicePages(platform, memory.kv_tensors, layout)
     return RawPages(memory.kv_tensors, layout)
 

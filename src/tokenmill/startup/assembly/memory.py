@@ -66,7 +66,7 @@ def allocate(
     sampling = SamplingState(config.max_num_seqs, decoder.architecture.vocab_size)
     behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
     # And its state.
-    states = decoder.state_memory(size.num_states + 1) if size.num_states else None
+    states = decoder.state_memory(size.num_states + 1, platform.arrays) if size.num_states else None
     made = attention.make(size.num_allocated, size.num_allocated_windows)
     return StepMemory(size, tables, sampling, made, behind, states)
 

@@ -12,8 +12,9 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.config.engine_settings import STORED_FORMATS
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.protocol import AttentionSpec
-from tokenmill.model.attention.registry import AttentionChoice, AttentionConfig, choose_attention
+from tokenmill.model.attention.registry import AttentionChoice, choose_attention
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.select import select_kernels
@@ -117,13 +118,11 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
     Raises:
         InvalidConfig: the backend cannot run here; see `choose_attention`.
     """
-    import torch  # until the cut
-
-    kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else None
+    kv_dtype = "int8" if config.kv_cache_dtype == "int8" else None
     wanted = AttentionConfig(
         spec,
         config.page_size,
-        getattr(torch, config.dtype),  # until the cut
+        config.dtype,
         platform,
         kv_dtype,
         native=getattr(kernels, "native", None),

@@ -18,9 +18,9 @@ from tokenmill.core.errors import EngineFailed
 from tokenmill.core.plan import AdmittedRequest, StepOutcome, StepPlan, StepResult
 from tokenmill.engine.parallel.messages import RunStep
 from tokenmill.engine.parallel.shared_memory import SharedMemory
+from tokenmill.engine.runner.device_runner import DeviceRunner
 from tokenmill.engine.runner.device_sampler import DeviceSampler
 from tokenmill.engine.runner.model import Model
-from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.step_sampler import Masks, Sampled
@@ -35,7 +35,7 @@ from tokenmill.platform.protocol import Event, Stream
 PAUSE_SECONDS = 50e-6
 
 
-class LeadingRunner(ModelRunner):
+class LeadingRunner(DeviceRunner):
     """Runner of rank 0. `memory`: shared memory to which it posts its plans."""
 
     def __init__(self, memory: SharedMemory, *parts: Any) -> None:

@@ -18,8 +18,7 @@ import queue
 import socket
 import threading
 import time
-
-import torch
+from typing import TYPE_CHECKING
 
 from tokenmill.core.errors import EngineFailed
 from tokenmill.engine.parallel.messages import RunPass
@@ -40,6 +39,9 @@ from tokenmill.engine.parallel.pipeline.link import (
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
 from tokenmill.model.sharding.shard import Shard
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import AnyArray
 
 # How long a new connection may take to say who it is.
 PROOF_SECONDS = 5.0
@@ -197,7 +199,7 @@ class FirstStage:
             link.send(Pages(min(counts)))
         return min(counts)
 
-    def begin_pass(self, run: RunPass, hidden: torch.Tensor) -> int:
+    def begin_pass(self, run: RunPass, hidden: AnyArray) -> int:
         """Hand a pass on; return the number under which its outputs come back.
 
         Args:
@@ -207,8 +209,11 @@ class FirstStage:
         self._links[1].send(Pass(self._num_passes, run), hidden)
         return self._num_passes
 
-    def outputs(self, number: int, dtype: torch.dtype, hidden_size: int) -> torch.Tensor:
+    def outputs(self, number: int, hidden: AnyArray) -> AnyArray:
         """Return the outputs of a pass, [S, hidden_size], normed. Unclaimed outputs of earlier passes are dropped.
+
+        Args:
+            hidden: the hidden states that the pass was handed on with.
 
         Raises:
             EngineFailed: they have not come in time, or a stage is gone.
@@ -218,7 +223,7 @@ class FirstStage:
             message, numbers = received
             assert isinstance(message, Outputs), "the last stage says nothing else"
             if message.number == number:
-                return hidden_states(numbers, dtype, hidden_size)
+                return hidden_states(numbers, hidden, hidden.shape[1])
         raise EngineFailed(f"the other stages have not come in time; {self._timeout:g} seconds are allowed in a step")
 
     def send_end(self) -> None:
@@ -299,7 +304,7 @@ class LaterStage:
         assert isinstance(message, Pass), "nothing else is handed on"
         return message, numbers
 
-    def hand_on(self, begun: Pass, hidden: torch.Tensor) -> None:
+    def hand_on(self, begun: Pass, hidden: AnyArray) -> None:
         """Hand a pass on, or, behind the last layers, its outputs back to stage 0."""
         if self._shard.is_last_stage:
             self._first.send(Outputs(begun.number), hidden)

@@ -14,15 +14,18 @@ import socket
 import struct
 import threading
 import time
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import numpy as np
-import torch
 
 from tokenmill.core.errors import EngineFailed
 from tokenmill.engine.parallel.messages import RunPass
 from tokenmill.ipc.secret import NONCE_BYTES, PROOF_BYTES, Secret, Side
+from tokenmill.platform.host_arrays import host_array, library_of
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import AnyArray
 
 _FRAME = struct.Struct("<QQ")  # bytes of the message, and of the hidden states behind it
 _SEND_TIMEOUT = struct.Struct("ll")
@@ -117,14 +120,14 @@ class Link:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout * 1000))
         threading.Thread(target=self._read, name=f"link to {name}", daemon=True).start()
 
-    def send(self, message: Message, hidden: torch.Tensor | None = None) -> None:
+    def send(self, message: Message, hidden: AnyArray | None = None) -> None:
         """Send a message and the numbers that belong to it.
 
         Raises:
             EngineFailed: the other end is gone, or does not read.
         """
         payload = self._encoder.encode(message)
-        numbers = b"" if hidden is None else hidden.contiguous().view(torch.uint8).numpy().reshape(-1).data
+        numbers = b"" if hidden is None else np.ascontiguousarray(host_array(hidden)).reshape(-1).view(np.uint8).data
         pieces = [_FRAME.pack(len(payload), len(numbers)) + payload, numbers]
         try:
             for piece in pieces:
@@ -177,11 +180,14 @@ class Link:
         self._received.put(None)
 
 
-def hidden_states(numbers: bytearray, dtype: torch.dtype, hidden_size: int) -> torch.Tensor:
-    """Return the hidden states [rows, hidden_size] that came behind a message, in memory of their own."""
-    if not numbers:
-        return torch.empty(0, hidden_size, dtype=dtype)
-    return torch.from_numpy(np.frombuffer(numbers, np.uint8)).view(dtype).view(-1, hidden_size)
+def hidden_states(numbers: bytearray, like: AnyArray, hidden_size: int) -> AnyArray:
+    """Return the hidden states [rows, hidden_size] that came behind a message, in memory of their own.
+
+    Args:
+        like: an array of their library and dtype.
+    """
+    num_rows = len(numbers) // (hidden_size * like.itemsize)
+    return library_of(like).over(np.frombuffer(numbers, np.uint8), like).reshape(num_rows, hidden_size)
 
 
 def prove(connection: socket.socket, secret: Secret | None, is_listener: bool, seconds: float) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
+import numpy as np
 
 from tokenmill.config.kv_transfer import NIXL, KVTransferConfig
 from tokenmill.core.errors import InvalidRequest
@@ -35,9 +35,11 @@ from tokenmill.engine.transfer.remote.server import PageServer, Producer
 from tokenmill.engine.transfer.remote.transports import Sender, StreamSender, WindowSender
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
+from tokenmill.platform.host_arrays import host_array
 
 if TYPE_CHECKING:
     from tokenmill.engine.transfer.remote.nixl_transport import NixlAgent
+    from tokenmill.platform.arrays import Array
 
 logger = logging.getLogger(__name__)
 
@@ -191,9 +193,9 @@ class RemoteSource:
 
 
 def remote_source(
-    config: KVTransferConfig, context: SourceContext, tensors: Sequence[torch.Tensor], layout: str
+    config: KVTransferConfig, context: SourceContext, arrays: Sequence[Array], layout: str
 ) -> RemoteSource:
-    """Return the source of an engine whose KV lies in these tensors of the host.
+    """Return the source of an engine whose KV lies in these arrays of the host.
 
     Args:
         layout: name of the attention backend, which determines the layout of pages.
@@ -201,7 +203,7 @@ def remote_source(
     Raises:
         InvalidConfig: see `RemoteSource`.
     """
-    memory = HostPages([tensor.view(torch.uint8).numpy() for tensor in tensors])
+    memory = HostPages([host_array(array).view(np.uint8) for array in arrays])
     # The second word tells shapes and types apart that have the same name and size.
     kind = f"{layout} {context.mover.layout[:8]}"
     format = PageFormat(context.fingerprint, kind, context.page_size, memory.page_bytes, checksum=memory.checksum)

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.model.attention.backends.reference import softmax
-from tokenmill.model.attention.batch import ForwardBatch, angles_of
-from tokenmill.model.attention.kv_cache import HeadMajorKV
+from tokenmill.model.attention.backends.reference import angles_of, softmax
+from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.model.attention.tensor_kv import HeadMajorKV
 from tokenmill.model.kernels.heads import StepAngles
 from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.kernels.torch_heads import split_heads

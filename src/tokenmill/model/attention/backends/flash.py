@@ -85,7 +85,7 @@ def find_flash(library: Any = None) -> Callable[..., Any] | None:
 
 
 def flash_obstacle(
-    spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str, attention: Callable[..., Any] | None = None
+    spec: AttentionSpec, page_size: int, dtype: str, device: str, attention: Callable[..., Any] | None = None
 ) -> str | None:
     """Return the reason that flash cannot serve here, or None. It calls flash on the device and checks the result.
 
@@ -114,12 +114,15 @@ def flash_obstacle(
 
 
 def _ragged(
-    spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str
+    spec: AttentionSpec, page_size: int, dtype: str, device: str
 ) -> tuple[Requests, torch.Tensor, torch.Tensor]:
     """Make two requests in mid-sequence, of 6 and 3 tokens; their queries; and keys and values of all pages."""
     random = torch.Generator().manual_seed(0)
     heads, memory = (9, spec.num_heads), (2, 12, page_size, spec.num_kv_heads)
-    q, kv = (torch.randn(*shape, spec.head_dim, generator=random).to(device, dtype) for shape in (heads, memory))
+    q, kv = (
+        torch.randn(*shape, spec.head_dim, generator=random).to(device, getattr(torch, dtype))
+        for shape in (heads, memory)
+    )
     rows = [[6, 2, 7, 1, 4, 3, 8], [5, 9, 11, 10, 0, 0, 0]], [6 * page_size + 1, page_size + 3], [0, 6, 9]
     table, contexts, starts = (torch.tensor(row, dtype=torch.int32, device=device) for row in rows)
     return Requests(slice(0, 9), table, DeviceLens(contexts, starts), np.array([6, 3]), np.array(rows[1])), q, kv

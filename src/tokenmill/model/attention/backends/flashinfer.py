@@ -36,10 +36,10 @@ class _FlashInfer(PagedImplementation):
         library: the module `flashinfer`, or a stand-in for it in a test.
     """
 
-    def __init__(self, spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str, library: Any) -> None:
+    def __init__(self, spec: AttentionSpec, page_size: int, dtype: str, device: str, library: Any) -> None:
         self._spec = spec
         self._page_size = page_size
-        self._dtype = dtype
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._device = device
         self._library = library
 
@@ -72,7 +72,7 @@ class FlashInferAttention(_FlashInfer):
     Plans are made on the host in each step.
     """
 
-    def __init__(self, spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str, library: Any) -> None:
+    def __init__(self, spec: AttentionSpec, page_size: int, dtype: str, device: str, library: Any) -> None:
         super().__init__(spec, page_size, dtype, device, library)
         self._wrappers: dict[Kind, Any] = {}
 
@@ -119,7 +119,7 @@ class FlashInferGraphs(_FlashInfer):
 
     takes_drafts = False
 
-    def __init__(self, spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str, library: Any) -> None:
+    def __init__(self, spec: AttentionSpec, page_size: int, dtype: str, device: str, library: Any) -> None:
         super().__init__(spec, page_size, dtype, device, library)
         self._by_rows: dict[int, dict[Kind, Any]] = {}
         self._workspace = torch.zeros(0, dtype=torch.uint8, device=device)

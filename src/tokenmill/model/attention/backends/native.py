@@ -12,23 +12,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.attention.kv_cache import PackedKV
+from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
+from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
-from tokenmill.model.kernels.heads import CosSin
 from tokenmill.model.kernels.native import MODULE
-from tokenmill.model.kernels.operands import in_one_piece, is_a
+from tokenmill.model.kernels.operands import in_one_piece, is_a, stride
 from tokenmill.platform.arrays import address
+from tokenmill.platform.host_arrays import host_array, library_of
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.model.kernels.heads import CosSin
+    from tokenmill.platform.arrays import AnyArray, Array
 
 
 @dataclass(frozen=True, slots=True)
 class NativePlan:
-    """A step cut into pieces, with the tensors whose addresses it holds.
+    """A step cut into pieces, with the arrays whose addresses it holds.
 
     Attributes:
         angles: angles of its tokens, where they do not follow from the positions in the sequence.
@@ -56,7 +57,7 @@ class NativeAttention:
         self._bound: dict[AttentionLayer, _native.AttentionLayer] = {}
         no_scales = (0, 0) if len(kv.tensors) == 2 else ()
         self.memory: list[_native.LayerKV] = [
-            native.LayerKV(*(tensor[layer].data_ptr() for tensor in kv.tensors), *no_scales)
+            native.LayerKV(*(address(memory[layer]) for memory in kv.tensors), *no_scales)
             for layer in range(spec.num_layers)
         ]
 
@@ -64,29 +65,26 @@ class NativeAttention:
         """Cut the step into pieces natively, from its lengths, page table and angles."""
         for lengths in (batch.query_starts, batch.context_lens):
             assert lengths.dtype == np.int32 and lengths.flags.c_contiguous, "lengths are int32 in one piece"
-        row = batch.page_table[0]
-        assert str(row.dtype).removeprefix("torch.") == "int32", "a page table is int32 rows"
-        angles, media = None, batch.media
-        if media is not None:
-            angles = media.rotary.rows(media.positions, media.axes)
-            assert in_one_piece(*angles), "angles lie in one piece"
+        pages = batch.page_table
+        assert is_a("int32", pages) and stride(pages, 1) == 1, "a page table is int32 rows"
+        angles = None if batch.media is None else _angles(batch.media)
         cos, sin = (0, 0) if angles is None else map(address, angles)
         step = self.attention.plan(
             len(batch.query_lens),
             batch.query_starts.ctypes.data,
             batch.context_lens.ctypes.data,
-            address(batch.page_table),
-            batch.page_table.shape[1],
+            address(pages),
+            stride(pages),
             cos,
             sin,
         )
         return NativePlan(step, batch, angles)
 
-    def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: NativePlan) -> torch.Tensor:
+    def forward(self, qkv: AnyArray, layer: AttentionLayer, plan: NativePlan) -> AnyArray:
         """Norm, rotate, write and attend in one native call."""
-        assert qkv.is_contiguous() and qkv.dtype == torch.bfloat16, "the projection is bfloat16 in one piece"
-        out = qkv.new_empty(len(qkv), self.spec.num_heads * self.spec.head_dim)
-        self.attention.forward(plan.step, self.bound(layer), qkv.data_ptr(), out.data_ptr())
+        assert is_piece(qkv, "uint16"), "the projection is bfloat16 in one piece"
+        out = library_of(qkv).empty((len(qkv), self.spec.num_heads * self.spec.head_dim), "bfloat16")
+        self.attention.forward(plan.step, self.bound(layer), address(qkv), address(out))
         return out
 
     def bound(self, layer: AttentionLayer) -> _native.AttentionLayer:
@@ -113,3 +111,18 @@ class NativeAttention:
         numbers = layer.scale, layer.window or 0, sinks, layer.reads_only
         bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
         return bound
+
+
+def is_piece(array: Array, dtype: str | None = None) -> bool:
+    """Return True if an array, or a tensor, lies in one piece; and has this dtype on the host, if one is given."""
+    own = host_array(array)
+    return bool(own.flags.c_contiguous) and dtype in (None, own.dtype.name)
+
+
+def _angles(media: MediaTokens) -> CosSin:
+    """Return cos and sin of tokens whose frequencies turn by one of several positions, [T, head_dim / 2] each."""
+    positions, axes = host_array(media.positions), host_array(media.axes)
+    places, columns = np.ascontiguousarray(positions[axes].T), np.arange(len(axes))
+    cos, sin = (host_array(table)[places, columns] for table in (media.rotary.cos, media.rotary.sin))
+    assert is_piece(cos) and is_piece(sin), "angles lie in one piece"
+    return cos, sin

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenmill.model.attention.batch import ForwardBatch, angles_of
-from tokenmill.model.attention.kv_cache import HeadMajorKV
+from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.model.attention.tensor_kv import HeadMajorKV
 from tokenmill.model.kernels.heads import StepAngles
 from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.kernels.torch_heads import split_heads
@@ -47,6 +47,13 @@ class ReferenceAttention:
             keys, values = self.kv.gather(layer.index, self.kv.page_rows(batch.page_table[request, :num_pages]))
             output[start:end] = attend_sequence(q[start:end], keys[:, :context_len], values[:, :context_len], layer)
         return output.flatten(1)
+
+
+def angles_of(batch: ForwardBatch) -> StepAngles:
+    """Return the rotary angles of a step's tokens."""
+    if batch.media is None:
+        return StepAngles(batch.positions)
+    return StepAngles(batch.media.positions, batch.media.axes)
 
 
 def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 
 from tokenmill.model.kernels.fp8 import ALIGNMENT, Fp8Weight
 from tokenmill.model.kernels.protocol import Experts, Gate, WeightRole
-from tokenmill.model.kernels.recurrence import StateRows
+from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.torch_kernels import TorchKernels, TorchWeight, product
 from tokenmill.model.kernels.triton import matmul, norm, recurrence
 from tokenmill.model.kernels.triton.experts import StackedExperts

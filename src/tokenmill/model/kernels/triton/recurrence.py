@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenmill.model.kernels.recurrence import L2_EPS, StateRows
+from tokenmill.model.kernels.recurrence import L2_EPS
+from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.triton.launch import dependent, follow
 from tokenmill.model.kernels.triton.search import find_group, first_row
 

@@ -1,0 +1,55 @@
+"""`DevicePages`: the page mover of an accelerator, which copies pages as they are, in any layout."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tokenmill.engine.transfer.page_mover import layout_of
+from tokenmill.platform.protocol import Platform
+
+
+class DevicePages:
+    """A page mover that copies on a stream of its own, beside the step that runs; only the caller waits.
+
+    A save reads what a committed step has written, and a load writes what steps launched after its event will read.
+    So no stream has to wait for another.
+    """
+
+    def __init__(self, platform: Platform, tensors: Sequence[torch.Tensor], layout: str) -> None:
+        """`tensors`, `layout`: see `RawPages`, but on the device."""
+        self.layout, self.page_bytes = layout_of(tensors, layout)
+        self._tensors = tuple(tensors)
+        self._stream = platform.stream()
+        self._pinned = platform.pinned(self.page_bytes)
+        # One page at a time: all threads share the pinned memory.
+        self._lock = threading.Lock()
+        self._places = []
+        start = 0
+        for tensor in tensors:
+            size = tensor[:, 0].numel() * tensor.element_size()
+            self._places.append(self._pinned[start : start + size].view(tensor.dtype).view(tensor[:, 0].shape))
+            start += size
+
+    def read(self, page: int, data: memoryview) -> None:
+        """Copy a page from the device to `data`, and wait until it is there."""
+        with self._lock, torch.inference_mode():
+            with self._stream:
+                for tensor, place in zip(self._tensors, self._places, strict=True):
+                    place.copy_(tensor[:, page], non_blocking=True)
+                copied = self._stream.record()
+            copied.wait()
+            np.frombuffer(data, dtype=np.uint8)[:] = self._pinned.numpy()
+
+    def write(self, page: int, data: memoryview) -> None:
+        """Fill a page on the device with `data`, and wait until it is there."""
+        with self._lock, torch.inference_mode():
+            self._pinned.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
+            with self._stream:
+                for tensor, place in zip(self._tensors, self._places, strict=True):
+                    tensor[:, page].copy_(place, non_blocking=True)
+                copied = self._stream.record()
+            copied.wait()

@@ -1,0 +1,116 @@
+"""What is asked of the attention, and a row of the registry: a backend with its requirements. Imports no backend."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec, KVCache
+from tokenmill.platform.protocol import Platform
+
+if TYPE_CHECKING:
+    from tokenmill.model.attention.paged import PagedImplementation
+
+    Parts = tuple[PagedImplementation, PagedImplementation, PagedImplementation | None]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """The requirements that the attention has to meet.
+
+    Attributes:
+        dtype: name of the dtype of the model, e.g. `bfloat16`.
+        kv_dtype: that of the KV cache, if it differs.
+        native: the native kernels (`_native.Kernels`), if the model runs on them.
+        is_invariant: require a token's result to depend neither on its batch nor on the chunk that it came in.
+        shares_splits: read keys that decodes have in common once for all of them, where the backend can.
+    """
+
+    spec: AttentionSpec
+    page_size: int
+    dtype: str
+    platform: Platform
+    kv_dtype: str | None = None
+    native: Any = None
+    is_invariant: bool = False
+    shares_splits: bool = True
+
+    @property
+    def groups(self) -> list[AttentionConfig]:
+        """The same config for each group of layers."""
+        return [self] if not self.spec.others else [replace(self, spec=spec) for spec in self.spec.groups]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A row of the registry. A field that is left out is no condition. Its functions import what it needs where it is
+    taken: torch takes a second, and may be absent.
+
+    Attributes:
+        layout: returns the layout of its KV cache.
+        make: makes the backend over its KV cache; for CPUs.
+        make_paged: makes the implementations for prompts, for decodes, and for decodes in CUDA graphs if that is
+            another one; for GPUs, see `PagedAttention`.
+        auto_for: whether `auto` may take it for prompts, and for decodes; earlier rows are better.
+        merit: the reason for which `auto` takes it.
+        dtypes: supported dtypes of the model. kv_dtypes: those of its KV cache besides the model's.
+        package: package that must be installed, under this name here and as an extra of this project.
+        obstacle: a check that needs a try; returns the reason against the backend, or None.
+        is_invariant: see `AttentionConfig`.
+    """
+
+    name: str
+    layout: Callable[[], type[KVCache]]
+    make: Callable[[AttentionConfig, Any], AttentionBackend] | None = None
+    make_paged: Callable[[AttentionConfig], Parts] | None = None
+    auto_for: tuple[bool, bool] = (True, True)
+    merit: str = ""
+    dtypes: tuple[str, ...] = ()
+    kv_dtypes: tuple[str, ...] = ()
+    page_multiple: int = 1
+    head_multiple: int = 1
+    max_head_dim: int | None = None
+    needs_native: bool = False
+    package: str | None = None
+    obstacle: Callable[[AttentionConfig], str | None] = lambda config: None
+    is_invariant: bool = False
+
+    @property
+    def is_for_gpus(self) -> bool:
+        """True for a backend that runs on accelerators only."""
+        return self.make_paged is not None
+
+    def why_not(self, config: AttentionConfig) -> str | None:
+        """Return the reason that the backend cannot serve some group of layers; None if it can serve all."""
+        return next(filter(None, map(self._why_not, config.groups)), None)
+
+    def _why_not(self, config: AttentionConfig) -> str | None:
+        head_dim, multiple = config.spec.head_dim, self.head_multiple
+        if self.dtypes and config.dtype not in self.dtypes:
+            return f"the {self.name} attention is for {names_of(self.dtypes)}, not {names_of([config.dtype])}"
+        if config.page_size % self.page_multiple:
+            needed = f"a page size that is a multiple of {self.page_multiple}, not {config.page_size}"
+            return f"the {self.name} attention needs {needed}"
+        if head_dim % multiple or (self.max_head_dim is not None and head_dim > self.max_head_dim):
+            needed = f"heads of a multiple of {multiple} up to {self.max_head_dim}, not {head_dim}"
+            return f"the {self.name} attention needs {needed}"
+        if self.needs_native and config.native is None:
+            return "the model does not run on native kernels"
+        if self.package is not None and not _is_installed(self.package):
+            return f"{self.package} is not installed (pip install tokenmill[{self.package}])"
+        return self.obstacle(config)
+
+
+def names_of(dtypes: Sequence[str | None]) -> str:
+    """Return dtypes in words."""
+    return " and ".join(map(str, dtypes))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""The attention backends, one row each, from which `auto` takes the first that serves, imported where it is taken."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.model.attention.backend import AttentionConfig, Backend
+from tokenmill.model.attention.protocol import AttentionBackend, KVCache
+
+if TYPE_CHECKING:
+    from tokenmill.model.attention.backend import Parts
+
+
+def _packed() -> type[KVCache]:
+    from tokenmill.model.attention.packed_kv import PackedKV
+
+    return PackedKV
+
+
+def _head_major() -> type[KVCache]:
+    from tokenmill.model.attention.tensor_kv import HeadMajorKV
+
+    return HeadMajorKV
+
+
+def _token_major() -> type[KVCache]:
+    from tokenmill.model.attention.tensor_kv import TokenMajorKV
+
+    return TokenMajorKV
+
+
+def _native(config: AttentionConfig, kv: Any) -> AttentionBackend:
+    from tokenmill.model.attention.backends.native import NativeAttention
+
+    return NativeAttention(config.spec, kv, config.native)
+
+
+def _cpu(config: AttentionConfig, kv: Any) -> AttentionBackend:
+    from tokenmill.model.attention.backends.cpu import CpuAttention
+
+    return CpuAttention(config.spec, kv)
+
+
+def _reference(config: AttentionConfig, kv: Any) -> AttentionBackend:
+    from tokenmill.model.attention.backends.reference import ReferenceAttention
+
+    return ReferenceAttention(config.spec, kv)
+
+
+def _no_sinks(config: AttentionConfig) -> str | None:
+    return "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
+
+
+def _flash_obstacle(config: AttentionConfig) -> str | None:
+    from tokenmill.model.attention.backends.flash import flash_obstacle
+
+    return _no_sinks(config) or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
+
+
+def _flash(config: AttentionConfig) -> Parts:
+    from tokenmill.model.attention.backends.flash import FlashAttention, find_flash
+
+    attention = find_flash()
+    assert attention is not None, "checked before"
+    flash = FlashAttention(config.spec, attention)
+    return flash, flash, None
+
+
+def _flashinfer(config: AttentionConfig) -> Parts:
+    from tokenmill.model.attention.backends.flashinfer import FlashInferAttention, FlashInferGraphs
+
+    library = importlib.import_module("flashinfer")
+    made = (config.spec, config.page_size, config.dtype, config.platform.device, library)
+    return FlashInferAttention(*made), FlashInferAttention(*made), FlashInferGraphs(*made)
+
+
+def _triton(config: AttentionConfig) -> Parts:
+    from tokenmill.model.attention.backends.triton import TritonDecodes, TritonPrompts
+
+    if config.is_invariant:
+        return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
+    platform, page_size = config.platform, config.page_size if config.shares_splits else None
+    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, page_size), None
+
+
+BACKENDS = (
+    Backend(
+        "native",
+        _packed,
+        make=_native,
+        merit="packed KV",
+        dtypes=("bfloat16",),
+        kv_dtypes=("int8",),
+        page_multiple=16,
+        head_multiple=16,
+        max_head_dim=512,
+        needs_native=True,
+    ),
+    Backend("cpu", _head_major, make=_cpu, merit="batched torch", package="torch"),
+    Backend("reference", _head_major, make=_reference, auto_for=(False, False), package="torch"),
+    Backend(
+        "flash",
+        _token_major,
+        make_paged=_flash,
+        auto_for=(True, False),
+        merit="flash for prompts, its own split decodes",
+        dtypes=("bfloat16", "float16"),
+        obstacle=_flash_obstacle,
+    ),
+    Backend(
+        "flashinfer",
+        _token_major,
+        make_paged=_flashinfer,
+        auto_for=(False, False),
+        package="flashinfer",
+        obstacle=_no_sinks,
+    ),
+    Backend("triton", _token_major, make_paged=_triton, is_invariant=True),
+)
