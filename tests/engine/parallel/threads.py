@@ -50,7 +50,7 @@ class Form:
     def attend(self, decoder, kernels: Kernels, num_pages: int) -> AttentionBackend:
         """The attention of a decoder."""
         native = getattr(kernels, "native", None)
-        spec, dtype = decoder.attention_spec, kernels.dtype
+        spec, dtype = decoder.attention_spec, getattr(torch, kernels.dtype)  # until the cut
         return make_attention(self.attention, spec, num_pages, 16, dtype, kv_dtype=self.kv_dtype, native=native)
 
 
