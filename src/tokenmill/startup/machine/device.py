@@ -12,6 +12,7 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.config.engine_settings import STORED_FORMATS
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention import registry  # until the cut
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.attention.registry import AttentionChoice, AttentionConfig, choose_attention
 from tokenmill.model.kernels.native_kernels import NativeKernels
@@ -116,7 +117,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
     Raises:
         InvalidConfig: the backend cannot run here; see `choose_attention`.
     """
-    import torch  # until the cut
+    torch = vars(registry)["torch"]  # until the cut
 
     kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else None
     wanted = AttentionConfig(
