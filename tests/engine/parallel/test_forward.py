@@ -18,7 +18,7 @@ from tokenmill.engine.parallel.layout import StepShape
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.kernels.torch_kernels import TorchKernels
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
 from tokenmill.model.quantization.packed import PackedFormats
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import load_model
@@ -59,7 +59,7 @@ def compare(
     kernels = form.make()
     decoder = load_model(folder, read_architecture(folder), kernels)
     attention = form.attend(decoder, kernels, requests.num_pages)
-    alone = in_one_call(decoder, attention)
+    alone = on_host(decoder, attention)
     with ranks(folder, size, form, requests.num_pages, StepShape(6 * 40, 6, 8), num_stages) as (together, own):
         for chunks in random_schedule(lengths, 40, rng):
             batch = requests.batch(chunks)

@@ -1,9 +1,10 @@
-"""Adapters in the form that the native pass reads: the Python side of native/adapted_rows.h."""
+"""Adapters in the form that the native pass reads: the Python side of native/adapter.h."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.platform.arrays import address
 
-MATRICES = ("q", "output", "gate", "down")
-"""Roles of the first projections of a layer's matrices, in the order of native/adapted_rows.h."""
+MATRICES = MappingProxyType({"q": 0, "output": 1, "gate": 2, "up": 2, "down": 3})
+"""A layer's matrices, by the roles of their first projections, in the order of native/adapter.h."""
 
 
 class NativeAdapter:
@@ -35,7 +36,7 @@ class NativeAdapter:
 
     def add(self, layer: int, role: str, modules: Sequence[AdapterModule]) -> None:
         """Add the modules of one matrix of a layer; `role` is that of the first projection in the matrix."""
-        matrix, rank_start = MATRICES.index(role), 0
+        matrix, rank_start = MATRICES[role], 0
         a = self._keep(np.concatenate([_bits(module.a) for module in modules]))
         self.native.shrink(layer, matrix, address(a), *a.shape)
         for module in modules:

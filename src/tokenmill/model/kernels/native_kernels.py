@@ -166,7 +166,7 @@ class NativeExperts(LoopedExperts):
     def mix(self, x: Any, weights: Any, experts: Any) -> Any:
         """Return the weighted sum of each token's experts in one native call."""
         if self._bound is None:
-            self._bound = self._bind()
+            self._bound = self.bind()
         out = zeros_like(x, x.shape)
         chosen, weights = contiguous(experts), contiguous(weights)
         assert is_a("bfloat16", x, weights) and in_pieces(x), "tokens are rows of bfloat16"
@@ -174,7 +174,8 @@ class NativeExperts(LoopedExperts):
         self._bound.mix(address(x), stride(x), x.shape[0], experts.shape[1], *addresses)
         return out
 
-    def _bind(self) -> _native.Experts:
+    def bind(self) -> _native.Experts:
+        """Return the experts in native form; the matrices have to stay where they are."""
         size, hidden_size = self.gate_up[0].shape[0] // 2, self.gate_up[0].shape[1]
         bound: _native.Experts = importlib.import_module(MODULE).Experts(self._native, self.gate, hidden_size, size)
         for number, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):

@@ -189,17 +189,6 @@ class Layer:
             yield scope.vector("layer", self.scalar, "layer_scalar")
 
 
-def native_obstacle(spec: LayerSpec) -> str | None:
-    """Return why native/decoder.cpp cannot run a layer in its one call; None: it can."""
-    if isinstance(spec.mlp, MoeSpec):
-        return "experts are chosen in Python"
-    if not spec.mlp.is_gated:
-        return "feed-forward blocks without a gate are run in Python"
-    if not spec.has_in_norms or (spec.attention is not None and spec.attention.joint_norm is not None):
-        return "norms over all heads, and blocks without a norm before them, are run in Python"
-    return None
-
-
 def _through(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:
     return x if norm is None else norm.forward(x)
 

@@ -11,11 +11,11 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.parallel.devices.collective import DeviceModel
 from tokenmill.engine.parallel.devices.runner import FollowingSampler, LeadingRunner, WatchedStream
 from tokenmill.engine.runner.captured_decodes import CapturedDecodes
+from tokenmill.engine.runner.device_sampler import DeviceSampler
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.runner.row_state import RowState
 from tokenmill.engine.runner.staging import Staging
-from tokenmill.engine.runner.step_sampler import DeviceSampler
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.attention.groups import GroupedPagedAttention
 from tokenmill.model.attention.paged import PagedAttention

@@ -18,7 +18,7 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.registry import AttentionChoice
 from tokenmill.model.models.decoder import Decoder
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.hub import fetch
 from tokenmill.model.weights.loader import ModelPlan, plan_model
@@ -78,7 +78,7 @@ class LoadedDraft:
     def bind(self, attention: AttentionBackend, tables: RowTables, max_model_len: int) -> DraftModel:
         """Return a drafter for the rows of these tables, with its KV in this attention's cache."""
         max_len = min(max_model_len, self.architecture.max_position)
-        return DraftModel(in_one_call(self.decoder, attention), attention, tables, self.num_tokens, max_len)
+        return DraftModel(on_host(self.decoder, attention), attention, tables, self.num_tokens, max_len)
 
     def describe(self) -> str:
         """Return a clause for the start-up screen."""

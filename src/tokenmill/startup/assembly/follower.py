@@ -18,7 +18,8 @@ from tokenmill.engine.parallel.shared_memory import SharedMemory
 from tokenmill.model.adapters.packing import FollowedAdapters
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.adapters import Adapter, AdapterSource
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
+from tokenmill.model.models.native_decoder import NativeDecoder
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.adapters import followed_adapters
@@ -159,7 +160,7 @@ def build_follower(
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
     has_room = attention.kv.num_bytes <= platform.available_bytes()
     idle_work = prefault(attention.kv.tensors) if is_asked_for and has_room else iter(())
-    decoder = in_one_call(model.decoder, attention)
-    adapters = followed_adapters(config, model.decoder, model.kernels, decoder is not model.decoder)
+    decoder = on_host(model.decoder, attention)
+    adapters = followed_adapters(config, model.decoder, model.kernels, isinstance(decoder, NativeDecoder))
     own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters)
     return Follower(*own) if group.later_stage is None else StageLeader(group.later_stage, *own)

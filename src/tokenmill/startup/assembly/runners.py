@@ -14,7 +14,7 @@ from tokenmill.engine.runner.row_state import RowState
 from tokenmill.engine.runner.step_sampler import HostSampler
 from tokenmill.engine.runner.transport import HostTransport
 from tokenmill.model.attention.row_extension import RowExtension
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
 from tokenmill.model.sampling.grammar_rows import GrammarRows
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.loading import LoadedModel, StartupTimer
@@ -44,7 +44,7 @@ def make_runner(
         from tokenmill.startup.assembly.device_runners import make_device_runner
 
         return make_device_runner(config, platform, model, attention, rows)
-    own = in_one_call(model.decoder, attention)
+    own = on_host(model.decoder, attention)
     in_calls = own if model.group is None else model.group.model(own)
     sampler = HostSampler(in_calls, memory.tables, native, rows.heads)
     if config.pipeline_parallel_size > 1:

@@ -13,7 +13,6 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.registry import AttentionChoice
 from tokenmill.model.kernels.native import available_levels
-from tokenmill.model.models.layer import native_obstacle
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.torch_package import has_torch, missing_torch
 
@@ -62,19 +61,12 @@ def _images(config: EngineConfig, architecture: Architecture | None) -> str | No
     return f"the vision tower of {architecture.name}"
 
 
-def _layers(config: EngineConfig, architecture: Architecture | None) -> str | None:
-    layers = () if architecture is None else architecture.layers
-    obstacle = next(filter(None, map(native_obstacle, layers)), None)
-    return None if architecture is None or obstacle is None else f"{architecture.name} ({obstacle})"
-
-
 NEEDS: dict[str, TorchNeed] = {
     "kernels": TorchNeed(_kernels, instead="--kernels auto does without"),
     "dtype": TorchNeed(_dtype, instead="--dtype bfloat16 does without"),
     "attention": TorchNeed(_attention, instead="--attention-backend auto does without"),
     "machine": TorchNeed(_machine, instead="`tokenmill doctor` says what this machine has"),
     "images": TorchNeed(_images, "vision"),
-    "layers": TorchNeed(_layers),
 }
 
 

@@ -64,7 +64,8 @@ class NativeAttention:
         """Cut the step into pieces natively, from its lengths, page table and angles."""
         for lengths in (batch.query_starts, batch.context_lens):
             assert lengths.dtype == np.int32 and lengths.flags.c_contiguous, "lengths are int32 in one piece"
-        assert batch.page_table.dtype == torch.int32 and batch.page_table.stride(1) == 1, "a page table is int32 rows"
+        row = batch.page_table[0]
+        assert str(row.dtype).removeprefix("torch.") == "int32", "a page table is int32 rows"
         angles, media = None, batch.media
         if media is not None:
             angles = media.rotary.rows(media.positions, media.axes)
@@ -74,8 +75,8 @@ class NativeAttention:
             len(batch.query_lens),
             batch.query_starts.ctypes.data,
             batch.context_lens.ctypes.data,
-            batch.page_table.data_ptr(),
-            batch.page_table.stride(0),
+            address(batch.page_table),
+            batch.page_table.shape[1],
             cos,
             sin,
         )
