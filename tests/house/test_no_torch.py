@@ -25,7 +25,6 @@ for module in pkgutil.walk_packages(getattr(package, "__path__", []), package.__
 # Modules of the weights that cannot be imported where there is no torch, and what brings it; a shorter list is better.
 WITH_TORCH = {
     "importance": "a decoder runs",
-    "mixture": "a decoder runs",
 }
 
 
