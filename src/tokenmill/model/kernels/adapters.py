@@ -103,7 +103,7 @@ class AdapterRows:
         from tokenmill.model.kernels.grouped_adapters import grouped_layers
         from tokenmill.model.kernels.stored_tensors import tensor_over
 
-        return grouped_layers(self.adapters, tensor_over(self.of_row), num_layers)
+        return grouped_layers([one.layers for one in self.adapters], tensor_over(self.of_row), num_layers)
 
 
 def _num_bytes(values: StoredArray | torch.Tensor) -> int:

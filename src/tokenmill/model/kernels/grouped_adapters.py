@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from tokenmill.model.kernels.adapter_parts import LayerAdapters
-from tokenmill.model.kernels.adapters import Adapter
 from tokenmill.model.kernels.protocol import Gate, LinearWeight
 from tokenmill.model.kernels.torch_kernels import gated
 
@@ -61,11 +60,13 @@ class GroupedLayer:
         )
 
 
-def grouped_layers(adapters: Sequence[Adapter], of_row: torch.Tensor, num_layers: int) -> list[GroupedLayer]:
-    """Return the adapted layers of a model; `of_row`: see `AdapterRows`."""
+def grouped_layers(
+    adapters: Sequence[Sequence[LayerAdapters]], of_row: torch.Tensor, num_layers: int
+) -> list[GroupedLayer]:
+    """Return the adapted layers of a model, of the layers of each adapter; `of_row`: see `AdapterRows`."""
     rows = [(of_row == number).nonzero().squeeze(1) for number in range(-1, len(adapters))]
     return [
-        GroupedLayer(tuple((own, one.layers[index]) for own, one in zip(rows[1:], adapters, strict=True)), rows[0])
+        GroupedLayer(tuple((own, one[index]) for own, one in zip(rows[1:], adapters, strict=True)), rows[0])
         for index in range(num_layers)
     ]
 

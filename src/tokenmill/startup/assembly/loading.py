@@ -134,7 +134,6 @@ def load(
     collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
     num_bytes = architecture.num_parameters() * BYTES_OF[config.dtype]
     num_threads, threads_reason = choose_threads(config, platform, num_bytes)
-    check(config, platform)
     kernels, kernels_reason = _choose_kernels(config, platform, folder, architecture, num_threads)
     check_recurrence_sizes(architecture, kernels.name)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
@@ -171,7 +170,8 @@ def load(
 def _choose_kernels(
     config: EngineConfig, platform: Platform, folder: Path, architecture: Architecture, num_threads: int
 ) -> tuple[Kernels, str]:
-    """Return kernels in formats that fit the budget, and why these."""
+    """Check what the device can do; return kernels in formats that fit the budget, and why these."""
+    check(config, platform)
     kernels, reason = choose_kernels(config, platform, folder, num_threads)
     return within_budget(config, kernels, architecture), reason
 
