@@ -27,7 +27,7 @@ from tokenmill.core.plan import StepPlan
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.runner.model_runner import EnteredStep, ModelRunner
 from tokenmill.model.weights import loader
-from tokenmill.startup.assembly import runners
+from tokenmill.startup.assembly import device_runners
 from tokenmill.startup.assembly.setup import build_engine
 
 NUM_DRAWN = 2
@@ -114,7 +114,7 @@ def cases(folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     large = made["many rows"]
 
     def without_parts() -> dict[str, Any]:
-        with patch.object(runners, "TWICE_READ_BYTES", 0):
+        with patch.object(device_runners, "TWICE_READ_BYTES", 0):
             return large()
 
     return {**made, "large weights": without_parts}

@@ -127,7 +127,7 @@ def test_native_draws_find_a_single_one_wherever_it_is(isa, value, rng):
 def test_the_argmax_of_a_head_says_where_it_is_no_number(isa, value, rng):
     weight, x = drawn(331, 33), drawn(5, 33)
     x[1, 3], x[3] = value, torch.nan
-    own = TorchKernels(torch.bfloat16, "cpu").linear_weight(331, 33)
+    own = TorchKernels("bfloat16", "cpu").linear_weight(331, 33)
     own.load_rows(0, weight)
     for matrix in (packed(isa, weight, threads=2), own):
         # Infinity times numbers of both signs is infinite in both directions.

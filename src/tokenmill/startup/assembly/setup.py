@@ -34,6 +34,7 @@ from tokenmill.startup.assembly.loading import LoadedModel, Progress, StartupTim
 from tokenmill.startup.assembly.memory import StepMemory, allocate, take_memory
 from tokenmill.startup.assembly.runners import capture, least_size, make_runner, room_for_kv
 from tokenmill.startup.assembly.warm_up import warm_up
+from tokenmill.startup.machine.torch_needs import check_torch
 from tokenmill.startup.ranks.group import config_of_rank, start_group
 from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
 
@@ -77,11 +78,12 @@ def build_engine(
     platform = platform or select_platform(config.device)
     config = dataclasses.replace(config, device=platform.device).resolve()
     find_policies(config.scheduling_policy, config.batch_policy, config.admission)  # before the weights are read
+    check_torch(config, None, platform)
     group = start_group(config)
     config = config_of_rank(config)
     try:
         if model is None:
-            model = load(config, platform, timer, [capability.check for capability in capabilities], group)
+            model = load(config, platform, timer, [check_torch, *(each.check for each in capabilities)], group)
         assembly = Assembly(config, platform, timer, model, _limits(config, model))
         assembly.install(capabilities)
         return _build(assembly)
