@@ -87,7 +87,10 @@ class EngineSettings(VisionConfig):
         plugins=POLICY_PLUGINS,
     )
     batch_policy: str = flag(
-        "mixed", "which requests may share a step", choices=("mixed", "prefill-first"), plugins=POLICY_PLUGINS
+        "mixed",
+        "which requests may share a step",
+        choices=("mixed", "decode-first", "prefill-first"),
+        plugins=POLICY_PLUGINS,
     )
     admission: str = flag(
         "whole-prompt",

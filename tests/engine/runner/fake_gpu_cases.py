@@ -71,7 +71,7 @@ def run(model: Path, wanted: list[AddRequest], **options: Any) -> dict[str, Any]
     SEEN.reset()
     errors: list[str] = []
     with ExitStack() as stack:
-        stack.enter_context(patch.object(runners, "Staging", FakeStaging))
+        stack.enter_context(patch.object(device_runners, "Staging", FakeStaging))
         stack.enter_context(patch.object(loader, "_dummy", lambda decoder, like, report: decoder))
         stack.enter_context(patch.object(ModelRunner, "_enter", _enter))
         stack.enter_context(MODE)

@@ -13,7 +13,7 @@ def num_tokens_run(harness: Harness) -> int:
     return sum(plan.num_tokens for plan in harness.runner.plans)
 
 
-@pytest.mark.parametrize("batch_policy", ["mixed", "prefill-first"])
+@pytest.mark.parametrize("batch_policy", ["mixed", "decode-first", "prefill-first"])
 def test_a_prompt_that_cannot_fit_beside_a_decode_waits_and_nothing_is_computed_in_vain(batch_policy: str) -> None:
     harness = Harness(
         num_pages=100, page_size=16, budget=256, max_model_len=1600, caching=False, batch_policy=batch_policy
@@ -71,7 +71,7 @@ def run_random_traffic(rng: random.Random, admission: str) -> Harness:
             budget=rng.randint(16, 40),
             max_model_len=64,
             caching=rng.random() < 0.5,
-            batch_policy=rng.choice(["mixed", "prefill-first"]),
+            batch_policy=rng.choice(["mixed", "decode-first", "prefill-first"]),
             admission=admission,
         )
     )

@@ -22,7 +22,7 @@ def first_step_of(harness: Harness, request_id: str) -> int:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("batch_policy", ["mixed", "prefill-first"])
+@pytest.mark.parametrize("batch_policy", ["mixed", "decode-first", "prefill-first"])
 def test_one_that_comes_later_is_served_before_all_that_wait_in_the_background(policy, batch_policy):
     print(f"seed {SEED}")
     rng = random.Random(SEED)

@@ -37,7 +37,7 @@ def test_a_row_brings_one_to_five_tokens_and_no_output_changes(depth: int) -> No
             num_pages=rng.randint(9, 14),
             page_size=rng.choice([1, 2, 4]) * 2,
             policy=rng.choice(["fair", "fcfs", "priority"]),
-            batch_policy=rng.choice(["mixed", "prefill-first"]),
+            batch_policy=rng.choice(["mixed", "decode-first", "prefill-first"]),
             admission=rng.choice(["whole-prompt", "optimistic", "reserve"]),
             max_model_len=18,
             eos=frozenset({3, 11}),

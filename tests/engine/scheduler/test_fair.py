@@ -68,7 +68,7 @@ def test_one_big_call_does_not_make_a_tiny_one_wait_and_loses_little(
         assert all(harness.records[request_id].finish_reason is not None for request_id in ids)
 
 
-@pytest.mark.parametrize("batch_policy", ["mixed", "prefill-first"])
+@pytest.mark.parametrize("batch_policy", ["mixed", "decode-first", "prefill-first"])
 def test_a_late_call_does_not_wait_for_the_prompts_before_it(batch_policy: str) -> None:
     harness = Harness(policy="fair", num_pages=400, budget=16, max_model_len=200, batch_policy=batch_policy)
     for n in range(3):

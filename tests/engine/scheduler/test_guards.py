@@ -60,7 +60,7 @@ OTHERS = "an entry point of tokenmill.policies or module:name"
         ),
         (
             {"batch_policy": "none"},
-            f"--batch-policy must be one of mixed, prefill-first, {OTHERS}, got 'none'",
+            f"--batch-policy must be one of mixed, decode-first, prefill-first, {OTHERS}, got 'none'",
         ),
         (
             {"admission": "all"},

@@ -37,7 +37,7 @@ def draw_settings(rng: random.Random, besides: str) -> Settings:
         budget=rng.randint(6, 20),
         threshold=rng.choice([0, 0, 3]),
         policy=rng.choice(["fair", "fcfs", "priority"]),
-        batch_policy=rng.choice(["mixed", "prefill-first"]),
+        batch_policy=rng.choice(["mixed", "decode-first", "prefill-first"]),
         admission=rng.choice(["whole-prompt", "optimistic", "reserve"]),
         depth=rng.choice([1, 2, 4]),
         num_stages=rng.choice([1, 1, 1, 2]),

@@ -121,7 +121,7 @@ class MediaTrace(RuleBasedStateMachine):
         budget=st.integers(6, 16),
         caching=st.booleans(),
         policy=st.sampled_from(["fair", "fcfs", "priority"]),
-        batch_policy=st.sampled_from(["mixed", "prefill-first"]),
+        batch_policy=st.sampled_from(["mixed", "decode-first", "prefill-first"]),
         admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
         depth=st.sampled_from([1, 2, 4]),
         encoder_budget=st.integers(4, 12),

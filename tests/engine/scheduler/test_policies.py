@@ -33,6 +33,17 @@ def test_prefill_first_never_mixes_prompts_with_decodes() -> None:
     assert plans(harness)[1] == {"1": 2, "2": 5, "3": 1}, "new prompts start before the first request decodes"
 
 
+def test_decode_first_leaves_no_decode_out_for_a_prompt() -> None:
+    harness = Harness(batch_policy="decode-first", budget=4)
+    decodes = [harness.add([n], max_tokens=8) for n in (20, 21)]
+    harness.step()
+    prompts = [harness.add([n] * 5, max_tokens=2) for n in (30, 31)]
+    harness.drain()
+    steps = plans(harness)
+    assert all(steps[at][name] == 1 for at in range(1, 8) for name in decodes), "a decode is in every step"
+    assert [steps[at].get(prompts[0]) for at in (1, 2, 3)] == [2, 2, 1], "prompts take what decodes leave"
+
+
 def test_reserve_admits_fewer_and_never_preempts() -> None:
     prompts = [[n * 10 + k for k in range(8)] for n in range(3)]
     harness = Harness(num_pages=8, max_num_seqs=3, admission="reserve")
@@ -74,7 +85,7 @@ def test_reset_is_refused_while_requests_run_or_preempts_them_when_asked(depth: 
     assert harness.kv.cache.num_evictable == 0
 
 
-@pytest.mark.parametrize("batch_policy", ["mixed", "prefill-first"])
+@pytest.mark.parametrize("batch_policy", ["mixed", "decode-first", "prefill-first"])
 def test_a_request_that_holds_twice_what_the_cache_has_goes_on_from_the_cache_at_once(batch_policy: str) -> None:
     harness = Harness(num_pages=8, page_size=1, max_num_seqs=2, budget=5, max_model_len=8, batch_policy=batch_policy)
     for _ in range(2):

@@ -7,7 +7,7 @@ import pytest
 from tests.engine.scheduler.harness import Harness, plans
 
 
-@pytest.mark.parametrize("batch_policy", ["mixed", "prefill-first"])
+@pytest.mark.parametrize("batch_policy", ["mixed", "decode-first", "prefill-first"])
 def test_one_that_yields_its_own_pages_does_not_come_back_in_the_same_step(batch_policy: str) -> None:
     harness = Harness(num_pages=4, budget=8, max_model_len=16, batch_policy=batch_policy, admission="optimistic")
     first = harness.add([1, 2], max_tokens=6)

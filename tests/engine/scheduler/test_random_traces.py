@@ -26,7 +26,7 @@ class SchedulerTrace(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 0, 3]),
         caching=st.booleans(),
         policy=st.sampled_from(["fair", "fcfs", "priority"]),
-        batch_policy=st.sampled_from(["mixed", "prefill-first"]),
+        batch_policy=st.sampled_from(["mixed", "decode-first", "prefill-first"]),
         admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
         depth=st.sampled_from([1, 2, 4]),
         num_stages=st.sampled_from([1, 1, 2, 4]),

@@ -10,7 +10,7 @@ import pytest
 from tests.engine.scheduler.harness import Harness
 
 POLICIES = ["fair", "fcfs", "priority"]
-BATCH_POLICIES = ["mixed", "prefill-first"]
+BATCH_POLICIES = ["mixed", "decode-first", "prefill-first"]
 ADMISSIONS = ["whole-prompt", "optimistic", "reserve"]
 
 

@@ -56,7 +56,7 @@ def settings_at_random(rng: random.Random, asked: list[Asked], max_num_seqs: int
         budget=rng.choice([4, 8, 16]),
         threshold=rng.choice([0, 0, 3]),
         policy=rng.choice(["fair", "fcfs", "priority"]),
-        batch_policy=rng.choice(["mixed", "prefill-first"]),
+        batch_policy=rng.choice(["mixed", "decode-first", "prefill-first"]),
         depth=rng.choice([1, 1, 2, 3]),
     )
 

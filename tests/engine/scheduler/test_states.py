@@ -159,7 +159,7 @@ class StateTrace(SchedulerTrace):
         threshold=st.sampled_from([0, 0, 3]),
         caching=st.sampled_from([True, True, True, False]),
         policy=st.sampled_from(["fair", "fcfs", "priority"]),
-        batch_policy=st.sampled_from(["mixed", "prefill-first"]),
+        batch_policy=st.sampled_from(["mixed", "decode-first", "prefill-first"]),
         admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
         depth=st.sampled_from([1, 2, 4]),
         eos=st.frozensets(st.integers(0, 49), max_size=6),

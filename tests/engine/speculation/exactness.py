@@ -110,7 +110,7 @@ def engine_options(rng: random.Random, form: str) -> dict[str, Any]:
         "num_pages": rng.choice([40, 70, 150]) * 16 // int(FORMATS[form].get("page_size", 4)),
         "async_scheduling": rng.random() < 0.4,
         "scheduling_policy": rng.choice(["fair", "fcfs", "priority"]),
-        "batch_policy": rng.choice(["mixed", "prefill-first"]),
+        "batch_policy": rng.choice(["mixed", "decode-first", "prefill-first"]),
         "admission": rng.choice(["whole-prompt", "optimistic", "reserve"]),
     }
 

@@ -27,7 +27,7 @@ class TransferTrace(SchedulerTrace):
         budget=st.integers(5, 24),
         threshold=st.sampled_from([0, 0, 3]),
         policy=st.sampled_from(["fair", "fcfs", "priority"]),
-        batch_policy=st.sampled_from(["mixed", "prefill-first"]),
+        batch_policy=st.sampled_from(["mixed", "decode-first", "prefill-first"]),
         admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
         depth=st.sampled_from([1, 2, 4]),
         drafts=st.sampled_from([0, 0, 4]),

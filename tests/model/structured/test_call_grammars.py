@@ -37,6 +37,7 @@ TAGS = (
     '<parameter=unit>\nC\n</parameter>\n<parameter=tags>\n["a"]\n</parameter>\n</function>\n</tool_call>'
 )
 PYTHONIC = '[get_weather(city="Ulm", days=2, unit="C", tags=["a"])]'
+GEMMA = '{city:<|"|>Ulm<|"|>,days:2,unit:<|"|>C<|"|>,tags:[<|"|>a<|"|>]}'
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,8 @@ PYTHONIC = '[get_weather(city="Ulm", days=2, unit="C", tags=["a"])]'
         ("qwen3_coder", TAGS, TAGS.replace("\n2\n", "\ntwo\n")),
         ("qwen3_coder", TAGS, TAGS.replace("=days", "=hours")),
         ("lfm2", f"<|tool_call_start|>{PYTHONIC}<|tool_call_end|>", PYTHONIC),
-        ("gemma4", f"<|tool_call>call:get_weather{ARGUMENTS}<tool_call|>", f"<|tool_call>call:get{ARGUMENTS}"),
+        ("gemma4", f"<|tool_call>call:get_weather{GEMMA}<tool_call|>", f"<|tool_call>call:get{GEMMA}"),
+        ("gemma4", f"<|tool_call>call:get_weather{GEMMA}<tool_call|>", f"<|tool_call>call:get_weather{ARGUMENTS}"),
         ("granite", f"<|tool_call|>[{OBJECT}]", f"<|tool_call|>{OBJECT}"),
         ("phi4_mini_json", f"<|tool_call|>[{OBJECT}]<|/tool_call|>", f"<|tool_call|>[{OBJECT}]."),
     ],

@@ -243,7 +243,7 @@ def test_what_a_limit_cuts_off_a_call_is_no_content() -> None:
         ("mistral", 'Look.[TOOL_CALLS] [{"name"'),
         ("granite", "Look.<|tool_call|>["),
         ("qwen3_coder", "Look.<tool_call>\n<function=g"),
-        ("gemma4", 'Look.<|tool_call>call:get{"city": "Os'),
+        ("gemma4", 'Look.<|tool_call>call:get{city:<|"|>Os'),
         ("lfm2", "Look.<|tool_call_start|>[get(ci"),
     ]:
         parser = AnswerParser(None, NOTATIONS[notation].parser([]), keeps_calls=True)

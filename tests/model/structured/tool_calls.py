@@ -1,6 +1,6 @@
 """No call is malformed: calls of all notations under `tool_choice: "auto"`, drawn at random, are counted.
 
-    python -m tests.model.structured.tool_calls [--calls 10000] [--seed 0]
+    python -m tests.model.structured.tool_calls [--calls 10000] [--seed 0] [--notations gemma4]
 
 Three models at temperature 2: random weights with the marks of calls as tokens, random weights that spell each mark in
 two tokens, and the demo. That they open calls, and end their texts, is made likely by `logit_bias` alone; what a call
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, takewhile
@@ -72,7 +72,22 @@ OPENINGS: dict[str, tuple[str, ...]] = {
     harmony.NOTATION_NAME: ("<|start|>", "Ġto=functions."),
 }
 _UNMARKED = ("llama3_json", "pythonic", harmony.NOTATION_NAME)
-_CLOSERS = ('"', "}", "]", '"}', "\n", "</tool_call>", ")", "</", "parameter", "function", ">", "{}", "<tool_call|>")
+_CLOSERS = (
+    '"',
+    "}",
+    "]",
+    '"}',
+    "\n",
+    "</tool_call>",
+    ")",
+    "</",
+    "parameter",
+    "function",
+    ">",
+    "{}",
+    "<tool_call|>",
+    '<|"|>',
+)
 _OPENING_SHARE, _CLOSING_SHARE, _END_SHARE, _TEMPERATURE = 0.35, 0.4, 0.05, 2.0
 _PROMPT = "<|im_start|>user\nWhat is the weather in Paris?<|im_end|>\n<|im_start|>assistant\n"
 _ANSWER = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
@@ -260,7 +275,7 @@ def check_call(counts: Counts, asked: Asked, name: str, arguments: str) -> None:
         counts.not_valid.append(fault)
         return
     strict = functions[name].get("strict")
-    if strict is False and NOTATIONS[asked.notation].writes_json:
+    if strict is False and NOTATIONS[asked.notation].writes_objects:
         return
     schema = closed({"type": "object", **functions[name]["parameters"]}, strict is True)
     try:
@@ -302,17 +317,17 @@ def benches(folder: Path, rng: random.Random, counts: Counts) -> Iterator[list[B
             bench.close()
 
 
-def check(seed: int, num_calls: int) -> Counts:
+def check(seed: int, num_calls: int, notations: Sequence[str] = tuple(OPENINGS)) -> Counts:
     """Draw calls until there are this many, with as many of each notation at least."""
     rng, counts = random.Random(seed), Counts()
-    share, wanted = math.ceil(num_calls / len(OPENINGS)), list(OPENINGS)
+    share, wanted = math.ceil(num_calls / len(notations)), [*notations]
     with (
         tempfile.TemporaryDirectory() as folder,
         benches(Path(folder), rng, counts) as made,
-        tqdm(total=share * len(OPENINGS), unit="call", smoothing=0, mininterval=20) as bar,
+        tqdm(total=share * len(notations), unit="call", smoothing=0, mininterval=20) as bar,
     ):
         while wanted or any(bench.has_work for bench in made):
-            wanted = [name for name in OPENINGS if counts.calls[name] < share]
+            wanted = [name for name in notations if counts.calls[name] < share]
             before = counts.calls.total()
             for bench in made:
                 bench.step(wanted)
@@ -325,10 +340,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=root_seed())
+    parser.add_argument("--notations", nargs="+", choices=OPENINGS, default=[*OPENINGS])
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr)
     started = time.monotonic()
-    counts = check(options.seed, options.calls)
+    counts = check(options.seed, options.calls, options.notations)
     faults = {name: getattr(counts, name) for name in ("not_json", "not_valid", "not_read", "failed")}
     for name, cases in faults.items():
         for case in cases[:5]:

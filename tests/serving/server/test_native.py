@@ -114,6 +114,19 @@ def test_its_questions_about_the_server(echo_server):
     assert echo_server.post("/flush_cache").text == "Cache flushed.\n"
 
 
+def test_mini_sglangs_body_streams_pieces_of_text(echo_server):
+    reply = echo_server.post("/generate", {"prompt": "a\nb\r\nc d", "max_tokens": 40, "ignore_eos": True})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *events, done, end = reply.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    lines = [[line.removeprefix("data: ") for line in event.split("\n")] for event in events]
+    told = "".join("\n".join(event) for event in lines)
+    params = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 0}
+    whole = echo_server.post("/generate", {"text": "a\nb\r\nc d", "sampling_params": params}).json()["text"]
+    assert told.replace("\n", "") == whole.replace("\r", "").replace("\n", "")
+    assert told.startswith("a\nb"), "a line end within a piece is a line of its event"
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -136,6 +149,10 @@ def test_its_questions_about_the_server(echo_server):
         {"text": ["x"] * 20, "sampling_params": [{"n": 100}] * 20},
         {"text": "x", "sampling_params": {"logit_bias": {"x": 1}}},
         {"text": "x", "return_logprob": True, "top_logprobs_num": 21},
+        {"prompt": "x"},
+        {"prompt": "x", "text": "x", "max_tokens": 2},
+        {"prompt": "x", "max_tokens": 2, "sampling_params": {}},
+        {"text": "x", "max_tokens": 2},
         {"text": "x", "lora_path": "x"},
         {"text": "x", "image_data": "x"},
     ],

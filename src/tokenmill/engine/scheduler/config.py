@@ -23,7 +23,7 @@ class SchedulerConfig:
 
     Attributes:
         policy: `fair`, `fcfs`, `priority` or one of the user's: the order of the queues.
-        batch_policy: `mixed`, `prefill-first` or one of the user's: which requests may share a step.
+        batch_policy: `mixed`, `decode-first`, `prefill-first` or one of the user's: which requests may share a step.
         admission: `whole-prompt`, `optimistic`, `reserve` or one of the user's: what an admitted request takes at once.
         seed: for requests that bring none.
         num_stages: of the pipeline that runs the steps, several at a time: a request runs again only when its token is

@@ -192,6 +192,17 @@ class Mixed(BatchPolicy):
             step.admit()
 
 
+class DecodeFirst(BatchPolicy):
+    """Puts every decode into each step, and prompts into what they leave: texts go on evenly, prompts wait for it."""
+
+    def fill(self, step: Step) -> None:
+        """Schedule decodes, then prompts; admit new ones unless pages ran short."""
+        has_pages = step.advance(lambda request: not request.is_prefilling, lets_in=False)
+        has_pages &= step.advance(lambda request: request.is_prefilling)
+        if has_pages or step.is_empty:
+            step.admit()
+
+
 class PrefillFirst(BatchPolicy):
     """Fills a step with prompts, else with decodes (Mini-SGLang): new requests start soonest, decodes wait for them."""
 
@@ -211,7 +222,11 @@ ADMISSION_POLICIES: dict[str, type[AdmissionPolicy]] = {
     "optimistic": Optimistic,
     "reserve": Reserve,
 }
-BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"mixed": Mixed, "prefill-first": PrefillFirst}
+BATCH_POLICIES: dict[str, type[BatchPolicy]] = {
+    "mixed": Mixed,
+    "decode-first": DecodeFirst,
+    "prefill-first": PrefillFirst,
+}
 
 Policy = TypeVar("Policy", QueuePolicy, AdmissionPolicy, BatchPolicy)
 

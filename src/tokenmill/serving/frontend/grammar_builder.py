@@ -121,6 +121,22 @@ class GrammarBuilder:
         value = f"VALUE: CLOSED & ~/(?s:.*){ending}(?s:.+)/"
         return self.lark(f"start: VALUE\n{value}\nCLOSED: OWN {literal(chr(10) + end)}\nOWN: {own}")
 
+    def text_between(self, quote: str, mark: str, least: int = 0, most: int = 0, forms: Sequence[str] = ()) -> str:
+        """Return the rule for a text between two marks, which does not hold the mark.
+
+        Args:
+            quote: the rule of the mark, see `marker`. least, most, forms: see `text_before`.
+        """
+        most = most or self._max_string_length
+        length = f"(?s:.{{{least},{max(most, least) if most else ''}}})"
+        own = " & ".join(f"/{_escaped_regex(form)}/" for form in (length, *forms))
+        holding = _escaped_regex(re.escape(mark))
+        if quote.startswith("<["):
+            may_be_empty = "?" if not least and all(map(_takes_nothing, forms)) else ""
+            return self.lark(f"start: {quote} OWN{may_be_empty} {quote}\nOWN: {own} & ~/(?s:.*){holding}(?s:.*)/")
+        value = f"VALUE: CLOSED & ~/(?s:.*){holding}(?s:.+)/"
+        return self.lark(f"start: {quote} VALUE\n{value}\nCLOSED: OWN {literal(mark)}\nOWN: {own}")
+
     def lark(self, text: str, notation: str = "part") -> str:
         """Return the rule for a grammar whose start rule is `start`."""
         return self._part({"lark_grammar": text}, notation)
@@ -181,6 +197,14 @@ def anything() -> str:
 def literal(text: str) -> str:
     """Return a text as a string of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def _takes_nothing(form: str) -> bool:
+    """Return True if the empty text matches a regular expression, as far as Python reads it as llguidance does."""
+    try:
+        return re.fullmatch(form, "") is not None
+    except re.error:
+        return False
 
 
 def _escaped_regex(regex: str) -> str:

@@ -225,7 +225,7 @@ def _lazy_grammar(
     notation = NOTATIONS[calls.parser]
     wanted = [tool for tool in map(read_tool, tools or ()) if tool.name in calls.names]
     text = FreeText(builder)
-    answer = notation.lazy(text, [tool.loosened() for tool in wanted] if notation.writes_json else wanted)
+    answer = notation.lazy(text, [tool.loosened() for tool in wanted] if notation.writes_objects else wanted)
     # Where answers have an opening, thinking is one of their messages.
     before = thinking if thinking is None or not thinking.opening else None
     rule, is_optional = text.grammar(answer, before), not any(tool.is_strict for tool in wanted)

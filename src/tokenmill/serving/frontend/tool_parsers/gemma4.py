@@ -13,10 +13,11 @@ from typing import Any
 from tokenmill.core.json_text import whole_characters
 from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
+from tokenmill.serving.frontend.tool_parsers.gemma4_values import QUOTE, Gemma4Values
 from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.serving.frontend.tool_parsers.scanners import MarkerFinder, finite
 
-BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+BEGIN, END = "<|tool_call>", "<tool_call|>"
 _CALL = re.compile(r"\s*call:([A-Za-z0-9_.\-]{1,64})\s*(?=\{)")
 # A text, a bracket or a separator, a text as JSON has it, or a bare word; white space goes.
 _TOKEN = re.compile(
@@ -35,26 +36,23 @@ class Gemma4Notation:
     """Gemma 4's notation of calls."""
 
     needs_special_tokens = True
-    writes_json = True
+    writes_objects = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> Gemma4Parser:
         """Return a parser for one answer."""
         return Gemma4Parser()
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """Return the rule of calls between tokens; arguments are a JSON object, which the parser reads too."""
-        calls = " | ".join(
-            f"({literal('call:' + tool.name)} {builder.arguments(tool.parameters, tool.is_strict)})" for tool in tools
-        )
+        """Return the rule of calls between tokens."""
+        values = Gemma4Values(builder)
+        calls = " | ".join(f"({literal('call:' + tool.name)} {values.arguments(tool)})" for tool in tools)
         call = f"{builder.marker(BEGIN)} ({calls}) {builder.marker(END)}"
         return f"({call})+" if is_parallel else f"({call})"
 
     def lazy(self, text: FreeText, tools: Sequence[Tool]) -> str:
         """Return the rule of text with calls between tokens."""
-        calls = " | ".join(
-            f"{literal('call:' + tool.name)} {text.builder.arguments(tool.parameters, tool.is_strict)}"
-            for tool in tools
-        )
+        values = Gemma4Values(text.builder)
+        calls = " | ".join(f"{literal('call:' + tool.name)} {values.arguments(tool)}" for tool in tools)
         return text.with_calls((BEGIN,), f"({calls}) {text.closing(END)}")
 
 

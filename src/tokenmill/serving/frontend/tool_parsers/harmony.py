@@ -44,7 +44,7 @@ class HarmonyNotation:
     """gpt-oss's notation of calls; answers are read by `HarmonyParser`."""
 
     needs_special_tokens = True
-    writes_json = True
+    writes_objects = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> ToolParser:
         """Raise AssertionError: `HarmonyParser` reads the whole answer."""

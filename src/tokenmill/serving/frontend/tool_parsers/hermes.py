@@ -16,7 +16,7 @@ class HermesNotation:
     """The notation of calls of Hermes and Qwen."""
 
     needs_special_tokens = False
-    writes_json = True
+    writes_objects = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> HermesParser:
         """Return a parser for one answer."""

@@ -26,7 +26,7 @@ class JsonListNotation:
     markers: tuple[str, ...]
     end: str = ""
     needs_special_tokens = True
-    writes_json = True
+    writes_objects = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> JsonListParser:
         """Return a parser for one answer."""

@@ -17,7 +17,7 @@ class Lfm2Notation:
     """LFM2's notation of calls."""
 
     needs_special_tokens = True
-    writes_json = False
+    writes_objects = False
 
     def parser(self, tools: Sequence[Tool] = ()) -> Lfm2Parser:
         """Return a parser for one answer."""

@@ -24,7 +24,7 @@ class Llama3JsonNotation:
     """Llama 3's notation of calls."""
 
     needs_special_tokens = False
-    writes_json = True
+    writes_objects = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> Llama3JsonParser:
         """Return a parser for one answer."""

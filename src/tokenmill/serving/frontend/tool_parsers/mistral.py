@@ -19,7 +19,7 @@ class MistralNotation:
     """Mistral's notations of calls."""
 
     needs_special_tokens = True
-    writes_json = True
+    writes_objects = True
 
     def parser(self, tools: Sequence[Tool] = ()) -> MistralParser:
         """Return a parser for one answer."""

@@ -76,11 +76,11 @@ class Notation(Protocol):
 
     Attributes:
         needs_special_tokens: its markers are special tokens, which must stay in the text.
-        writes_json: the arguments are one JSON object.
+        writes_objects: the arguments are written as one object, so that any object can be.
     """
 
     needs_special_tokens: bool
-    writes_json: bool
+    writes_objects: bool
 
     def parser(self, tools: Sequence[Tool] = ()) -> ToolParser:
         """Return a parser for one answer, which may call these tools."""

@@ -40,7 +40,7 @@ class PythonicNotation:
     """The pythonic notation of calls."""
 
     needs_special_tokens = False
-    writes_json = False
+    writes_objects = False
 
     def parser(self, tools: Sequence[Tool] = ()) -> PythonicParser:
         """Return a parser for one answer."""

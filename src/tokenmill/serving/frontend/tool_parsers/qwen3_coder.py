@@ -40,7 +40,7 @@ class Qwen3CoderNotation:
     """The notation of calls of Qwen3-Coder and Qwen3.5."""
 
     needs_special_tokens = False
-    writes_json = False
+    writes_objects = False
 
     def parser(self, tools: Sequence[Tool] = ()) -> Qwen3CoderParser:
         """Return a parser for one answer, which takes the types of arguments from these tools."""
