@@ -6,7 +6,6 @@ Tokens are drawn from the plain logits first, before the host knows what rows as
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,44 +15,11 @@ from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.step_sampler import Masks, Sampled, places
 from tokenmill.model.attention.row_extension import Sent
-from tokenmill.model.sampling.draws import NO_TOKEN
-from tokenmill.model.sampling.sampler import NOTHING_LEFT, SampledTokens, Sampler
-from tokenmill.model.sampling.sampler import Masks as Bitmasks
+from tokenmill.model.sampling.sampler import Drawn, Sampler, sample_drawn
 from tokenmill.model.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:
     from tokenmill.model.sampling.sampler import DrawKernel
-    from tokenmill.platform.arrays import Array
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Logits, draws and tokens of S rows on a device that the host does not wait for.
-
-    Attributes:
-        logits: [S, V] of any float; overwritten if they are float32, else widened where a row asks for more.
-        draws: [S, NUM_FIELDS] int64, the packed draws.
-        token_ids: [S] int64, the result of `Sampler.draw` for these, perhaps in a graph.
-    """
-
-    logits: torch.Tensor
-    draws: torch.Tensor
-    token_ids: torch.Tensor
-
-
-def sample_drawn(
-    sampler: Sampler, source: Drawn, metadata: SamplingMetadata, token_table: Array, masks: Bitmasks | None = None
-) -> SampledTokens:
-    """Sample again where a row asks for more than its draw; see `Sampler.sample_logits`."""
-    drawn = source.token_ids
-    if masks is None and not metadata.needs_processing:
-        return SampledTokens(drawn)
-    logits = source.logits.float()
-    sampled = sampler.sample_logits(logits, metadata, token_table, masks, source.draws, drawn)
-    token_ids: torch.Tensor = sampled.token_ids
-    # What the logits alone gave says whether they are numbers.
-    token_ids = token_ids.where(token_ids >= 0, NOTHING_LEFT).where(drawn >= 0, NO_TOKEN)
-    return SampledTokens(token_ids, sampled.logprobs)
 
 
 class DeviceSampler:
