@@ -10,9 +10,8 @@ import torch
 from tests.model.sampling.oracle import distribution, metadata_of, new_row, process
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.model.sampling import reference
-from tokenmill.model.sampling.drawn import Drawn, sample_drawn
 from tokenmill.model.sampling.logprobs import to_messages
-from tokenmill.model.sampling.sampler import Outputs, Sampler
+from tokenmill.model.sampling.sampler import Drawn, Outputs, Sampler, sample_drawn
 from tokenmill.model.sampling.state import SamplingState
 
 MAX_LEN = 40

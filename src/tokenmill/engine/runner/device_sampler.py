@@ -1,4 +1,7 @@
-"""`DeviceSampler`: sample on a device that the host does not wait for."""
+"""`DeviceSampler`: sample on a device that the host does not wait for.
+
+Tokens are drawn from the plain logits first, before the host knows what rows ask for beyond that.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.step_sampler import Masks, Sampled, places
 from tokenmill.model.attention.row_extension import Sent
-from tokenmill.model.sampling.drawn import Drawn, sample_drawn
-from tokenmill.model.sampling.sampler import Sampler
+from tokenmill.model.sampling.sampler import Drawn, Sampler, sample_drawn
 from tokenmill.model.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:

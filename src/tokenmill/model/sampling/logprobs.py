@@ -71,7 +71,7 @@ def take_logprobs(
     else:
         from tokenmill.model.sampling import torch_logprobs
 
-        found = torch_logprobs.take(logits, indices, sampled_ids, num_top)
+        found = torch_logprobs.take(logits, indices, sampled_ids, num_top, LOWEST_LOGPROB)
     return LogprobArrays(group.indices, group.counts, sampled_ids, *found)
 
 

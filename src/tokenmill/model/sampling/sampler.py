@@ -104,6 +104,21 @@ def on_host(array: Array) -> npt.NDArray[Any]:  # until the cut
 
 
 @dataclass(frozen=True, slots=True)
+class Drawn:
+    """Logits, draws and tokens of S rows on a device that the host does not wait for.
+
+    Attributes:
+        logits: [S, V] of any float; overwritten if they are float32, else widened where a row asks for more.
+        draws: [S, NUM_FIELDS] int64, the packed draws.
+        token_ids: [S] int64, the result of `Sampler.draw` for these, perhaps in a graph.
+    """
+
+    logits: Array
+    draws: Array
+    token_ids: Array
+
+
+@dataclass(frozen=True, slots=True)
 class SampledTokens:
     """The tokens that S rows sampled.
 
@@ -225,6 +240,22 @@ class Sampler:
         again = xp.copy(token_ids)
         again[rows] = xp.where(allows(mask, xp.at_least(first, 0)), first, second)
         return again
+
+
+def sample_drawn(
+    sampler: Sampler, source: Drawn, metadata: SamplingMetadata, token_table: Array, masks: Masks | None = None
+) -> SampledTokens:
+    """Sample again where a row asks for more than its draw; see `Sampler.sample_logits`."""
+    drawn = source.token_ids
+    if masks is None and not metadata.needs_processing:
+        return SampledTokens(drawn)
+    xp = library_of(drawn)
+    logits = xp.astype(source.logits, "float32")
+    sampled = sampler.sample_logits(logits, metadata, token_table, masks, source.draws, drawn)
+    token_ids = xp.where(sampled.token_ids >= 0, sampled.token_ids, NOTHING_LEFT)
+    # What the logits alone gave says whether they are numbers.
+    token_ids = xp.where(drawn >= 0, token_ids, NO_TOKEN)
+    return SampledTokens(token_ids, sampled.logprobs)
 
 
 def _draw_on_host(native: _native.Kernels | None) -> DrawKernel:

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.model.sampling.logprobs import LOWEST_LOGPROB
 from tokenmill.model.sampling.ranking import LARGEST, finite, largest
 
 if TYPE_CHECKING:
@@ -21,28 +20,34 @@ _GROUP_WIDTH = 128
 _PART_SIZE = 2**19
 
 
-def take(logits: Array, indices: Array, sampled_ids: Array, num_top: int) -> tuple[Array, Array, Array, Array]:
+def take(
+    logits: Array, indices: Array, sampled_ids: Array, num_top: int, lowest: float
+) -> tuple[Array, Array, Array, Array]:
     """Return logprobs and ranks of sampled tokens, [n] float64 and int64; ids and logprobs of the likely ones,
     [n, num_top].
 
     Args:
         indices, sampled_ids: [n] int64, rows of the logits and the token of each.
+        lowest: the least log probability to tell.
     """
     if isinstance(logits, np.ndarray):
         rows, ids = torch.from_numpy(indices), torch.from_numpy(sampled_ids)
-        logprobs, ranks, top_ids, top_logprobs = _take(torch.from_numpy(logits), rows, ids, num_top)
+        logprobs, ranks, top_ids, top_logprobs = _take(torch.from_numpy(logits), rows, ids, num_top, lowest)
         return logprobs.numpy(), ranks.numpy(), top_ids.numpy(), top_logprobs.numpy()
-    return _take(logits, indices, sampled_ids, num_top)
+    return _take(logits, indices, sampled_ids, num_top, lowest)
 
 
-def _take(logits: Tensor, indices: Tensor, sampled_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _take(
+    logits: Tensor, indices: Tensor, sampled_ids: Tensor, num_top: int, lowest: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     size = max(1, _PART_SIZE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     parts = [
         _take_part(finite(logits[rows]), ids, num_top)
         for rows, ids in zip(indices.split(size), sampled_ids.split(size), strict=True)
     ]
     logprobs, ranks, top_ids, top_logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
-    return logprobs, ranks.long(), top_ids, top_logprobs
+    # A NaN stays one.
+    return logprobs.clamp(min=lowest), ranks.long(), top_ids, top_logprobs.clamp(min=lowest)
 
 
 def _take_part(rows: Tensor, sampled_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -53,7 +58,7 @@ def _take_part(rows: Tensor, sampled_ids: Tensor, num_top: int) -> tuple[Tensor,
     is_before = (rows > sampled) | ((rows == sampled) & (ids < sampled_ids[:, None]))
     ranks = 1 + is_before.sum(-1, dtype=torch.int32)  # int32: summed in place of a widened copy.
     top, top_ids = largest(rows, num_top)
-    return _bounded(sampled - normalizer).squeeze(1), ranks, top_ids, _bounded(top - normalizer)
+    return (sampled - normalizer).squeeze(1), ranks, top_ids, top - normalizer
 
 
 def _total(weights: Tensor) -> Tensor:
@@ -64,7 +69,3 @@ def _total(weights: Tensor) -> Tensor:
     if rest:
         sums = torch.cat([sums, weights[:, vocab_size - rest :].sum(-1, keepdim=True)], dim=1)
     return sums.cumsum(-1, dtype=torch.float64)[:, -1:]
-
-
-def _bounded(logprobs: Tensor) -> Tensor:
-    return logprobs.clamp(min=LOWEST_LOGPROB)  # a NaN stays one
