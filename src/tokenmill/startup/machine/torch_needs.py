@@ -1,6 +1,6 @@
 """List what runs on torch where there is no GPU, and refuse it by name where torch is not installed.
 
-Everything else runs in NumPy and the native kernels. `platform/select.py` refuses a GPU, all of which needs torch, and the
+Everything else runs in NumPy and the native kernels. `platform/select.py` refuses a GPU, all of which needs torch; the
 registry of attention says why `auto` found no backend.
 """
 
