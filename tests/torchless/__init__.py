@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).parents[2]
 BLOCKED = Path(__file__).parent / "blocked"
-# Until the engine's code does without torch: `1` runs these tests, `rehearsal` runs them where torch can be imported.
+# `rehearsal` runs these tests where torch can be imported.
 WISH = os.environ.get("TORCHLESS", "")
-until_the_cut = pytest.mark.skipif(not WISH, reason="TORCHLESS=1 runs it: the engine's code still imports torch")
 
 
 def environment(is_blocked: bool = True, **settings: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.torchless import environment, until_the_cut
+from tests.torchless import environment
 
 LIST = Path(__file__).with_name("with_torch.txt")
 PROGRAM = """
@@ -41,7 +41,6 @@ def modules_with_torch() -> list[str]:
     return sorted(done.stdout.split())
 
 
-@until_the_cut
 def test_no_other_module_needs_torch() -> None:
     found = modules_with_torch()
     assert found == LIST.read_text(encoding="utf-8").split()

@@ -14,14 +14,11 @@ from tests.checkpoints import make_checkpoint
 from tests.model.models.test_native_decoder import FAMILIES, WITH_STATES
 from tests.model.weights.gguf_writer import write_gguf
 from tests.tiers import tier
-from tests.torchless import WISH, environment, until_the_cut
+from tests.torchless import WISH, environment
 from tokenmill.demo import demo_model_path
 from tokenmill.model.kernels.native import load_kernels
 
-pytestmark = [
-    pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here"),
-    until_the_cut,
-]
+pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
 
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}
 # Of the demo model, in processes of about the same length.

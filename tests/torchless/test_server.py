@@ -16,13 +16,10 @@ from typing import Any
 import pytest
 
 from tests.serving.server.running_server import START_SECONDS, RunningServer, free_port
-from tests.torchless import REPOSITORY, WISH, environment, until_the_cut
+from tests.torchless import REPOSITORY, WISH, environment
 from tokenmill.model.kernels.native import load_kernels
 
-pytestmark = [
-    pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here"),
-    until_the_cut,
-]
+pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
 
 NAME = "tokenmill-demo"
 FLAGS = ("--max-model-len", "512", "--max-num-seqs", "8", "--num-pages", "128", "--served-model-name", NAME)

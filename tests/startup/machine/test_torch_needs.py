@@ -88,8 +88,8 @@ def test_what_the_config_asks_for_is_refused_before_a_model_is_looked_for(monkey
 def test_attention_that_has_no_native_kernels_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = checkpoint("qwen3", tmp_path / "model")
     said = refusal(EngineConfig(model=str(folder), device="cpu", page_size=8), monkeypatch)
-    assert said.startswith("the cpu attention (batched torch: the native attention needs a page size")
-    assert said.endswith("needs torch, which is not installed (pip install 'tokenmill[torch]')")
+    assert said.startswith("no attention backend can serve here: the native attention needs a page size")
+    assert said.endswith("torch is not installed (pip install tokenmill[torch])")
 
 
 def test_a_native_model_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

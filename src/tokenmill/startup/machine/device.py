@@ -23,7 +23,6 @@ from tokenmill.model.weights.loader import check_stored, choose_formats
 from tokenmill.model.weights.mixture import can_mix, typical_formats
 from tokenmill.platform.memory import huge_pages
 from tokenmill.platform.protocol import Platform
-from tokenmill.startup.machine.torch_needs import check_attention
 
 logger = logging.getLogger(__name__)
 
@@ -129,9 +128,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
         is_invariant=config.batch_invariant,
         shares_splits=config.shared_splits,
     )
-    choice = choose_attention(config.attention_backend, wanted)
-    check_attention(choice)
-    return choice
+    return choose_attention(config.attention_backend, wanted)
 
 
 def gpu_kernels(config: EngineConfig, platform: Platform, experts: PackedFormat | None = None) -> tuple[Kernels, str]:

@@ -1,7 +1,7 @@
 """List what runs on torch where there is no GPU, and refuse it by name where torch is not installed.
 
-Everything else runs in NumPy and the native kernels. `platform/select.py` refuses a GPU, which has no table: all of it
-needs torch.
+Everything else runs in NumPy and the native kernels. `platform/select.py` refuses a GPU, all of which needs torch; the
+registry of attention says why `auto` found no backend.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from dataclasses import dataclass
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.model.architecture.architecture import Architecture
-from tokenmill.model.attention.registry import AttentionChoice
 from tokenmill.model.kernels.native import available_levels
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.torch_package import has_torch, missing_torch
-
-NATIVE = "native"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +82,3 @@ def check_torch(config: EngineConfig, architecture: Architecture | None, platfor
         wish = need.wish(config, architecture)
         if wish is not None:
             raise missing_torch(wish, need.extra, need.instead)
-
-
-def check_attention(choice: AttentionChoice) -> None:
-    """Refuse an attention backend of torch's that `auto` has come to, where torch is not installed.
-
-    Raises:
-        InvalidConfig: why the native attention does not serve, and the command that installs torch.
-    """
-    if choice.name != NATIVE and not has_torch():  # on a GPU it is there
-        raise missing_torch(f"the {choice.name} attention ({choice.reason})")
