@@ -79,7 +79,7 @@ class CpuPlatform:
         return self._cores[allowed]
 
     def set_num_threads(self, wanted: int | None = None) -> int:
-        """Return how many threads to use (default: `num_threads()`), and tell torch if it is there."""
+        """Return how many threads to use (default: `num_threads()`), and tell torch if it is imported by now."""
         threads = wanted or self.num_threads()
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(threads)

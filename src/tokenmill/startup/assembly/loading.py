@@ -173,6 +173,7 @@ def _choose_kernels(
     """Check what the device can do; return kernels in formats that fit the budget, and why these."""
     check(config, platform)
     kernels, reason = choose_kernels(config, platform, folder, num_threads)
+    platform.set_num_threads(num_threads)  # the kernels may have brought torch
     return within_budget(config, kernels, architecture), reason
 
 

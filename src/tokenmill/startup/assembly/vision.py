@@ -70,10 +70,10 @@ class Images(Capability):
         if not assembly.model.architecture.takes_images:
             return None
         with assembly.timer.phase("loading the vision tower"):
-            return cls._load(assembly.config, assembly.model)
+            return cls._load(assembly.config, assembly.model, assembly.platform)
 
     @classmethod
-    def _load(cls, config: EngineConfig, model: LoadedModel) -> Self | None:
+    def _load(cls, config: EngineConfig, model: LoadedModel, platform: Platform) -> Self | None:
         spec = read_vision(model.folder)
         if spec is None:
             return None
@@ -81,6 +81,7 @@ class Images(Capability):
         from tokenmill.model.vision.encoder import Encoder, PixelStore
         from tokenmill.model.vision.tower import load_tower
 
+        platform.set_num_threads(model.num_threads)
         pixels, tower = PixelStore(), load_tower(model.folder, spec, model.kernels)
         (rotary,) = model.decoder.rotary.values()
         encoder = Encoder(spec, tower, pixels, rotary, config.max_num_seqs)
