@@ -9,8 +9,8 @@ import pytest
 
 from tests.engine.scheduler.drafters import HalfRightDrafter
 from tests.engine.scheduler.harness import Harness
-from tests.engine.scheduler.paged_memory_runner import expected_output
 from tokenmill.core.request import FinishReason, Request, TokenArray
+from tokenmill.lab.conformance.memory_runner import expected_output
 
 
 def counts_of(harness: Harness) -> set[int]:

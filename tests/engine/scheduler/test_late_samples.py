@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.engine.scheduler.harness import Harness, Settings
-from tests.engine.scheduler.paged_memory_runner import PagedMemoryRunner, result_of
 from tests.engine.transfer.fake_source import TransferHarness
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason
 from tokenmill.engine.transfer.extension import TransferExecutor
+from tokenmill.lab.conformance.memory_runner import PagedMemoryRunner, result_of
 
 
 class LateRunner(PagedMemoryRunner):

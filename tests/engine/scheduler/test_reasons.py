@@ -89,7 +89,7 @@ def test_no_row_is_taken_and_no_page_held_while_a_request_waits() -> None:
     before = harness.kv.num_available
     harness.step()
     assert harness.kv.num_available in (before, before - 1), "only the running request may have taken a page"
-    assert harness.scheduler._state.rows.num_free == 3
+    assert harness.scheduler.state.rows.num_free == 3
     harness.drain()
 
 

@@ -201,7 +201,7 @@ def test_with_steps_in_flight_a_short_request_waits_for_returning_pages_instead_
     reasons = set()
     while harness.engine.has_work:
         harness.step()
-        reasons |= {request.wait_reason for request in harness.scheduler._state.running}
+        reasons |= {request.wait_reason for request in harness.scheduler.state.running}
     assert any("that in-flight steps still use" in reason for reason in reasons)
     harness.drain()
 

@@ -69,7 +69,7 @@ def run(
 ) -> Harness:
     """Answer all of them; with `rng` they come between steps. `Harness.drain` has the bound on steps."""
     harness = Harness(settings)
-    harness.scheduler._state.__class__ = state
+    harness.scheduler.state.__class__ = state
     for prompt, max_tokens in asked:
         for _ in range(rng.randrange(6) if rng is not None else 0):
             if harness.engine.has_work:

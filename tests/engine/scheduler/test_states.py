@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from tests.engine.scheduler.harness import Harness, Settings, plans
-from tests.engine.scheduler.paged_memory_runner import expected_output
 from tests.engine.scheduler.test_late_samples import LateRunner
 from tests.engine.scheduler.test_random_traces import SchedulerTrace
 from tests.tiers import scaled
 from tokenmill.engine.scheduler.resources.state_slots import StateSlots
+from tokenmill.lab.conformance.memory_runner import expected_output
 
 
 def harness_of(**overrides: object) -> Harness:

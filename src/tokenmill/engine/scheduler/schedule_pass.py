@@ -28,20 +28,21 @@ class SchedulePass:
         builder: the plan in the making.
     """
 
-    def __init__(self, config: SchedulerConfig, policies: Policies, state: SchedulerState) -> None:
-        self.builder = PlanBuilder(config, state.step + 1, state.resources)
+    def __init__(
+        self, builder: PlanBuilder, policies: Policies, config: SchedulerConfig, state: SchedulerState
+    ) -> None:
+        self.builder = builder
         self._config = config
         self._state = state
         self._pages = state.pages
         self._queue_policy = policies.queue
         self._makes_promises = policies.admission.is_promise
         self._drafts = Drafts(state.drafters, state.pages)
-        self._admission = Admission(config, policies.admission, state, self.builder, self._drafts)
+        self._admission = Admission(config, policies.admission, state, builder, self._drafts)
         self._has_admitted = False
         self._position = 0  # in the waiting queue: all before it are passed over
         self._is_closed = False  # the first one that is not cannot begin in this step
         self._num_decodes_left = 0
-        self._pages.unreserve_all()
 
     @property
     def is_empty(self) -> bool:

@@ -155,7 +155,7 @@ def _simulate(header: LogHeader, config: SchedulerConfig, records: Sequence[Step
             clock = max(clock, arrivals[place][0])
         _observe(schedule, outputs, arrived, counts, clock)
         engine.abort([one.id for one in outputs if one.finish_reason is None and counts[one.id] == leaves.get(one.id)])
-    schedule.num_preemptions, schedule.seconds = engine.scheduler.num_preemptions, clock
+    schedule.num_preemptions, schedule.seconds = engine.scheduler.counts()["num_preemptions"], clock
     return schedule
 
 
