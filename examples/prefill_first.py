@@ -2,12 +2,12 @@
 
     PYTHONPATH=examples tokenmill serve --scheduler-cls prefill_first:PrefillFirst
 
-A request begins where its prompt, its longest output and what running ones may still take fit into the free pages. As
-there, prompts for one token each that come for ever keep decodes waiting for ever. Run by itself, it answers two.
+A request begins where its prompt and its longest output fit beside those of running ones. As there, prompts for one
+token each that come for ever keep decodes waiting for ever. Run by itself, it answers two.
 """
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.scheduling import PlanBuilder, PrefixMatch, Request, SimpleScheduler, StepPlan, most_tokens_held
+from tokenmill.scheduling import PlanBuilder, Request, SimpleScheduler, StepPlan, most_tokens_held
 
 
 class PrefillFirst(SimpleScheduler):
@@ -33,22 +33,17 @@ class PrefillFirst(SimpleScheduler):
                 return
 
     def admit(self, plan: PlanBuilder, request: Request) -> str:
-        """Let a request begin, or return why it must wait: check, lock, and check again."""
-        match = self.match(plan, request)
-        if not self.fits(request, match):
-            return "needs more pages than running requests leave"
-        self.kv.cache.lock(match.node)  # its pages can no longer be evicted for others
-        fits = self.fits(request, match)
-        self.kv.cache.unlock(match.node, plan.step)
-        if not fits:
-            return "needs pages that its own prefix in the cache takes"
-        return self.begin(plan, request, match, plan.budget, request.num_tokens)
+        """Let a request begin, or return why it must wait: check, lock, and check again.
 
-    def fits(self, request: Request, match: PrefixMatch) -> bool:
-        """Return True if a request leaves running ones the pages of their longest outputs."""
-        reserved = sum(self.kv.num_missing_pages(one, most_tokens_held(one)) for one in self.state.running)
-        own = self.kv.num_pages_for(most_tokens_held(request)) - len(match.pages)
-        return own + reserved <= self.kv.num_available
+        Pages of the output are taken, not only counted: a page that a request fills may be in the cache already, and
+        then both stay in use.
+        """
+        match, whole = self.match(plan, request), most_tokens_held(request)
+        missing = self.kv.num_pages_for(whole) - len(match.pages)
+        if missing > self.kv.num_available:
+            return f"needs {missing} pages, and {self.kv.num_available} are free"
+        # It locks the match, whose pages can then no longer be evicted for the rest, and checks again.
+        return self.begin(plan, request, match, plan.budget, whole)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tokenmill.engine.scheduler.standard import EngineScheduler, find_scheduler
 from tokenmill.lab.conformance.plan_checks import SchedulerFault
 from tokenmill.lab.conformance.trace import Trace
 
-EVENTS = 60
+EVENTS = 80
 
 
 def check_scheduler(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,8 @@ from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.engine.kv.prefix_cache import NullCache
 from tokenmill.engine.kv.radix_tree import RadixTree
 from tokenmill.engine.loop.engine import Engine, ModelLimits
-from tokenmill.engine.loop.step_log import plain_plan
+from tokenmill.engine.loop.observer import Observer, Watchdog
+from tokenmill.engine.loop.step_log import StepLog, plain_plan
 from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.engine.scheduler.standard import EngineScheduler, standard_resources
 from tokenmill.lab.conformance.memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output
@@ -50,6 +52,13 @@ class CheckingRunner(PagedMemoryRunner):
         except (AssertionError, LookupError) as error:
             self.fault = self.fault or AssertionError(f"step {plan.step}: {error}")
             raise
+
+
+class Asleep(Watchdog):
+    """Writes no file: a trace tells by itself where nothing runs."""
+
+    def report(self, log: StepLog) -> None:
+        """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -93,7 +102,7 @@ class Trace:
             "patience": PATIENCE,
         }
         self._config = config = SchedulerConfig(**(drawn | fixed))
-        self._depth = rng.choice([1, 2, 3])
+        self._depth = rng.choice([1, 2, 2, 3])
         self._limits = limits = ModelLimits(
             min(LONGEST, num_pages * page_size), VOCAB_SIZE, frozenset(rng.sample(range(VOCAB_SIZE), rng.randint(0, 4)))
         )
@@ -102,7 +111,7 @@ class Trace:
         self._scheduler = kind(config, self._kv, standard_resources(config, self._kv, None, self._depth), ())
         self._runner = CheckingRunner(config.max_num_seqs, num_pages, page_size, limits.max_model_len)
         self._runner.checks = PlanChecks(self._scheduler, config, num_pages, page_size)
-        self._engine = Engine(self._scheduler, self._runner, limits, self._depth)
+        self._engine = Engine(self._scheduler, self._runner, limits, self._depth, Observer(watchdog=Asleep()))
         self._sent: dict[str, Sent] = {}
         self._held: list[str] = []
         self._num_failed = 0
@@ -114,8 +123,8 @@ class Trace:
 
     def act(self) -> None:
         """Let something happen."""
-        actions = [self.add, self.add, self.steps, self.steps, self.steps, self.abort, self.fail_step, self.reset]
-        weights = [4, 1, 4, 4, 4, 2, 1, 1]
+        actions: list[Callable[[], object]] = [self.add, self.steps, self.abort, self.fail_step, self.reset]
+        weights = [6, 12, 3, 2, 3]
         if Feature.GRAMMARS in self._serves:
             actions.append(self.wake)
             weights.append(2)
@@ -198,14 +207,12 @@ class Trace:
         for request_id, sent in self._sent.items():
             if sent.finish_reason is None and request_id not in self._held:
                 sent.turns += 1
-                demand(sent.turns <= sent.most_turns, f"request {request_id} starves: {self._why(request_id)}")
+                if sent.turns > sent.most_turns:
+                    raise SchedulerFault(f"request {request_id} starves: {self._scheduler.explain(request_id)}")
         ready = [one for one, sent in self._sent.items() if sent.finish_reason is None and one not in self._held]
-        demand(not (self._engine.is_idle and ready), f"nothing runs, though request {ready[:1]} could")
         lost = [one for one in ready if one not in self._scheduler.requests]
-        demand(not lost, f"request {lost[:1]} is not in `requests` and was not answered")
-
-    def _why(self, request_id: str) -> str:
-        return self._scheduler.explain(request_id) or "it runs"
+        demand(not lost, f"request {lost[:1]} is not in `requests`, and was not answered")
+        demand(not (self._engine.is_idle and ready), f"nothing runs, though request {ready[:1]} could")
 
     def _collect(self, outputs: list[TokenOutput], was_aborted: bool = False) -> None:
         for output in outputs:

@@ -138,14 +138,14 @@ class Swapping(Plain):
 
 FAULTY = {
     NewestFirst: "starves",
-    Forgetful: "",
-    Twice: "",
+    Forgetful: "was not answered",
+    Twice: "answered after its end",
     Impatient: "page",
-    Liar: "",
+    Liar: "its pages should say",
     Eager: "samples 1 tokens, and should 0",
     Gambler: "another plan",
     Idle: "nothing runs, though",
-    Leaking: "",
+    Leaking: "page",
     Miscounting: "num_smiles",
     Swapping: "its pages should say",
 }
