@@ -42,6 +42,8 @@ class SimpleScheduler(SchedulerBase):
     `schedule` of a subclass calls `begin_step`, fills the plan that it returns by these, and returns `launch(plan)`.
     """
 
+    serves = SchedulerBase.serves | {Feature.GRAMMARS}
+
     def candidates(self) -> list[Request]:
         """Return the requests that can begin, in order: those that hold nothing and wait for their turn alone."""
         return [request for request in self.state.waiting if is_ready(request) and request.row is None]
@@ -51,9 +53,9 @@ class SimpleScheduler(SchedulerBase):
         return self.state.match(request, plan.step)
 
     def num_left(self, request: Request) -> int:
-        """Return how many tokens of a running request are left to run; 0: a launched step samples its last one."""
+        """Return how many tokens of a request are left to run; 0: it waits for a launched step."""
         left = request.num_tokens + request.num_pending_tokens - request.num_computed_tokens
-        return 0 if request.will_reach_length else left
+        return 0 if request.will_reach_length or request.mask_missed else left
 
     def begin(self, plan: PlanBuilder, request: Request, match: PrefixMatch, most: int, hold: int) -> str:
         """Let a candidate run its first tokens behind its match, or return why it must wait.

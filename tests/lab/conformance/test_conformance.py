@@ -30,18 +30,18 @@ def a_seed() -> int:
 def test_ours_holds_it_under_each_policy(batch_policy: str, admission: str) -> None:
     for policy in QUEUE_POLICIES:
         settings = {"policy": policy, "batch_policy": batch_policy, "admission": admission}
-        check_scheduler(Scheduler, scaled(4), a_seed(), **settings)
+        check_scheduler(Scheduler, scaled(2), a_seed(), **settings)
 
 
 @pytest.mark.parametrize("name", ["prefill_first:PrefillFirst", "round_robin:RoundRobin"])
 def test_the_examples_hold_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    check_scheduler(name, scaled(30), a_seed())
+    check_scheduler(name, scaled(12), a_seed())
 
 
 @pytest.mark.parametrize("kind", [Plain, OneAtATime])
 def test_a_plain_one_and_one_from_nothing_hold_it(kind: type[SchedulerInterface]) -> None:
-    check_scheduler(kind, scaled(30), a_seed())
+    check_scheduler(kind, scaled(8), a_seed())
 
 
 @pytest.mark.parametrize("kind", FAULTY)
