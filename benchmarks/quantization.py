@@ -113,7 +113,7 @@ Choices = list[torch.Tensor]
 
 def measure(way: Way, texts: list[Text], best: Choices | None) -> tuple[Row, Choices]:
     """Run all texts; agreement is with `best`, or with itself if there is none."""
-    kernels, _ = select_kernels("native", "cpu", torch.bfloat16, 1, way.formats)
+    kernels, _ = select_kernels("native", "cpu", "bfloat16", 1, way.formats)
     decoder = load_model(MODEL, read_architecture(MODEL), kernels)
     num_pages = 2 + max(len(text.ids) for text in texts) // PAGE_SIZE
     wanted = (decoder.attention_spec, PAGE_SIZE, torch.bfloat16, CpuPlatform(), way.kv_dtype, kernels.native)

@@ -57,7 +57,7 @@ class TracedSampler:
             if stream < len(self.traces):
                 trace, start = self.traces[stream], len(self.prompts[stream])
                 sampled.token_ids[number] = trace[min(position - start, len(trace) - 1)]
-        self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids.numpy())
+        self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids)
         return sampled
 
 

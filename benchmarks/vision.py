@@ -21,8 +21,9 @@ import transformers
 from tokenmill.lab.bench.report import machine_facts
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.vision.spec import VisionSpec
-from tokenmill.model.vision.tower import Tower, make_parts, tower_shapes
+from tokenmill.model.vision.tower import Tower, make_parts
 from tokenmill.model.vision.tower_parts import TorchParts
+from tokenmill.model.vision.tower_shapes import tower_shapes
 
 SPEC = VisionSpec(
     depth=24,
@@ -100,7 +101,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     width, height = map(int, given.size.split("x"))
     weights = {name: (0.02 * torch.randn(shape)).to(torch.bfloat16) for name, shape in tower_shapes(SPEC).items()}
-    kernels, reason = select_kernels("auto", "cpu", torch.bfloat16, given.threads)
+    kernels, reason = select_kernels("auto", "cpu", "bfloat16", given.threads)
     ours, other = Tower(SPEC, make_parts(SPEC, dict(weights), kernels)), theirs()
     flat_weights = weights | {"patch_embed.proj.weight": weights["patch_embed.proj.weight"].flatten(1)}
     plain = Tower(SPEC, TorchParts(flat_weights, SPEC.num_heads))

@@ -28,16 +28,6 @@ struct MatrixAdapter {
   std::vector<AdapterPart> parts;
 };
 
-enum AdaptedMatrix : int { ADAPTED_QKV, ADAPTED_OUTPUT, ADAPTED_GATE_UP, ADAPTED_DOWN, ADAPTED_MATRICES };
-
-struct LayerAdapter {
-  MatrixAdapter matrices[ADAPTED_MATRICES];
-};
-
-struct Adapter {
-  std::vector<LayerAdapter> layers;
-};
-
 // Some rows that have the same adapter.
 struct AdaptedRows {
   const MatrixAdapter* adapter;

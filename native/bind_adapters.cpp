@@ -1,6 +1,6 @@
 #include <stdexcept>
 
-#include "adapted_rows.h"
+#include "adapter.h"
 #include "kernels.h"
 
 namespace nb = nanobind;
@@ -28,6 +28,10 @@ void expand(Adapter& self, int64_t layer, int matrix, Address b, int64_t column,
   matrix_of(self, layer, matrix).parts.push_back({column, columns, rank_start, rank, scale, at<const uint16_t>(b)});
 }
 
+void embed(Adapter& self, Address a, int64_t rank, const Packed& b, float scale) {
+  self.embedding = {at<const uint16_t>(a), rank, b, scale};
+}
+
 }  // namespace
 
 void bind_adapters(nb::module_& module) {
@@ -36,7 +40,8 @@ void bind_adapters(nb::module_& module) {
            nb::arg("layers"))
       .def("shrink", shrink, nb::arg("layer"), nb::arg("matrix"), nb::arg("a"), nb::arg("ranks"), nb::arg("depth"))
       .def("expand", expand, nb::arg("layer"), nb::arg("matrix"), nb::arg("b"), nb::arg("column"), nb::arg("columns"),
-           nb::arg("rank_start"), nb::arg("rank"), nb::arg("scale"));
+           nb::arg("rank_start"), nb::arg("rank"), nb::arg("scale"))
+      .def("embed", embed, nb::arg("a"), nb::arg("rank"), nb::arg("b"), nb::arg("scale"));
   module.attr("ADAPTER_BLOCK") = ADAPTER_BLOCK;
 }
 

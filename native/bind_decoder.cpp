@@ -9,7 +9,12 @@ namespace tokenmill {
 
 static void make_attention(DecoderAttention* self, int group, const Projection& qkv, const AttentionLayer& layer,
                            const Projection* gate) {
-  new (self) DecoderAttention{group, qkv, layer, gate ? *gate : Projection{}};
+  new (self) DecoderAttention{group, qkv, {}, layer, gate ? *gate : Projection{}};
+}
+
+static void norm_heads(DecoderAttention& self, Address q, int64_t q_size, Address k, int64_t k_size, float eps,
+                       bool are_offsets) {
+  self.norms = {at<const uint16_t>(q), at<const uint16_t>(k), q_size, k_size, eps, are_offsets};
 }
 
 static void make_recurrence(Recurrence* self, const Projection& inputs, Address filters, Address bias, int64_t channels,
@@ -27,20 +32,26 @@ static void make_delta_net(Recurrence& self, const Projection& z, const Projecti
 }
 
 static void make_layer(DecoderLayer* self, const LayerNorms& norms, const DecoderAttention* attention,
-                       const Recurrence* recurrence, const Projection& output, const Projection& gate_up,
-                       const Projection& down, int gate, float residual_multiplier, const LayerEnd& end) {
+                       const Recurrence* recurrence, const Projection& output, const FeedForward& block,
+                       float residual_multiplier, const LayerEnd& end) {
   new (self) DecoderLayer{norms, attention ? *attention : DecoderAttention{}, recurrence ? *recurrence : Recurrence{},
-                          output, gate_up, down, static_cast<Gate>(gate), residual_multiplier, end};
+                          output, block, residual_multiplier, end};
 }
 
 static void make_decoder(Decoder* self, const std::vector<const Attention*>& attentions, int64_t hidden_size, float eps,
                          bool norms_are_offsets) {
-  new (self) Decoder{attentions, hidden_size, eps, norms_are_offsets, {}, 1, nullptr, {}, {}};
+  new (self) Decoder{attentions, hidden_size, eps, norms_are_offsets, {}, 1, {}, nullptr, {}, {}};
 }
 
 static void begin(Decoder& self, const Packed& embedding, float multiplier) {
   self.embedding = embedding;
   self.embedding_multiplier = multiplier;
+}
+
+static void give_inputs(Decoder& self, const Projection& projection, Address norm, int64_t size, Address table,
+                        int element, float projection_scale, float table_scale) {
+  self.inputs = {projection, at<const uint16_t>(norm), size, at<const void>(table), static_cast<Element>(element),
+                 projection_scale, table_scale};
 }
 
 static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_token, int64_t first_head) {
@@ -50,12 +61,21 @@ static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_to
 static bool forward(const Decoder& self, const std::vector<PlannedStep*>& planned, Address token_ids, Address hidden, int64_t tokens,
                     Address output_indices, int64_t outputs, Address of_token,
                     const std::vector<const Adapter*>& adapters, const StepMedia& media, const StepStates* states,
-                    Address given, Address scratch, Address out) {
+                    Address scratch, Address out) {
   const StepAdapters step = {at<const int32_t>(of_token), adapters};
   return self.forward({planned, at<const int64_t>(token_ids), at<const uint16_t>(hidden), tokens,
                        at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
-                       media.count ? &media : nullptr, states, at<const uint16_t>(given), at<uint16_t>(scratch),
-                       at<uint16_t>(out)});
+                       media.count ? &media : nullptr, states, at<uint16_t>(scratch), at<uint16_t>(out)});
+}
+
+static void logits(const Decoder& self, const Packed& head, Address hidden, int64_t count, Address out) {
+  const Output output = {{at<float>(out), count, head.rows}, Element::float32, nullptr, Gate::silu};
+  self.kernels().table.linear(head, {at<void>(hidden), count, head.depth}, output, self.kernels().threads);
+}
+
+static void best(const Decoder& self, const Packed& head, Address hidden, int64_t count, Address ids, Address values) {
+  const Rows x = {at<void>(hidden), count, head.depth};
+  self.kernels().table.argmax(head, x, at<int64_t>(ids), at<float>(values), self.kernels().threads);
 }
 
 static void bind_states(nb::module_& module) {
@@ -79,7 +99,9 @@ static void bind_states(nb::module_& module) {
 
 static void bind_mixers(nb::module_& module) {
   nb::class_<DecoderAttention>(module, "DecoderAttention")
-      .def("__init__", make_attention, nb::arg("group"), nb::arg("qkv"), nb::arg("layer"), nb::arg("gate").none());
+      .def("__init__", make_attention, nb::arg("group"), nb::arg("qkv"), nb::arg("layer"), nb::arg("gate").none())
+      .def("norm_heads", norm_heads, nb::arg("q"), nb::arg("q_size"), nb::arg("k"), nb::arg("k_size"), nb::arg("eps"),
+           nb::arg("are_offsets"));
   nb::class_<Recurrence>(module, "Recurrence")
       .def("__init__", make_recurrence, nb::arg("inputs"), nb::arg("filters"), nb::arg("bias"), nb::arg("channels"),
            nb::arg("width"))
@@ -88,13 +110,41 @@ static void bind_mixers(nb::module_& module) {
            nb::arg("value_size"));
 }
 
-void bind_decoder(nb::module_& module) {
+static void bind_projection(nb::module_& module) {
   nb::class_<Projection>(module, "Projection")
       .def("__init__",
            [](Projection* self, const Packed& weights, Address bias, int64_t column) {
-             new (self) Projection{weights, at<const uint16_t>(bias), column};
+             new (self) Projection{weights, at<const uint16_t>(bias), column, {}};
            },
-           nb::arg("weights"), nb::arg("bias"), nb::arg("column"));
+           nb::arg("weights"), nb::arg("bias"), nb::arg("column"))
+      .def("observe",
+           [](Projection& self, Address sums, Address rows) { self.squares = {at<double>(sums), at<int64_t>(rows)}; },
+           nb::arg("sums"), nb::arg("rows"));
+}
+
+static void bind_feed_forward(nb::module_& module) {
+  nb::class_<FeedForward>(module, "FeedForward")
+      .def("__init__", [](FeedForward* self) { new (self) FeedForward{}; })
+      .def("run_all",
+           [](FeedForward& self, const Projection& first, const Projection& down, int gate) {
+             self.first = first;
+             self.down = down;
+             self.gate = static_cast<Gate>(gate);
+           },
+           nb::arg("first"), nb::arg("down"), nb::arg("gate"))
+      .def("mix",
+           [](FeedForward& self, const Projection& router, const Experts& experts, int64_t per_token, bool normalizes,
+              const Projection* shared_gate) {
+             const Projection gate = shared_gate ? *shared_gate : Projection{};
+             self.mixture = std::make_shared<const Mixture>(Mixture{router, experts, per_token, normalizes, gate});
+           },
+           nb::arg("router"), nb::arg("experts"), nb::arg("per_token"), nb::arg("normalizes"),
+           nb::arg("shared_gate").none());
+}
+
+void bind_decoder(nb::module_& module) {
+  bind_projection(module);
+  bind_feed_forward(module);
   bind_mixers(module);
   bind_states(module);
   nb::class_<LayerEnd>(module, "LayerEnd")
@@ -123,11 +173,13 @@ void bind_decoder(nb::module_& module) {
            nb::arg("attention"), nb::arg("attention_out"), nb::arg("mlp"), nb::arg("mlp_out"));
   nb::class_<DecoderLayer>(module, "DecoderLayer")
       .def("__init__", make_layer, nb::arg("norms"), nb::arg("attention").none(), nb::arg("recurrence").none(),
-           nb::arg("output"), nb::arg("gate_up"), nb::arg("down"), nb::arg("gate"), nb::arg("residual_multiplier"), nb::arg("end"));
+           nb::arg("output"), nb::arg("block"), nb::arg("residual_multiplier"), nb::arg("end"));
   nb::class_<Decoder>(module, "Decoder")
       .def("__init__", make_decoder, nb::keep_alive<1, 2>(), nb::arg("attentions"), nb::arg("hidden_size"),
            nb::arg("eps"), nb::arg("norms_are_offsets"))
       .def("begin", begin, nb::arg("embedding"), nb::arg("multiplier"))
+      .def("give_inputs", give_inputs, nb::arg("projection"), nb::arg("norm"), nb::arg("size"), nb::arg("table"),
+           nb::arg("element"), nb::arg("projection_scale"), nb::arg("table_scale"))
       .def("end", [](Decoder& self, Address norm) { self.final_norm = at<const uint16_t>(norm); }, nb::arg("norm"))
       .def("add", [](Decoder& self, const DecoderLayer& layer) { self.layers.push_back(layer); }, nb::arg("layer"))
       .def("gather", gather, nb::keep_alive<1, 2>(), nb::arg("ranks"), nb::arg("shared"), nb::arg("first_token"),
@@ -136,7 +188,10 @@ void bind_decoder(nb::module_& module) {
       .def("scratch_numbers", &Decoder::scratch_numbers, nb::arg("tokens"))
       .def("forward", forward, nb::arg("steps"), nb::arg("token_ids"), nb::arg("hidden"), nb::arg("tokens"),
            nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"),
-           nb::arg("states").none(), nb::arg("given"), nb::arg("scratch"), nb::arg("out"), ReleaseGil());
+           nb::arg("states").none(), nb::arg("scratch"), nb::arg("out"), ReleaseGil())
+      .def("logits", logits, nb::arg("head"), nb::arg("hidden"), nb::arg("count"), nb::arg("out"), ReleaseGil())
+      .def("best", best, nb::arg("head"), nb::arg("hidden"), nb::arg("count"), nb::arg("ids"), nb::arg("values"),
+           ReleaseGil());
 }
 
 }  // namespace tokenmill

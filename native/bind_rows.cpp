@@ -1,4 +1,5 @@
 #include "kernels.h"
+#include "penalties.h"
 
 namespace nb = nanobind;
 
@@ -76,6 +77,18 @@ static void apply_token_bitmask(const Kernels& self, Address logits, int64_t str
   self.table.apply_token_bitmask(call, self.threads);
 }
 
+static void apply_penalties(const Kernels& self, Address logits, int64_t stride, int64_t count, Address indices,
+                            Address rows, Address num_prompt_tokens, Address positions, Address presence,
+                            Address frequency, Address repetition, Address tokens, int64_t tokens_stride) {
+  const PenaltyCall call{at<float>(logits),        stride,
+                         count,                    at<const int64_t>(indices),
+                         at<const int64_t>(rows),  at<const int64_t>(num_prompt_tokens),
+                         at<const int64_t>(positions), at<const float>(presence),
+                         at<const float>(frequency),   at<const float>(repetition),
+                         at<const int32_t>(tokens),    tokens_stride};
+  penalize(call, self.threads);
+}
+
 void bind_rows(KernelsClass& kernels) {
   kernels.def("rms_norm", rms_norm, nb::arg("x"), nb::arg("x_stride"), nb::arg("delta"), nb::arg("delta_stride"),
               nb::arg("delta_scale"), nb::arg("weight"), nb::arg("is_offset"), nb::arg("eps"), nb::arg("out"),
@@ -101,6 +114,10 @@ void bind_rows(KernelsClass& kernels) {
               nb::arg("ids"), ReleaseGil());
   kernels.def("apply_token_bitmask", apply_token_bitmask, nb::arg("logits"), nb::arg("stride"), nb::arg("size"),
               nb::arg("count"), nb::arg("rows"), nb::arg("bits"), ReleaseGil());
+  kernels.def("apply_penalties", apply_penalties, nb::arg("logits"), nb::arg("stride"), nb::arg("count"),
+              nb::arg("indices"), nb::arg("rows"), nb::arg("num_prompt_tokens"), nb::arg("positions"),
+              nb::arg("presence"), nb::arg("frequency"), nb::arg("repetition"), nb::arg("tokens"),
+              nb::arg("tokens_stride"), ReleaseGil());
 }
 
 }  // namespace tokenmill

@@ -1,5 +1,5 @@
-// The forward pass of a dense decoder over the tokens of a step, from their ids to the final norm; or of some of its
-// layers, from hidden states to hidden states, where a stage of a pipeline has no more (docs/parallel.md).
+// The forward pass of a decoder over the tokens of a step, from their ids to the final norm; or of some of its layers, from
+// hidden states to hidden states, where a stage of a pipeline has no more (docs/parallel.md). And its head.
 //
 // It calls the kernels in the order of tokenmill.model.models.decoder, so the bits are the same. But Python's lock is
 // released once a step instead of seven times a layer, and the pause between two kernels is so short that the worker
@@ -7,19 +7,17 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <vector>
 
-#include "adapted_rows.h"
+#include "adapted_tokens.h"
+#include "experts.h"
 #include "kernels.h"
 #include "meeting.h"
+#include "projection.h"
 
 namespace tokenmill {
-
-struct Projection {
-  Packed weights;
-  const uint16_t* bias;  // bf16, or null
-  int64_t column;        // of the outputs of all ranks, where these begin
-};
 
 // A pass that several ranks run together, each the output rows of its own (docs/parallel.md). What one of them needs of
 // the others lies in memory that all have; that a part of it is there they know when they have met.
@@ -30,7 +28,7 @@ struct Gathering {
   int64_t first_head;        // of the query heads of all ranks, where this rank's begin
 };
 
-// The norms of a layer, [hidden] each: before its blocks, and of what these add to the hidden states, or null.
+// The norms of a layer, [hidden] each: before its blocks, and of what these add to the hidden states; null: absent.
 struct LayerNorms {
   const uint16_t *attention, *attention_out, *mlp, *mlp_out;
 };
@@ -42,10 +40,19 @@ struct LayerEnd {
   const uint16_t* scalar;   // [1], or null: neither is there
 };
 
+// Norms of all heads of q together, and of those of k; null: absent.
+struct JointNorms {
+  const uint16_t *q, *k;
+  int64_t q_size, k_size;
+  float eps;
+  bool are_offsets;
+};
+
 // The attention of a layer.
 struct DecoderAttention {
   int group;  // of layers with heads of one shape, whose KV lies in one memory
   Projection qkv;
+  JointNorms norms;
   AttentionLayer layer;
   Projection gate;  // whose sigmoid multiplies what attention gives; without rows: there is none
 };
@@ -72,21 +79,33 @@ struct Recurrence {
   bool is_delta_net() const { return delta.z.weights.rows; }
 };
 
+// A mixture of experts; see model/models/moe.py.
+struct Mixture {
+  Projection router;
+  Experts experts;
+  int64_t per_token;
+  bool normalizes;         // the weights of a token's experts
+  Projection shared_gate;  // of the expert that all tokens go to, the layer's feed-forward block; without rows: absent
+};
+
+// The feed-forward block of a layer: a gated pair of projections, or a first one whose positive outputs are squared.
+struct FeedForward {
+  Projection first, down;
+  Gate gate;
+  std::shared_ptr<const Mixture> mixture;  // null: the block is dense
+
+  // Where there is a mixture, the block is its shared expert.
+  bool is_dense() const { return first.weights.rows; }
+};
+
 struct DecoderLayer {
   LayerNorms norms;
   DecoderAttention attention;  // qkv without rows: there is a recurrence
   Recurrence recurrence;
   Projection output;
-  Projection gate_up, down;
-  Gate gate;
+  FeedForward block;
   float residual_multiplier;  // of what the layer's two blocks add to the hidden states
   LayerEnd end;
-};
-
-// Which tokens of a step have which adapters.
-struct StepAdapters {
-  const int32_t* of_token;  // [tokens], which of these; -1: none
-  std::vector<const Adapter*> adapters;
 };
 
 // The states of one layer with a recurrence.
@@ -106,6 +125,16 @@ struct StepStates {
   StateRows first, rest;
   const int64_t *sources, *targets;  // [copies] slots
   int64_t copies;
+
+  // Runs all tokens through one tensor of states, and keeps what is wanted of it on the way.
+  template <class Number, class Call>
+  void run(Number* states, int64_t size, const Call& call) const {
+    call(first);
+    for (int64_t i = 0; i < copies; ++i) {
+      std::memcpy(states + targets[i] * size, states + sources[i] * size, size * sizeof(Number));
+    }
+    if (rest.requests) call(rest);
+  }
 };
 
 // Tokens that are no text: what stands in the place of their embeddings, and what is added behind the first layers.
@@ -114,6 +143,21 @@ struct StepMedia {
   int64_t count;
   const uint16_t* values;  // [count][1 + levels][hidden]: the embedding, and what is added behind layer 0, 1, ...
   int64_t levels;
+
+  const uint16_t* row(int64_t i, int64_t level, int64_t hidden) const {
+    return values + (i * (1 + levels) + level) * hidden;
+  }
+};
+
+// What layers are given for each token besides: a part of a row of a table, and of a projection of the embeddings; see
+// model/models/per_layer.py.
+struct LayerInputs {
+  Projection projection;  // [layers * size]; without rows: there are none
+  const uint16_t* norm;   // [size]
+  int64_t size;
+  const void* table;  // [vocabulary][layers * size]
+  Element element;    // of the table
+  float projection_scale, table_scale;
 };
 
 // The tokens of a step, and where their results go.
@@ -127,7 +171,6 @@ struct DecoderCall {
   const StepAdapters* adapters;  // null: no token has any
   const StepMedia* media;        // null: all are text
   const StepStates* states;      // null: no layer keeps any
-  const uint16_t* given;         // [layers][tokens][size], what layers are given for each token; or null
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
   uint16_t* out;      // [outputs][hidden], where there is no final norm [tokens][hidden]; or null: not wanted
 };
@@ -139,6 +182,7 @@ struct Decoder {
   bool norms_are_offsets;  // see `NormCall`
   Packed embedding;  // without rows: every pass is given hidden states
   float embedding_multiplier;
+  LayerInputs inputs;
   const uint16_t* final_norm;  // [hidden], or null: other layers follow elsewhere
   Gathering gathering;
   std::vector<DecoderLayer> layers;
@@ -147,6 +191,8 @@ struct Decoder {
   int64_t shared_numbers(int64_t tokens) const;
   // False: the other ranks have not come, and the pass was given up.
   bool forward(const DecoderCall& call) const;
+
+  const Kernels& kernels() const { return attentions.front()->kernels; }
 };
 
 }  // namespace tokenmill

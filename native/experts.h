@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "kernels.h"
+#include "projection.h"
 
 namespace tokenmill {
 
 struct Expert {
-  Packed gate_up, down;
-  const uint16_t *gate_up_bias, *down_bias;  // bf16, or null
+  Projection gate_up, down;
 };
 
 // Which tokens go where: `chosen` and `weights` are [tokens][per_token].
@@ -24,13 +24,21 @@ struct ExpertsCall {
   uint16_t* out;            // [tokens][hidden], zeros at first
 };
 
+// Some of a layer's experts, `experts` from `first` of `total` on. Where ranks have the others, each writes the rows of
+// its own among those of all, and all of them add up all rows.
 struct Experts {
   Kernels kernels;
   Gate gate;
   int64_t hidden, size;  // size: of the gated middle
   std::vector<Expert> experts;
+  int64_t first, total;
 
+  bool are_all() const { return static_cast<int64_t>(experts.size()) == total; }
+  // All of them at once.
   void mix(const ExpertsCall& call) const;
+  // The weighted outputs, [tokens * per_token][hidden], in the order of the experts: those of these experts.
+  void write_rows(const ExpertsCall& call, uint16_t* rows) const;
+  void add_rows(const ExpertsCall& call, const uint16_t* rows) const;
 };
 
 }  // namespace tokenmill

@@ -16,6 +16,7 @@ from tokenmill.model.attention.registry import AttentionConfig, choose_attention
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.states import StateMemory, StepStates, state_arrays, step_states
 from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.models.host_decoder import array_of
 from tokenmill.platform.cpu import CpuPlatform
 
 Chunks = Sequence[tuple[int, int]]
@@ -26,6 +27,18 @@ def states_of_step(memory: StateMemory, slots: np.ndarray, query_starts: np.ndar
     """The states of a step on the host; see `state_arrays`."""
     arrays = state_arrays(slots, query_starts, saves)
     return step_states(memory, arrays, {name: torch.from_numpy(values) for name, values in arrays.items()})
+
+
+def in_arrays(part: Any) -> Any:
+    """A batch, or a part of one, with NumPy arrays in the place of tensors."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, torch.Tensor):
+            changed[field.name] = array_of(value)
+        elif dataclasses.is_dataclass(value):
+            changed[field.name] = in_arrays(value)
+    return dataclasses.replace(part, **changed)
 
 
 def unrotated(length: int, head_dim: int, dtype: torch.dtype = torch.float32) -> RotaryTables:

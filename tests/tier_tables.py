@@ -36,6 +36,7 @@ PROCESSES = {
         "reused_rows silence"
     ),
     "tools": "gpu_check",
+    "torchless": "*",
 }
 # Engines with models, transformers as an oracle, interpreted Triton kernels.
 SLOW = {
@@ -118,6 +119,7 @@ DRAWN = {
     },
     "serving/web": {"browser": 3},
     "startup/assembly": {"warm_up": 1},
+    "torchless": {"commands": 1, "offline": 2, "server": 1},
     "startup/ranks": {"group": 1},
     "threats": {
         **dict.fromkeys(("amplification", "browsers", "identity", "silence"), 1),

@@ -15,6 +15,7 @@ COMMAND += ("--no-build-isolation", "--editable", ".")
 # ninja's `[31/94] Building CXX object ...`
 COUNT = re.compile(r"^\s*\[(\d+)/(\d+)\] ")
 NOT_BUILT = re.compile(r"native kernels: not built \((.*)\)")
+ADVICE = "torch's serve, slower, where it is installed (make serve TORCH=cpu); a C++ compiler and `make clean` mend it"
 LINES_OF_A_FAILURE = 60
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -27,7 +28,7 @@ def main() -> int:
     if pip.returncode != 0:
         sys.stderr.writelines(["\n", *said[-LINES_OF_A_FAILURE:]])
     elif reasons := [match[1] for line in said if (match := NOT_BUILT.search(line))]:
-        print(f"  no kernels were compiled ({reasons[0]}): torch's own serve, slower", flush=True)
+        print(f"  no kernels were compiled ({reasons[0]}): {ADVICE}", flush=True)
     return pip.returncode
 
 

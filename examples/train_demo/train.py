@@ -16,7 +16,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    raise SystemExit("training needs torch and safetensors: pip install 'tokenmill[torch]' safetensors") from None
 from data import Encoder, pool_batches
 from optimizer import MasterOptimizer
 from quick_eval import accuracies, heldout_rows

@@ -70,10 +70,11 @@ inline int64_t prefetched_panel(const Blocking& blocking, const Piece& piece, in
 
 #if defined(__AMX_TILE__)
 
-// Integer sums are exact, so a few rows use the vector micro-kernels: so many as take less time than scaling the sums of
-// whole tile registers for every group.
+// Integer sums are exact, so vectors may take the place of tiles: for a few rows, so many as take less time than scaling
+// the sums of whole tile registers for every group; and for int8, which vectors multiply where it lies, while a group
+// fills half of a tile register.
 inline bool uses_amx(const Packed& weights, int64_t rows) {
-  return weights.format == Format::bf16 || rows > FEW_INT_ROWS;
+  return weights.format == Format::bf16 || (weights.format != Format::int8 && rows > FEW_INT_ROWS);
 }
 
 #endif

@@ -13,7 +13,7 @@ namespace tokenmill::TM_ISA {
 inline auto macro_kernel_of(Format format) -> void (*)(const MacroTile&) {
   switch (format) {
     case Format::bf16: return macro_kernel_bf16;
-    case Format::int8: return macro_kernel_int8;
+    case Format::int8: break;  // by vectors: linear.cpp
     case Format::int4: return macro_kernel_int4;
     case Format::int4_offset: return macro_kernel_int4_offset;
     case Format::int5: return macro_kernel_int5;

@@ -1,4 +1,4 @@
-// Macro-tiles of integer weights by int8 activations: the exact sums of each group of 32 inputs leave the tile registers,
+// Macro-tiles of weights of four and five bits by int8 activations: the exact sums of each group of 32 inputs leave the tile registers,
 // are scaled and added up. The results have the bits of micro_kernel_integers.cpp.
 #include <memory>
 
@@ -13,14 +13,6 @@ namespace {
 
 constexpr int64_t GROUP_BYTES = GROUP_SIZE * LANES;  // a group of a panel, one byte each: half a tile register
 constexpr int RING = 4;                              // tile registers whose sums pass through memory, in turns
-
-// The numbers of a panel as bytes: int8 has them in the panel, in its K blocks; four bits are unpacked, group by group.
-struct PanelBytes {
-  const uint8_t* numbers;
-  int64_t k_block_bytes;
-
-  const uint8_t* group(int64_t group) const { return numbers + group / 2 * k_block_bytes + group % 2 * GROUP_BYTES; }
-};
 
 // A thread's memory for unpacked panels. It is kept, for the thread needs it again at once.
 uint8_t* panel_memory(int64_t bytes) {
@@ -56,18 +48,18 @@ void unpack(const Packed& weights, const uint8_t* panel, uint8_t* to) {
 
 template <Format F>
 struct IntegerMacroKernel {
-  static constexpr bool Bytes = F == Format::int8, Offset = F == Format::int4_offset;
-  using Product = std::conditional_t<Bytes || Offset, BytesProduct, SignedProduct>;
+  static constexpr bool Offset = F == Format::int4_offset;
+  using Product = std::conditional_t<Offset, BytesProduct, SignedProduct>;
   const MacroTile& macro_tile;
   const uint8_t* panel;  // as it is packed, with its scales
-  PanelBytes bytes;
+  const uint8_t* bytes;  // its numbers, unpacked
 
   // Writes the sums of 16 rows over a group.
   template <int Register>
   void multiply(const uint8_t* x, int64_t group, int32_t* sums) const {
     zero_tile<Register>();
     load_tile<4>(x + group / 2 * macro_tile.x.k_step_stride + group % 2 * GROUP_SIZE, macro_tile.x.stride);
-    load_tile<6>(bytes.group(group), TILE_ROW_BYTES);
+    load_tile<6>(bytes + group * GROUP_BYTES, TILE_ROW_BYTES);
     Product::template add<Register, 4, 6>();
     store_tile<Register>(sums, TILE_ROW_BYTES);
   }
@@ -80,9 +72,7 @@ struct IntegerMacroKernel {
     const int64_t first = group * macro_tile.x.count + row;
     TM_UNROLL for (int m = 0; m < TILE_ROWS; ++m) {
       const F32 scale = broadcast(macro_tile.x.scales[first + m]);
-      I32 exact = load_bytes(sums + m * LANES);
-      if (Bytes) exact = _mm512_add_epi32(exact, start_centred(macro_tile.x.sums[first + m]));
-      totals[m] = fma(to_float(exact), mul(scales, scale), totals[m]);
+      totals[m] = fma(to_float(load_bytes(sums + m * LANES)), mul(scales, scale), totals[m]);
       if (Offset) {
         const F32 sum = mul(broadcast(static_cast<float>(macro_tile.x.sums[first + m])), scale);
         totals[m] = fma(load_fp16(fp16 + 2 * LANES), sum, totals[m]);
@@ -122,21 +112,16 @@ template <Format F>
 class Panels {
  public:
   explicit Panels(const MacroTile& macro_tile) : weights_(macro_tile.weights), first_(macro_tile.panel) {
-    if constexpr (F != Format::int8) {
-      unpacked_ = panel_memory(macro_tile.panels * unpacked_size());
-      for (int p = 0; p < macro_tile.panels; ++p) unpack<F>(weights_, panel(p), unpacked_ + p * unpacked_size());
-    }
+    unpacked_ = panel_memory(macro_tile.panels * unpacked_size());
+    for (int p = 0; p < macro_tile.panels; ++p) unpack<F>(weights_, panel(p), unpacked_ + p * unpacked_size());
   }
   const uint8_t* panel(int p) const { return weights_.data + (first_ + p) * weights_.panel_bytes(); }
-  PanelBytes bytes(int p) const {
-    if constexpr (F == Format::int8) return {panel(p), weights_.k_block_bytes()};
-    return {unpacked_ + p * unpacked_size(), 2 * GROUP_BYTES};
-  }
+  const uint8_t* bytes(int p) const { return unpacked_ + p * unpacked_size(); }
 
  private:
   const Packed& weights_;
   int64_t first_;
-  uint8_t* unpacked_ = nullptr;
+  uint8_t* unpacked_;
 
   int64_t unpacked_size() const { return weights_.k_blocks() * 2 * GROUP_BYTES; }
 };
@@ -162,7 +147,6 @@ void macro_kernel_of_groups(const MacroTile& macro_tile) {
 
 }  // namespace
 
-void macro_kernel_int8(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int8>(macro_tile); }
 void macro_kernel_int4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4>(macro_tile); }
 void macro_kernel_int4_offset(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4_offset>(macro_tile); }
 void macro_kernel_int5(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int5>(macro_tile); }

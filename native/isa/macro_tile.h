@@ -80,7 +80,6 @@ struct MacroTile {
 };
 
 void macro_kernel_bf16(const MacroTile& macro_tile);
-void macro_kernel_int8(const MacroTile& macro_tile);
 void macro_kernel_int4(const MacroTile& macro_tile);
 void macro_kernel_int4_offset(const MacroTile& macro_tile);
 void macro_kernel_int5(const MacroTile& macro_tile);

@@ -164,6 +164,21 @@ class Kernels:
     def apply_token_bitmask(
         self, logits: Address, stride: int, size: int, count: int, rows: Address, bits: Address
     ) -> None: ...
+    def apply_penalties(
+        self,
+        logits: Address,
+        stride: int,
+        count: int,
+        indices: Address,
+        rows: Address,
+        num_prompt_tokens: Address,
+        positions: Address,
+        presence: Address,
+        frequency: Address,
+        repetition: Address,
+        tokens: Address,
+        tokens_stride: int,
+    ) -> None: ...
     def copy_pages(
         self, parts: Address, num_parts: int, pages: Address, count: int, data: Address, checksums: Address, way: int
     ) -> None: ...
@@ -244,9 +259,11 @@ class Projection:
     """
 
     def __init__(self, weights: Packed, bias: Address, column: int) -> None: ...
+    def observe(self, sums: Address, rows: Address) -> None:
+        """Note its inputs: squares [depth] of float64, and the number of rows, int64."""
 
 class LayerNorms:
-    """The weights of a layer's norms; the two behind its blocks are 0 where it has none."""
+    """The weights of a layer's norms, before its blocks and behind them; 0 where it has none."""
 
     def __init__(self, attention: Address, attention_out: Address, mlp: Address, mlp_out: Address) -> None: ...
 
@@ -254,6 +271,8 @@ class DecoderAttention:
     """The attention of one layer; `gate`: whose sigmoid multiplies what it gives."""
 
     def __init__(self, group: int, qkv: Projection, layer: AttentionLayer, gate: Projection | None) -> None: ...
+    def norm_heads(self, q: Address, q_size: int, k: Address, k_size: int, eps: float, are_offsets: bool) -> None:
+        """Norm all heads of q together, and those of k."""
 
 class Recurrence:
     """What stands in the place of attention: a short convolution, or a gated delta network; see native/decoder.h."""
@@ -292,8 +311,20 @@ class StepStates:
         copies: int,
     ) -> None: ...
 
+class FeedForward:
+    """The feed-forward block of a layer: dense, a mixture of experts, or both; see native/decoder.h."""
+
+    def __init__(self) -> None: ...
+    def run_all(self, first: Projection, down: Projection, gate: int) -> None:
+        """Send all tokens through a pair of projections; `gate`: of a first one that is gated."""
+
+    def mix(
+        self, router: Projection, experts: Experts, per_token: int, normalizes: bool, shared_gate: Projection | None
+    ) -> None:
+        """Send each token to some of the experts; with `shared_gate` the pair is an expert of all tokens."""
+
 class DecoderLayer:
-    """The weights and the KV memory of one dense layer, with attention or a recurrence; see native/decoder.h."""
+    """The weights and the KV memory of one layer, with attention or a recurrence; see native/decoder.h."""
 
     def __init__(
         self,
@@ -301,9 +332,7 @@ class DecoderLayer:
         attention: DecoderAttention | None,
         recurrence: Recurrence | None,
         output: Projection,
-        gate_up: Projection,
-        down: Projection,
-        gate: int,
+        block: FeedForward,
         residual_multiplier: float,
         end: LayerEnd,
     ) -> None: ...
@@ -316,7 +345,7 @@ class LayerEnd:
     def gate(self, gate: Projection, output: Projection, norm: Address) -> None: ...
 
 class Adapter:
-    """What an adapter adds to the matrices of each layer: 0 qkv, 1 output, 2 gate_up, 3 down."""
+    """What an adapter adds to the matrices of each layer: 0 qkv, 1 output, 2 gate_up or up, 3 down."""
 
     def __init__(self, layers: int) -> None: ...
     def shrink(self, layer: int, matrix: int, a: Address, ranks: int, depth: int) -> None:
@@ -335,6 +364,9 @@ class Adapter:
     ) -> None:
         """A part's B: [blocks of ADAPTER_BLOCK columns][rank][ADAPTER_BLOCK] of bf16, padded with zeros."""
 
+    def embed(self, a: Address, rank: int, b: Packed, scale: float) -> None:
+        """What is added to embeddings; a: [vocabulary][rank] of bf16."""
+
 class StepMedia:
     """What stands in the place of embeddings, and is added behind the first layers; see native/decoder.h."""
 
@@ -345,6 +377,11 @@ class Experts:
 
     def __init__(self, kernels: Kernels, gate: int, hidden: int, size: int) -> None: ...
     def add(self, gate_up: Packed, down: Packed, gate_up_bias: Address, down_bias: Address) -> None: ...
+    def observe(self, number: int, gate_up: Address, gate_up_rows: Address, down: Address, down_rows: Address) -> None:
+        """Note the inputs of an expert's matrices; see `Projection.observe`."""
+
+    def share(self, first: int, total: int) -> None:
+        """Be some of all experts, from the first on: ranks have the others."""
     def mix(
         self,
         x: Address,
@@ -357,13 +394,25 @@ class Experts:
     ) -> None: ...
 
 class Decoder:
-    """A dense decoder whose forward pass is one call."""
+    """A decoder whose forward pass is one call, and its head."""
 
     def __init__(
         self, attentions: Sequence[Attention], hidden_size: int, eps: float, norms_are_offsets: bool
     ) -> None: ...
     def begin(self, embedding: Packed, multiplier: float) -> None: ...
     def end(self, norm: Address) -> None: ...
+    def give_inputs(
+        self,
+        projection: Projection,
+        norm: Address,
+        size: int,
+        table: Address,
+        element: int,
+        projection_scale: float,
+        table_scale: float,
+    ) -> None:
+        """Give layers inputs of their own; see native/decoder.h."""
+
     def add(self, layer: DecoderLayer) -> None: ...
     def gather(self, ranks: Ranks, shared: Address, first_token: int, first_head: int) -> None: ...
     def shared_numbers(self, tokens: int) -> int: ...
@@ -380,11 +429,16 @@ class Decoder:
         adapters: Sequence[Adapter],
         media: StepMedia,
         states: StepStates | None,
-        given: Address,
         scratch: Address,
         out: Address,
     ) -> bool:
         """False: the other ranks have not come."""
+
+    def logits(self, head: Packed, hidden: Address, count: int, out: Address) -> None:
+        """Write [count][rows of the head] of float32."""
+
+    def best(self, head: Packed, hidden: Address, count: int, ids: Address, values: Address) -> None:
+        """Write the row of the largest logit, the lowest of equals, and its value; see `LinearWeight.best`."""
 
 class Ranks:
     """Where ranks wait for each other; see native/ranks.h. Outcomes: 0 over, 1 timeout, 2 given up, 3 gone.

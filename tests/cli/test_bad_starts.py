@@ -64,7 +64,7 @@ def test_a_chat_template_that_does_not_compile(tiny_model, tmp_path):
     (tmp_path / "t").write_text("{% if %}")
     code, output = serve(str(tiny_model), "--chat-template", str(tmp_path / "t"))
     assert f"--chat-template {tmp_path}/t: the chat template does not compile: " in sentence(code, output)
-    assert "loading torch" not in output, "nothing has been started"
+    assert "loading the engine" not in output, "nothing has been started"
 
 
 def test_a_chat_template_that_cannot_be_read(tmp_path):
@@ -82,7 +82,7 @@ def test_a_folder_of_adapters_that_is_none(tiny_model, tmp_path, name):
     flags = ["--enable-lora", "--allow-runtime-lora", "--lora-dir", str(tmp_path / name)]
     code, output = serve(str(tiny_model), *flags)
     assert f"--lora-dir {tmp_path}/{name}: there is no such folder" in sentence(code, output)
-    assert "loading torch" not in output, "nothing has been started"
+    assert "loading the engine" not in output, "nothing has been started"
 
 
 def test_a_folder_for_sockets_whose_name_is_too_long(tiny_model, tmp_path):

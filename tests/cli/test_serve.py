@@ -101,7 +101,7 @@ def test_ctrl_c_while_starting_ends_it(tiny_model):
     command = [sys.executable, "-m", "tokenmill", "serve", str(tiny_model), "--port", str(free_port())]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    assert process.stderr.readline() == "loading torch ...\n"
+    assert process.stderr.readline() == "loading the engine ...\n"
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=10) in (0, 130)
     assert "Traceback" not in process.stderr.read()

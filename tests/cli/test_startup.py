@@ -56,7 +56,7 @@ class Clock:
 def start(stream: io.StringIO, server: ServerConfig = SERVER) -> str:
     clock = Clock()
     with open_screen(stream, server, clock) as screen:
-        screen.on_progress(EngineProgress("loading torch", 0, 0))
+        screen.on_progress(EngineProgress("loading the engine", 0, 0))
         clock.now += 0.11
         screen.on_progress(EngineProgress("loading weights", 0, 4 << 20))
         screen.on_progress(EngineProgress("loading weights", 4 << 20, 4 << 20))
@@ -69,7 +69,7 @@ def start(stream: io.StringIO, server: ServerConfig = SERVER) -> str:
 
 def test_plain_start_is_lines_without_control_characters():
     lines = start(io.StringIO()).splitlines()
-    assert lines[:3] == ["loading torch ...", "loading torch: 0.1 s", "loading weights ..."]
+    assert lines[:3] == ["loading the engine ...", "loading the engine: 0.1 s", "loading weights ..."]
     assert lines.count("loading weights ...") == 1
     assert lines[-1] == "tokenmill: it ended"
     assert lines[-2].startswith("curl ")
@@ -80,7 +80,7 @@ def test_plain_start_is_lines_without_control_characters():
 def test_start_says_what_a_person_wants_to_know(stream):
     text = start(stream)
     for part in (
-        "loading torch",
+        "loading the engine",
         "loading weights",
         "a child says [x]",
         "warming up",
@@ -206,7 +206,7 @@ def test_as_json_every_line_of_a_start_is_an_object(stream):
     server = ServerConfig(served_model_name=("tiny",), port=8001, log_format="json")
     lines = [json.loads(line) for line in start(stream(), server).splitlines()]
     assert [(line["event"], line["message"]) for line in lines if line["event"] != "ready"] == [
-        ("start", "loading torch"),
+        ("start", "loading the engine"),
         ("start", "loading weights"),
         ("output", "a child says [x]"),
         ("start", "warming up"),

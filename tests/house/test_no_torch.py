@@ -24,13 +24,6 @@ for module in pkgutil.walk_packages(getattr(package, "__path__", []), package.__
 
 # Modules of the weights that cannot be imported where there is no torch, and what brings it; a shorter list is better.
 WITH_TORCH = {
-    "reads": "the targets' vectors are tensors",
-    "stacked_experts": "as above",
-    "gguf.reads": "as above",
-    "loader": "a decoder; seeded weights are drawn in torch",
-    "sharing": "a decoder",
-    "packed_file": "memory for tensors, and torch's number of threads",
-    "cache_folder": "as above",
     "importance": "a decoder runs",
     "mixture": "a decoder runs",
 }

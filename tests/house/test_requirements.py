@@ -43,15 +43,20 @@ def needed(package: str, seen: set[str]) -> set[str]:
     return seen
 
 
-def project_dependencies() -> list[Requirement]:
+def project_dependencies(extra: str = "") -> list[Requirement]:
+    """What a Linux machine with native kernels needs; with an extra, what that brings on top."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [Requirement(text) for text in project["dependencies"]]
+    texts = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    machine = {"platform_machine": "x86_64"}
+    wanted = [Requirement(text) for text in texts]
+    return [one for one in wanted if one.marker is None or one.marker.evaluate(machine)]
 
 
-def test_every_pin_lies_in_the_range_of_the_project():
-    runtime = pins("runtime.txt")
-    for requirement in project_dependencies():
-        assert requirement.specifier.contains(runtime[canonicalize_name(requirement.name)]), requirement
+@pytest.mark.parametrize(("extra", "name"), [("", "runtime.txt"), ("torch", "torch.txt"), ("vision", "dev.txt")])
+def test_every_pin_lies_in_the_range_of_the_project(extra, name):
+    pinned = pins(name)
+    for requirement in project_dependencies(extra):
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
 
 
 def test_torch_is_pinned_without_a_build_and_no_pin_pulls_cuda():
@@ -59,15 +64,27 @@ def test_torch_is_pinned_without_a_build_and_no_pin_pulls_cuda():
     assert dev["torch"] == "2.13.0"
     # triton itself needs no CUDA: the tests run its kernels interpreted.
     assert [name for name in dev if name.startswith(("nvidia", "triton", "cuda"))] == ["triton"]
-    assert "triton" not in pins("runtime.txt")
+    assert "triton" not in pins("torch.txt")
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt"])
+def test_a_cpu_with_native_kernels_needs_no_torch():
+    assert {"torch", "sympy", "triton", "pillow"} & pins("runtime.txt").keys() == set()
+    assert "torch" not in {requirement.name for requirement in project_dependencies()}
+
+
+def test_every_extra_with_torch_wants_the_same():
+    texts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(text) for each in texts["optional-dependencies"].values() for text in each]
+    wanted += map(Requirement, texts["dependencies"])
+    assert len({str(one.specifier) for one in wanted if one.name == "torch"}) == 1
+
+
+@pytest.mark.parametrize("name", ["runtime.txt", "torch.txt", "dev.txt"])
 def test_everything_that_is_needed_is_pinned(name):
     seen: set[str] = set()
     for requirement in project_dependencies():
         needed(requirement.name, seen)
-    for tool in DEV_TOOLS if name == "dev.txt" else ():
+    for tool in {"torch.txt": ("torch",), "dev.txt": ("torch", *DEV_TOOLS)}.get(name, ()):
         needed(tool, seen)
     # With a CUDA build of torch, its own CUDA packages come along unpinned, as torch's metadata wants them.
     missing = {package for package in seen - pins(name).keys() if not package.startswith(("nvidia", "triton", "cuda"))}
@@ -79,9 +96,9 @@ def test_runtime_needs_no_test_tool():
 
 
 def test_what_is_carried_to_a_gpu_is_what_runs_here():
-    gpu, runtime = pins("gpu.txt"), pins("runtime.txt")
-    assert {name: gpu[name] for name in ("msgspec", "safetensors", "tokenizers")}.items() <= runtime.items()
-    assert pins("gpu-carry.txt").items() <= runtime.items()
+    gpu, dev = pins("gpu.txt"), pins("dev.txt")
+    assert {name: gpu[name] for name in ("msgspec", "safetensors", "tokenizers")}.items() <= dev.items()
+    assert pins("gpu-carry.txt").items() <= pins("runtime.txt").items()
 
 
 def test_what_is_carried_to_a_gpu_is_complete_but_for_what_is_there():

@@ -42,7 +42,7 @@ def installed(monkeypatch, codes, *arguments):
     monkeypatch.setattr(install_torch, "pip_settings", lambda: NOTHING_SET)
     monkeypatch.setattr(install_torch, "has_gpu", lambda: False)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(sys, "argv", ["install_torch.py", *arguments, str(ROOT / "requirements" / "runtime.txt")])
+    monkeypatch.setattr(sys, "argv", ["install_torch.py", *arguments, str(ROOT / "requirements" / "torch.txt")])
     return install_torch.main(), calls
 
 

@@ -104,7 +104,7 @@ def write_checkpoint(folder: Path, config: dict[str, Any], seed: int) -> Path:
     write_config(folder, config)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for target in Decoder(read_architecture(folder), TorchKernels(torch.float32, "meta")).targets():
+    for target in Decoder(read_architecture(folder), TorchKernels("float32", "meta")).targets():
         noise = torch.randn(target.shape, generator=generator)
         tensors[target.name] = noise / target.shape[-1] ** 0.5 if len(target.shape) > 1 else 1 + 0.2 * noise
     save_file(tensors, folder / "model.safetensors")

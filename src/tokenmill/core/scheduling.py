@@ -122,6 +122,7 @@ class SchedulerInterface(ABC, Generic[KV]):
     """
 
     serves: ClassVar[frozenset[Feature]] = frozenset()
+    config: Limits
     kv: KV
 
     @abstractmethod
@@ -137,11 +138,6 @@ class SchedulerInterface(ABC, Generic[KV]):
         """
 
     # --- every scheduler --------------------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def config(self) -> Limits:
-        """The limits that it was made with."""
 
     @property
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 VERSION = "0.1.0"
-PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "starlette", "uvicorn", "pyzmq", "msgspec")
+PACKAGES = ("torch", "numpy", "tokenizers", "starlette", "uvicorn", "pyzmq", "msgspec")
 
 
 def versions() -> dict[str, str]:

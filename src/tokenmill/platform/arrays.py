@@ -57,6 +57,12 @@ class ArrayLibrary(Protocol):
     def full(self, shape: Sequence[int], value: float, dtype: str) -> Array:
         """Return an array of one value."""
 
+    def copy(self, array: Array) -> Array:
+        """Return an array of the same numbers in memory of its own."""
+
+    def from_host(self, array: npt.NDArray[Any]) -> Array:
+        """Return an array of the host: itself there; on a device a copy of it, for which the host does not wait."""
+
     def arange(self, count: int, dtype: str) -> Array:
         """Return 0, 1 ... count - 1."""
 

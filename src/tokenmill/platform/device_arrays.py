@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from tokenmill.platform.tensor_memory import zeros
@@ -30,6 +32,14 @@ class DeviceArrays:
     def full(self, shape: Sequence[int], value: float, dtype: str) -> torch.Tensor:
         """Return a tensor of one value."""
         return torch.full(tuple(shape), value, dtype=getattr(torch, dtype), device=self._device)
+
+    def copy(self, array: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the same numbers in memory of its own."""
+        return array.clone()
+
+    def from_host(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """Return an array of the host as a tensor of the device; it is there before later work of the device begins."""
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def arange(self, count: int, dtype: str) -> torch.Tensor:
         """Return 0, 1 ... count - 1."""

@@ -34,6 +34,14 @@ class HostArrays:
         """Return an array of one value."""
         return np.full(shape, value, dtype)
 
+    def copy(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array of the same numbers in memory of its own."""
+        return array.copy()
+
+    def from_host(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array as it is."""
+        return array
+
     def arange(self, count: int, dtype: str) -> npt.NDArray[Any]:
         """Return 0, 1 ... count - 1."""
         return np.arange(count, dtype=dtype)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import warnings
+import os
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 HUGE_PAGE = 2 << 20
 CACHE_LINE = 64
@@ -28,24 +27,22 @@ def zeroed_bytes(size: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(memory, np.uint8)
 
 
-def map_shared(descriptor: int, num_bytes: int, is_writable: bool) -> torch.Tensor:
+def map_shared(descriptor: int, num_bytes: int, is_writable: bool) -> npt.NDArray[np.uint8]:
     """Map a file's bytes as memory shared by all its mappings, in huge pages where its file system has them.
 
-    A tensor of a mapping that is not writable must not be written: the process would end. The descriptor is held as
-    long as the tensor, with the locks on it, even if it is closed.
+    An array of a mapping that is not writable is not either: NumPy refuses, and a kernel that writes by address would
+    end the process. The descriptor is held as long as the array, with the locks on it, even if it is closed.
     """
     access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
     memory = mmap.mmap(descriptor, num_bytes, flags=mmap.MAP_SHARED, prot=access)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(np.frombuffer(memory, np.uint8))
+    return np.frombuffer(memory, np.uint8)
 
 
 class Arena:
-    """Cuts tensors from one piece of memory, in the order in which they are asked for, each at a cache line.
+    """Cuts arrays from one piece of memory, in the order in which they are asked for, each at a cache line.
 
     Args:
         memory: [n] uint8; it starts at a page boundary.
@@ -53,11 +50,11 @@ class Arena:
 
     __slots__ = ("_memory", "_used")
 
-    def __init__(self, memory: torch.Tensor) -> None:
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
         self._memory = memory
         self._used = 0
 
-    def take(self, num_bytes: int) -> torch.Tensor:
+    def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
         """Return the next bytes, uint8, as they are."""
         start, self._used = self._used, self._used + self.room(num_bytes)
         assert self._used <= len(self._memory), "an arena is made as large as all that is taken from it"
@@ -65,8 +62,13 @@ class Arena:
 
     @staticmethod
     def room(num_bytes: int) -> int:
-        """Return the bytes that a tensor of `num_bytes` takes, in whole cache lines."""
+        """Return the bytes that an array of `num_bytes` takes, in whole cache lines."""
         return -(-num_bytes // CACHE_LINE) * CACHE_LINE
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def huge_pages(switch: Path = HUGE_PAGE_SWITCH) -> str:

@@ -26,7 +26,7 @@ from tokenmill.model.quantization.packed import QUANTIZATIONS
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import ModelPlan, plan_model
 from tokenmill.startup.assembly.setup import build_engine
-from tokenmill.startup.machine.device import DTYPES, within_budget
+from tokenmill.startup.machine.device import within_budget
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def config_of(folder: Path, **flags: object) -> EngineConfig:
 def plan_of(folder: Path, quantization: str = "none") -> ModelPlan:
     architecture = read_architecture(folder)
     formats = QUANTIZATIONS.get(quantization)
-    kernels, _ = select_kernels("auto", "cpu", torch.bfloat16, 1, *([formats] if formats else []))
+    kernels, _ = select_kernels("auto", "cpu", "bfloat16", 1, *([formats] if formats else []))
     return plan_model(
         folder, architecture, within_budget(config_of(folder, quantization=quantization), kernels, architecture)
     )
@@ -51,7 +51,8 @@ def plan_of(folder: Path, quantization: str = "none") -> ModelPlan:
 
 def page_bytes(folder: Path) -> int:
     config = config_of(folder)
-    return HeadMajorKV.bytes_per_page(plan_of(folder).shapes.attention_spec, config.page_size, DTYPES[config.dtype])
+    dtype = getattr(torch, config.dtype)
+    return HeadMajorKV.bytes_per_page(plan_of(folder).shapes.attention_spec, config.page_size, dtype)
 
 
 def build(folder: Path, free: int, **flags: object) -> list[str]:
@@ -140,7 +141,7 @@ def test_the_smaller_type_is_advised_where_the_larger_one_is_asked_for(folder: P
 @pytest.mark.parametrize("form", ["torch", "none", "int8", "int4"])
 def test_what_is_measured_is_what_is_taken(tmp_path: Path, family: str, form: str) -> None:
     plan = plan_of(make_checkpoint(tmp_path / "m", family), form)
-    kernels = TorchKernels(torch.float32, "cpu") if form == "torch" else plan.kernels
+    kernels = TorchKernels("float32", "cpu") if form == "torch" else plan.kernels
     architecture = plan.shapes.architecture
     measured = plan_model(tmp_path / "m", architecture, kernels).weight_bytes
     real = MeasuringKernels(kernels)

@@ -18,7 +18,7 @@ from tokenmill.engine.parallel.layout import StepShape
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.kernels.torch_kernels import TorchKernels
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
 from tokenmill.model.quantization.packed import PackedFormats
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import load_model
@@ -48,7 +48,7 @@ def checkpoint(folder: Path, family: str, dtype: torch.dtype = torch.bfloat16, *
 
 def native_form(stored: PackedFormats, rng: np.random.Generator) -> Form:
     kv_dtype = torch.int8 if rng.random() < 0.3 else None
-    return Form(lambda: select_kernels("native", "cpu", torch.bfloat16, 1, stored)[0], "native", kv_dtype)
+    return Form(lambda: select_kernels("native", "cpu", "bfloat16", 1, stored)[0], "native", kv_dtype)
 
 
 def compare(
@@ -59,7 +59,7 @@ def compare(
     kernels = form.make()
     decoder = load_model(folder, read_architecture(folder), kernels)
     attention = form.attend(decoder, kernels, requests.num_pages)
-    alone = in_one_call(decoder, attention)
+    alone = on_host(decoder, attention)
     with ranks(folder, size, form, requests.num_pages, StepShape(6 * 40, 6, 8), num_stages) as (together, own):
         for chunks in random_schedule(lengths, 40, rng):
             batch = requests.batch(chunks)
@@ -97,7 +97,7 @@ def test_native_stages_have_the_bits_of_one(family: str, tmp_path: Path, rng: np
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "granite", "olmo2"])
 def test_stages_in_float32_have_the_bits_of_one_too(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
     folder = checkpoint(tmp_path, family, torch.float32, num_hidden_layers=3)
-    compare(folder, Form(lambda: TorchKernels(torch.float32, "cpu"), "cpu"), 1, rng, num_stages=3)
+    compare(folder, Form(lambda: TorchKernels("float32", "cpu"), "cpu"), 1, rng, num_stages=3)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "granite"])
@@ -106,7 +106,7 @@ def test_ranks_in_float32_differ_from_one_by_the_rounding_of_their_sums(
 ) -> None:
     """torch's products choose the order of their sums by the shape of a matrix."""
     folder = checkpoint(tmp_path, family, torch.float32)
-    compare(folder, Form(lambda: TorchKernels(torch.float32, "cpu"), "cpu"), 2, rng, is_exact=False)
+    compare(folder, Form(lambda: TorchKernels("float32", "cpu"), "cpu"), 2, rng, is_exact=False)
 
 
 @needs_native

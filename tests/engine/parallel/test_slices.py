@@ -40,13 +40,13 @@ class Rank(Alone):
 
 
 def part_of(folder: Path, shard: Shard, load_format: str = "auto") -> Decoder:
-    kernels = TorchKernels(torch.float32, "cpu")
+    kernels = TorchKernels("float32", "cpu")
     return plan_model(folder, read_architecture(folder), kernels, load_format, Rank(shard)).load()
 
 
 def check_parts(folder: Path, size: int, load_format: str = "auto") -> None:
     """Each rank's tensors are its rows of the whole ones."""
-    whole = parameters(load_model(folder, read_architecture(folder), TorchKernels(torch.float32, "cpu"), load_format))
+    whole = parameters(load_model(folder, read_architecture(folder), TorchKernels("float32", "cpu"), load_format))
     architecture = read_architecture(folder)
     attention = architecture.layers[0].attention
     seen: dict[str, list[torch.Tensor]] = {}
@@ -130,7 +130,7 @@ def test_outputs_that_share_a_number_cannot_go_to_different_ranks(tmp_path: Path
     make_checkpoint(tmp_path, "qwen3", tokenizer=False, hidden_size=32, intermediate_size=64, head_dim=16)
     quantize(tmp_path, *CASES["awq"], rng)
     # 8 outputs in a word; 8 ranks would have 4 hidden numbers each.
-    kernels, rank = TorchKernels(torch.float32, "cpu"), Rank(Shard(0, 8))
+    kernels, rank = TorchKernels("float32", "cpu"), Rank(Shard(0, 8))
     plan = plan_model(tmp_path, read_architecture(tmp_path), kernels, collective=rank)
     with pytest.raises(InvalidCheckpoint, match="packs 8 outputs in a number, which ranks cannot share"):
         plan.load()
@@ -151,7 +151,7 @@ def test_packed_weights_are_kept_for_each_rank_by_itself(tmp_path: Path) -> None
     make_checkpoint(tmp_path, "qwen3", tokenizer=False, vocab_size=332)  # both ranks' matrices are of the same sizes
     keys = []
     for shard in (Shard(), Shard(0, 2), Shard(1, 2), Shard(0, 2)):
-        kernels, _ = select_kernels("native", "cpu", torch.bfloat16, 1)
+        kernels, _ = select_kernels("native", "cpu", "bfloat16", 1)
         plan = plan_model(tmp_path, read_architecture(tmp_path), kernels, collective=Rank(shard))
         keys.append(content_of(plan, tmp_path).key)
     assert keys[1] == keys[3]
@@ -174,7 +174,7 @@ def count():
 folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 collective = Alone()
 collective.shard = Shard(rank, size)
-architecture, kernels = read_architecture(folder), TorchKernels(torch.float32, "cpu")
+architecture, kernels = read_architecture(folder), TorchKernels("float32", "cpu")
 # What reading imports is read, too.
 plan_model(folder, architecture, kernels, collective=collective).load()
 before = count()

@@ -24,7 +24,7 @@ from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.protocol import Kernels
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
 from tokenmill.model.sharding.shard import Shard
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import plan_model
@@ -108,7 +108,7 @@ def _part(folder: Path, form: Form, num_pages: int, memory: SharedMemory) -> Par
     kernels = form.make()
     decoder = plan_model(folder, read_architecture(folder), kernels, collective=memory).load()
     attention = form.attend(decoder, kernels, num_pages)
-    return in_one_call(decoder, attention), attention, memory, kernels.dtype
+    return on_host(decoder, attention), attention, memory, kernels.dtype
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from tokenmill.core.plan import StepPlan
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.runner.model_runner import EnteredStep, ModelRunner
 from tokenmill.model.weights import loader
-from tokenmill.startup.assembly import runners
+from tokenmill.startup.assembly import device_runners
 from tokenmill.startup.assembly.setup import build_engine
 
 NUM_DRAWN = 2
@@ -71,7 +71,7 @@ def run(model: Path, wanted: list[AddRequest], **options: Any) -> dict[str, Any]
     SEEN.reset()
     errors: list[str] = []
     with ExitStack() as stack:
-        stack.enter_context(patch.object(runners, "Staging", FakeStaging))
+        stack.enter_context(patch.object(device_runners, "Staging", FakeStaging))
         stack.enter_context(patch.object(loader, "_dummy", lambda decoder, like, report: decoder))
         stack.enter_context(patch.object(ModelRunner, "_enter", _enter))
         stack.enter_context(MODE)
@@ -114,7 +114,7 @@ def cases(folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     large = made["many rows"]
 
     def without_parts() -> dict[str, Any]:
-        with patch.object(runners, "TWICE_READ_BYTES", 0):
+        with patch.object(device_runners, "TWICE_READ_BYTES", 0):
             return large()
 
     return {**made, "large weights": without_parts}

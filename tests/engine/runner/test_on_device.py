@@ -246,7 +246,7 @@ def test_decodes_beside_prompts_run_in_a_graph_and_draw_what_one_pass_draws(
     found, mixed = [], Counter[tuple[int, int]]()
     for number, most_bytes in enumerate((1 << 40, 0)):
         platform = FakePlatform()
-        monkeypatch.setattr("tokenmill.startup.assembly.runners.TWICE_READ_BYTES", most_bytes)
+        monkeypatch.setattr("tokenmill.startup.assembly.device_runners.TWICE_READ_BYTES", most_bytes)
         with running(model, platform, max_num_batched_tokens=6, async_scheduling=True) as engine:
 
             def launch(plan: StepPlan, launch: Any = engine.executor.launch, platform: Any = platform) -> StepOutcome:

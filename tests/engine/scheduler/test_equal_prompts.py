@@ -32,7 +32,7 @@ def test_one_that_waits_for_another_is_told_so_and_those_behind_it_go_on() -> No
     other = harness.add([40, 41], max_tokens=2)
     harness.step()
     assert harness.scheduler.explain(second) == "waiting for a request that computes the same prompt"
-    assert harness.scheduler.waiting_by_reason()["same_prompt"] == 1
+    assert harness.scheduler.counts()["waiting_by_reason"]["same_prompt"] == 1
     assert harness.runner.plans[0].request_ids == (first, other)
     harness.drain()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.checkpoints import make_checkpoint
 from tests.model.adapters.trained import make_adapter
@@ -32,11 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_cache(folder: Path, max_count: int) -> tuple[AdapterCache, list[AdapterRef]]:
     """A cache for so many, empty, and the adapters that there are."""
-    decoder = Decoder(read_architecture(folder / "base"), TorchKernels(torch.float32, "meta"))
-    looking = AdapterCache(AdapterReader(decoder, TorchKernels(torch.float32, "cpu"), 16), 1)
+    decoder = Decoder(read_architecture(folder / "base"), TorchKernels("float32", "meta"))
+    looking = AdapterCache(AdapterReader(decoder, TorchKernels("float32", "cpu"), 16), 1)
     refs = [looking.look_at(f"a{number}", str(folder / str(number))) for number in range(4)]
     assert looking.num_loaded == 1
-    return AdapterCache(AdapterReader(decoder, TorchKernels(torch.float32, "cpu"), 16), max_count), refs
+    return AdapterCache(AdapterReader(decoder, TorchKernels("float32", "cpu"), 16), max_count), refs
 
 
 def request(name: str, adapter: AdapterRef | None) -> AddRequest:

@@ -13,11 +13,13 @@ import torch
 from tests.checkpoints import load_oracle, make_checkpoint
 from tests.model.adapters.trained import make_adapter
 from tests.model.models.test_native_decoder import load, native_attention
-from tests.paging import PagedRequests, random_schedule
+from tests.paging import PagedRequests, in_arrays, random_schedule
 from tokenmill.model.adapters.packing import AdapterForm, AdapterReader
 from tokenmill.model.kernels.adapters import Adapter, AdapterRows
 from tokenmill.model.kernels.native import load_kernels
-from tokenmill.model.models.native_decoder import NativeDecoder, in_one_call
+from tokenmill.model.models.host_decoder import array_of
+from tokenmill.model.models.host_model import on_host
+from tokenmill.model.models.native_decoder import NativeDecoder
 from tokenmill.model.quantization.packed import UNQUANTIZED
 
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
@@ -27,6 +29,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": {"hidden_size": 72, "intermediate_size": 88, "attention_bias": True},
     "llama": {"hidden_size": 64, "intermediate_size": 200, "mlp_bias": True, "head_dim": 32},
     "granite": {"hidden_size": 96, "intermediate_size": 50, "head_dim": 16},
+    "arcee": {"hidden_size": 64, "intermediate_size": 104},
+    "olmo2": {"hidden_size": 64, "intermediate_size": 80},
+    "qwen3_moe": {"hidden_size": 64},
 }
 ADAPTERS: list[dict[str, Any]] = [
     {"r": 1, "lora_alpha": 2},
@@ -75,7 +80,7 @@ def run(
     """The final hidden states of all tokens, computed in random chunks, each sequence with its adapter."""
     requests = PagedRequests(sequences, 16, rng)
     attention = native_attention((decoder, native), requests)
-    model = in_one_call(decoder, attention)
+    model = on_host(decoder, attention)
     assert isinstance(model, NativeDecoder), "nothing is an obstacle"
     outputs: list[list[torch.Tensor]] = [[] for _ in sequences]
     for chunks in random_schedule([len(one) for one in sequences], 40, rng):
@@ -94,6 +99,27 @@ def run(
     return outputs
 
 
+@pytest.mark.parametrize("multiplier", [1.0, 3.0])
+def test_embeddings_that_adapters_change_have_the_bits_of_the_decoder_s(
+    multiplier: float, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    folder = make_checkpoint(tmp_path / "base", "qwen3", tokenizer=False, dtype=torch.bfloat16)
+    decoder, native = load(folder, UNQUANTIZED, 1)
+    make_adapter(folder, tmp_path / "a", 1, target_modules=["embed_tokens"])
+    adapter = AdapterReader(decoder, decoder._kernels, 64, AdapterForm.ONE_CALL).read(str(tmp_path / "a")).adapter
+    decoder.architecture = dataclasses.replace(decoder.architecture, embedding_multiplier=multiplier)
+    requests = PagedRequests([rng.integers(0, 331, 12).tolist() for _ in range(4)], 16, rng)
+    attention = native_attention((decoder, native), requests)
+    model = on_host(decoder, attention)
+    batch, of_row = requests.batch([(i, 12) for i in range(4)]), rng.integers(-1, 1, 48).astype(np.int32)
+    hidden = decoder.embed(batch.token_ids, AdapterRows((adapter,), torch.from_numpy(of_row)))
+    batch = in_arrays(batch)
+    want = model.forward(batch, attention, array_of(hidden))
+    got = model.forward(dataclasses.replace(batch, adapters=AdapterRows((adapter,), of_row)), attention)
+    assert np.array_equal(got, want)
+    assert not np.array_equal(got, model.forward(batch, attention)), "the adapter makes a difference"
+
+
 def test_rows_that_are_left_out_change_nothing(tmp_path: Path, rng: np.random.Generator) -> None:
     """Of the last layer only the rows with outputs are computed: their adapters are still theirs."""
     folder = make_checkpoint(tmp_path / "base", "qwen3", tokenizer=False, dtype=torch.bfloat16)
@@ -102,7 +128,7 @@ def test_rows_that_are_left_out_change_nothing(tmp_path: Path, rng: np.random.Ge
     adapter = AdapterReader(decoder, decoder._kernels, 64, AdapterForm.ONE_CALL).read(str(tmp_path / "a")).adapter
     requests = PagedRequests([rng.integers(0, 331, 12).tolist() for _ in range(4)], 16, rng)
     attention = native_attention((decoder, native), requests)
-    model = in_one_call(decoder, attention)
+    model = on_host(decoder, attention)
     batch = requests.batch([(i, 12) for i in range(4)])
     adapted = AdapterRows((adapter,), torch.from_numpy(rng.integers(-1, 1, 48).astype(np.int32)))
     kept = np.sort(rng.permutation(48)[:17])

@@ -27,7 +27,7 @@ from tokenmill.model.adapters.requests import AdapterRequests
 from tokenmill.model.kernels.adapter_parts import AdapterModule
 from tokenmill.model.kernels.triton.adapters import SlotMatrix
 from tokenmill.startup.assembly.setup import build_engine
-from tokenmill.startup.machine.device import DTYPES, check
+from tokenmill.startup.machine.device import check
 
 NUM_ADAPTERS = 3
 SMALL: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_pages": 60, "page_size": 4}
@@ -131,4 +131,4 @@ def test_an_engine_tells_what_one_on_a_cpu_tells(
 def test_ranks_on_gpus_have_none() -> None:
     config = EngineConfig(device="cpu", dtype="float32", enable_lora=True, tensor_parallel_size=2).resolve()
     with pytest.raises(InvalidConfig, match="--enable-lora needs one GPU"):
-        check(config, FakePlatform(), DTYPES["float32"])
+        check(config, FakePlatform())

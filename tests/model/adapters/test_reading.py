@@ -29,7 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def places(base: Path) -> list[Place]:
-    return places_of(Decoder(read_architecture(base), TorchKernels(torch.float32, "meta")))
+    return places_of(Decoder(read_architecture(base), TorchKernels("float32", "meta")))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.attention.backends.reference import ReferenceAttention
 from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV
 from tokenmill.model.attention.protocol import AttentionSpec
-from tokenmill.model.kernels.heads import HeadNorms, RotaryTables, split_heads
+from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
+from tokenmill.model.kernels.torch_heads import split_heads
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
 best_isa = pytest.mark.parametrize("isa", BEST)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.model.kernels.native import every_isa, kernels
+from tokenmill.model.kernels.experts import LoopedExperts
 from tokenmill.model.kernels.native_kernels import NativeExperts
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import Gate, WeightRole
-from tokenmill.model.kernels.torch_kernels import LoopedExperts
 from tokenmill.model.quantization.packed import PackedFormat
 
 FORMATS = [PackedFormat.BF16, PackedFormat.INT8, PackedFormat.INT4]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.model.kernels.gpu import DEVICE, HALF
-from tokenmill.model.kernels.heads import HeadNorms, RotaryTables, StepAngles, split_heads
+from tokenmill.model.kernels.heads import HeadNorms, RotaryTables, StepAngles
+from tokenmill.model.kernels.torch_heads import split_heads
 from tokenmill.model.kernels.triton.heads import place_heads
 
 

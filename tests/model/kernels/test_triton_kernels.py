@@ -23,8 +23,8 @@ def test_a_matrix_does_what_the_torch_one_does(rng: np.random.Generator, is_inva
     want, got = (
         kernels.linear_weight(out_size, in_size, role)
         for kernels in (
-            TorchKernels(torch.float32, DEVICE),
-            TritonKernels(torch.float32, DEVICE, is_invariant=is_invariant),
+            TorchKernels("float32", DEVICE),
+            TritonKernels("float32", DEVICE, is_invariant=is_invariant),
         )
     )
     for matrix in (want, got):
@@ -45,8 +45,8 @@ def test_stacked_experts_equal_one_after_the_other(rng: np.random.Generator) -> 
         num_experts, hidden, size = int(rng.integers(2, 7)), int(rng.integers(1, 40)), int(rng.integers(1, 30))
         tokens, count = int(rng.integers(1, 20)), int(rng.integers(1, num_experts + 1))
         kind, has_biases = Gate(int(rng.integers(len(Gate)))), bool(rng.random() < 0.5)
-        looped = TorchKernels(torch.float32, DEVICE).experts(num_experts, hidden, size, kind, has_biases)
-        stacked = TritonKernels(torch.float32, DEVICE).experts(num_experts, hidden, size, kind, has_biases)
+        looped = TorchKernels("float32", DEVICE).experts(num_experts, hidden, size, kind, has_biases)
+        stacked = TritonKernels("float32", DEVICE).experts(num_experts, hidden, size, kind, has_biases)
         for own, other in zip(looped.biases or (), stacked.biases or (), strict=True):
             other.copy_(own.normal_())
         for expert in range(num_experts):
@@ -65,8 +65,8 @@ def test_stacked_experts_equal_one_after_the_other(rng: np.random.Generator) -> 
 
 def test_stacked_experts_in_mxfp4_are_those_of_their_numbers(rng: np.random.Generator) -> None:
     num_experts, hidden, size, tokens, count = 4, 64, 32, 7, 2
-    numbers = TritonKernels(torch.float32, DEVICE).experts(num_experts, hidden, size, Gate.CLAMPED, has_biases=True)
-    packed = TritonKernels(torch.float32, DEVICE, mxfp4=True).experts(num_experts, hidden, size, Gate.CLAMPED, True)
+    numbers = TritonKernels("float32", DEVICE).experts(num_experts, hidden, size, Gate.CLAMPED, has_biases=True)
+    packed = TritonKernels("float32", DEVICE, mxfp4=True).experts(num_experts, hidden, size, Gate.CLAMPED, True)
     for own, other in zip(numbers.biases or (), packed.biases or (), strict=True):
         other.copy_(own.normal_())
     for expert in range(num_experts):

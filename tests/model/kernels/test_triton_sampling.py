@@ -10,7 +10,8 @@ from tests.model.kernels.gpu import DEVICE, IS_INTERPRETED
 from tests.model.sampling.oracle import draws_of
 from tokenmill.core.sampling_params import MAX_INT, SamplingParams
 from tokenmill.model.sampling import reference, triton_draw
-from tokenmill.model.sampling.draws import NO_TOKEN, RECORD, Kind, column, pack
+from tokenmill.model.sampling.draws import NO_TOKEN, RECORD, Kind, pack
+from tokenmill.model.sampling.reference import column
 from tokenmill.model.sampling.triton_draw import draw
 
 
@@ -27,7 +28,8 @@ def set_sizes(monkeypatch: pytest.MonkeyPatch, chunk: int, tile: int, programs: 
 
 def filtered(rows: int, size: int, uniforms: list[float], **params: float) -> torch.Tensor:
     """Draws of the same parameters."""
-    return draws_of(SamplingParams(**params), size, np.resize(np.array(uniforms), rows)).to(DEVICE)
+    draws = draws_of(SamplingParams(**params), size, np.resize(np.array(uniforms), rows))
+    return torch.from_numpy(draws).to(DEVICE)
 
 
 def random_logits(rng: np.random.Generator, rows: int, size: int) -> torch.Tensor:
@@ -152,7 +154,7 @@ def test_the_draws_follow_the_distribution(rng: np.random.Generator) -> None:
     """Uniforms on a grid meet each token as often as its weight says."""
     size, rows = 6, 8
     logits = torch.tensor([[1.0, 1.0, 0.0, 2.0, -1.0, 2.0]]).expand(rows, size)
-    draws = draws_of(SamplingParams(top_k=3), size, (np.arange(rows) + 0.5) / rows)
+    draws = torch.from_numpy(draws_of(SamplingParams(top_k=3), size, (np.arange(rows) + 0.5) / rows))
     counts = torch.bincount(draw(logits.to(DEVICE), draws.to(DEVICE)).cpu(), minlength=6)
     # Top 3: the two twos, and of the ones the lower id.
     weights = torch.tensor([np.e, 0, 0, np.e**2, 0, np.e**2])

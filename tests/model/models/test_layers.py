@@ -12,7 +12,7 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from tokenmill.model.architecture.mlp_spec import MoeSpec
-from tokenmill.model.kernels.heads import rotate
+from tokenmill.model.kernels.torch_heads import rotate
 from tokenmill.model.kernels.torch_kernels import TorchKernels, rms_norm
 from tokenmill.model.models.architecture_config import read_architecture
 from tokenmill.model.models.decoder import Decoder
@@ -45,9 +45,9 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ROPES)
-def test_rotation_equals_transformers(name: str, dtype: torch.dtype, rng: np.random.Generator) -> None:
+def test_rotation_equals_transformers(name: str, dtype: str, rng: np.random.Generator) -> None:
     config = transformers.LlamaConfig(
         hidden_size=128,
         num_attention_heads=4,
@@ -55,15 +55,15 @@ def test_rotation_equals_transformers(name: str, dtype: torch.dtype, rng: np.ran
         rope_parameters={"rope_theta": 10000.0, **ROPES[name]},
     )
     fields = {**config.to_dict(), "architectures": ["LlamaForCausalLM"]}
-    rotary = rotary_tables(read_architecture(fields).layers[0].attention.rope, 32, 1024, torch.empty(0, dtype=dtype))
+    rotary = rotary_tables(read_architecture(fields).layers[0].attention.rope, 32, 1024, TorchKernels(dtype, "cpu"))
     positions = torch.from_numpy(rng.integers(0, 1024, 50))
-    x = torch.randn(50, 4, 32).to(dtype)
+    x = torch.randn(50, 4, 32).to(getattr(torch, dtype))
 
     cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
     want, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
     got = rotate(x.clone(), rotary.lookup(positions))
     # An angle of 1000 radians is known to 6e-5 in float32, whichever way it is computed.
-    tolerance = 1e-3 if dtype == torch.float32 else 0.03
+    tolerance = 1e-3 if dtype == "float32" else 0.03
     torch.testing.assert_close(got, want[0].transpose(0, 1), rtol=0, atol=tolerance)
 
 
@@ -76,12 +76,13 @@ def test_norm_equals_transformers_to_the_bit(dtype: torch.dtype, rng: np.random.
     assert torch.equal(rms_norm(x, theirs.weight.data, 1e-5), theirs(x).detach())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_what_is_added_is_multiplied_exactly_and_rounded_once(dtype: torch.dtype, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_what_is_added_is_multiplied_exactly_and_rounded_once(name: str, rng: np.random.Generator) -> None:
+    dtype = getattr(torch, name)
     x, delta, weight = torch.randn(5, 90).to(dtype), torch.randn(5, 90).to(dtype), torch.randn(90).to(dtype)
     for scale in (1.0, 0.22, float(rng.uniform(0.1, 3))):
         summed = x.clone()
-        got = TorchKernels(dtype, "cpu").add_rms_norm(summed, delta, weight, 1e-6, scale)
+        got = TorchKernels(name, "cpu").add_rms_norm(summed, delta, weight, 1e-6, scale)
         want = (x.double() + scale * delta.double()).to(dtype)
         torch.testing.assert_close(summed, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
         if dtype != torch.float32:  # float32's own rounding of the product rarely reaches a shorter type
@@ -90,7 +91,7 @@ def test_what_is_added_is_multiplied_exactly_and_rounded_once(dtype: torch.dtype
 
 
 def random_experts(spec: MoeSpec, hidden_size: int) -> MoE:
-    moe = MoE(spec, hidden_size, TorchKernels(torch.float32, "cpu"))
+    moe = MoE(spec, hidden_size, TorchKernels("float32", "cpu"))
     for target in moe.targets(TargetScope(LLAMA_NAMES, 0)):
         target.fill(torch.randn(target.shape))
     return moe
@@ -124,7 +125,7 @@ def test_a_table_says_what_the_weights_are_called() -> None:
     fields = {**transformers.Qwen2Config(num_hidden_layers=2).to_dict(), "architectures": ["Qwen2ForCausalLM"]}
     names = {**LLAMA_NAMES, "q": "h.{layer}.query", "head": "output"}
     architecture = dataclasses.replace(read_architecture(fields), weight_names=names)
-    targets = {target.name: target for target in Decoder(architecture, TorchKernels(torch.float32, "meta")).targets()}
+    targets = {target.name: target for target in Decoder(architecture, TorchKernels("float32", "meta")).targets()}
     assert targets["h.1.query.weight"].key == WeightKey("q", 1)
     assert targets["h.0.query.bias"].key == WeightKey("q", 0, kind="bias")
     assert targets["output.weight"].shape == (architecture.vocab_size, architecture.hidden_size)

@@ -182,7 +182,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path, rng: np.random.Ge
     return make_checkpoint(tmp_path, family, seed=int(rng.integers(2**31)), tokenizer=False, **overrides)
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+def load(folder: Path, dtype: str = "float32") -> Decoder:
     return load_model(folder, read_architecture(folder), TorchKernels(dtype, "cpu"))
 
 
@@ -231,7 +231,7 @@ def test_bfloat16_logits_stay_near_float32_ones(tmp_path: Path, rng: np.random.G
     sequence = rng.integers(0, 331, 60).tolist()
     runs = {}
     for dtype in (torch.float32, torch.bfloat16):
-        decoder = load(folder, dtype)
+        decoder = load(folder, str(dtype).removeprefix("torch."))
         requests = PagedRequests([sequence], 16, rng)
         attention = make_attention("cpu", decoder.attention_spec, requests.num_pages, 16, dtype)
         (runs[dtype],) = requests.run(decoder, attention, [[(0, 40)], *[[(0, 1)]] * 20])
@@ -247,7 +247,7 @@ def test_logits_are_bit_identical_alone_and_in_company(
     family: str, dtype: torch.dtype, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     """Each request runs the same chunks of its own, first in mixed batches, then alone."""
-    decoder = load(make_checkpoint(tmp_path, family, tokenizer=False), dtype)
+    decoder = load(make_checkpoint(tmp_path, family, tokenizer=False), str(dtype).removeprefix("torch."))
     lengths = [int(length) for length in rng.integers(1, 150, 5)]
     sequences = [rng.integers(0, 331, length).tolist() for length in lengths]
     schedule = random_schedule(lengths, 40, rng)

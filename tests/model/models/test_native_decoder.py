@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.checkpoints import load_oracle, make_checkpoint
-from tests.paging import Chunks, PagedRequests, make_attention, random_schedule, states_of_step
+from tests.paging import Chunks, PagedRequests, in_arrays, make_attention, random_schedule, states_of_step
 from tests.tiers import pairs
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
@@ -23,7 +23,9 @@ from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.decoder import Decoder
-from tokenmill.model.models.native_decoder import NativeDecoder, in_one_call, native_pass_obstacle
+from tokenmill.model.models.host_decoder import HostDecoder
+from tokenmill.model.models.host_model import on_host
+from tokenmill.model.models.native_decoder import NativeDecoder, native_pass_obstacle
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormat, PackedFormats
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import load_model
@@ -49,8 +51,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"head_dim": 32},
     "qwen3_next": {"head_dim": 32, "num_experts": 3, "num_experts_per_tok": 3},
 }
-WITH_EXPERTS = ("qwen3_moe", "gpt_oss", "qwen3_next")
-KERNEL_BY_KERNEL = (*WITH_EXPERTS, "olmo2", "arcee")
 WITH_STATES = ("lfm2", "qwen3_5", "qwen3_next")
 # Qwen2, Llama and Mistral have nothing that these have not.
 UNLIKE = [family for family in FAMILIES if family not in ("qwen2", "llama", "mistral")]
@@ -64,7 +64,7 @@ FORMATS = {
 
 
 def load(folder: Path, stored: PackedFormats, threads: int) -> tuple[Decoder, Any]:
-    kernels, _ = select_kernels("native", "cpu", torch.bfloat16, threads, stored)
+    kernels, _ = select_kernels("native", "cpu", "bfloat16", threads, stored)
     return load_model(folder, read_architecture(folder), kernels), kernels.native
 
 
@@ -74,7 +74,7 @@ def run(
     requests = PagedRequests(sequences, 16, rng)
     requests.keep_states(model[0])
     attention = native_attention(model, requests)
-    return requests.run(in_one_call(model[0], attention), attention, steps)
+    return requests.run(on_host(model[0], attention), attention, steps)
 
 
 def native_attention(
@@ -149,9 +149,7 @@ def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rn
     assert 0 < error < most
 
 
-@pytest.mark.parametrize(
-    ("family", "stored"), pairs([family for family in FAMILIES if family not in KERNEL_BY_KERNEL], list(FORMATS))
-)
+@pytest.mark.parametrize(("family", "stored"), pairs(list(FAMILIES), list(FORMATS)))
 def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
     overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
     folder = make_checkpoint(tmp_path, family, tokenizer=False, dtype=torch.bfloat16, **overrides)
@@ -160,7 +158,7 @@ def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path,
     requests = PagedRequests([rng.integers(0, 331, length).tolist() for length in lengths], 16, rng)
     kv_dtype = torch.int8 if rng.random() < 0.5 else None
     in_parts, whole = (native_attention(model, requests, kv_dtype) for _ in range(2))
-    decoder = in_one_call(model[0], whole)
+    oracle, decoder = HostDecoder(model[0]), on_host(model[0], whole)
     assert isinstance(decoder, NativeDecoder)
     # Twice the slots of requests: whose state is kept on the way is copied there.
     states = [model[0].state_memory(12) for _ in range(2)] if family in WITH_STATES else [None] * 2
@@ -170,9 +168,11 @@ def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path,
         kept = np.sort(rng.permutation(len(batch.token_ids))[: rng.integers(0, len(batch.token_ids) + 1)])
         batch = dataclasses.replace(batch, output_indices=torch.from_numpy(kept))
         batches = [batch if memory is None else with_states(batch, chunks, memory, saves) for memory in states]
-        with torch.inference_mode():
-            want, got = model[0].forward(batches[0], in_parts), decoder.forward(batches[1], whole)
-        assert torch.equal(got, want), f"{chunks}, outputs {kept.tolist()}"
+        first, second = map(in_arrays, batches)
+        want, got = oracle.forward(first, in_parts), decoder.forward(second, whole)
+        assert np.array_equal(got, want), f"{chunks}, outputs {kept.tolist()}"
+        assert np.array_equal(decoder.logits(got), oracle.logits(want)), f"{chunks}: logits"
+        assert np.array_equal(decoder.argmax(got), oracle.argmax(want)), f"{chunks}: best tokens"
     if states[0] is not None:
         for tensors, others in zip(*(memory.layers for memory in states), strict=True):
             assert all(map(torch.equal, tensors, others)), "states, and those that were kept"
@@ -194,20 +194,11 @@ def with_states(batch: ForwardBatch, chunks: Chunks, memory: StateMemory, saves:
 
 
 def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Generator) -> None:
-    sparse = make_checkpoint(tmp_path / "sparse", "qwen3_moe", tokenizer=False, dtype=torch.bfloat16)
-    dense = make_checkpoint(tmp_path / "dense", "qwen3", tokenizer=False, dtype=torch.bfloat16)
-    requests = PagedRequests([[1, 2]], 16, rng)
-    mixture, plain = load(sparse, UNQUANTIZED, 1), load(dense, UNQUANTIZED, 1)
-    attention = native_attention(mixture, requests)
-    assert native_pass_obstacle(mixture[0], "native") == "experts are chosen in Python"
-    assert in_one_call(mixture[0], attention) is mixture[0]
-    joint = make_checkpoint(tmp_path / "joint", "olmo2", tokenizer=False, dtype=torch.bfloat16)
-    assert "norms over all heads" in str(native_pass_obstacle(load(joint, UNQUANTIZED, 1)[0], "native"))
-    ungated = make_checkpoint(tmp_path / "ungated", "arcee", tokenizer=False, dtype=torch.bfloat16)
-    assert "without a gate" in str(native_pass_obstacle(load(ungated, UNQUANTIZED, 1)[0], "native"))
+    folder = make_checkpoint(tmp_path, "qwen3", tokenizer=False, dtype=torch.bfloat16)
+    plain = load(folder, UNQUANTIZED, 1)
     reference = make_attention("reference", plain[0].attention_spec, 4, 16, torch.bfloat16, native=plain[1])
     assert native_pass_obstacle(plain[0], "cpu") == "the attention is not native"
-    assert in_one_call(plain[0], reference) is plain[0]
-    spelled_out = load_model(tmp_path / "dense", plain[0].architecture, TorchKernels(torch.bfloat16, "cpu"))
+    assert isinstance(on_host(plain[0], reference), HostDecoder)
+    spelled_out = load_model(folder, plain[0].architecture, TorchKernels("bfloat16", "cpu"))
     assert "not packed" in str(native_pass_obstacle(spelled_out, "native"))
     assert native_pass_obstacle(plain[0], "native") is None

@@ -80,7 +80,7 @@ def test_the_factors_are_those_of_transformers_for_such_a_context(
     sequence = rng.integers(0, 331, length).tolist()
     with torch.inference_mode():
         want = oracle(torch.tensor([sequence])).logits[0]
-    decoder, requests = load_model(folder, architecture, TorchKernels(torch.float32, "cpu")), None
+    decoder, requests = load_model(folder, architecture, TorchKernels("float32", "cpu")), None
     requests = PagedRequests([sequence], 4, rng)
     attention = make_attention("cpu", decoder.attention_spec, requests.num_pages, 4, torch.float32)
     (got,) = requests.run(decoder, attention, [[(0, 1)], *([[(0, length - 1)]] if length > 1 else [])])

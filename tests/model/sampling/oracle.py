@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenmill.core.plan import AdmittedRequest
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.model.sampling.draws import RECORD, describe, pack
+from tokenmill.model.sampling.draws import RECORD, PackedDraws, describe, pack
 from tokenmill.model.sampling.sampler import Sampler
 from tokenmill.model.sampling.state import SamplingMetadata, SamplingState
 
@@ -87,11 +86,11 @@ def new_row(
     return AdmittedRequest(row, f"r{row}", np.zeros(num_prompt, dtype=np.int32), num_prompt, params, stop_ids, seed)
 
 
-def draws_of(params: SamplingParams, vocab_size: int, uniforms: npt.NDArray[np.float64]) -> torch.Tensor:
+def draws_of(params: SamplingParams, vocab_size: int, uniforms: npt.NDArray[np.float64]) -> PackedDraws:
     """Packed draws with the same parameters and these uniform numbers."""
     records = np.array([describe(params, vocab_size)] * len(uniforms), dtype=RECORD)
     records["uniform"] = uniforms
-    return torch.from_numpy(pack(records))
+    return pack(records)
 
 
 def metadata_of(
@@ -111,8 +110,7 @@ def draw_many(logits: npt.NDArray[np.float32], params: SamplingParams, count: in
         state.set(new_row(row, params, seed=seed + row))
     rows = np.repeat(np.arange(100), count // 100)
     positions = np.tile(np.arange(1, count // 100 + 1), 100)
-    same = torch.from_numpy(logits).expand(500, -1).contiguous()
-    no_tokens = torch.zeros((100, 1), dtype=torch.int32)
+    same, no_tokens = np.tile(logits, (500, 1)), np.zeros((100, 1), dtype=np.int32)
     drawn = [
         Sampler()
         .sample_logits(same[: len(part)], state.select(part, positions[start : start + 500]), no_tokens)
@@ -120,7 +118,7 @@ def draw_many(logits: npt.NDArray[np.float32], params: SamplingParams, count: in
         for start in range(0, count, 500)
         if len(part := rows[start : start + 500])
     ]
-    return torch.cat(drawn).numpy()
+    return np.concatenate(drawn)
 
 
 def chi_square_deviate(counts: npt.NDArray[np.int64], probabilities: Floats) -> float:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.model.structured.test_masks import VOCAB_SIZE, asked, grammar_text
 from tests.seeding import seed_for
@@ -20,9 +19,10 @@ from tokenmill.config.model_files import eos_token_ids
 from tokenmill.core.plan import AdmittedRequest
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.demo import demo_model_path
-from tokenmill.model.sampling.bitmask import TokenBitmask, clear_bits_by_torch
+from tokenmill.model.sampling.bitmask import TokenBitmask, clear_bits_by_bytes
 from tokenmill.model.sampling.grammar_rows import GrammarRows, GrammarStep
 from tokenmill.model.structured.compiler import GrammarCompiler, GrammarTokenizer
+from tokenmill.platform.host_arrays import HostArrays
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 SEED = seed_for(__name__)
@@ -55,7 +55,7 @@ def flags_of(mask: TokenBitmask | None) -> dict[int, np.ndarray]:
     """By the index of the sample, which tokens its mask has."""
     if mask is None:
         return {}
-    flags = ~clear_bits_by_torch(mask.bits, VOCAB_SIZE).numpy()
+    flags = ~clear_bits_by_bytes(mask.bits, VOCAB_SIZE)
     return dict(zip(mask.indices.tolist(), flags, strict=True))
 
 
@@ -128,8 +128,8 @@ def draw(step: GrammarStep, sequences: list[Sequence], drafts: list[list[int]], 
             is_open = expected[-1] is not None and draft not in one.stop_ids
             is_open = is_open and matcher.try_consume_tokens([draft]) == 1
             expected.append(one.mask(matcher, num_out + number) if is_open else None)
-    for is_second, mask in enumerate((step.ready(torch.device("cpu")), None)):
-        found = flags_of(step.deciding(torch.from_numpy(token_ids)) if is_second else mask)
+    for is_second, mask in enumerate((step.ready(HostArrays()), None)):
+        found = flags_of(step.deciding(token_ids) if is_second else mask)
         for index, flags in found.items():
             want = expected[index]
             assert want is not None and np.array_equal(flags, want), f"seed {SEED}"

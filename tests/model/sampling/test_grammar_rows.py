@@ -14,11 +14,12 @@ import torch
 from tests.model.kernels.native import every_isa, kernels
 from tokenmill.core.plan import AdmittedRequest
 from tokenmill.core.sampling_params import Grammar, SamplingParams
-from tokenmill.model.sampling.bitmask import TokenBitmask, apply_bitmask, clear_bits_by_numpy, clear_bits_by_torch
+from tokenmill.model.sampling.bitmask import TokenBitmask, apply_bitmask, clear_bits_by_bytes, clear_bits_by_words
 from tokenmill.model.sampling.grammar_rows import GrammarRows, GrammarStep
+from tokenmill.platform.host_arrays import HostArrays
 
 VOCAB_SIZE = 40
-CPU = torch.device("cpu")
+HOST = HostArrays()
 
 
 class Counting:
@@ -103,20 +104,20 @@ def step(rows: GrammarRows, *wanted: tuple[int, int]) -> GrammarStep:
 def allowed(found: TokenBitmask | None) -> dict[int, set[int]]:
     if found is None:
         return {}
-    flags = ~clear_bits_by_torch(found.bits, VOCAB_SIZE)
-    return {int(i): set(row.nonzero().squeeze(1).tolist()) for i, row in zip(found.indices, flags, strict=True)}
+    flags = ~clear_bits_by_words(found.bits, VOCAB_SIZE)
+    return {int(i): set(np.flatnonzero(row).tolist()) for i, row in zip(found.indices, flags, strict=True)}
 
 
 def masks(now: GrammarStep) -> dict[int, set[int]]:
     """Return the tokens left by the masks that the rows of a step have by now."""
-    return {**allowed(now.ready(CPU)), **allowed(now.deciding(torch.zeros(0)))}
+    return {**allowed(now.ready(HOST)), **allowed(now.deciding(np.zeros(0, dtype=np.int64)))}
 
 
 def test_a_row_follows_its_output_and_forgets_its_former_owner(rows: GrammarRows) -> None:
     rows.set([new_row(0, [5, 5, 5]), new_row(1, [])])
     assert masks(step(rows, (0, 5), (1, 2))) == {0: {3}, 1: {0}}
     now = step(rows, (0, 5))
-    now.ready(CPU)
+    now.ready(HOST)
     assert now.take_samples(np.array([3], dtype=np.int32)) == {}
     rows.set([new_row(1, [], grammar=None)])
     assert masks(step(rows, (0, 6), (1, 3))) == {0: {4}}
@@ -138,7 +139,7 @@ def test_a_late_mask_costs_its_own_row_a_token_and_no_other(rows: GrammarRows, t
     # A step that was launched before that was known goes without too, though the mask is there now.
     template.gate.set()
     ahead = step(rows, (0, 3), (1, 3))
-    ahead.ready(CPU)
+    ahead.ready(HOST)
     token_ids = np.array([1, 33], dtype=np.int32)
     ahead.take_samples(token_ids)
     assert token_ids.tolist() == [1, -1]
@@ -150,11 +151,11 @@ def test_a_grammar_that_fails_says_so_and_its_row_goes_without(rows: GrammarRows
     masks(step(rows, (0, 2)))
     template.copies[0].error = "NoExtension"
     first = step(rows, (0, 2), (1, 2))
-    first.ready(CPU)
+    first.ready(HOST)
     token_ids = np.array([0, 0], dtype=np.int32)
     assert first.take_samples(token_ids) == {1: "its grammar is gone"}
     second = step(rows, (0, 3), (1, 2))
-    assert second.ready(CPU) is None
+    assert second.ready(HOST) is None
     token_ids = np.array([4, 4], dtype=np.int32)
     failures = second.take_samples(token_ids)
     assert "nothing matches" in failures[0]
@@ -177,9 +178,9 @@ def host_rows(template: Counting) -> Iterator[GrammarRows]:
 def run(rows: GrammarRows, drawn: dict[tuple[int, int], int]) -> dict[int, set[int]]:
     """One step in which these (row, position) have drawn these tokens: what the refused ones are left with, taken."""
     now = step(rows, *drawn)
-    assert now.ready(CPU) is None
+    assert now.ready(HOST) is None
     token_ids = np.array(list(drawn.values()), dtype=np.int32)
-    again = allowed(now.deciding(torch.from_numpy(token_ids)))
+    again = allowed(now.deciding(token_ids))
     for index, left in again.items():
         token_ids[index] = min(left)
     assert now.take_samples(token_ids) == {}
@@ -202,9 +203,9 @@ def test_rows_with_filters_keep_their_masks_on_the_host(host_rows: GrammarRows) 
     host_rows.set([new_row(index, [], **one) for index, one in enumerate(filters)])
     for position in range(2, 5):
         now = step(host_rows, *((row, position) for row in range(3)))
-        assert allowed(now.ready(CPU)) == {row: {position - 2} for row in range(3)}
+        assert allowed(now.ready(HOST)) == {row: {position - 2} for row in range(3)}
         token_ids = np.full(3, position - 2, dtype=np.int32)
-        assert now.deciding(torch.from_numpy(token_ids)) is None
+        assert now.deciding(token_ids) is None
         assert now.take_samples(token_ids) == {}
 
 
@@ -212,14 +213,14 @@ def test_a_resumed_row_replays_its_output_and_its_mask_only_decides(host_rows: G
     host_rows.set([new_row(0, [0, 1, 2]), new_row(1, [0, 1, 2]), new_row(2, [0, 1, 2], top_p=0.9)])
     now = step(host_rows, (0, 5), (1, 5), (2, 5))
     # A row without filters draws from the whole vocabulary, mask or none.
-    assert allowed(now.ready(CPU)) == {2: {3}}
+    assert allowed(now.ready(HOST)) == {2: {3}}
     token_ids = np.array([3, 9, 3], dtype=np.int32)
-    assert allowed(now.deciding(torch.from_numpy(token_ids))) == {1: {3}}
+    assert allowed(now.deciding(token_ids)) == {1: {3}}
     token_ids[1] = 3
     assert now.take_samples(token_ids) == {}
     now = step(host_rows, (0, 6), (1, 6))
-    assert now.ready(CPU) is None
-    assert now.deciding(torch.tensor([4, 4])) is None
+    assert now.ready(HOST) is None
+    assert now.deciding(np.array([4, 4])) is None
     assert [copy.seen for copy in template.copies[:2]] == [[0, 1, 2, 3, 4]] * 2
     assert [copy.num_masks for copy in template.copies[:2]] == [1, 1]
 
@@ -253,8 +254,8 @@ def test_a_row_whose_grammar_has_become_slow_goes_back_to_masks_and_is_not_asked
 ) -> None:
     host_rows.set([new_row(0, []), new_row(1, [])])
     now = step(host_rows, (0, 2), (1, 2))
-    now.ready(CPU)
-    assert now.deciding(torch.tensor([0, 0])) is None
+    now.ready(HOST)
+    assert now.deciding(np.array([0, 0])) is None
     slow = host_rows._rows[0]
     slow.is_slow = True
     template.gate.clear()
@@ -263,24 +264,24 @@ def test_a_row_whose_grammar_has_become_slow_goes_back_to_masks_and_is_not_asked
     now = step(host_rows, (0, 3), (1, 3))
     template.copies[1].gate = threading.Event()
     template.copies[1].gate.set()
-    assert now.ready(CPU) is None
+    assert now.ready(HOST) is None
     token_ids = np.array([1, 1], dtype=np.int32)
-    assert now.deciding(torch.from_numpy(token_ids)) is None
+    assert now.deciding(token_ids) is None
     assert now.take_samples(token_ids) == {}
     assert token_ids.tolist() == [-1, 1]
     template.gate.set()
     now = step(host_rows, (0, 3))
-    now.ready(CPU)
-    assert allowed(now.deciding(torch.tensor([9]))) == {0: {1}}
+    now.ready(HOST)
+    assert allowed(now.deciding(np.array([9]))) == {0: {1}}
 
 
 def test_a_row_that_drew_first_and_whose_grammar_fails_says_so(host_rows: GrammarRows, template: Counting) -> None:
     host_rows.set([new_row(0, []), new_row(1, [])])
     template.copies[1].error = "NoExtension"
     now = step(host_rows, (0, 2), (1, 2))
-    now.ready(CPU)
+    now.ready(HOST)
     token_ids = np.array([0, 0], dtype=np.int32)
-    assert now.deciding(torch.from_numpy(token_ids)) is None
+    assert now.deciding(token_ids) is None
     assert "nothing matches" in now.take_samples(token_ids)[1]
     assert token_ids.tolist() == [0, -1]
 
@@ -290,8 +291,8 @@ def test_masks_are_applied_as_bits(vocab_size: int) -> None:
     words = -(-vocab_size // 32)
     bits = torch.randint(-(2**31), 2**31, (3, words), dtype=torch.int64).to(torch.int32)
     expected = torch.tensor([[int(bits[i, t // 32]) >> t % 32 & 1 for t in range(vocab_size)] for i in range(3)]) == 0
-    assert torch.equal(clear_bits_by_numpy(bits, vocab_size), expected)
-    assert torch.equal(clear_bits_by_torch(bits, vocab_size), expected)
+    assert torch.equal(torch.from_numpy(clear_bits_by_bytes(bits.numpy(), vocab_size)), expected)
+    assert torch.equal(clear_bits_by_words(bits, vocab_size), expected)
     logits = torch.randn(5, vocab_size)
     after = logits.clone()
     apply_bitmask(after, TokenBitmask(torch.tensor([4, 0, 2]), bits))
@@ -306,12 +307,13 @@ def test_masks_are_applied_as_bits(vocab_size: int) -> None:
 @every_isa
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 1000, 4099])
 def test_native_masks_ban_what_the_reference_bans(isa, vocab_size, rng):
-    logits = torch.from_numpy(rng.normal(size=(6, vocab_size + 5)).astype(np.float32))[:, :vocab_size]
-    logits[1, ::3], logits[2, ::2] = torch.nan, torch.inf
+    memory = rng.normal(size=(2, 6, vocab_size + 5)).astype(np.float32)
+    memory[:, 1, ::3], memory[:, 2, ::2] = np.nan, np.inf
+    memory[1] = memory[0]
+    expected, banned = memory[:, :, :vocab_size]
     bits = rng.integers(-(2**31), 2**31, size=(3, -(-vocab_size // 32)), dtype=np.int32)
     bits[0], bits[1] = 0, -1
-    allowed = TokenBitmask(torch.tensor([4, 1, 2]), torch.from_numpy(bits))
-    expected, banned = logits.clone(), logits.clone(memory_format=torch.preserve_format)
+    allowed = TokenBitmask(np.array([4, 1, 2]), bits)
     apply_bitmask(expected, allowed)
     apply_bitmask(banned, allowed, kernels(isa, 2))
-    torch.testing.assert_close(banned, expected, rtol=0, atol=0, equal_nan=True)
+    np.testing.assert_array_equal(banned, expected)

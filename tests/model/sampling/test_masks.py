@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 
 from tests.model.sampling.oracle import chi_square_deviate, distribution, new_row
 from tokenmill.core.sampling_params import SamplingParams
@@ -22,10 +21,10 @@ class FixedMasks:
     first: TokenBitmask | None = None
     later: TokenBitmask | None = None
 
-    def ready(self, device: torch.device) -> TokenBitmask | None:
+    def ready(self, arrays: object) -> TokenBitmask | None:
         return self.first
 
-    def deciding(self, token_ids: torch.Tensor) -> TokenBitmask | None:
+    def deciding(self, token_ids: np.ndarray) -> TokenBitmask | None:
         return self.later
 
 
@@ -39,14 +38,14 @@ def test_a_redraw_among_what_is_allowed_leaves_the_distribution_that_a_mask_give
         state.set(new_row(row, SamplingParams(), seed=int(rng.integers(2**40))))
     bits = np.packbits(np.append(is_allowed, np.zeros(14, dtype=bool)), bitorder="little").view(np.int32)
     rows, counts = np.arange(100), np.zeros(50, dtype=np.int64)
-    masks = FixedMasks(later=TokenBitmask(torch.arange(100), torch.from_numpy(bits).repeat(100, 1)))
-    same, no_tokens = torch.from_numpy(logits).expand(100, -1), torch.zeros((100, 1))
+    masks = FixedMasks(later=TokenBitmask(rows, np.tile(bits, (100, 1))))
+    same, no_tokens = np.tile(logits, (100, 1)), np.zeros((100, 1))
     for position in range(1, 101):
         metadata = state.select(rows, np.full(100, position))
-        drawn = Sampler().sample_logits(same.clone(), metadata, no_tokens, masks).token_ids
-        unmasked = Sampler().sample_logits(same.clone(), metadata, no_tokens).token_ids.numpy()
-        assert (drawn.numpy() == unmasked)[is_allowed[unmasked]].all(), "what the mask has is kept"
-        counts += np.bincount(drawn.numpy(), minlength=50)
+        drawn = Sampler().sample_logits(same.copy(), metadata, no_tokens, masks).token_ids
+        unmasked = Sampler().sample_logits(same.copy(), metadata, no_tokens).token_ids
+        assert (drawn == unmasked)[is_allowed[unmasked]].all(), "what the mask has is kept"
+        counts += np.bincount(drawn, minlength=50)
     masked = distribution(np.where(is_allowed, logits, -np.inf), SamplingParams())
     assert counts[~is_allowed].sum() == 0
     assert chi_square_deviate(counts, masked) < 5.0

@@ -34,27 +34,27 @@ def sampler(isa: str | None) -> Sampler:
     return Sampler(native=None if isa is None else kernels(isa))
 
 
-def poison(rng: np.random.Generator, logits: torch.Tensor, rows: np.ndarray) -> None:
+def poison(rng: np.random.Generator, logits: np.ndarray, rows: np.ndarray) -> None:
     """One NaN or infinity somewhere in each of these rows, many of them, or nothing but -inf."""
     for number, row in enumerate(rows):
         few = rng.choice(logits.shape[1], size=1 + rng.integers(3))
         match number % 4:
             case 0:
-                logits[row, few] = torch.nan
+                logits[row, few] = np.nan
             case 1:
-                logits[row, few] = torch.inf
+                logits[row, few] = np.inf
             case 2:
-                logits[row] = -torch.inf
+                logits[row] = -np.inf
             case 3:
-                logits[row] = torch.nan
+                logits[row] = np.nan
 
 
 def masks_of_some(rng: np.random.Generator, num_rows: int, vocab_size: int) -> FixedMasks:
     """Masks, as of grammars, for some rows."""
-    rows = torch.from_numpy(np.sort(rng.permutation(num_rows)[: num_rows // 2]))
+    rows = np.sort(rng.permutation(num_rows)[: num_rows // 2])
     bits = rng.integers(-(2**31), 2**31, size=(len(rows), -(-vocab_size // 32)), dtype=np.int32)
     bits |= 1  # something is left
-    return FixedMasks(TokenBitmask(rows, torch.from_numpy(bits)))
+    return FixedMasks(TokenBitmask(rows, bits))
 
 
 @sampler_of
@@ -63,14 +63,14 @@ def test_rows_that_are_no_numbers_get_no_token_and_the_others_their_own(isa, voc
     case: Case = random_case(rng, 48, vocab_size)
     metadata = case.state.select(np.arange(48), case.positions)
     masks = masks_of_some(rng, 48, vocab_size) if rng.random() < 0.5 else None
-    want = sampler(isa).sample_logits(case.logits.clone(), metadata, case.token_table, masks)
+    want = sampler(isa).sample_logits(case.logits.copy(), metadata, case.token_table, masks)
     broken = rng.permutation(48)[:20]
-    logits = case.logits.clone()
+    logits = case.logits.copy()
     poison(rng, logits, broken)
     got = sampler(isa).sample_logits(logits, metadata, case.token_table, masks)
     assert (got.token_ids[broken] == NO_TOKEN).all()
     others = np.setdiff1d(np.arange(48), broken)
-    assert torch.equal(got.token_ids[others], want.token_ids[others])
+    assert np.array_equal(got.token_ids[others], want.token_ids[others])
     if want.logprobs is not None and got.logprobs is not None:
         told, expected = to_messages(got.logprobs), to_messages(want.logprobs)
         assert all(told[row] == expected[row] for row in others.tolist() if row in expected)
@@ -80,9 +80,9 @@ def test_rows_that_are_no_numbers_get_no_token_and_the_others_their_own(isa, voc
 @sampler_of
 def test_single_tokens_without_any_chance_are_legal(isa, rng):
     """A model's own -inf, and what masks, bans and rules leave of the others."""
-    logits = torch.full((40, 300), -torch.inf)
+    logits = np.full((40, 300), -np.inf, dtype=np.float32)
     logits[:, 17] = -5.0
-    metadata, no_tokens = metadata_of((KINDS * 7)[:40], 300), torch.zeros((40, 1), dtype=torch.int32)
+    metadata, no_tokens = metadata_of((KINDS * 7)[:40], 300), np.zeros((40, 1), dtype=np.int32)
     sampled = sampler(isa).sample_logits(logits, metadata, no_tokens)
     assert (sampled.token_ids == 17).all()
 
@@ -90,11 +90,12 @@ def test_single_tokens_without_any_chance_are_legal(isa, rng):
 @sampler_of
 def test_where_rules_and_a_mask_leave_nothing_there_is_no_token(isa, rng):
     params = [msgspec.structs.replace(kind, allowed_token_ids=(5, 6)) for kind in KINDS]
-    bits = torch.zeros((len(params), 10), dtype=torch.int32)
+    bits = np.zeros((len(params), 10), dtype=np.int32)
     bits[:, 1] = 1  # token 32
-    masks, no_tokens = FixedMasks(TokenBitmask(torch.arange(len(params)), bits)), torch.zeros((6, 1), dtype=torch.int32)
-    logits, metadata = torch.randn(len(params), 300), metadata_of(params, 300)
-    sampled = sampler(isa).sample_logits(logits.clone(), metadata, no_tokens, masks)
+    masks, no_tokens = FixedMasks(TokenBitmask(np.arange(len(params)), bits)), np.zeros((6, 1), dtype=np.int32)
+    logits = rng.normal(size=(len(params), 300)).astype(np.float32)
+    metadata = metadata_of(params, 300)
+    sampled = sampler(isa).sample_logits(logits.copy(), metadata, no_tokens, masks)
     assert (sampled.token_ids == NO_TOKEN).all()
     told = sampler(isa).sample(Outputs(LogitsThemselves(), logits), metadata, no_tokens, masks)
     assert (told.token_ids == NOTHING_LEFT).all()
@@ -103,10 +104,10 @@ def test_where_rules_and_a_mask_leave_nothing_there_is_no_token(isa, rng):
 class LogitsThemselves:
     """A head whose outputs are logits."""
 
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs.clone()
+    def logits(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs.copy()
 
-    def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
+    def argmax(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.argmax(-1)
 
 
@@ -114,8 +115,8 @@ class LogitsThemselves:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_native_draws_find_a_single_one_wherever_it_is(isa, value, rng):
     for size in (2, 15, 16, 17, 128, 300):
-        logits = torch.randn(size, size)
-        logits.fill_diagonal_(value)
+        logits = rng.normal(size=(size, size)).astype(np.float32)
+        np.fill_diagonal(logits, value)
         for kind in KINDS:
             drawn = draw_natively(kernels(isa), logits, draws_of(kind, size, rng.random(size)))
             assert (drawn == NO_TOKEN).all(), kind
@@ -126,7 +127,7 @@ def test_native_draws_find_a_single_one_wherever_it_is(isa, value, rng):
 def test_the_argmax_of_a_head_says_where_it_is_no_number(isa, value, rng):
     weight, x = drawn(331, 33), drawn(5, 33)
     x[1, 3], x[3] = value, torch.nan
-    own = TorchKernels(torch.bfloat16, "cpu").linear_weight(331, 33)
+    own = TorchKernels("bfloat16", "cpu").linear_weight(331, 33)
     own.load_rows(0, weight)
     for matrix in (packed(isa, weight, threads=2), own):
         # Infinity times numbers of both signs is infinite in both directions.

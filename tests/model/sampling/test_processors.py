@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from tests.model.kernels.native import BEST, kernels
 from tests.model.sampling.oracle import new_row, process
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.model.sampling.processors import add_entries, apply_bad_words, apply_penalties
@@ -82,9 +84,11 @@ def test_bias_and_bad_words_are_the_same_bits_in_both_libraries_of_arrays(rng):
     for row in range(num_rows):
         bias = {int(token_id): float(rng.normal()) for token_id in rng.integers(vocab_size, size=row % 4)}
         words = tuple(tuple(rng.integers(4, size=rng.integers(1, 4)).tolist()) for _ in range(row % 5))
+        words += ((0,), (1,)) if row == 0 else ()
         state.set(new_row(row, SamplingParams(logit_bias=bias, bad_word_ids=words), num_prompt=2))
     logits = rng.normal(size=(num_rows, vocab_size)).astype(np.float32)
     logits[rng.random(logits.shape) < 0.1] = np.inf
+    logits[0, :2] = np.inf, 0.0
     metadata = state.select(np.arange(num_rows), rng.integers(2, max_len, size=num_rows))
     assert metadata.bias is not None and metadata.bad_words is not None
     on_host, tensor = logits.copy(), torch.from_numpy(logits.copy())
@@ -93,3 +97,34 @@ def test_bias_and_bad_words_are_the_same_bits_in_both_libraries_of_arrays(rng):
         apply_bad_words(array, metadata.bad_words, table)
     np.testing.assert_array_equal(on_host, tensor.numpy())
     assert np.isneginf(on_host).any() and np.isnan(on_host).any()
+
+
+@pytest.mark.skipif(not BEST, reason="the native kernels are not built here")
+@pytest.mark.parametrize("max_len", [2, 60, 3000])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_native_penalties_have_the_bits_of_numpy(max_len, threads, rng):
+    num_rows, vocab_size = 24, int(rng.choice([5, 331, 40_000]))
+    tokens = rng.integers(vocab_size, size=(num_rows, max_len)).astype(np.int32)
+    state = SamplingState(num_rows, vocab_size)
+    prompts = rng.integers(1, max_len, size=num_rows)
+    for row in range(num_rows):
+        chosen = [float(value) for value in rng.choice([0.0, -0.5, 0.7, 2.0], 2)]
+        penalty = SamplingParams(
+            presence_penalty=chosen[0],
+            frequency_penalty=chosen[1],
+            repetition_penalty=float(rng.choice([0.5, 1.0, 1.3])),
+        )
+        state.set(new_row(row, penalty if row % 5 else SamplingParams(), num_prompt=int(prompts[row])))
+    # Rows come again for later positions, as with drafts.
+    rows = rng.integers(num_rows, size=40)
+    penalties = state.select(rows, rng.integers(prompts[rows], max_len + 1)).penalties
+    assert penalties is not None
+    memory = rng.normal(size=(40, vocab_size + 3)).astype(np.float32)
+    for value in (0.0, -0.0, np.inf, -np.inf, np.nan):
+        memory[rng.random(memory.shape) < 0.05] = value
+    want, got = memory[:, :vocab_size], memory.copy()[:, :vocab_size]
+    apply_penalties(want, penalties, tokens)
+    apply_penalties(got, penalties, tokens, kernels(BEST[0], threads))
+    is_nan = np.isnan(want)
+    assert np.array_equal(is_nan, np.isnan(got))
+    assert np.array_equal(want.view(np.int32)[~is_nan], got.view(np.int32)[~is_nan])

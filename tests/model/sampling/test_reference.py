@@ -43,7 +43,7 @@ def middles(probabilities: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, n
 def drawn(logits: np.ndarray, params: SamplingParams, uniforms: np.ndarray) -> list[int]:
     """One token for each uniform number, from the same logits."""
     rows = torch.from_numpy(logits).expand(len(uniforms), -1).contiguous()
-    return draw(rows, draws_of(params, len(logits), uniforms)).tolist()
+    return draw(rows, torch.from_numpy(draws_of(params, len(logits), uniforms))).tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 100, 127, 128, 129, 1000, 4099])
@@ -81,7 +81,7 @@ def test_greedy_draw_is_torch_argmax_where_that_is_a_number(vocab_size, rng):
     logits[3] = 0.25
     ids = logits.argmax(-1)
     greedy = draws_of(SamplingParams(temperature=0.0), vocab_size, np.zeros(4))
-    assert draw(logits, greedy).tolist() == [ids[0], NO_TOKEN, NO_TOKEN, ids[3]]
+    assert draw(logits, torch.from_numpy(greedy)).tolist() == [ids[0], NO_TOKEN, NO_TOKEN, ids[3]]
 
 
 def test_a_token_without_weight_is_never_drawn():
@@ -109,6 +109,7 @@ def test_min_p_of_one_leaves_every_token_that_ties_with_the_largest():
 def test_rows_of_all_kinds_draw_as_they_do_alone(rng):
     params = [SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=9), SamplingParams(top_p=0.7)] * 5
     logits, uniforms = torch.randn(20, 3000), rng.random(20)
-    draws = torch.cat([draws_of(one, 3000, uniforms[row : row + 1]) for row, one in enumerate(params)])
+    each = [draws_of(one, 3000, uniforms[row : row + 1]) for row, one in enumerate(params)]
+    draws = torch.from_numpy(np.concatenate(each))
     alone = [draw(logits[row : row + 1], draws[row : row + 1]).item() for row in range(20)]
     assert draw(logits, draws).tolist() == alone

@@ -3,18 +3,17 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import torch
 
 from tests.model.sampling.oracle import new_row
 from tests.model.sampling.test_sampler import random_params
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.model.sampling.draws import RECORD, Draw, Kind, column, pack, redraws
+from tokenmill.model.sampling.draws import RECORD, Draw, Kind, pack, redraws
 from tokenmill.model.sampling.state import SamplingMetadata, SamplingState
 
 
 def flat(value: object) -> object:
     """Metadata as plain values that compare."""
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, np.ndarray):
         return (str(value.dtype), value.tolist())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: flat(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -35,7 +34,7 @@ def test_a_reused_row_keeps_nothing_of_its_former_owner(rng):
 
 
 def columns(metadata: SamplingMetadata, *names: str) -> list[list[float]]:
-    return [column(torch.from_numpy(metadata.draws), name).tolist() for name in names]
+    return [metadata.draws.view(RECORD)[:, 0][name].tolist() for name in names]
 
 
 def test_a_greedy_newcomer_on_a_reused_row_takes_the_short_way():
@@ -94,9 +93,9 @@ def test_the_order_of_draws_is_that_of_the_rows_given_and_a_row_may_come_again()
 
 def test_a_redraw_has_the_other_number_and_all_else_of_its_draw(rng):
     records = np.array([Draw(uniform=0.25, redraw=0.5, top_k=7, min_p=0.1)] * 3, dtype=RECORD)
-    draws = torch.from_numpy(pack(records))
-    again = redraws(draws)
-    assert column(again, "uniform").tolist() == [0.5] * 3
-    assert column(draws, "uniform").tolist() == [0.25] * 3
-    others = [index for index, name in enumerate(Draw._fields) if name != "uniform"]
-    assert torch.equal(again[:, others], draws[:, others])
+    records["row"] = [4, 5, 6]
+    again = redraws(pack(records), np.array([2, 0])).view(RECORD)[:, 0]
+    assert again["uniform"].tolist() == [0.5] * 2
+    assert records["uniform"].tolist() == [0.25] * 3
+    others = [name for name in Draw._fields if name != "uniform"]
+    assert again[others].tolist() == records[[2, 0]][others].tolist()

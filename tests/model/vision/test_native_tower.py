@@ -11,8 +11,9 @@ import torch
 from tests.model.kernels.native import every_isa, kernels
 from tokenmill.model.vision.native_parts import NativeParts
 from tokenmill.model.vision.spec import VisionSpec
-from tokenmill.model.vision.tower import Tower, tower_shapes
+from tokenmill.model.vision.tower import Tower
 from tokenmill.model.vision.tower_parts import TorchParts
+from tokenmill.model.vision.tower_shapes import tower_shapes
 
 SPEC = VisionSpec(
     depth=3,

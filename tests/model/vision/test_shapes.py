@@ -19,7 +19,7 @@ from tokenmill.core.errors import OutOfMemory
 from tokenmill.core.sizes import size_text
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.vision.spec_reader import read_vision
-from tokenmill.model.vision.tower import tower_shapes
+from tokenmill.model.vision.tower_shapes import tower_shapes
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import measure
 from tokenmill.platform.cpu import CpuPlatform
@@ -108,7 +108,7 @@ def test_a_start_takes_what_is_estimated_and_is_refused_where_the_tower_has_no_r
     built = build_engine(config, platform=Machine(1 << 30))
     built.engine.close()
     assert built.ready.weight_bytes == form.weight_bytes
-    _, decoder = measure(read_architecture(folder), TorchKernels(torch.bfloat16, "cpu"))
+    _, decoder = measure(read_architecture(folder), TorchKernels("bfloat16", "cpu"))
     assert decoder < form.weight_bytes / 4
     with pytest.raises(OutOfMemory, match="its weights take"):
         build_engine(config, platform=Machine(form.weight_bytes))

@@ -30,7 +30,7 @@ def test_the_tower_is_that_of_transformers(
 ) -> None:
     frames, rows, columns = grid
     pixels = rng.integers(0, 256, (frames, 16 * rows, 16 * columns, 3), dtype=np.uint8)
-    tower = load_tower(checkpoint, _spec(checkpoint), TorchKernels(torch.float32, "cpu"))
+    tower = load_tower(checkpoint, _spec(checkpoint), TorchKernels("float32", "cpu"))
     found = tower.encode(pixels)
     expected = oracle.model.visual(tower._patches(pixels), grid_thw=torch.tensor([[1, rows, columns]]))
     torch.testing.assert_close(found[:, 0], expected.pooler_output, rtol=1e-5, atol=1e-5)

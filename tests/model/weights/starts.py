@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tokenmill.config.configs import EngineConfig
 from tokenmill.model.kernels.select import select_kernels
 from tokenmill.model.quantization.packed import UNQUANTIZED, PackedFormats
@@ -29,7 +27,7 @@ class Start:
         return file
 
     def plan(self) -> ModelPlan:
-        kernels, _ = select_kernels("native", "cpu", torch.bfloat16, 1, self.formats)
+        kernels, _ = select_kernels("native", "cpu", "bfloat16", 1, self.formats)
         return plan_model(self.model, read_architecture(self.model), kernels)
 
     def load(self, **options: Any) -> LoadedWeights:

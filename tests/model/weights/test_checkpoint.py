@@ -29,7 +29,7 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
 def load(folder: Path, **options: Any) -> Decoder:
-    return load_model(folder, read_architecture(folder), TorchKernels(torch.float32, "cpu"), **options)
+    return load_model(folder, read_architecture(folder), TorchKernels("float32", "cpu"), **options)
 
 
 def parameters(decoder: Decoder) -> dict[str, torch.Tensor]:
@@ -117,7 +117,7 @@ def test_shards_load_like_a_single_file(folder: Path, sharded: Path) -> None:
 def test_weights_are_cast_to_the_asked_type(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama", tokenizer=False, dtype=torch.bfloat16)
     stored = load_file(folder / "model.safetensors")
-    decoder = load_model(folder, read_architecture(folder), TorchKernels(torch.float16, "cpu"))
+    decoder = load_model(folder, read_architecture(folder), TorchKernels("float16", "cpu"))
     for name, tensor in parameters(decoder).items():
         assert torch.equal(tensor, stored[name].to(torch.float16))
 

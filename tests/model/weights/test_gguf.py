@@ -42,7 +42,7 @@ def rounded(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
 
 
 def logits(folder: Path, sequence: list[int], rng: np.random.Generator) -> torch.Tensor:
-    decoder = load_model(folder, read_architecture(folder), TorchKernels(torch.float32, "cpu"))
+    decoder = load_model(folder, read_architecture(folder), TorchKernels("float32", "cpu"))
     requests = PagedRequests([sequence], 16, rng)
     attention = make_attention("cpu", decoder.attention_spec, requests.num_pages, 16, torch.float32)
     (got,) = requests.run(decoder, attention, [[(0, len(sequence))]])
@@ -188,7 +188,7 @@ def test_another_architecture_is_refused(tmp_path: Path, cache: str) -> None:
 def test_the_load_format_must_fit_the_files(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3")
     unpacked = fetch(str(write_gguf(folder, "qwen3")), None, cache)
-    kernels = TorchKernels(torch.float32, "cpu")
+    kernels = TorchKernels("float32", "cpu")
     load_model(unpacked, read_architecture(unpacked), kernels, "gguf")
     for wrong, place in (("safetensors", unpacked), ("gguf", folder)):
         with pytest.raises(InvalidCheckpoint, match=f"has no {wrong} weights, which --load-format asks for"):

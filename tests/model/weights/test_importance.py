@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from tests.checkpoints import load_oracle, make_checkpoint
+from tests.paging import make_attention
 from tokenmill.model.attention.backends.reference import ReferenceAttention
 from tokenmill.model.attention.kv_cache import HeadMajorKV
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
@@ -22,7 +23,7 @@ from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import QUANTIZATIONS, WeightedRows, pick_columns, pick_rows
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.checkpoint import read_architecture
-from tokenmill.model.weights.importance import MOST_TOKENS, SEQUENCE, TEXT, InputImportance
+from tokenmill.model.weights.importance import MOST_TOKENS, SEQUENCE, TEXT, InputImportance, MakeAttention
 from tokenmill.model.weights.loader import ModelPlan, plan_model
 
 native = load_kernels(1)
@@ -32,11 +33,17 @@ PAGE = 16
 MODULES = {"q": "self_attn.q_proj", "output": "self_attn.o_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
 
 
-def attention(spec: AttentionSpec, num_pages: int) -> AttentionBackend:
+def in_torch(spec: AttentionSpec, num_pages: int) -> AttentionBackend:
     return ReferenceAttention(spec, HeadMajorKV(spec, num_pages, PAGE, torch.bfloat16, "cpu"))
 
 
-def importance_of(folder: Path, seen: list[tuple[int, int]] | None = None) -> InputImportance:
+def in_one_call(spec: AttentionSpec, num_pages: int) -> AttentionBackend:
+    return make_attention("native", spec, num_pages, PAGE, torch.bfloat16, native=native)
+
+
+def importance_of(
+    folder: Path, seen: list[tuple[int, int]] | None = None, attention: MakeAttention = in_torch
+) -> InputImportance:
     def progress(done: int, total: int) -> None:
         if seen is not None:
             seen.append((done, total))
@@ -65,10 +72,11 @@ def mean_squares(folder: Path) -> dict[WeightKey, torch.Tensor]:
     return {key: squares / squares.mean() for key, squares in sums.items()}
 
 
+@pytest.mark.parametrize("attention", [in_torch, in_one_call])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_inputs_are_those_of_a_model_in_floats(tmp_path, family):
-    folder, seen = make_checkpoint(tmp_path, family), list[tuple[int, int]]()
-    found, wanted = importance_of(folder, seen).measure(), mean_squares(tmp_path)
+def test_inputs_are_those_of_a_model_in_floats(tmp_path, family, attention):
+    folder, seen = make_checkpoint(tmp_path, family, head_dim=16), list[tuple[int, int]]()
+    found, wanted = importance_of(folder, seen, attention).measure(), mean_squares(tmp_path)
     assert wanted.keys() <= found.keys()
     for key, squares in wanted.items():
         torch.testing.assert_close(
@@ -76,6 +84,16 @@ def test_inputs_are_those_of_a_model_in_floats(tmp_path, family):
         )
     count = read_architecture(folder).layers
     assert seen[0] == (0, len(count)) and seen[-1] == (len(count), len(count))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "arcee", "olmo2", "gpt_oss", "qwen3_moe"])
+def test_one_call_notes_the_inputs_of_the_same_matrices(tmp_path, family):
+    folder = make_checkpoint(tmp_path, family, head_dim=16)
+    in_parts, whole = (importance_of(folder, attention=attention).measure() for attention in (in_torch, in_one_call))
+    assert whole.keys() == in_parts.keys() and len(whole) > 8
+    for key, values in whole.items():
+        distance = np.abs(values - in_parts[key]).mean()
+        assert distance < 0.2, f"{key}: {distance}"  # another attention rounds otherwise
 
 
 def test_measuring_does_not_name_again_what_is_left_over(tmp_path, caplog):

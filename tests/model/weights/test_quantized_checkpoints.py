@@ -31,7 +31,7 @@ def quantized(folder: Path, case: str, rng: np.random.Generator) -> Tensors:
 
 
 def load(folder: Path) -> Tensors:
-    return parameters(load_model(folder, read_architecture(folder), TorchKernels(torch.float32, "cpu")))
+    return parameters(load_model(folder, read_architecture(folder), TorchKernels("float32", "cpu")))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -188,7 +188,7 @@ def test_memory_serves_where_the_cache_cannot(start: Start, caplog: pytest.LogCa
 
 
 def test_kernels_that_keep_no_packed_weights_leave_no_files(start: Start) -> None:
-    kernels = TorchKernels(torch.float32, "cpu")
+    kernels = TorchKernels("float32", "cpu")
     plan = plan_model(start.model, read_architecture(start.model), kernels)
     config = EngineConfig(weight_cache_dir=str(start.cache))
     assert load_weights(plan, start.model, config, lambda done, total: None).source.startswith(ALONE)

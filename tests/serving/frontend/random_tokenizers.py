@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.serving.frontend.decoders import byte_of_character
+from tokenmill.model.vocabulary.byte_level import byte_of_character
 
 MARK = "▁"
 LETTERS = "abcdeé ▁.\n1你🦙\u0301"

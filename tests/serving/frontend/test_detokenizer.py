@@ -13,7 +13,8 @@ from tests.serving.frontend.tokenizers_for_tests import (
 )
 from tests.tiers import scaled
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.serving.frontend.decoders import build_stages, byte_of_character
+from tokenmill.model.vocabulary.byte_level import byte_of_character
+from tokenmill.serving.frontend.decoders import build_stages
 from tokenmill.serving.frontend.tokenizer import IncrementalDetokenizer, Tokenizer
 
 

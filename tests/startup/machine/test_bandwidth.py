@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
 
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.startup.machine import bandwidth
@@ -22,12 +23,12 @@ def test_it_is_bytes_by_seconds_of_the_best_pass(monkeypatch: pytest.MonkeyPatch
 
 def test_a_tensor_never_takes_more_than_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    real = torch.ones
+    real = np.ones
 
-    def ones(size: int, **how: object) -> torch.Tensor:
-        sizes.append(4 * size)
-        return real(16, **how)  # type: ignore[call-overload]
+    def ones(size: int, dtype: type[np.int64]) -> npt.NDArray[np.int64]:
+        sizes.append(8 * size)
+        return real(16, dtype)
 
-    monkeypatch.setattr(bandwidth.torch, "ones", ones)
+    monkeypatch.setattr(bandwidth.np, "ones", ones)
     assert bandwidth.read_bandwidth(Machine(), 1 << 40, seconds=0) > 0
     assert sizes == [1 << 28]

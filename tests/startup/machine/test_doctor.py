@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tokenmill.cli.main import main
 from tokenmill.core.errors import InvalidConfig
@@ -24,7 +25,7 @@ class Machine(CpuPlatform):
 
 @pytest.fixture(autouse=True)
 def short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "read_bandwidth", lambda platform: 12.5e9)
+    monkeypatch.setattr(doctor, "read_bandwidth", lambda *_: 12.5e9)
     monkeypatch.setattr(doctor, "available_levels", lambda: ["avx2"])
 
 
@@ -39,7 +40,7 @@ def test_a_machine_that_is_well_is_described(tmp_path: Path) -> None:
     assert found["processor"].text.startswith("A Fast One, ")
     assert "2.0 GiB free, read at 12.5 GB/s" in found["memory"].text
     assert found["GPU"].text == "none"
-    assert importlib.metadata.version("torch") in found["packages"].text
+    assert importlib.metadata.version("torch") in found["torch"].text
     assert {"-> device", "-> kernels", "-> attention", "-> threads"} <= found.keys()
     assert [finding for finding in found.values() if finding.mend] == []
 
@@ -53,10 +54,19 @@ def test_little_memory_is_a_fault(tmp_path: Path) -> None:
 def test_a_gpu_that_torch_cannot_use_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
-    monkeypatch.setattr(doctor.torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "cuda", None)
     assert "install torch for CUDA" in findings(tmp_path)["GPU"].mend
-    monkeypatch.setattr(doctor.torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert "nvidia-smi" in findings(tmp_path)["GPU"].mend
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert findings(tmp_path)["GPU"].mend == "pip install 'tokenmill[gpu]'"
+
+
+def test_a_cpu_is_well_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = findings(tmp_path)
+    assert found["torch"].text.startswith("not installed; GPUs, images")
+    assert [finding for finding in found.values() if finding.mend] == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from tokenmill.model.attention.batch import DeviceLens
 from tokenmill.model.attention.paged import Requests
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.weights.checkpoint import read_architecture
-from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size, workspace_bytes
+from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size
+from tokenmill.startup.sizing.workspace import workspace_bytes
 
 PAGE = 1000  # bytes
 
@@ -84,7 +85,7 @@ def test_a_step_reserves_logits_as_the_sampler_reads_them_and_the_parts_of_split
 
     def needed(rows: int, context: int) -> int:
         config = EngineConfig(device="cpu", max_num_seqs=rows, max_model_len=context, max_num_batched_tokens=2048)
-        return workspace_bytes(config.resolve(), architecture, torch.bfloat16)
+        return workspace_bytes(config.resolve(), architecture)
 
     rows, context = int(rng.integers(2, 300)), int(rng.integers(300, 40_000))
     heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)

@@ -54,7 +54,7 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
             _bytes(batch.query_starts),
             _bytes(batch.output_indices.numpy()),
             [] if batch.adapters is None else list(batch.adapters.sources),
-            memoryview(b"") if batch.adapters is None else _bytes(batch.adapters.of_row.numpy()),
+            memoryview(b"") if batch.adapters is None else _bytes(np.asarray(batch.adapters.of_row)),
         )
 
     def batch(self, find: Callable[[Sequence[AdapterSource]], tuple[Adapter, ...]]) -> ForwardBatch:

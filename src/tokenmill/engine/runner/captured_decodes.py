@@ -11,9 +11,10 @@ import torch
 
 from tokenmill.core.hooks import hooks
 from tokenmill.engine.runner.cuda_graphs import LARGEST, DecodeGraphs, Report
+from tokenmill.engine.runner.device_sampler import DeviceSampler
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.samples import Samples
-from tokenmill.engine.runner.step_sampler import DeviceSampler, Masks, Sampled, places
+from tokenmill.engine.runner.step_sampler import Masks, Sampled, places
 from tokenmill.model.attention.batch import DeviceLens, ForwardBatch
 from tokenmill.model.attention.groups import GroupedPagedAttention
 from tokenmill.model.attention.paged import PagedAttention

@@ -8,21 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from tokenmill.core.plan import AdmittedRequest, RowFailure, StepPlan, TokenLogprobs
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.attention.row_extension import Arrays, RowExtension
 from tokenmill.model.sampling.logprobs import LogprobGroup, take_logprobs, to_messages
+from tokenmill.platform.host_arrays import library_of
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import Array
 
 # Logits of so many values are held at a time: 64 MiB.
 _LOGITS_AT_ONCE = 1 << 24
@@ -37,7 +37,7 @@ class _Row:
     num_prompt_tokens: int
     num_logprobs: int | None
     pooling: str
-    total: Tensor | None = None
+    total: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,9 @@ class PromptReports(RowExtension):
         self,
         plan: StepPlan,
         spans: dict[int, tuple[int, int]],
-        outputs: Tensor,
+        outputs: Array,
         tables: RowTables,
-        logits_of: Callable[[int], Callable[[Tensor], Tensor]],
+        logits_of: Callable[[int], Callable[[Array], Array]],
     ) -> Reports:
         """Report on the prompts of a step.
 
@@ -143,41 +143,66 @@ class PromptReports(RowExtension):
             if row.num_logprobs is not None:
                 # The output of a token tells of the next one; of the prompt's last one nothing is told here.
                 targets = tables.tokens[number, start + 1 : start + 1 + len(own)][: row.num_prompt_tokens - 1 - start]
-                ids = tables.arrays.tensor(tables.arrays.astype(targets, "int64"))
-                told = list(self._logprobs(own, ids, row.num_logprobs, logits_of(number)))
+                told = list(self._logprobs(own, targets, row.num_logprobs, logits_of(number)))
                 if any(math.isnan(one.sampled.logprob) for one in told):
                     reports.failures[index] = RowFailure("the model's logits for this prompt are NaN or infinite")
                 else:
                     reports.logprobs[index] = told
             if row.pooling:
-                vector = _pool(row, own, is_last=start + len(own) == row.num_prompt_tokens)
-                if vector is not None and not vector.isfinite().all():
+                vector = _pool(row, _like(tables.tokens, own), is_last=start + len(own) == row.num_prompt_tokens)
+                if vector is not None and not np.isfinite(vector).all():
                     reports.failures[index] = RowFailure("the model's vector for this prompt is NaN or infinite")
                 elif vector is not None:
-                    reports.embeddings[index] = vector.to("cpu", torch.float32).numpy().astype("<f4").tobytes()
+                    reports.embeddings[index] = vector.astype("<f4").tobytes()
         return reports
 
     def _logprobs(
-        self, outputs: Tensor, targets: Tensor, count: int, logits: Callable[[Tensor], Tensor]
+        self, outputs: Array, targets: Array, count: int, logits: Callable[[Array], Array]
     ) -> Iterator[TokenLogprobs]:
-        outputs = outputs[: len(targets)]
         size = self._rows_at_once
-        for part, ids in zip(outputs.split(size), targets.split(size), strict=True):
-            if len(ids):
-                group = LogprobGroup(np.arange(len(ids), dtype=np.int64), (count,) * len(ids))
-                values = logits(part).float()
-                if self.watch is not None:
-                    self.watch(values.cpu().numpy())
-                messages = to_messages(take_logprobs(values, ids, group, self._native))
-                yield from (messages[i] for i in range(len(ids)))
+        for start in range(0, len(targets), size):
+            ids = targets[start : start + size]
+            group = LogprobGroup(np.arange(len(ids), dtype=np.int64), (count,) * len(ids))
+            values = _like(ids, logits(outputs[start : start + len(ids)]))
+            xp = library_of(values)
+            values = xp.astype(values, "float32")
+            if self.watch is not None:
+                self.watch(_on_host(values))
+            found = take_logprobs(values, xp.astype(ids, "int64"), group, self._native)
+            yield from to_messages(found).values()
 
 
-def _pool(row: _Row, outputs: Tensor, is_last: bool) -> Tensor | None:
+@np.errstate(all="ignore")
+def _pool(row: _Row, outputs: Array, is_last: bool) -> npt.NDArray[np.float64] | None:
     """Take in a chunk of the prompt; return the vector of length 1 if it was the last."""
     if row.pooling == "mean":
-        own = outputs.double().sum(0)
+        own = _widened(outputs).sum(0)
         row.total = own if row.total is None else row.total + own
     if not is_last:
         return None
-    vector = outputs[-1].double() if row.total is None else row.total
-    return vector / vector.norm().clamp(min=1e-12)
+    vector = _on_host(_widened(outputs[-1:])[0] if row.total is None else row.total)
+    # The sum of the squares is rounded once: it has no order in which processors and libraries could differ.
+    length = math.sqrt(math.fsum((vector * vector).tolist()))
+    return vector / max(length, 1e-12)  # a NaN stays one
+
+
+def _widened(outputs: Array) -> Array:
+    """Return float64 numbers. The host has those of bfloat16 as bits, in uint16."""
+    if not isinstance(outputs, np.ndarray):
+        return outputs.double()
+    if outputs.dtype == np.uint16:
+        outputs = (outputs.astype(np.uint32) << 16).view(np.float32)
+    return outputs.astype(np.float64)
+
+
+def _on_host(array: Array) -> npt.NDArray[Any]:
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+
+
+def _like(tokens: Array, outputs: Array) -> Array:  # until the cut
+    """Return outputs as an array of the host if the tokens are there."""
+    if isinstance(outputs, np.ndarray) or not isinstance(tokens, np.ndarray):
+        return outputs
+    from tokenmill.model.kernels.stored_tensors import stored
+
+    return stored(outputs).values

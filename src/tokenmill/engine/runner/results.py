@@ -29,7 +29,7 @@ def result_of(plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampl
     Args:
         sampled: on the host; None: the step samples nothing.
     """
-    token_ids = np.empty(0, dtype=np.int32) if sampled is None else sampled.token_ids.numpy().astype(np.int32)
+    token_ids = np.empty(0, dtype=np.int32) if sampled is None else sampled.token_ids.astype(np.int32)
     failures = {**_failures_of(token_ids, samples, sampled), **reports.failures}
     brings = samples.are_due(token_ids) & (token_ids >= 0)
     if failures:
@@ -38,9 +38,10 @@ def result_of(plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampl
     np.cumsum(np.bincount(samples.indices[brings], minlength=len(plan.rows)), out=starts[1:])
     logprobs: dict[int, list[TokenLogprobs]] = {}
     if sampled is not None and sampled.logprobs is not None:
+        is_brought, owners = brings.tolist(), samples.indices.tolist()
         for number, told in to_messages(sampled.logprobs).items():
-            if brings[number]:
-                logprobs.setdefault(int(samples.indices[number]), []).append(told)
+            if is_brought[number]:
+                logprobs.setdefault(owners[number], []).append(told)
     return StepResult(
         plan.step,
         token_ids[brings],

@@ -75,7 +75,7 @@ class Staging:
     def __exit__(self, *error: object) -> None:
         self._compute.__exit__(*error)
 
-    def fetch(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+    def fetch(self, *tensors: torch.Tensor) -> Sequence[npt.NDArray[Any]]:
         """Begin to copy eight-byte numbers to the host, on the compute stream, in one copy."""
         slot = self._slots[self._current]
         words = [tensor.flatten().view(torch.int64) for tensor in tensors]
@@ -85,7 +85,7 @@ class Staging:
         results = slot.results[: packed.nbytes].view(torch.int64)
         results.copy_(packed, non_blocking=True)
         parts = results.split([len(own) for own in words])
-        return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+        return [part.view(tensor.dtype).view(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)]
 
     def finish_step(self) -> Event:
         """Return the event on the compute stream behind all of the step's work."""

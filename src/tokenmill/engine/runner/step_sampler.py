@@ -1,6 +1,6 @@
 """Turn the outputs of a pass into tokens: the one interface between the runner and `sampling`.
 
-`HostSampler` runs where the host does the work and may look at what was drawn. `DeviceSampler` issues all of it to a
+`HostSampler` runs where the host does the work and may look at what was drawn. A `DeviceSampler` issues all of it to a
 device that the host does not wait for.
 """
 
@@ -11,23 +11,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.transport import Transport
 from tokenmill.model.attention.row_extension import Sent
-from tokenmill.model.kernels.adapter_parts import LinearAdapter
-from tokenmill.model.kernels.torch_kernels import argmax
-from tokenmill.model.sampling.draws import column
+from tokenmill.model.sampling.draws import NO_TOKEN, column
 from tokenmill.model.sampling.grammar_rows import GrammarStep
-from tokenmill.model.sampling.logprobs import LogprobTensors
-from tokenmill.model.sampling.sampler import DrawKernel, Drawn, Outputs, Sampler
+from tokenmill.model.sampling.logprobs import LogprobArrays
+from tokenmill.model.sampling.sampler import Outputs, Sampler, on_host
 from tokenmill.model.sampling.state import SamplingMetadata
+from tokenmill.platform.host_arrays import library_of
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from tokenmill import _native
+    from tokenmill.model.kernels.adapter_parts import LinearAdapter
     from tokenmill.platform.arrays import Array
 
 Masks = Callable[[], GrammarStep | None]
@@ -44,26 +45,24 @@ class Sampled:
         masks: the grammars that need the tokens; None: absent.
     """
 
-    token_ids: torch.Tensor
-    logprobs: LogprobTensors | None = None
+    token_ids: Array
+    logprobs: LogprobArrays | None = None
     masks: GrammarStep | None = None
 
     def on_host(self, transport: Transport) -> Sampled:
-        """Begin to copy the tensors to the host, and return them as there."""
+        """Begin to copy the arrays to the host, and return them as there."""
         told = self.logprobs
         if told is None:
             return replace(self, token_ids=transport.fetch(self.token_ids)[0])
-        numbers = (told.indices, told.token_ids, told.logprobs, told.ranks.long(), told.top_ids, told.top_logprobs)
-        token_ids, indices, *others = transport.fetch(self.token_ids, *numbers)
-        return replace(self, token_ids=token_ids, logprobs=LogprobTensors(indices, told.counts, *others))
+        numbers = (told.token_ids, told.logprobs, told.ranks, told.top_ids, told.top_logprobs)
+        token_ids, *others = transport.fetch(self.token_ids, *numbers)
+        return replace(self, token_ids=token_ids, logprobs=LogprobArrays(told.indices, told.counts, *others))
 
 
 class StepSampler(Protocol):
     """Samples the tokens of a step and enters them into the token table, where the next step finds them."""
 
-    def sample(
-        self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
-    ) -> Sampled:
+    def sample(self, outputs: Array, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks) -> Sampled:
         """Sample from outputs [S, hidden_size] of the model.
 
         Args:
@@ -91,25 +90,22 @@ class HostSampler:
         self._tables = tables
         self._sampler = Sampler(native=native)
 
-    def sample(
-        self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
-    ) -> Sampled:
+    def sample(self, outputs: Array, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks) -> Sampled:
         """Sample from outputs [S, hidden_size] of the model and enter the tokens into the table."""
         grammars = masks()
         source = Outputs(self._model, outputs, self._adapted(samples))
         sampled = self._sampler.sample(source, metadata, self._tables.tokens, grammars)
-        self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids.numpy())
+        self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids)
         return Sampled(sampled.token_ids, sampled.logprobs, grammars)
 
-    def _adapted(self, samples: Samples) -> list[tuple[torch.Tensor, AdaptedHead]]:
+    def _adapted(self, samples: Samples) -> list[tuple[npt.NDArray[np.int64], AdaptedHead]]:
         """Return the samples whose rows add to the head, by row."""
         found = []
         for head_of in self._heads:
             for row in np.unique(samples.rows).tolist():
                 addition = head_of(row)
                 if addition is not None:
-                    places = torch.from_numpy(np.flatnonzero(samples.rows == row))
-                    found.append((places, AdaptedHead(self._model, addition)))
+                    found.append((np.flatnonzero(samples.rows == row), AdaptedHead(self._model, addition)))
         return found
 
 
@@ -120,71 +116,17 @@ class AdaptedHead:
         self._model = model
         self._adapter = adapter
 
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+    def logits(self, outputs: Array) -> Array:
         """Return the model's logits in float32 with the addition."""
-        return self._adapter.add(outputs, self._model.logits(outputs).float())
-
-    def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the tokens with the largest adapted logits."""
-        return argmax(self.logits(outputs))
-
-
-class DeviceSampler:
-    """Samples on a device without the host: from the plain logits, as a graph may, and again where a row asks for more.
-
-    Args:
-        draw: the kernel that draws.
-        share: shares the tokens with other ranks.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        tables: RowTables,
-        draw: DrawKernel,
-        share: Callable[[torch.Tensor], torch.Tensor] = lambda token_ids: token_ids,
-    ) -> None:
-        self.tables = tables
-        self._model = model
-        self._sampler = Sampler(draw)
-        self._share = share
-
-    def sample(
-        self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
-    ) -> Sampled:
-        """Sample from outputs [S, hidden_size] of the model and enter the tokens into the table."""
         logits = self._model.logits(outputs)
-        return self.sample_drawn(logits, self.draw(logits, sent["draws"]), samples, metadata, sent, masks)
+        return self._adapter.add(outputs, library_of(logits).astype(logits, "float32"))
 
-    def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """Sample from plain logits [S, V], and enter the tokens into the table."""
-        return self.enter(self._sampler.draw(logits, draws), draws)
-
-    def enter(self, token_ids: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """Share sampled tokens with the other ranks and enter them into the table."""
-        token_ids = self._share(token_ids)
-        self.tables.write_tokens(*places(draws), token_ids)
-        return token_ids
-
-    def sample_drawn(
-        self,
-        logits: torch.Tensor,
-        drawn: torch.Tensor,
-        samples: Samples,
-        metadata: SamplingMetadata,
-        sent: Sent,
-        masks: Masks,
-    ) -> Sampled:
-        """Sample again with all that rows ask for and their masks; keep `drawn` if no row asks for more."""
-        grammars = masks()
-        if samples.drafts is not None and (grammars is not None or metadata.needs_processing):
-            self.tables.write_drafts(sent)  # the first draw has taken their places, and penalties look at them
-        source = Drawn(logits, sent["draws"], drawn)
-        sampled = self._sampler.sample(source, metadata, self.tables.tokens, grammars)
-        token_ids = sampled.token_ids
-        if token_ids is not drawn:
-            token_ids = self.enter(token_ids, source.draws)
-        return Sampled(token_ids, sampled.logprobs, grammars)
+    def argmax(self, outputs: Array) -> npt.NDArray[np.int64]:
+        """Return the tokens with the largest adapted logits; -1 where logits are NaN or infinite."""
+        logits = on_host(self.logits(outputs))
+        token_ids = logits.argmax(1)
+        highest = logits[np.arange(len(token_ids)), token_ids]  # a NaN, if there is one
+        return np.where(np.isfinite(highest), token_ids, NO_TOKEN)
 
 
 def places(draws: Array) -> tuple[Array, Array]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tokenmill.model.attention.row_extension import Arrays, Sent
 from tokenmill.platform.immediate import ImmediateStream
-from tokenmill.platform.protocol import Event
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from tokenmill.platform.arrays import Array
+    from tokenmill.platform.protocol import Event
 
 
 class Transport(Protocol):
@@ -24,8 +27,8 @@ class Transport(Protocol):
     def __exit__(self, *error: object) -> None:
         """Issue work where it went before."""
 
-    def fetch(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Begin to copy eight-byte numbers to the host, once a step; they are there after the event of `finish`."""
+    def fetch(self, *arrays: Array) -> Sequence[npt.NDArray[Any]]:
+        """Begin to copy eight-byte numbers to the host, once a step; there after the event of `finish_step`."""
 
     def finish_step(self) -> Event:
         """Return the event behind all of the step's work."""
@@ -38,9 +41,9 @@ class HostTransport(ImmediateStream):
         """Return the arrays as they are."""
         return arrays
 
-    def fetch(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the tensors as they are."""
-        return tensors
+    def fetch(self, *arrays: Array) -> Sequence[npt.NDArray[Any]]:
+        """Return the arrays as they are."""
+        return arrays
 
     def finish_step(self) -> Event:
         """Return an event behind the step's work."""

@@ -37,6 +37,7 @@ class SchedulerBase(SchedulerInterface[KVManager]):
     """
 
     serves = frozenset({Feature.ORDER, Feature.REPORTS})
+    config: SchedulerConfig
 
     def __init__(
         self,
@@ -57,15 +58,10 @@ class SchedulerBase(SchedulerInterface[KVManager]):
             if getattr(config, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(config, name)}")
         self._policies = find_policies(config.policy, config.batch_policy, config.admission)
-        self._config, self.kv = config, kv
+        self.config, self.kv = config, kv
         self.draft_counts = DraftCounts()
         self.state = SchedulerState(config, self._policies.queue, kv, resources, drafters)
         self._sessions = Sessions(self.state, self._check)
-
-    @property
-    def config(self) -> SchedulerConfig:
-        """The limits and policies that it was made with."""
-        return self._config
 
     def resource(self, kind: type[Kind]) -> Kind | None:
         """Return the resource of a kind, or None."""
@@ -108,7 +104,7 @@ class SchedulerBase(SchedulerInterface[KVManager]):
             "num_running": self.num_running,
             "num_waiting": self.num_waiting,
             "num_queued": len(queued),
-            "waiting_by_reason": self.waiting_by_reason(),
+            "waiting_by_reason": count_reasons(state.waiting),
             "num_rows_used": state.rows.num_rows - state.num_free_rows,
             "num_preemptions": self.num_preemptions,
             "num_corrupted": state.num_corrupted,
@@ -133,14 +129,6 @@ class SchedulerBase(SchedulerInterface[KVManager]):
     def num_waiting(self) -> int:
         """Number of requests that wait for a row, pages, budget or something else."""
         return len(self.state.waiting)
-
-    def waiting_by_reason(self) -> dict[str, int]:
-        """Count waiting requests by reason.
-
-        `capacity`: rows, pages or budget; `same_prompt`: another request that computes what they would. Rare reasons
-        appear only while a request waits for them.
-        """
-        return count_reasons(self.state.waiting)
 
     @property
     def has_work(self) -> bool:

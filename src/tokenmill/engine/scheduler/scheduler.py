@@ -19,7 +19,7 @@ class Scheduler(SchedulerBase):
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step. Return None if nothing can run before a commit or an arrival."""
-        step = SchedulePass(self.begin_step(), self._policies, self.config, self.state)
+        step = SchedulePass(self.begin_step(), self._policies, self.state)
         step.make_room()
         self._policies.batch.fill(step)
         step.add_drafts()

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from tokenmill.core.errors import EngineFailed, InvalidCheckpoint
 from tokenmill.model.adapters.places import EMBEDDING, HEAD, OUTSIDE, all_places, places_of
@@ -20,8 +20,9 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.kernels.adapter_parts import AdapterModule, AdapterPart, EmbeddingAdapter, LinearAdapter
 from tokenmill.model.kernels.adapters import Adapter, AdapterSource
 from tokenmill.model.kernels.native_adapter import NativeAdapter
+from tokenmill.model.kernels.operands import as_like, host_floats
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
-from tokenmill.model.kernels.stored_tensors import tensor_of
+from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.quantization.stored_array import StoredArray
 
@@ -108,14 +109,14 @@ class AdapterReader:
         weight = self._decoder.embedding if matrix == EMBEDDING else self._decoder.head
         if weight is None:
             return True  # refused for another reason
-        ids = torch.linspace(0, len(copy) - 1, _COMPARED_ROWS).long()
-        theirs = tensor_of(copy[ids.numpy()]).float()
+        ids = np.linspace(0, len(copy) - 1, _COMPARED_ROWS).astype(np.int64)
+        theirs = copy[ids].float32()
+        x = self._kernels.constant(seeded_normal((4, copy.shape[1]), 1.0, seed=0).values)
         if matrix == EMBEDDING:
-            ours = weight.lookup(ids).float()
+            ours = host_floats(weight.lookup(as_like(x, ids)))
         else:
-            x = torch.randn(4, copy.shape[1], generator=torch.Generator().manual_seed(0)).to(self._kernels.vector(0))
-            ours, theirs = weight.logits(x)[:, ids].float(), x.float() @ theirs.T
-        return bool((ours - theirs).abs().max() <= _CLOSE * theirs.abs().max())
+            ours, theirs = host_floats(weight.logits(x))[:, ids], host_floats(x) @ theirs.T
+        return bool(np.abs(ours - theirs).max() <= _CLOSE * np.abs(theirs).max())
 
 
 def _outside(
@@ -131,7 +132,7 @@ def _outside(
         hidden_size, rank = one.b.shape
         b = kernels.linear_weight(hidden_size, rank, WeightRole.ADAPTER)
         b.load_rows(0, one.b)
-        columns = tensor_of(one.a).T.contiguous().to(kernels.vector(0).dtype)
+        columns = kernels.constant(np.ascontiguousarray(one.a.float32().T))
         made["embedding"] = EmbeddingAdapter(columns, b, one.scale)
     return made
 
@@ -171,19 +172,21 @@ class FollowedAdapters:
 def _for_one_call(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:
     native = NativeAdapter(num_layers)
     for (layer, role), modules in matrices.items():
-        native.add(layer, role, [_module(one, None) for one in modules])
+        native.add(layer, role, [AdapterModule(one.place.start, one.a, one.b, one.scale) for one in modules])
     return Adapter((), native)
 
 
 def _for_slots(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:
+    # Imported here: what takes adapters from a device's slots computes in torch.
+    from tokenmill.model.kernels.stored_tensors import tensor_of
+
     dtype = kernels.vector(0).dtype
-    return Adapter((), None, {matrix: [_module(one, dtype) for one in own] for matrix, own in matrices.items()})
 
+    def module(read: ReadModule) -> AdapterModule:
+        a, b = (tensor_of(one).to(dtype) for one in (read.a, read.b))
+        return AdapterModule(read.place.start, a, b, read.scale)
 
-def _module(read: ReadModule, dtype: torch.dtype | None) -> AdapterModule:
-    """Return a module in tensors. `dtype` None: as it is stored."""
-    a, b = (tensor_of(one) if dtype is None else tensor_of(one).to(dtype) for one in (read.a, read.b))
-    return AdapterModule(read.place.start, a, b, read.scale)
+    return Adapter((), None, {matrix: list(map(module, own)) for matrix, own in matrices.items()})
 
 
 def _for_kernels(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:

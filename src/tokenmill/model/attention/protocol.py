@@ -7,15 +7,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import torch
-
-from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
-from tokenmill.platform.tensor_memory import zeros
 
-Part = tuple[tuple[int, ...], torch.dtype]
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.model.attention.batch import ForwardBatch
+    from tokenmill.platform.arrays import Array
+
+Part: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 """Shape and dtype of one tensor of a KV cache: [layers, pages, ...]."""
 
 
@@ -65,7 +67,7 @@ class AttentionLayer:
     window: int | None = None
     norms: HeadNorms | None = None
     rotary: RotaryTables | None = None
-    sinks: torch.Tensor | None = None
+    sinks: Array | None = None
     group: int = 0
     reads_only: bool = False
 
@@ -82,6 +84,8 @@ class KVCache(ABC):
     """
 
     def __init__(self, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype, device: str) -> None:
+        from tokenmill.platform.tensor_memory import zeros  # until the cut
+
         parts = self.parts(spec, num_pages, page_size, dtype)
         self.num_pages = num_pages
         self.page_size = page_size
@@ -124,6 +128,8 @@ class KVCache(ABC):
 
     def _index(self, pages: Sequence[int]) -> torch.Tensor:
         assert all(0 <= page < self.num_pages for page in pages), f"pages outside 0..{self.num_pages - 1}: {pages}"
+        import torch  # until the cut
+
         return torch.tensor(pages, dtype=torch.int64, device=self.keys.device)
 
 
@@ -147,6 +153,8 @@ class GroupedKV:
 
     def export(self, pages: Sequence[int]) -> torch.Tensor:
         """Return a copy of n pages, [n, numbers of a page]: the groups one after the other, in the canonical layout."""
+        import torch  # until the cut
+
         return torch.cat([group.export(pages).movedim(2, 0).flatten(1) for group in self.groups], 1)
 
     def import_(self, pages: Sequence[int], data: torch.Tensor) -> None:

@@ -1,13 +1,24 @@
-"""The parts of an adapter: what it adds to a projection, to a matrix, to embeddings. They know no rows of a step."""
+"""The parts of an adapter: what it adds to a projection, to a matrix, to embeddings. They know no rows of a step.
+
+They are of the kind that their kernels make, NumPy arrays or tensors. Imports no torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
+from tokenmill.model.kernels.operands import add_scaled, bfloat16, contiguous, float32
 from tokenmill.model.kernels.protocol import LinearWeight
+from tokenmill.model.quantization.stored_array import StoredArray
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.platform.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +27,12 @@ class AdapterModule:
 
     Attributes:
         start: first of its columns among the outputs of the matrix.
-        a: [rank, in_size]. b: [columns, rank]; floats of any dtype.
+        a: [rank, in_size]. b: [columns, rank]; floats of any dtype, as they are stored or tensors.
     """
 
     start: int
-    a: torch.Tensor
-    b: torch.Tensor
+    a: StoredArray | torch.Tensor
+    b: StoredArray | torch.Tensor
     scale: float
 
 
@@ -57,14 +68,14 @@ class LinearAdapter:
         """Memory of the weights in bytes."""
         return self.a.num_bytes + sum(part.b.num_bytes for part in self.parts)
 
-    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def add(self, x: Any, y: Any) -> Any:
         """Add the adapter's part for x [T, in_size] to y [T, out_size] in place, rounded once per part; return y."""
         inner = self.a.multiply(x)
         for part in self.parts:
             columns, rank = part.b.shape
             own = y[:, part.start : part.start + columns]
-            added = part.b.logits(inner[:, part.rank_start : part.rank_start + rank].contiguous())
-            own.copy_(own.float().add_(added.float(), alpha=part.scale))
+            added = part.b.logits(contiguous(inner[:, part.rank_start : part.rank_start + rank]))
+            add_scaled(own, added, part.scale)
         return y
 
 
@@ -76,7 +87,7 @@ class EmbeddingAdapter:
         a: A as columns, [vocab_size, rank]. b: B, [hidden_size, rank].
     """
 
-    a: torch.Tensor
+    a: Array
     b: LinearWeight
     scale: float
 
@@ -85,9 +96,16 @@ class EmbeddingAdapter:
         """Memory of the weights in bytes."""
         return self.a.nbytes + self.b.num_bytes
 
-    def add(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def add(self, token_ids: Any, hidden: Any) -> Any:
         """Return hidden [n, hidden_size] plus the adapter's part for the tokens [n], rounded once."""
-        return (hidden.float() + self.b.logits(self.a[token_ids]).float() * self.scale).to(hidden.dtype)
+        if isinstance(hidden, np.ndarray):
+            added = float32(self.b.logits(np.asarray(self.a)[token_ids]))
+            return bfloat16(float32(hidden) + added * np.float32(self.scale))
+        # Imported here: native kernels run where there is no torch.
+        from tokenmill.model.kernels.stored_tensors import tensor_over
+
+        added = self.b.logits(tensor_over(self.a)[token_ids]).float()
+        return (hidden.float() + added * self.scale).to(hidden.dtype)
 
 
 LayerAdapters = Mapping[str, LinearAdapter]

@@ -1,22 +1,25 @@
 """Add adapters to a product, by the same kernels that make it: y += scale * (x A^T) B^T for some of the rows.
 
-Rows of one adapter are multiplied together, one adapter after the other; rows of the base model are not touched. A
-row's sums are made by kernels whose results do not depend on other rows, in the order of the parts, so a row has the
-same bits as it has alone. The products are grouped by adapter as in Punica (Chen et al. 2023).
+One native call adds them itself; where matrices are multiplied one by one, `grouped_adapters` does. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+import numpy as np
 
 from tokenmill.model.kernels.adapter_parts import AdapterModule, EmbeddingAdapter, LayerAdapters, LinearAdapter
 from tokenmill.model.kernels.native_adapter import NativeAdapter
 from tokenmill.model.kernels.protocol import Gate, LinearWeight
-from tokenmill.model.kernels.torch_kernels import gated
+from tokenmill.model.quantization.stored_array import StoredArray
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.platform.arrays import Array
 
 AdapterSource = tuple[str, str]
 """The digest of an adapter's files, and their folder."""
@@ -28,54 +31,11 @@ class AdaptedLayer(Protocol):
     def add(self, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Add the adapters' parts to y = x W^T [T, out_size] and return it; `role` is a key of `LayerAdapters`."""
 
-    def gated(
-        self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
-    ) -> torch.Tensor:
+    def gated(self, role: str, weight: LinearWeight, x: torch.Tensor, bias: Array | None, gate: Gate) -> torch.Tensor:
         """Return the gated product as `LinearWeight.gated` does, with the adapters added before the gate."""
 
     def keep(self, only: torch.Tensor) -> AdaptedLayer:
         """Return the same layer for some rows only: [S] int64, increasing."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedLayer:
-    """The adapters of a step's rows in one layer, with the rows grouped by adapter.
-
-    Attributes:
-        uses: [n] int64, increasing, and the adapter of these rows; in the order of the slots.
-        base: [m] int64, the rows without an adapter.
-    """
-
-    uses: tuple[tuple[torch.Tensor, LayerAdapters], ...]
-    base: torch.Tensor
-
-    def add(self, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Add the adapters' parts to y in place, one adapter after the other."""
-        for rows, adapters in self.uses:
-            if role in adapters:
-                y[rows] = adapters[role].add(x[rows], y[rows])
-        return y
-
-    def gated(
-        self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
-    ) -> torch.Tensor:
-        """Compute the gated product of the base rows, then of each adapter's rows."""
-        out = x.new_empty(x.shape[0], weight.shape[0] // 2)
-        if len(self.base):
-            out[self.base] = weight.gated(x[self.base], bias, gate)
-        for rows, adapters in self.uses:
-            own = x[rows]
-            if role in adapters:
-                out[rows] = gated(adapters[role].add(own, weight.multiply(own, bias)), gate)
-            else:
-                out[rows] = weight.gated(own, bias, gate)
-        return out
-
-    def keep(self, only: torch.Tensor) -> GroupedLayer:
-        """Return the same groups for the rows `only`, renumbered by their place in it."""
-        return GroupedLayer(
-            tuple((_places(rows, only), adapters) for rows, adapters in self.uses), _places(self.base, only)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +66,7 @@ class Adapter:
         if self.native is not None:
             return self.native.num_bytes
         if self.modules is not None:
-            return sum(one.a.nbytes + one.b.nbytes for modules in self.modules.values() for one in modules)
+            return sum(_num_bytes(one.a) + _num_bytes(one.b) for own in self.modules.values() for one in own)
         return sum(linear.num_bytes for layer in self.layers for linear in layer.values())
 
 
@@ -121,7 +81,7 @@ class AdapterRows:
     """
 
     adapters: tuple[Adapter, ...]
-    of_row: torch.Tensor
+    of_row: Array
     sources: tuple[AdapterSource, ...] = ()
 
     @property
@@ -129,24 +89,22 @@ class AdapterRows:
         """True if one of the adapters adds to embeddings."""
         return any(adapter.embedding is not None for adapter in self.adapters)
 
-    def add_embeddings(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> None:
+    def add_embeddings(self, token_ids: Any, hidden: Any) -> None:
         """Add the adapters' parts to the embeddings [T, hidden_size] of tokens [T] in place."""
         for number, adapter in enumerate(self.adapters):
-            rows = (self.of_row == number).nonzero().squeeze(1)
+            rows = self.of_row == number
+            rows = np.flatnonzero(rows) if isinstance(rows, np.ndarray) else rows.nonzero().squeeze(1)
             if adapter.embedding is not None and len(rows):
                 hidden[rows] = adapter.embedding.add(token_ids[rows], hidden[rows])
 
     def layers(self, num_layers: int) -> Sequence[AdaptedLayer]:
         """Return the adapted layers of a model whose matrices are multiplied one by one."""
-        rows = [(self.of_row == number).nonzero().squeeze(1) for number in range(-1, len(self.adapters))]
-        return [
-            GroupedLayer(
-                tuple((own, adapter.layers[index]) for own, adapter in zip(rows[1:], self.adapters, strict=True)),
-                rows[0],
-            )
-            for index in range(num_layers)
-        ]
+        # Imported here: native kernels run where there is no torch.
+        from tokenmill.model.kernels.grouped_adapters import grouped_layers
+        from tokenmill.model.kernels.stored_tensors import tensor_over
+
+        return grouped_layers(self.adapters, tensor_over(self.of_row), num_layers)
 
 
-def _places(rows: torch.Tensor, only: torch.Tensor) -> torch.Tensor:
-    return torch.isin(only, rows, assume_unique=True).nonzero().squeeze(1)
+def _num_bytes(values: StoredArray | torch.Tensor) -> int:
+    return values.values.nbytes if isinstance(values, StoredArray) else values.nbytes

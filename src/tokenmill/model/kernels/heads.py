@@ -1,14 +1,23 @@
-"""Norms and rotary embedding of the heads of q, k and v, between the projection and the attention."""
+"""Weights of the norms of heads, and angles of their rotary embedding, which attention applies; see `torch_heads`.
+
+They are of the kind that their kernels make: NumPy arrays, of bfloat16 the bits, or tensors. Imports no torch.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
+from tokenmill.model.kernels.operands import contiguous
+from tokenmill.platform.host_arrays import library_of
 
-from tokenmill.model.kernels.torch_kernels import rms_norm
+if TYPE_CHECKING:
+    import torch
 
-CosSin = tuple[torch.Tensor, torch.Tensor]
+    from tokenmill.platform.arrays import Array
+
+CosSin: TypeAlias = "tuple[Any, Any]"
+"""cos and sin of a step's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +28,19 @@ class HeadNorms:
         v: weight for the values, if they are normed too.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
+    q: Array
+    k: Array
     eps: float
     are_offsets: bool = False
-    v: torch.Tensor | None = None
+    v: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryTables:
     """cos and sin of the angles of every position, [max_position, head_dim / 2] in the model's dtype."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    cos: Array
+    sin: Array
 
     @property
     def num_bytes(self) -> int:
@@ -43,21 +52,32 @@ class RotaryTables:
 
         The sign of the half rotation is folded into sin: x * cos + swap_halves(x) * [-sin, sin].
         """
-        return self._both_halves(self.cos[positions], self.sin[positions])
+        own = self.in_torch()
+        return _both_halves(own.cos[positions], own.sin[positions])
 
     def lookup_axes(self, positions: torch.Tensor, axes: torch.Tensor) -> CosSin:
         """Do `lookup` where each frequency turns by one of several positions: positions [A, T], axes [head_dim / 2]."""
-        return self._both_halves(*self.rows(positions, axes))
+        return _both_halves(*self.in_torch().rows(positions, axes))
 
-    def rows(self, positions: torch.Tensor, axes: torch.Tensor) -> CosSin:
+    def rows(self, positions: Array, axes: Array) -> CosSin:
         """Return cos and sin of `lookup_axes` as rows of the tables, [T, head_dim / 2] each."""
-        columns = torch.arange(len(axes), device=axes.device)
-        places = positions[axes].T.contiguous()  # [T, head_dim / 2]
-        return self.cos[places, columns], self.sin[places, columns]
+        columns = library_of(self.cos).arange(len(axes), "int64")
+        places = contiguous(positions[axes].T)  # [T, head_dim / 2]
+        return contiguous(self.cos[places, columns]), contiguous(self.sin[places, columns])
 
-    @staticmethod
-    def _both_halves(cos: torch.Tensor, sin: torch.Tensor) -> CosSin:
-        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+    def in_torch(self) -> RotaryTables:
+        """Return the same tables as tensors over the same memory."""
+        # Imported here: native kernels run where there is no torch.
+        from tokenmill.model.kernels.stored_tensors import tensor_over
+
+        return RotaryTables(tensor_over(self.cos), tensor_over(self.sin))
+
+
+def _both_halves(cos: torch.Tensor, sin: torch.Tensor) -> CosSin:
+    """Return cos twice, and sin with the sign of each half."""
+    signed = sin.repeat(1, 2)
+    signed[:, : sin.shape[1]].neg_()
+    return cos.repeat(1, 2).unsqueeze(1), signed.unsqueeze(1)
 
 
 class StepAngles:
@@ -83,36 +103,3 @@ class StepAngles:
             found = rotary.lookup(self._positions) if axes is None else rotary.lookup_axes(self._positions, axes)
             self._found[rotary] = found
         return self._found[rotary]
-
-
-def rotate(x: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
-    """Rotate x [T, heads, head_dim] in place; the second half of a head is paired with the first."""
-    cos, sin = cos_sin
-    first, second = x.chunk(2, -1)
-    swapped = torch.cat((second, first), -1).mul_(sin)
-    return x.mul_(cos).add_(swapped)
-
-
-def split_heads(
-    qkv: torch.Tensor, heads: tuple[int, int], norms: HeadNorms | None, cos_sin: CosSin | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Split the fused projection of T tokens into q, k and v, each [T, heads, head_dim]; norm and rotate q and k.
-
-    Args:
-        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; may be overwritten.
-        heads: num_heads, num_kv_heads.
-        cos_sin: cos and sin from `StepAngles`; None for no rotation.
-    """
-    num_heads, num_kv_heads = heads
-    rotated = num_heads + num_kv_heads
-    qkv = qkv.view(qkv.shape[0], rotated + num_kv_heads, -1)
-    v = qkv[:, rotated:]
-    if norms is None:
-        # One rotation for q and k: their heads lie side by side.
-        both = qkv[:, :rotated] if cos_sin is None else rotate(qkv[:, :rotated], cos_sin)
-        q, k = both.split((num_heads, num_kv_heads), 1)
-        return q, k, v
-    q = rms_norm(qkv[:, :num_heads], norms.q, norms.eps, norms.are_offsets)
-    k = rms_norm(qkv[:, num_heads:rotated], norms.k, norms.eps, norms.are_offsets)
-    v = v if norms.v is None else rms_norm(v, norms.v, norms.eps, norms.are_offsets)
-    return (q, k, v) if cos_sin is None else (rotate(q, cos_sin), rotate(k, cos_sin), v)

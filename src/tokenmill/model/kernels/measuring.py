@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.model.kernels.protocol import Experts, Gate, Kernels, LinearWeight, WeightRole
 from tokenmill.platform.memory import Arena
 
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
+
 
 class MeasuringKernels:
-    """`Kernels` that make the weights of other kernels on no device and add up their sizes.
+    """`Kernels` that make the weights of other kernels without values and add up their sizes.
 
     Attributes:
         sizes: the bytes of each weight and vector, in the order in which they were made.
@@ -54,7 +55,7 @@ class MeasuringKernels:
         self.sizes += [bias.nbytes for bias in experts.biases or ()]
         return experts
 
-    def vector(self, size: int) -> torch.Tensor:
+    def vector(self, size: int) -> Array:
         """Make an unfilled vector and record its size."""
         vector = self._kernels.vector(size)
         self.sizes.append(vector.nbytes)

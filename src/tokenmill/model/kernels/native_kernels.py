@@ -7,50 +7,66 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from tokenmill.model.kernels import native_ops
+from tokenmill.model.kernels.experts import ExpertMaker, LoopedExperts
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_recurrence import NativeRecurrence
 from tokenmill.model.kernels.native_weight import PackedWeight
+from tokenmill.model.kernels.operands import contiguous, in_pieces, is_a, stride, zeros_like
 from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, WeightRole
-from tokenmill.model.kernels.torch_kernels import LoopedExperts
+from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats
+from tokenmill.model.quantization.stored_array import Floats, StoredArray
+from tokenmill.platform.arrays import address
 from tokenmill.platform.memory import Arena
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import Array
+
+BF16_BYTES = 2
 
 
-class NativeKernels(NativeRecurrence):
+class NativeKernels(NativeRecurrence, ExpertMaker):
     """`Kernels` in C++. Weights are packed when they are filled; a row's result depends on no other row, bit for bit.
+
+    Vectors are NumPy arrays of the bits of bfloat16. Activations may be of NumPy or of torch.
 
     Attributes:
         formats: storage formats of the matrices.
     """
 
     name = "native"
+    dtype = "bfloat16"
 
     def __init__(
-        self, native: _native.Kernels, formats: PackedFormats, device: str = "cpu", arena: Arena | None = None
+        self,
+        native: _native.Kernels,
+        formats: PackedFormats,
+        has_memory: bool = True,
+        arena: Arena | None = None,
     ) -> None:
-        super().__init__(native, device)
+        super().__init__(native)
         self.formats = formats
+        self.has_memory = has_memory
         self._arena = arena
 
     def without_memory(self) -> NativeKernels:
-        """Return the same kernels on device `meta`."""
-        return NativeKernels(self.native, self.formats, "meta")
+        """Return the same kernels with weights and vectors that have sizes but no values."""
+        return NativeKernels(self.native, self.formats, has_memory=False)
 
     def in_memory(self, arena: Arena) -> NativeKernels:
         """Return the same kernels with weights and vectors in an arena."""
-        return NativeKernels(self.native, self.formats, "cpu", arena)
+        return NativeKernels(self.native, self.formats, arena=arena)
 
     def with_formats(self, formats: PackedFormats) -> NativeKernels:
         """Return the same kernels with other formats."""
-        return NativeKernels(self.native, formats, self._device, self._arena)
+        return NativeKernels(self.native, formats, self.has_memory, self._arena)
 
     def of_layer(self, index: int) -> NativeKernels:
         """Return the same kernels with the formats of layer `index`."""
@@ -58,23 +74,32 @@ class NativeKernels(NativeRecurrence):
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """Make an unfilled packed weight in the format for its role."""
-        has_memory = self._device != "meta"
-        return PackedWeight(self.native, (out_size, in_size), role, self._format(role), has_memory, self._arena)
+        return PackedWeight(self.native, (out_size, in_size), role, self._format(role), self.has_memory, self._arena)
 
     def _expert_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
-        format, has_memory = self.formats.experts or self.formats.layers, self._device != "meta"
-        return PackedWeight(self.native, (out_size, in_size), role, format, has_memory, self._arena)
+        format = self.formats.experts or self.formats.layers
+        return PackedWeight(self.native, (out_size, in_size), role, format, self.has_memory, self._arena)
 
     def _mixture(
         self, gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], gate: Gate, biases: ExpertBiases | None
     ) -> Experts:
         return NativeExperts(self.native, gate_up, down, gate, biases)
 
-    def vector(self, size: int) -> torch.Tensor:
+    def vector(self, size: int) -> npt.NDArray[np.uint16]:
         """Make an unfilled vector, in the arena if there is one."""
+        if not self.has_memory:  # all of its numbers are one, which cannot be written
+            return np.broadcast_to(np.uint16(0), (size,))
         if self._arena is None:
-            return super().vector(size)
-        return self._arena.take(size * self.dtype.itemsize).view(self.dtype)
+            return np.empty(size, np.uint16)
+        return self._arena.take(size * BF16_BYTES).view(np.uint16)
+
+    def constant(self, values: Floats) -> npt.NDArray[np.uint16]:
+        """Return the bits of numbers rounded to bfloat16."""
+        return StoredArray(values, "F32").bfloat16()
+
+    def normal(self, shape: tuple[int, ...], deviation: float, seed: int) -> StoredArray:
+        """Return random numbers around 0."""
+        return seeded_normal(shape, deviation, seed)
 
     def _format(self, role: WeightRole) -> PackedFormat:
         if role in (WeightRole.ROUTER, WeightRole.ADAPTER):
@@ -84,41 +109,39 @@ class NativeKernels(NativeRecurrence):
         own = {WeightRole.GATE_UP: self.formats.gate_up, WeightRole.DOWN: self.formats.down}.get(role)
         return self.formats.layers if own is None else own
 
-    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+    def gelu(self, x: Any) -> Any:
         """Apply GELU with tanh in place."""
         return native_ops.gelu(self.native, x)
 
-    def add_gated(self, sums: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    def add_gated(self, sums: Any, x: Array, gate: Array) -> Any:
         """Add x * sigmoid(gate) to sums in place."""
         return native_ops.add_gated(self.native, sums, x, gate)
 
-    def multiply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: Any, y: Array) -> Any:
         """Return x * y."""
         return native_ops.multiply(self.native, x, y)
 
-    def scaled_sum(
-        self, x: torch.Tensor, factor: float, delta: torch.Tensor | None = None, scale: float = 1.0
-    ) -> torch.Tensor:
+    def scaled_sum(self, x: Any, factor: float, delta: Array | None = None, scale: float = 1.0) -> Any:
         """Return (x + scale * delta) * factor, computed in place."""
         return native_ops.scaled_sum(self.native, x, factor, delta, scale)
 
-    def route(self, logits: torch.Tensor, count: int, normalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(self, logits: Any, count: int, normalizes: bool) -> tuple[Any, Any]:
         """Choose the experts of each token; of equal logits the lower number comes first."""
         return native_ops.route(self.native, logits, count, normalizes)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
+    def rms_norm(self, x: Any, weight: Array, eps: float, is_offset: bool = False) -> Any:
         """Return the RMSNorm of x, times the weight."""
         return native_ops.rms_norm(self.native, x, weight, eps, is_offset=is_offset)
 
     def add_rms_norm(
         self,
-        x: torch.Tensor,
-        delta: torch.Tensor,
-        weight: torch.Tensor,
+        x: Any,
+        delta: Array,
+        weight: Array,
         eps: float,
         scale: float = 1.0,
         is_offset: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Add scale * delta to x in place and return the norm of x."""
         return native_ops.rms_norm(self.native, x, weight, eps, delta, scale, is_offset)
 
@@ -140,22 +163,23 @@ class NativeExperts(LoopedExperts):
         self._native = native
         self._bound: _native.Experts | None = None
 
-    def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def mix(self, x: Any, weights: Any, experts: Any) -> Any:
         """Return the weighted sum of each token's experts in one native call."""
         if self._bound is None:
-            self._bound = self._bind()
-        out = torch.zeros(x.shape, dtype=torch.bfloat16)
-        chosen, weights = experts.contiguous(), weights.contiguous()
-        assert x.dtype == weights.dtype == torch.bfloat16 and x.stride(1) == 1, "tokens are rows of bfloat16"
-        addresses = chosen.data_ptr(), weights.data_ptr(), out.data_ptr()
-        self._bound.mix(x.data_ptr(), x.stride(0), x.shape[0], experts.shape[1], *addresses)
+            self._bound = self.bind()
+        out = zeros_like(x, x.shape)
+        chosen, weights = contiguous(experts), contiguous(weights)
+        assert is_a("bfloat16", x, weights) and in_pieces(x), "tokens are rows of bfloat16"
+        addresses = address(chosen), address(weights), address(out)
+        self._bound.mix(address(x), stride(x), x.shape[0], experts.shape[1], *addresses)
         return out
 
-    def _bind(self) -> _native.Experts:
+    def bind(self) -> _native.Experts:
+        """Return the experts in native form; the matrices have to stay where they are."""
         size, hidden_size = self.gate_up[0].shape[0] // 2, self.gate_up[0].shape[1]
         bound: _native.Experts = importlib.import_module(MODULE).Experts(self._native, self.gate, hidden_size, size)
         for number, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
             assert isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight), "its matrices are packed"
-            biases = (0, 0) if self.biases is None else (bias[number].data_ptr() for bias in self.biases)
+            biases = (0, 0) if self.biases is None else (address(bias[number]) for bias in self.biases)
             bound.add(gate_up.packed, down.packed, *biases)
         return bound

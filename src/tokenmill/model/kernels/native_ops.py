@@ -1,112 +1,111 @@
-"""Python wrappers of the native kernels that work row by row; their torch reference is in `torch_kernels`."""
+"""Python wrappers of the native kernels that work row by row; their torch reference is in `torch_kernels`.
+
+They take NumPy arrays, of bfloat16 the bits, or tensors, and give what they take; weights may be of either kind.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+
+from tokenmill.model.kernels.operands import empty_like, in_one_piece, in_pieces, is_a, stride
+from tokenmill.platform.arrays import address
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import Array
+
+# 1 in bfloat16.
+_ONE = 0x3F80
 
 
 def rms_norm(
     native: _native.Kernels,
-    x: torch.Tensor,
-    weight: torch.Tensor,
+    x: Any,
+    weight: Array,
     eps: float,
-    delta: torch.Tensor | None = None,
+    delta: Array | None = None,
     scale: float = 1.0,
     is_offset: bool = False,
-) -> torch.Tensor:
+) -> Any:
     """Add `scale` * `delta` [T, size] to x [T, size] bfloat16 in place, if given, and return the norm of x.
 
     x and delta may have any row stride; each row is contiguous. See `Kernels.rms_norm` and `Kernels.add_rms_norm`.
     """
     count, size = x.shape
-    assert x.dtype == weight.dtype == torch.bfloat16, f"norms are of bfloat16, not {x.dtype}"
-    assert x.stride(1) == weight.stride(0) == 1, "a row is in one piece"
-    out = x.new_empty(count, size)
-    address, stride = 0, 0
-    if delta is not None:
-        assert delta.shape == x.shape and delta.dtype == x.dtype and delta.stride(1) == 1, "a delta is like x"
-        address, stride = delta.data_ptr(), delta.stride(0)
-    norm = weight.data_ptr(), is_offset, eps
-    native.rms_norm(x.data_ptr(), x.stride(0), address, stride, scale, *norm, out.data_ptr(), count, size)
+    _check_norm(x, weight, delta)
+    out = empty_like(x, (count, size))
+    added = (0, 0) if delta is None else (address(delta), stride(delta))
+    rows = address(x), stride(x), *added
+    native.rms_norm(*rows, scale, address(weight), is_offset, eps, address(out), count, size)
     return out
 
 
 def layer_norm(
-    native: _native.Kernels,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-    delta: torch.Tensor | None = None,
-) -> torch.Tensor:
+    native: _native.Kernels, x: Any, weight: Array, bias: Array, eps: float, delta: Array | None = None
+) -> Any:
     """Add `delta` [T, size] to x [T, size] bfloat16 in place, if given, and return the LayerNorm of x."""
     count, size = x.shape
-    assert x.dtype == weight.dtype == bias.dtype == torch.bfloat16, f"norms are of bfloat16, not {x.dtype}"
-    assert x.stride(1) == weight.stride(0) == bias.stride(0) == 1, "a row is in one piece"
-    out = x.new_empty(count, size)
-    address, stride = 0, 0
-    if delta is not None:
-        assert delta.shape == x.shape and delta.dtype == x.dtype and delta.stride(1) == 1, "a delta is like x"
-        address, stride = delta.data_ptr(), delta.stride(0)
-    weights = weight.data_ptr(), bias.data_ptr()
-    native.layer_norm(x.data_ptr(), x.stride(0), address, stride, *weights, eps, out.data_ptr(), count, size)
+    _check_norm(x, weight, delta)
+    assert is_a("bfloat16", bias) and in_pieces(bias), "a bias is like a weight"
+    out = empty_like(x, (count, size))
+    added = (0, 0) if delta is None else (address(delta), stride(delta))
+    weights = address(weight), address(bias)
+    native.layer_norm(address(x), stride(x), *added, *weights, eps, address(out), count, size)
     return out
 
 
-def gelu(native: _native.Kernels, x: torch.Tensor) -> torch.Tensor:
+def gelu(native: _native.Kernels, x: Any) -> Any:
     """Apply GELU with tanh to x, contiguous bfloat16, in place."""
-    assert x.dtype == torch.bfloat16 and x.is_contiguous(), "numbers are bfloat16 in one piece"
-    native.gelu(x.data_ptr(), x.numel())
+    assert is_a("bfloat16", x) and in_one_piece(x), "numbers are bfloat16 in one piece"
+    native.gelu(address(x), x.nbytes // 2)
     return x
 
 
-def add_gated(native: _native.Kernels, sums: torch.Tensor, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+def add_gated(native: _native.Kernels, sums: Any, x: Array, gate: Array) -> Any:
     """Add x * sigmoid(gate) to sums in place; both [T, size] contiguous bfloat16, gate [T, 1]. Return the sums."""
     count, size = x.shape
     assert sums.shape == x.shape and gate.shape == (count, 1), "a gate for each row"
-    assert sums.is_contiguous() and x.is_contiguous() and gate.is_contiguous(), "all are in one piece"
-    assert sums.dtype == x.dtype == gate.dtype == torch.bfloat16, "numbers are bfloat16"
-    ones, opened, rows = torch.ones_like(gate), torch.empty_like(gate), torch.arange(count)
-    native.sigmoid_gate(ones.data_ptr(), 1, gate.data_ptr(), 1, opened.data_ptr(), count, 1)
-    native.add_weighted(x.data_ptr(), opened.data_ptr(), rows.data_ptr(), sums.data_ptr(), count, size)
+    assert in_one_piece(sums, x, gate), "all are in one piece"
+    assert is_a("bfloat16", sums, x, gate), "numbers are bfloat16"
+    ones, opened, rows = np.full(count, _ONE, np.uint16), np.empty(count, np.uint16), np.arange(count, dtype=np.int64)
+    native.sigmoid_gate(address(ones), 1, address(gate), 1, address(opened), count, 1)
+    native.add_weighted(address(x), address(opened), address(rows), address(sums), count, size)
     return sums
 
 
-def multiply(native: _native.Kernels, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def multiply(native: _native.Kernels, x: Any, y: Array) -> Any:
     """Return x * y, [T, size] bfloat16, whose rows are each in one piece."""
-    assert x.shape == y.shape and x.dtype == y.dtype == torch.bfloat16, "as many numbers of bfloat16"
-    assert x.stride(1) == y.stride(1) == 1, "a row is in one piece"
-    out = x.new_empty(x.shape)
-    native.multiply_rows(x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), out.data_ptr(), *x.shape)
+    assert x.shape == y.shape and is_a("bfloat16", x, y), "as many numbers of bfloat16"
+    assert in_pieces(x, y), "a row is in one piece"
+    out = empty_like(x, x.shape)
+    native.multiply_rows(address(x), stride(x), address(y), stride(y), address(out), *x.shape)
     return out
 
 
-def scaled_sum(
-    native: _native.Kernels, x: torch.Tensor, factor: float, delta: torch.Tensor | None, scale: float
-) -> torch.Tensor:
+def scaled_sum(native: _native.Kernels, x: Any, factor: float, delta: Array | None, scale: float) -> Any:
     """Return (x + scale * delta) * factor, contiguous bfloat16, computed in place."""
-    assert x.dtype == torch.bfloat16 and x.is_contiguous(), "numbers are bfloat16 in one piece"
-    address = 0
+    assert is_a("bfloat16", x) and in_one_piece(x), "numbers are bfloat16 in one piece"
     if delta is not None:
-        assert delta.shape == x.shape and delta.dtype == x.dtype and delta.is_contiguous(), "a delta is like x"
-        address = delta.data_ptr()
-    native.scaled_sum(x.data_ptr(), address, scale, factor, x.numel())
+        assert delta.shape == x.shape and is_a("bfloat16", delta) and in_one_piece(delta), "a delta is like x"
+    native.scaled_sum(address(x), 0 if delta is None else address(delta), scale, factor, x.nbytes // 2)
     return x
 
 
-def route(
-    native: _native.Kernels, logits: torch.Tensor, count: int, normalizes: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def route(native: _native.Kernels, logits: Any, count: int, normalizes: bool) -> tuple[Any, Any]:
     """Choose the `count` experts with the largest logits [T, experts] bfloat16; see `Kernels.route`."""
     tokens, experts = logits.shape
-    assert logits.dtype == torch.bfloat16 and logits.stride(1) == 1, "a row of bfloat16 is in one piece"
+    assert is_a("bfloat16", logits) and in_pieces(logits), "a row of bfloat16 is in one piece"
     assert 1 <= count <= experts, "a token has experts, and each once"
-    weights, ids = logits.new_empty(tokens, count), torch.empty(tokens, count, dtype=torch.int64)
-    found = ids.data_ptr(), weights.data_ptr()
-    native.route(logits.data_ptr(), logits.stride(0), tokens, experts, count, normalizes, *found)
+    weights, ids = empty_like(logits, (tokens, count)), empty_like(logits, (tokens, count), "int64")
+    found = address(ids), address(weights)
+    native.route(address(logits), stride(logits), tokens, experts, count, normalizes, *found)
     return weights, ids
+
+
+def _check_norm(x: Array, weight: Array, delta: Array | None) -> None:
+    assert is_a("bfloat16", x, weight), f"norms are of bfloat16, not {x.dtype}"
+    assert in_pieces(x, weight), "a row is in one piece"
+    if delta is not None:
+        assert delta.shape == x.shape and is_a("bfloat16", delta) and in_pieces(delta), "a delta is like x"

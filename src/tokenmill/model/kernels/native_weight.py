@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import importlib
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.native import MODULE
+from tokenmill.model.kernels.operands import (
+    as_like,
+    bfloat16,
+    contiguous,
+    empty_like,
+    float32,
+    in_one_piece,
+    is_a,
+    stride,
+)
 from tokenmill.model.kernels.protocol import Gate, WeightRole
-from tokenmill.model.kernels.stored_tensors import stored
 from tokenmill.model.quantization.packed import (
     Mxfp4Rows,
     PackedFormat,
@@ -24,11 +32,15 @@ from tokenmill.model.quantization.packed import (
     powers_of_two,
 )
 from tokenmill.model.quantization.stored_array import StoredArray
+from tokenmill.platform.arrays import address
+from tokenmill.platform.host_arrays import HostArrays
 from tokenmill.platform.memory import Arena
-from tokenmill.platform.tensor_memory import zeros
 
 if TYPE_CHECKING:
+    import torch
+
     from tokenmill._native import Kernels, Packed
+    from tokenmill.platform.arrays import Array
 
 # Rows of a panel.
 LANES = 16
@@ -45,11 +57,10 @@ class Element(IntEnum):
 
 
 STORED_ELEMENTS = {"BF16": Element.BF16, "F32": Element.FLOAT32, "F16": Element.FLOAT16}
-ELEMENTS = {torch.bfloat16: Element.BF16, torch.float32: Element.FLOAT32, torch.float16: Element.FLOAT16}
 
 
 class PackedWeight:
-    """A `LinearWeight` W [out_size, in_size] in panels of 16 rows. Activations are bfloat16.
+    """A `LinearWeight` W [out_size, in_size] in panels of 16 rows. Activations are bfloat16, of NumPy or of torch.
 
     Integer weights are multiplied by int8 activations, which are rounded per 32 inputs of a token;
     model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the
@@ -84,13 +95,19 @@ class PackedWeight:
         self.packed: Packed = importlib.import_module(MODULE).Packed(format, *shape, self._is_gated)
         self.num_bytes = self.packed.num_bytes
         # The padding has to be zeros: it is multiplied too.
-        num_bytes = self.num_bytes if has_memory else 0
-        self._memory = zeros((num_bytes,), torch.uint8, "cpu") if arena is None else arena.take(num_bytes)
-        self.packed.place(self._memory.data_ptr())
+        self._memory: npt.NDArray[np.uint8] | None = None
+        if has_memory:
+            own = HostArrays().zeros((self.num_bytes,), "uint8") if arena is None else arena.take(self.num_bytes)
+            self._memory = own
+            self.packed.place(address(self._memory))
 
     def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
         """Pack rows from row `start` on; keep rows already quantized in this format, round all others."""
-        rows = stored(rows) if isinstance(rows, torch.Tensor) else rows
+        assert self._memory is not None, "a weight that is only measured is not filled"
+        if not isinstance(rows, StoredArray | QuantizedRows | Mxfp4Rows | WeightedRows):
+            from tokenmill.model.kernels.stored_tensors import stored
+
+            rows = stored(rows)
         count, size = rows.shape
         if size != self.shape[1] or start < 0 or start + count > self.shape[0]:
             raise ValueError(f"rows {start} to {start + count} of {size} inputs do not fit a matrix of {self.shape}")
@@ -140,13 +157,13 @@ class PackedWeight:
                 return rows.bits == 5 and rows.offsets is not None and np.array_equal(rows.offsets, -16 * rows.scales)
         return False
 
-    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def multiply(self, x: Any, bias: Array | None = None) -> Any:
         """Return x W^T + bias in bfloat16."""
         if self._is_gated:
             return self._halves(x, bias)
-        return self._linear(x, torch.empty(x.shape[0], self.shape[0], dtype=torch.bfloat16), bias)
+        return self._linear(x, (self.shape[0], Element.BF16), bias)
 
-    def _halves(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _halves(self, x: Any, bias: Array | None) -> Any:
         """Return gate and up side by side, [T, out_size].
 
         Their panels alternate in memory, and so do the columns of a plain product.
@@ -154,70 +171,74 @@ class PackedWeight:
         half = self.shape[0] // 2
         stored = -(-half // LANES) * LANES
         plain: Packed = importlib.import_module(MODULE).Packed(self._format, 2 * stored, self.shape[1], False)
-        plain.place(self._memory.data_ptr())
-        sums = self._linear(x, torch.empty(x.shape[0], 2 * stored), None, plain)
-        pairs = sums.view(x.shape[0], stored // LANES, 2, LANES).transpose(1, 2).reshape(x.shape[0], 2, stored)
+        assert self._memory is not None, "a weight that is only measured is not multiplied"
+        plain.place(address(self._memory))
+        sums = self._linear(x, (2 * stored, Element.FLOAT32), None, plain)
+        pairs = sums.reshape(x.shape[0], stored // LANES, 2, LANES).swapaxes(1, 2).reshape(x.shape[0], 2, stored)
         sums = pairs[:, :, :half].reshape(x.shape[0], 2 * half)
-        return (sums if bias is None else sums.add_(bias.float())).to(torch.bfloat16)
+        if bias is not None:
+            sums = sums + (as_like(sums, float32(bias)) if isinstance(bias, np.ndarray) else float32(bias))
+        return bfloat16(sums)
 
-    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
+    def gated(self, x: Any, bias: Array | None = None, gate: Gate = Gate.SILU) -> Any:
         """Return gate(first half) * second half of x W^T + bias in bfloat16."""
-        out = torch.empty(x.shape[0], self.shape[0] // 2, dtype=torch.bfloat16)
-        return self._linear(x, out, bias, gate=gate)
+        return self._linear(x, (self.shape[0] // 2, Element.BF16), bias, gate=gate)
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: Any) -> Any:
         """Return x W^T in float32."""
-        return self._linear(x, torch.empty(x.shape[0], self.shape[0]), None)
+        return self._linear(x, (self.shape[0], Element.FLOAT32), None)
 
-    def argmax(self, x: torch.Tensor) -> torch.Tensor:
+    def argmax(self, x: Any) -> Any:
         """Return the row of the largest logit without storing the logits."""
         x = self._checked(x)
-        ids = torch.empty(x.shape[0], dtype=torch.int64)
-        self._kernels.argmax(self.packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr(), 0)
+        ids = empty_like(x, (x.shape[0],), "int64")
+        self._kernels.argmax(self.packed, address(x), x.shape[0], stride(x), address(ids), 0)
         return ids
 
-    def best(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def best(self, x: Any) -> tuple[Any, Any]:
         """Return the row and the value of the largest logit without storing the logits."""
         x = self._checked(x)
-        ids, values = torch.empty(x.shape[0], dtype=torch.int64), torch.empty(x.shape[0])
-        self._kernels.argmax(self.packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr(), values.data_ptr())
+        ids, values = empty_like(x, (x.shape[0],), "int64"), empty_like(x, (x.shape[0],), "float32")
+        self._kernels.argmax(self.packed, address(x), x.shape[0], stride(x), address(ids), address(values))
         return ids, values
 
-    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+    def lookup(self, ids: Any) -> Any:
         """Return rows by number in bfloat16; the ids are not checked."""
-        ids = ids.contiguous()
-        out = torch.empty(ids.shape[0], self.shape[1], dtype=torch.bfloat16)
-        self._kernels.lookup(self.packed, ids.data_ptr(), ids.shape[0], out.data_ptr())
+        ids = contiguous(ids)
+        out = empty_like(ids, (ids.shape[0], self.shape[1]), "bfloat16")
+        self._kernels.lookup(self.packed, address(ids), ids.shape[0], address(out))
         return out
 
     def _linear(
         self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        bias: torch.Tensor | None,
+        x: Any,
+        outputs: tuple[int, Element],
+        bias: Array | None,
         packed: Packed | None = None,
         gate: Gate = Gate.SILU,
-    ) -> torch.Tensor:
-        x = self._checked(x)
-        if bias is not None and (bias.dtype != torch.bfloat16 or not bias.is_contiguous()):
-            bias = bias.to(torch.bfloat16).contiguous()
+    ) -> Any:
+        x, (columns, element) = self._checked(x), outputs
+        out = empty_like(x, (x.shape[0], columns), "float32" if element is Element.FLOAT32 else "bfloat16")
+        if bias is not None and not (is_a("bfloat16", bias) and in_one_piece(bias)):
+            bias = contiguous(bfloat16(bias))
         self._kernels.linear(
             packed or self.packed,
-            x.data_ptr(),
+            address(x),
             x.shape[0],
-            x.stride(0),
-            out.data_ptr(),
-            out.stride(0),
-            ELEMENTS[out.dtype],
-            0 if bias is None else bias.data_ptr(),
+            stride(x),
+            address(out),
+            stride(out),
+            element,
+            0 if bias is None else address(bias),
             gate,
         )
         return out
 
-    def _checked(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[1] != self.shape[1] or x.dtype != torch.bfloat16 or not x.is_cpu:
+    def _checked(self, x: Any) -> Any:
+        is_on_cpu = isinstance(x, np.ndarray) or x.is_cpu
+        if x.shape[1] != self.shape[1] or not is_a("bfloat16", x) or not is_on_cpu:
             raise ValueError(f"a matrix of {self.shape} takes bfloat16 rows on the CPU, not {x.dtype} {tuple(x.shape)}")
-        return x if x.stride(1) == 1 else x.contiguous()
+        return x if stride(x, 1) == 1 else contiguous(x)
 
 
 # Half of a scale is stored in 16 bits. Numbers of smaller ones are below 2^-21 and become 0.

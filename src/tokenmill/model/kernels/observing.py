@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
-from tokenmill.model.kernels.native_kernels import NativeKernels
+from tokenmill.model.kernels.experts import LoopedExperts
+from tokenmill.model.kernels.native_kernels import NativeExperts, NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, WeightRole
-from tokenmill.model.kernels.torch_kernels import LoopedExperts
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats
+from tokenmill.platform.arrays import address
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill import _native
 
 
 class ObservedWeight(PackedWeight):
-    """A `PackedWeight` that adds up the squares of its inputs.
+    """A `PackedWeight` that adds up the squares of its inputs; a native pass to which it is bound does so too.
 
     Attributes:
-        num_rows: the rows of x so far.
-        squares: [in_size] float64, the sum over them of x squared.
+        squares: [in_size], the sum over the rows of x so far of x squared.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.num_rows = 0
-        self.squares = torch.zeros(self.shape[1], dtype=torch.float64)
+        self.squares: npt.NDArray[np.float64] = np.zeros(self.shape[1])
+        self._num_rows = np.zeros(1, np.int64)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of x so far."""
+        return int(self._num_rows[0])
+
+    @property
+    def notes(self) -> tuple[int, int]:
+        """Addresses of the squares and of the number of rows."""
+        return address(self.squares), address(self._num_rows)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Note x, and multiply."""
@@ -38,8 +54,26 @@ class ObservedWeight(PackedWeight):
         return super().gated(x, bias, gate)
 
     def _note(self, x: torch.Tensor) -> None:
-        self.num_rows += x.shape[0]
-        self.squares += x.double().square_().sum(0)
+        self._num_rows += len(x)
+        self.squares += x.double().square_().sum(0).numpy()
+
+
+class ObservedExperts(NativeExperts):
+    """`NativeExperts` whose matrices note their inputs."""
+
+    __slots__ = ()
+
+    def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of each token's experts, whose matrices are called one by one."""
+        return LoopedExperts.mix(self, x, weights, experts)
+
+    def bind(self) -> _native.Experts:
+        """Return the experts in native form, which notes the inputs too."""
+        bound = super().bind()
+        for number, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
+            assert isinstance(gate_up, ObservedWeight) and isinstance(down, ObservedWeight), "all are observed"
+            bound.observe(number, *gate_up.notes, *down.notes)
+        return bound
 
 
 class ObservingKernels(NativeKernels):
@@ -62,4 +96,4 @@ class ObservingKernels(NativeKernels):
     def _mixture(
         self, gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], gate: Gate, biases: ExpertBiases | None
     ) -> Experts:
-        return LoopedExperts(gate_up, down, gate, biases)
+        return ObservedExperts(self.native, gate_up, down, gate, biases)

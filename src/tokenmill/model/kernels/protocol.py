@@ -1,20 +1,26 @@
 """The kernels' protocol: all that a decoder asks of a device besides attention.
 
 A set of kernels owns the form of the weights (`LinearWeight`): row-major tensors in torch, packed panels in native
-code. So a model names its operations and never its device, and a new device is a new class here.
+code; and of vectors: tensors in torch, NumPy arrays in native code, of bfloat16 the bits. So a model names its
+operations and never its device, and a new device is a new class here.
+
+Of activations the protocol speaks as tensors; native kernels take NumPy arrays alike, and give what they take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from tokenmill.model.kernels.recurrence import StateRows
-from tokenmill.model.quantization.packed import Rows
-from tokenmill.platform.memory import Arena
+    from tokenmill.model.kernels.recurrence import StateRows
+    from tokenmill.model.quantization.packed import Rows
+    from tokenmill.model.quantization.stored_array import Floats, StoredArray
+    from tokenmill.platform.arrays import Array
+    from tokenmill.platform.memory import Arena
 
 
 class WeightRole(Enum):
@@ -51,10 +57,10 @@ class LinearWeight(Protocol):
     def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
         """Set rows [start, start + n) to `rows` [n, in_size]; a tensor may be on any device."""
 
-    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def multiply(self, x: torch.Tensor, bias: Array | None = None) -> torch.Tensor:
         """Return x W^T + bias: [T, in_size] -> [T, out_size] in x's dtype."""
 
-    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, bias: Array | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
         """Return gate(first half) * second half of x W^T + bias: [T, in_size] -> [T, out_size / 2] in x's dtype."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,7 +82,7 @@ class LinearWeight(Protocol):
         """Return rows by number: [T] int64 -> [T, in_size] in the model's dtype."""
 
 
-ExpertBiases = tuple[torch.Tensor, torch.Tensor]
+ExpertBiases: TypeAlias = "tuple[Array, Array]"
 
 
 class Experts(Protocol):
@@ -117,11 +123,13 @@ class Kernels(Protocol):
 
     Attributes:
         name: e.g. `torch`.
-        dtype: of activations, vectors and unquantized matrices.
+        dtype: name of the type of activations, vectors and unquantized matrices, e.g. `bfloat16`.
+        has_memory: False if weights and vectors have sizes but no values.
     """
 
     name: str
-    dtype: torch.dtype
+    dtype: str
+    has_memory: bool
 
     def without_memory(self) -> Kernels:
         """Return the same kernels with weights that have sizes but no values, to ask what a model needs and takes."""
@@ -143,13 +151,19 @@ class Kernels(Protocol):
     ) -> Experts:
         """Make unfilled experts of a mixture; `size` is that of their gated middle."""
 
-    def vector(self, size: int) -> torch.Tensor:
+    def vector(self, size: int) -> Array:
         """Make an unfilled bias or norm weight [size]."""
+
+    def constant(self, values: Floats) -> Array:
+        """Return numbers in the form of a vector, rounded to the kernels' dtype; not in an arena."""
+
+    def normal(self, shape: tuple[int, ...], deviation: float, seed: int) -> StoredArray | torch.Tensor:
+        """Return random numbers around 0, the same for a seed, that weights and vectors can be filled with."""
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """Return GELU with tanh of contiguous x, which may be overwritten."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: Array, eps: float, is_offset: bool = False) -> torch.Tensor:
         """Return x [T, size] normalized over its last dimension, times weight [size], as a new tensor.
 
         The norm is computed in float32 and rounded to x's dtype before the product with the weight, as in transformers.
@@ -162,7 +176,7 @@ class Kernels(Protocol):
         self,
         x: torch.Tensor,
         delta: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Array,
         eps: float,
         scale: float = 1.0,
         is_offset: bool = False,
@@ -172,8 +186,8 @@ class Kernels(Protocol):
     def short_conv(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        weight: Array,
+        bias: Array | None,
         state: torch.Tensor,
         rows: StateRows,
         out: torch.Tensor,
@@ -185,15 +199,15 @@ class Kernels(Protocol):
         self,
         mixed: torch.Tensor,
         gates: torch.Tensor,
-        a_log: torch.Tensor,
-        dt_bias: torch.Tensor,
+        a_log: Array,
+        dt_bias: Array,
         state: torch.Tensor,
         rows: StateRows,
         out: torch.Tensor,
     ) -> None:
         """Run the gated delta rule over the tokens of each request; see `kernels.recurrence.delta_rule`."""
 
-    def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: Array, eps: float) -> torch.Tensor:
         """Return the norm over each head, times the weight and silu(gate); see `kernels.recurrence.gated_rms_norm`."""
 
     def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

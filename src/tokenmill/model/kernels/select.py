@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import torch
-
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.protocol import Kernels
-from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.quantization.packed import UNQUANTIZED, PackedFormats
 
 
 def select_kernels(
-    name: str, device: str, dtype: torch.dtype, num_threads: int, formats: PackedFormats = UNQUANTIZED
+    name: str, device: str, dtype: str, num_threads: int, formats: PackedFormats = UNQUANTIZED
 ) -> tuple[Kernels, str]:
     """Make the kernels.
 
     Args:
         name: `torch`, `native` or `auto`.
+        dtype: its name, e.g. `bfloat16`.
         formats: formats of the matrices, for kernels that can pack them. Torch kernels dequantize checkpoints.
 
     Returns:
@@ -27,7 +25,7 @@ def select_kernels(
         InvalidConfig: the native kernels are asked for, but cannot run here.
     """
     if name == "torch":
-        return TorchKernels(dtype, device), "asked for"
+        return _in_torch(device, dtype), "asked for"
     obstacle = _obstacle(device, dtype)
     native = load_kernels(num_threads) if obstacle is None else None
     if native is not None:
@@ -38,13 +36,20 @@ def select_kernels(
     obstacle = obstacle or "the native kernels were not built for this machine (no C++ compiler?)"
     if name == "native":
         raise InvalidConfig(f"--kernels native: {obstacle}")
-    return TorchKernels(dtype, device), obstacle
+    return _in_torch(device, dtype), obstacle
 
 
-def _obstacle(device: str, dtype: torch.dtype) -> str | None:
+def _in_torch(device: str, dtype: str) -> Kernels:
+    # Imported here: native kernels run where there is no torch.
+    from tokenmill.model.kernels.torch_kernels import TorchKernels
+
+    return TorchKernels(dtype, device)
+
+
+def _obstacle(device: str, dtype: str) -> str | None:
     """Return the reason that rules out the native kernels; None if they can run, provided they were built."""
-    if torch.device(device).type != "cpu":
+    if device.partition(":")[0] != "cpu":
         return "the native kernels are for CPUs"
-    if dtype != torch.bfloat16:
-        return f"the native kernels are for bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if dtype != "bfloat16":
+        return f"the native kernels are for bfloat16, not {dtype}"
     return None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch.nn import functional
 
 from tokenmill.model.kernels import recurrence
-from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, Kernels, LinearWeight, WeightRole
+from tokenmill.model.kernels.experts import ExpertMaker
+from tokenmill.model.kernels.protocol import Gate, Kernels, LinearWeight, WeightRole
+from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.quantization.packed import Rows
+from tokenmill.model.quantization.stored_array import Floats, StoredArray
 from tokenmill.platform.memory import Arena
 
 # Below these row counts the CPU libraries of torch take other code paths, whose sums round differently; padded up to
@@ -101,51 +102,15 @@ class TorchWeight:
         return functional.embedding(ids, self.weight)
 
 
-class LoopedExperts:
-    """Experts that run one after the other, each a product of its own: for kernels without grouped products."""
-
-    __slots__ = ("biases", "down", "gate", "gate_up")
-
-    def __init__(
-        self,
-        gate_up: Sequence[LinearWeight],
-        down: Sequence[LinearWeight],
-        gate: Gate = Gate.SILU,
-        biases: ExpertBiases | None = None,
-    ) -> None:
-        self.gate_up = gate_up
-        self.down = down
-        self.biases = biases
-        self.gate = gate
-
-    def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """Run x through one expert."""
-        first, second = (None, None) if self.biases is None else (bias[expert] for bias in self.biases)
-        return self.down[expert].multiply(self.gate_up[expert].gated(x, first, self.gate), second)
-
-    def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of each token's experts, one expert after the other."""
-        order = experts.flatten().argsort(stable=True)
-        tokens = order // experts.shape[1]
-        inputs, scales = x[tokens], weights.flatten()[order].unsqueeze(1)
-        counts = torch.bincount(experts.flatten(), minlength=len(self.down)).tolist()
-        result = torch.zeros_like(x)
-        start = 0
-        for expert, count in enumerate(counts):
-            if count:
-                mine = slice(start, start + count)
-                result.index_add_(0, tokens[mine], self.one(expert, inputs[mine]).mul_(scales[mine]))
-                start += count
-        return result
-
-
-class TorchKernels:
+class TorchKernels(ExpertMaker):
     """`Kernels` in plain torch. Device `meta` allocates nothing."""
 
     name = "torch"
 
-    def __init__(self, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, dtype: str, device: str) -> None:
         self.dtype = dtype
+        self.has_memory = device != "meta"
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._device = device
 
     def without_memory(self) -> TorchKernels:
@@ -162,31 +127,23 @@ class TorchKernels:
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """Make an unfilled row-major weight."""
-        return TorchWeight(out_size, in_size, self.dtype, self._device)
-
-    def experts(
-        self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
-    ) -> Experts:
-        """Make unfilled experts with one weight per matrix."""
-        gate_up = [self._expert_weight(2 * size, hidden_size, WeightRole.GATE_UP) for _ in range(num_experts)]
-        down = [self._expert_weight(hidden_size, size) for _ in range(num_experts)]
-        biases = self._biases(num_experts, hidden_size, size) if has_biases else None
-        return self._mixture(gate_up, down, gate, biases)
-
-    def _mixture(
-        self, gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], gate: Gate, biases: ExpertBiases | None
-    ) -> Experts:
-        return LoopedExperts(gate_up, down, gate, biases)
-
-    def _expert_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
-        return self.linear_weight(out_size, in_size, role)
-
-    def _biases(self, num_experts: int, hidden_size: int, size: int) -> ExpertBiases:
-        return tuple(self.vector(num_experts * own).view(num_experts, own) for own in (2 * size, hidden_size))
+        return TorchWeight(out_size, in_size, self._dtype, self._device)
 
     def vector(self, size: int) -> torch.Tensor:
         """Make an unfilled vector."""
-        return torch.empty(size, dtype=self.dtype, device=self._device)
+        return torch.empty(size, dtype=self._dtype, device=self._device)
+
+    def constant(self, values: Floats) -> torch.Tensor:
+        """Return numbers as a tensor."""
+        return torch.from_numpy(values).to(self._device, self._dtype)
+
+    def normal(self, shape: tuple[int, ...], deviation: float, seed: int) -> StoredArray | torch.Tensor:
+        """Return random numbers around 0: those of all kernels on a CPU, a device's own where it draws them."""
+        if self._device == "cpu":
+            return seeded_normal(shape, deviation, seed)
+        generator = torch.Generator(self._device).manual_seed(seed)
+        values = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return values.normal_(std=deviation, generator=generator)
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """Return GELU with tanh of x."""

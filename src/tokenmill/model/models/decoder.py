@@ -9,17 +9,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from tokenmill.model.architecture.architecture import Architecture
-from tokenmill.model.attention.batch import ForwardBatch
-from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
-from tokenmill.model.kernels.adapters import AdaptedLayer, AdapterRows
+from tokenmill.model.attention.protocol import AttentionSpec
+from tokenmill.model.kernels.operands import rounded
 from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
-from tokenmill.model.kernels.states import StateMemory
-from tokenmill.model.kernels.torch_kernels import argmax, best
 from tokenmill.model.models.kv_places import KVPlace, kv_groups, kv_places
 from tokenmill.model.models.layer import Layer, ResidualStream
 from tokenmill.model.models.norm import RMSNorm
@@ -27,6 +24,14 @@ from tokenmill.model.models.per_layer import PerLayerInputs
 from tokenmill.model.models.rotary import all_rotary_tables
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import ALONE, Collective
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.model.attention.batch import ForwardBatch
+    from tokenmill.model.attention.protocol import AttentionBackend
+    from tokenmill.model.kernels.adapters import AdaptedLayer, AdapterRows
+    from tokenmill.model.kernels.states import StateMemory
 
 
 class Decoder:
@@ -67,7 +72,7 @@ class Decoder:
         if self.shard.is_first_stage:
             self.embedding = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.EMBEDDING)
         self.final_norm = RMSNorm(hidden_size, architecture.norm, kernels)
-        self.rotary = all_rotary_tables(architecture, self.final_norm.weight)
+        self.rotary = all_rotary_tables(architecture, kernels)
         own = self.shard.layers(architecture)
         places = kv_places([architecture.layers[index].attention for index in own])
         numbers = itertools.count()  # of the layers with states
@@ -97,9 +102,13 @@ class Decoder:
 
     def state_memory(self, num_slots: int) -> StateMemory:
         """Make memory for the states of its layers, in `num_slots` slots."""
-        vector, dtypes = self.final_norm.weight, (self._kernels.dtype, torch.float32)
+        import torch  # until the cut
+
+        from tokenmill.model.kernels.states import StateMemory  # until the cut
+
+        vector, dtypes = self.final_norm.weight, (getattr(torch, self._kernels.dtype), torch.float32)
         layers = [[(part.shape, dtypes[part.is_wide]) for part in one.state] for one in self.architecture.recurrences]
-        return StateMemory(layers, num_slots, vector.device)
+        return StateMemory(layers, num_slots, "cpu" if isinstance(vector, np.ndarray) else vector.device)
 
     def forward(
         self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
@@ -147,7 +156,7 @@ class Decoder:
     def embedding_multiplier(self) -> float:
         """Factor on the embeddings, rounded to the kernels' dtype where the architecture asks for it."""
         exact = self.architecture.embedding_multiplier
-        return torch.tensor(exact, dtype=self._kernels.dtype).item() if self.architecture.rounds_multiplier else exact
+        return rounded(exact, self._kernels.dtype) if self.architecture.rounds_multiplier else exact
 
     @property
     def _head(self) -> LinearWeight:
@@ -170,6 +179,8 @@ class Decoder:
         """Return the most likely tokens, [S] int64, for rows that do not need the logits themselves."""
         if self._keeps_logits:
             return self._head.argmax(outputs)
+        from tokenmill.model.kernels.torch_kernels import argmax  # until the cut
+
         # A division and a bend round: two logits that differ may become equal, and then the lower id wins.
         return argmax(self.logits(outputs))
 
@@ -178,6 +189,8 @@ class Decoder:
         if self._keeps_logits:
             ids, values = self._head.best(outputs)
         else:
+            from tokenmill.model.kernels.torch_kernels import best  # until the cut
+
             ids, values = best(self.logits(outputs))
         return ids + self.tokens.start, values
 

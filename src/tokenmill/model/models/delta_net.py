@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-
-import torch
+from typing import TYPE_CHECKING
 
 from tokenmill.model.architecture.architecture import DeltaNetSpec
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
-from tokenmill.model.kernels.states import StepStates
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.shard import Part
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.model.kernels.states import StepStates
 
 
 class DeltaNet:
@@ -35,7 +38,7 @@ class DeltaNet:
         self.mixed = Linear(hidden_size, {"delta_q": keys, "delta_k": keys, "delta_v": values}, False, kernels)
         self.z = Linear(hidden_size, {"delta_z": values}, False, kernels)
         self.gates = Linear(hidden_size, {"delta_b": heads, "delta_a": heads}, False, kernels, WeightRole.ROUTER)
-        self.filters = kernels.vector(spec.mixed_width * spec.kernel).view(spec.mixed_width, spec.kernel)
+        self.filters = kernels.vector(spec.mixed_width * spec.kernel).reshape(spec.mixed_width, spec.kernel)
         self.a_log, self.dt_bias = kernels.vector(spec.num_value_heads), kernels.vector(spec.num_value_heads)
         self.norm = kernels.vector(spec.value_size)
         self.output = Linear(spec.values_width, {"delta_output": Part.whole(hidden_size)}, False, kernels)
@@ -44,7 +47,7 @@ class DeltaNet:
         """Map x [T, hidden] to [T, values_width], the input of the output projection, and advance the states."""
         kernels, (inputs, matrices) = self._kernels, states.memory.layers[self.place]
         raw, gates = self.mixed.forward(x), self.gates.forward(x)
-        mixed = torch.empty_like(raw)
+        mixed = raw.new_empty(raw.shape)
         states.run(inputs, lambda rows: kernels.short_conv(raw, self.filters, None, inputs, rows, mixed, silu=True))
         out = mixed.new_empty(len(x), self.spec.values_width)
         states.run(

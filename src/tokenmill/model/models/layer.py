@@ -6,18 +6,16 @@ Its output may go through a norm of its own, besides that before it (Gemma's "sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, ShortConvSpec
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.architecture.rope_spec import RopeSpec
-from tokenmill.model.attention.protocol import AttentionBackend
-from tokenmill.model.kernels.adapters import AdaptedLayer
 from tokenmill.model.kernels.heads import RotaryTables
+from tokenmill.model.kernels.operands import float32
 from tokenmill.model.kernels.protocol import Kernels
-from tokenmill.model.kernels.states import StepStates
 from tokenmill.model.models.delta_net import DeltaNet
 from tokenmill.model.models.kv_places import KVPlace
 from tokenmill.model.models.mlp import MLP, PlainMLP
@@ -28,6 +26,14 @@ from tokenmill.model.models.self_attention import SelfAttention
 from tokenmill.model.models.short_conv import ShortConv
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import Collective
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.model.attention.protocol import AttentionBackend
+    from tokenmill.model.kernels.adapters import AdaptedLayer
+    from tokenmill.model.kernels.states import StepStates
+    from tokenmill.platform.arrays import Array
 
 
 class ResidualStream:
@@ -160,13 +166,13 @@ class Layer:
         assert mixer is not None, "a layer has one"
         return mixer
 
-    def _end(self, stream: ResidualStream, scalar: torch.Tensor) -> None:
+    def _end(self, stream: ResidualStream, scalar: Array) -> None:
         """Apply the end of a Gemma 4 layer: a third block, then a factor on everything."""
         assert stream.delta is not None and stream.scale == 1, "a block has something to add"
         stream.hidden += stream.delta
         if self.per_layer is not None and stream.given is not None:
             stream.hidden += self.per_layer.forward(stream.hidden, stream.given)
-        stream.hidden *= scalar
+        stream.hidden *= float(float32(scalar)[0]) if isinstance(scalar, np.ndarray) else scalar
         stream.delta = None
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
@@ -181,17 +187,6 @@ class Layer:
             yield from self.per_layer.targets(scope)
         if self.scalar is not None:
             yield scope.vector("layer", self.scalar, "layer_scalar")
-
-
-def native_obstacle(spec: LayerSpec) -> str | None:
-    """Return why native/decoder.cpp cannot run a layer in its one call; None: it can."""
-    if isinstance(spec.mlp, MoeSpec):
-        return "experts are chosen in Python"
-    if not spec.mlp.is_gated:
-        return "feed-forward blocks without a gate are run in Python"
-    if not spec.has_in_norms or (spec.attention is not None and spec.attention.joint_norm is not None):
-        return "norms over all heads, and blocks without a norm before them, are run in Python"
-    return None
 
 
 def _through(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-import torch
-
-from tokenmill.model.kernels.adapters import AdaptedLayer
 from tokenmill.model.kernels.protocol import Gate, Kernels, WeightRole
 from tokenmill.model.models.targets import Order, Target, TargetScope
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.model.sharding.shard import Part
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.model.kernels.adapters import AdaptedLayer
 
 
 class Linear:

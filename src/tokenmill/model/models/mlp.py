@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import torch
+from typing import TYPE_CHECKING
 
 from tokenmill.model.architecture.mlp_spec import MlpSpec
-from tokenmill.model.kernels.adapters import AdaptedLayer
 from tokenmill.model.kernels.protocol import Gate, Kernels, WeightRole
 from tokenmill.model.models.linear import Linear, second_linear
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import Collective
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.model.kernels.adapters import AdaptedLayer
 
 
 class MLP:

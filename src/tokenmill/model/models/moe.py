@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from itertools import pairwise
-
-import torch
+from typing import TYPE_CHECKING
 
 from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec
-from tokenmill.model.kernels.adapters import AdaptedLayer
 from tokenmill.model.kernels.protocol import Experts, Gate, Kernels, WeightRole
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.mlp import MLP
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.model.sharding.shard import Part
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.model.kernels.adapters import AdaptedLayer
 
 
 class MoE:
@@ -96,7 +99,7 @@ class MoE:
         if self.inner.start == 0:
             yield scope.vector("expert_down", second, "bias")
         else:  # another rank adds it
-            second.zero_()
+            second[:] = 0
             yield scope.vector_elsewhere("expert_down", len(second), "bias")
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,7 +128,7 @@ class SharedExperts:
         """Run this rank's experts, gather the rows of all ranks, and add them up for each token."""
         order = experts.flatten().argsort(stable=True)
         tokens, scales = order // experts.shape[1], weights.flatten()[order].unsqueeze(1)
-        counts = torch.bincount(experts.flatten(), minlength=self.part.total)
+        counts = experts.flatten().bincount(minlength=self.part.total)
         ends = [0, *counts.cumsum(0).tolist()]
         mine = slice(ends[self.part.start], ends[self.part.stop])
         inputs, outputs = x[tokens[mine]], x.new_empty(mine.stop - mine.start, x.shape[1])
@@ -133,9 +136,9 @@ class SharedExperts:
             expert = self.part.start + number
             rows = slice(ends[expert] - mine.start, ends[expert + 1] - mine.start)
             if rows.start < rows.stop:
-                torch.mul(self.own.one(number, inputs[rows]), scales[mine][rows], out=outputs[rows])
+                outputs[rows] = self.own.one(number, inputs[rows]) * scales[mine][rows]
         all_outputs = self._collective.rows(outputs, mine, len(order))
-        result = torch.zeros_like(x)
+        result = x.new_zeros(x.shape)
         for start, end in pairwise(ends):
             if start < end:
                 result.index_add_(0, tokens[start:end], all_outputs[start:end])

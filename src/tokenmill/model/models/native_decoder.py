@@ -1,8 +1,8 @@
 """A decoder whose pass is one native call: the same kernels in the same order as `Decoder.forward`, in C++.
 
 Between two kernels of a step Python takes longer than many a kernel, and takes the interpreter's lock each time, which
-the engine's other threads want too. Where everything is native anyway, native/decoder.cpp goes from one to the next.
-`native_pass_obstacle` refuses every specification that the native code does not serve.
+the engine's other threads want too. Where everything is native anyway, native/decoder.h goes from one to the next.
+Arrays are NumPy's, bfloat16 as its bits. Knows no torch.
 """
 
 from __future__ import annotations
@@ -10,28 +10,34 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from tokenmill.model.attention.backends.native import NativeAttention
-from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.groups import GroupedAttention
-from tokenmill.model.attention.protocol import AttentionBackend
-from tokenmill.model.kernels.adapters import AdapterRows
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
-from tokenmill.model.kernels.states import StateMemory
-from tokenmill.model.models.decoder import Decoder
-from tokenmill.model.models.layer import Layer, native_obstacle
-from tokenmill.model.models.mlp import MLP
-from tokenmill.model.models.native_recurrence import NativeStates, bind_projection, bind_recurrence
-from tokenmill.model.models.self_attention import SelfAttention
-from tokenmill.platform.tensor_memory import Scratch
+from tokenmill.model.kernels.operands import in_one_piece
+from tokenmill.model.models.native_inputs import bind_inputs, step_adapters, step_media
+from tokenmill.model.models.native_layers import bind_layer
+from tokenmill.model.models.native_projection import address_of
+from tokenmill.model.models.native_recurrence import NativeStates
+from tokenmill.platform.arrays import address
+from tokenmill.platform.memory import zeroed_bytes
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.model.attention.batch import ForwardBatch
+    from tokenmill.model.attention.protocol import AttentionBackend
+    from tokenmill.model.kernels.states import StateMemory
+    from tokenmill.model.models.decoder import Decoder
+    from tokenmill.platform.arrays import Array
 
 BF16_BYTES = 2
 NATIVE_ATTENTION = "native"
+
+Bits = npt.NDArray[np.uint16]
+"""Numbers in bfloat16."""
 
 
 class NativeDecoder:
@@ -40,59 +46,98 @@ class NativeDecoder:
     It holds addresses: the weights and the memory stay where they are.
     """
 
-    __slots__ = ("_attention", "_decoder", "_native", "_room", "_scratch", "_states", "argmax", "best", "logits")
+    __slots__ = ("_attention", "_decoder", "_native", "_room", "_scratch", "_states", "_table")
 
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
         self._decoder = decoder
         self._attention = attention
         groups = native_groups(attention)
         assert groups is not None, "the attention is native"
-        self._scratch = Scratch(torch.bfloat16, "cpu")
+        self._scratch = _Scratch()
         self._native = _bind(decoder, groups)
+        self._table: object = None
         self._states: NativeStates | None = None
         self._room = decoder.collective.native
         if self._room is not None:
             first = decoder.layers[0].attention
             assert first is not None, "ranks share no recurrences"
             self._native.gather(self._room.ranks, self._room.address, decoder.tokens.start, first.heads.start)
-        self.logits = decoder.logits
-        self.argmax = decoder.argmax
-        self.best = decoder.best
 
-    def forward(
-        self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Run `Decoder.forward` as one native call, with the attention that it is bound to. Of several ranks only the
-        first has outputs: the others are told the input of the head."""
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend, hidden: Array | None = None) -> Any:
+        """Run `Decoder.forward` as one native call, with the attention that it is bound to.
+
+        Of several ranks only the first has outputs: the others are told the input of the head.
+
+        Args:
+            batch: of NumPy arrays.
+            hidden: [T, hidden_size] bfloat16, from the stage before this one; None: this is the first.
+
+        Returns:
+            [S, hidden_size] bfloat16, as its bits.
+        """
         assert attention is self._attention, "the pass is bound to the memory of one attention"
-        token_ids, wanted = batch.token_ids, batch.output_indices
-        assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"
-        if batch.adapters is not None and batch.adapters.change_embeddings:
-            hidden = self._decoder.embed(token_ids, batch.adapters)
-        given = None
-        if self._decoder.per_layer is not None:
-            hidden = self._decoder.embed(token_ids)
-            given = self._decoder.per_layer.forward(token_ids, hidden).contiguous()
-        assert hidden is None or hidden.is_contiguous(), "and so do hidden states"
+        tokens, outputs, shard = len(batch.token_ids), len(batch.output_indices), self._decoder.shard
         plan = self._attention.plan(batch)
         steps = [own.step for own in plan] if isinstance(plan, tuple) else [plan.step]
-        tokens, outputs, shard = len(token_ids), len(wanted), self._decoder.shard
+        self._bind_table()
         if self._room is not None:
             assert self._native.shared_numbers(tokens) * BF16_BYTES <= self._room.num_bytes, "a larger step"
-        scratch = self._scratch.take(self._native.scratch_numbers(tokens))
-        rows = outputs if shard.is_last_stage else tokens
-        out = torch.empty(rows, self._decoder.architecture.hidden_size, dtype=torch.bfloat16)
-        inputs = (token_ids.data_ptr(), 0 if hidden is None else hidden.data_ptr(), tokens, wanted.data_ptr(), outputs)
-        memory = (
-            0 if given is None else given.data_ptr(),
-            scratch.data_ptr(),
-            out.data_ptr() if shard.rank == 0 else 0,
-        )
+        out = np.empty((outputs if shard.is_last_stage else tokens, self._decoder.architecture.hidden_size), np.uint16)
+        inputs = (_begin(batch.token_ids), _begin(hidden), tokens, _begin(batch.output_indices), outputs)
         states = None if batch.states is None else self._states_of(batch.states.memory).step(batch.states, tokens)
         assert states is not None or not self._decoder.architecture.recurrences, "recurrences have states"
-        if not self._native.forward(steps, *inputs, *_adapted(batch.adapters), _media(batch), states, *memory):
+        more = (*step_adapters(batch.adapters), step_media(batch.media), states)
+        scratch = self._scratch.take(self._native.scratch_numbers(tokens))
+        if not self._native.forward(steps, *inputs, *more, scratch, address(out) if shard.rank == 0 else 0):
             raise self._decoder.collective.failure()
-        return out
+        return _as_given(out, batch.token_ids)
+
+    def logits(self, outputs: Array) -> Any:
+        """Return the logits of this rank's tokens, [S, tokens] float32."""
+        head, architecture = self._head, self._decoder.architecture
+        logits = np.empty((len(outputs), head.shape[0]), np.float32)
+        self._native.logits(head.packed, _begin(outputs), len(outputs), address(logits))
+        if architecture.logits_scaling != 1:
+            logits /= np.float32(architecture.logits_scaling)
+        if (cap := architecture.logits_cap) is not None:
+            logits /= np.float32(cap)
+            np.tanh(logits, out=logits)
+            logits *= np.float32(cap)
+        return _as_given(logits, outputs)
+
+    def argmax(self, outputs: Array) -> Any:
+        """Return the most likely of this rank's tokens, [S] int64; -1 where logits are NaN or infinite."""
+        ids, values = self._best(outputs)
+        return _as_given(np.where(np.isfinite(values), ids, -1), outputs)
+
+    def best(self, outputs: Array) -> tuple[Any, Any]:
+        """Return the most likely of this rank's tokens, [S] int64, and their logits, [S] float32."""
+        ids, values = self._best(outputs)
+        return _as_given(ids + self._decoder.tokens.start, outputs), _as_given(values, outputs)
+
+    def _best(self, outputs: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        architecture = self._decoder.architecture
+        if architecture.logits_scaling == 1 and architecture.logits_cap is None:
+            ids, values = np.empty(len(outputs), np.int64), np.empty(len(outputs), np.float32)
+            self._native.best(self._head.packed, _begin(outputs), len(outputs), address(ids), address(values))
+            return ids, values
+        # A division and a bend round: two logits that differ may become equal, and then the lower id wins.
+        logits = np.asarray(self.logits(outputs))
+        ids = logits.argmax(-1)
+        return ids, np.take_along_axis(logits, ids[:, None], 1)[:, 0]
+
+    @property
+    def _head(self) -> PackedWeight:
+        head = self._decoder.head
+        assert isinstance(head, PackedWeight), "the first stage has the head"
+        return head
+
+    def _bind_table(self) -> None:
+        """Bind the inputs that layers have of their own, whose table may have been mapped anew."""
+        inputs = self._decoder.per_layer
+        if inputs is not None and inputs.table is not self._table:
+            bind_inputs(self._native, inputs, self._decoder.architecture)
+            self._table = inputs.table
 
     def _states_of(self, memory: StateMemory) -> NativeStates:
         """Return the bound states, made once: a model has one memory of states."""
@@ -101,23 +146,35 @@ class NativeDecoder:
         return self._states
 
 
-def _media(batch: ForwardBatch) -> _native.StepMedia:
-    """Return the media embeddings that stand in the place of token embeddings."""
-    native, media = importlib.import_module(MODULE), batch.media
-    if media is None or media.embeddings is None:
-        return native.StepMedia(0, 0, 0, 0)
-    values, indices = media.embeddings, media.indices
-    assert values.dtype == torch.bfloat16 and values.is_contiguous() and indices.is_contiguous(), "as the pass reads it"
-    return native.StepMedia(indices.data_ptr(), len(indices), values.data_ptr(), values.shape[1] - 1)
+class _Scratch:
+    """Memory of a pass, kept mapped for the next one."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self) -> None:
+        self._memory = zeroed_bytes(1)
+
+    def take(self, count: int) -> int:
+        """Return where `count` numbers of bfloat16 have room, until the next call; grow to the largest asked for."""
+        if count * BF16_BYTES > len(self._memory):
+            self._memory = zeroed_bytes(count * BF16_BYTES)
+        return address(self._memory)
 
 
-def _adapted(rows: AdapterRows | None) -> tuple[int, list[_native.Adapter]]:
-    """Return the address of each token's adapter number, and the adapters in native form."""
-    if rows is None:
-        return 0, []
-    assert rows.of_row.is_contiguous() and rows.of_row.dtype == torch.int32, "as the pass reads it"
-    forms = [adapter.native for adapter in rows.adapters]
-    return rows.of_row.data_ptr(), [form.native for form in forms if form is not None]
+def _begin(array: Array | None) -> int:
+    """Return where an array in one piece begins; 0: it is absent."""
+    assert array is None or in_one_piece(array), "arrays lie in one piece"
+    return address_of(array)
+
+
+def _as_given(result: npt.NDArray[Any], given: Array) -> Any:
+    """Return a result as a tensor to callers that give tensors; bits as bfloat16."""
+    if isinstance(given, np.ndarray):
+        return result
+    from tokenmill.model.kernels.stored_tensors import tensor_over  # until the cut
+
+    tensor = tensor_over(result)  # until the cut
+    return tensor if result.size else tensor.new_empty(result.shape)  # until the cut: strides of nothing are zeros
 
 
 def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
@@ -126,14 +183,7 @@ def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
         return "the weights are not packed for native kernels"
     if attention != NATIVE_ATTENTION:
         return "the attention is not native"
-    return next(filter(None, map(native_obstacle, decoder.architecture.layers)), None)
-
-
-def in_one_call(decoder: Decoder, attention: AttentionBackend) -> Decoder | NativeDecoder:
-    """Return the decoder with each pass in one native call if nothing prevents that, else as it is."""
-    if native_groups(attention) is None or native_pass_obstacle(decoder, NATIVE_ATTENTION) is not None:
-        return decoder
-    return NativeDecoder(decoder, attention)
+    return None
 
 
 def native_groups(attention: AttentionBackend) -> list[NativeAttention] | None:
@@ -153,42 +203,7 @@ def _bind(decoder: Decoder, groups: list[NativeAttention]) -> _native.Decoder:
         assert isinstance(decoder.embedding, PackedWeight), "its matrices are packed"
         bound.begin(decoder.embedding.packed, decoder.embedding_multiplier)
     if decoder.shard.is_last_stage:
-        bound.end(norm.weight.data_ptr())
+        bound.end(address(norm.weight))
     for layer in decoder.layers:
-        bound.add(_bind_layer(native, layer, groups))
+        bound.add(bind_layer(layer, groups))
     return bound
-
-
-def _bind_layer(native: Any, layer: Layer, groups: list[NativeAttention]) -> _native.DecoderLayer:
-    own, mlp = layer.attention, layer.mlp
-    assert isinstance(mlp, MLP), "its layers are dense"
-    norms = (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
-    bound: _native.DecoderLayer = native.DecoderLayer(
-        norms=native.LayerNorms(*(0 if norm is None else norm.weight.data_ptr() for norm in norms)),
-        attention=None if own is None else _bind_attention(native, own, groups[own.layer.group]),
-        recurrence=None if layer.recurrence is None else bind_recurrence(layer.recurrence),
-        output=bind_projection(layer.mixer.output, layer.mixer.output.columns.start),
-        gate_up=bind_projection(mlp.gate_up, mlp.gate_up.columns.start),
-        down=bind_projection(mlp.down, mlp.down.columns.start),
-        gate=mlp.gate,
-        residual_multiplier=layer.spec.residual_multiplier,
-        end=_bind_end(native, layer),
-    )
-    return bound
-
-
-def _bind_attention(native: Any, own: SelfAttention, group: NativeAttention) -> _native.DecoderAttention:
-    gate = None if own.gate is None else bind_projection(own.gate)
-    bound: _native.DecoderAttention = native.DecoderAttention(
-        group=own.layer.group, qkv=bind_projection(own.qkv), layer=group.bound(own.layer), gate=gate
-    )
-    return bound
-
-
-def _bind_end(native: Any, layer: Layer) -> _native.LayerEnd:
-    end: _native.LayerEnd = native.LayerEnd()
-    if layer.scalar is not None:
-        end.multiply(layer.scalar.data_ptr())
-    if (third := layer.per_layer) is not None:
-        end.gate(bind_projection(third.gate), bind_projection(third.output), third.norm.weight.data_ptr())
-    return end

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import TYPE_CHECKING
 
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_recurrence import bind_rows
-from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.states import StateMemory, StepStates
 from tokenmill.model.models.delta_net import DeltaNet
-from tokenmill.model.models.linear import Linear
+from tokenmill.model.models.native_projection import address_of, bind_projection
 from tokenmill.model.models.short_conv import ShortConv
+from tokenmill.platform.arrays import address
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import Array
 
 
 class NativeStates:
@@ -29,19 +31,16 @@ class NativeStates:
     def __init__(self, memory: StateMemory) -> None:
         self.memory = memory
         self._native: _native.StateMemory = importlib.import_module(MODULE).StateMemory()
-        for tensors in memory.layers:
-            assert all(tensor.is_contiguous() for tensor in tensors), "slots follow one another"
-            inputs, matrices = (*tensors, None)[:2]
-            wide = (0, 0) if matrices is None else (matrices.data_ptr(), matrices.stride(0))
-            self._native.add(inputs.data_ptr(), inputs.stride(0), *wide)
+        for inputs, *others in memory.layers:
+            wide = _slots(others[0]) if others else (0, 0)
+            self._native.add(*_slots(inputs), *wide)
 
     def step(self, states: StepStates, num_tokens: int) -> _native.StepStates:
         """Bind the states that the tokens of a step run through; `states` must live as long as the result."""
         first, rest = bind_rows(states.first, num_tokens), states.rest
         behind, copies = None if rest is None else bind_rows(rest, num_tokens), (0, 0, 0)
         if states.sources is not None and states.targets is not None:
-            assert states.sources.is_contiguous() and states.targets.is_contiguous(), "slots lie in one piece"
-            copies = states.sources.data_ptr(), states.targets.data_ptr(), len(states.sources)
+            copies = address(states.sources), address(states.targets), len(states.sources)
         bound: _native.StepStates = importlib.import_module(MODULE).StepStates(self._native, first, behind, *copies)
         return bound
 
@@ -54,24 +53,17 @@ def bind_recurrence(own: ShortConv | DeltaNet) -> _native.Recurrence:
     """
     native = importlib.import_module(MODULE)
     if isinstance(own, ShortConv):
-        bias = 0 if own.bias is None else own.bias.data_ptr()
-        inputs = bind_projection(own.inputs), own.weight.data_ptr(), bias
+        inputs = bind_projection(own.inputs), address(own.weight), address_of(own.bias)
         short: _native.Recurrence = native.Recurrence(*inputs, *own.weight.shape)
         return short
     spec, (channels, width) = own.spec, own.filters.shape
-    bound: _native.Recurrence = native.Recurrence(
-        bind_projection(own.mixed), own.filters.data_ptr(), 0, channels, width
-    )
-    vectors = own.a_log.data_ptr(), own.dt_bias.data_ptr(), own.norm.data_ptr()
+    bound: _native.Recurrence = native.Recurrence(bind_projection(own.mixed), address(own.filters), 0, channels, width)
+    vectors = address(own.a_log), address(own.dt_bias), address(own.norm)
     heads = spec.num_key_heads, spec.num_value_heads, spec.key_size, spec.value_size
     bound.delta_net(bind_projection(own.z), bind_projection(own.gates, channels), *vectors, spec.norm.eps, *heads)
     return bound
 
 
-def bind_projection(linear: Linear, column: int = 0) -> _native.Projection:
-    """Bind a projection. `column`: where its outputs begin among those of all ranks, or in a shared buffer."""
-    assert isinstance(linear.weight, PackedWeight), "its matrices are packed"
-    projection: _native.Projection = importlib.import_module(MODULE).Projection(
-        linear.weight.packed, 0 if linear.bias is None else linear.bias.data_ptr(), column
-    )
-    return projection
+def _slots(states: Array) -> tuple[int, int]:
+    """Return where slots that follow one another begin, and how many numbers each has."""
+    return address(states), math.prod(states.shape[1:])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from tokenmill.model.architecture.architecture import NormSpec
 from tokenmill.model.kernels.protocol import Kernels
+
+if TYPE_CHECKING:
+    import torch
 
 
 class RMSNorm:

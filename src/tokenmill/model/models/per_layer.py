@@ -7,22 +7,26 @@ checkpoint's file, of which a step reads the rows of its tokens. The other half 
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import torch
+from typing import TYPE_CHECKING
 
 from tokenmill.model.architecture.architecture import Architecture, NormSpec, PerLayerSpec
+from tokenmill.model.kernels.operands import rounded
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.targets import Target, TargetScope
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.shard import Part
+
+if TYPE_CHECKING:
+    import torch
 
 
 class PerLayerInputs:
     """The inputs that all layers get of their own, made once a step.
 
     Attributes:
-        table: [vocab_size, layers * size] in the type of the file; None: not filled yet.
+        table: [vocab_size, layers * size] as it is stored, mapped from the file; None: not filled yet.
     """
 
     __slots__ = ("_kernels", "_num_layers", "_projection_scale", "_size", "norm", "projection", "table")
@@ -33,16 +37,19 @@ class PerLayerInputs:
         self._projection_scale = architecture.hidden_size**-0.5
         self.projection = Linear(architecture.hidden_size, {"per_layer_projection": Part.whole(width)}, False, kernels)
         self.norm = RMSNorm(spec.size, architecture.norm, kernels)
-        self.table: torch.Tensor | None = None
+        self.table: StoredArray | None = None
 
     def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Return each layer's input, [layers, T, size], for tokens [T] int64 and embeddings [T, hidden_size]."""
+        # Imported here: native kernels run where there is no torch.
+        from tokenmill.model.kernels.stored_tensors import tensor_of
+
         assert self.table is not None, "the table is mapped when the weights are read"
         projected = self._kernels.scaled_sum(self.projection.forward(hidden), self._projection_scale)
         normed = self.norm.forward(projected.view(-1, self._size))
         # The scale is rounded to the model's dtype, as that of the embeddings is.
-        rows = self.table.index_select(0, token_ids).to(hidden.dtype)
-        scale = torch.tensor(self._size**0.5, dtype=hidden.dtype).item()
+        rows = tensor_of(self.table[token_ids.numpy()]).to(hidden.dtype)
+        scale = rounded(self._size**0.5, self._kernels.dtype)
         both = self._kernels.scaled_sum(normed.view_as(rows), 2**-0.5, rows, scale)
         return both.view(-1, self._num_layers, self._size).transpose(0, 1)
 
@@ -52,7 +59,7 @@ class PerLayerInputs:
         yield scope.vector("per_layer_norm", self.norm.weight)
         yield scope.mapped("per_layer_table", (spec.vocab_size, self._num_layers * self._size), self._map)
 
-    def _map(self, table: torch.Tensor) -> None:
+    def _map(self, table: StoredArray) -> None:
         self.table = table
 
 

@@ -1,40 +1,43 @@
-"""The tables of the rotary position embedding, made once, as tensors of the model."""
+"""The tables of the rotary position embedding, made once, in the form of the model's kernels."""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec, YarnScaling
 from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.rotary_angles import cos_and_sin
 from tokenmill.model.models.rotary_frequencies import inverse_frequencies
+from tokenmill.platform.memory import usable_cores
 
 
-def all_rotary_tables(architecture: Architecture, like: torch.Tensor) -> dict[RopeSpec, RotaryTables]:
+def all_rotary_tables(architecture: Architecture, kernels: Kernels) -> dict[RopeSpec, RotaryTables]:
     """Make the tables of every kind of rope that a layer has, each once; see `rotary_tables`."""
     ropes = {attention.rope: attention.head_dim for attention in architecture.attentions}
     return {
-        rope: rotary_tables(rope, head_dim, architecture.max_position, like)
+        rope: rotary_tables(rope, head_dim, architecture.max_position, kernels)
         for rope, head_dim in ropes.items()
         if rope is not None
     }
 
 
-def rotary_tables(spec: RopeSpec, head_dim: int, max_position: int, like: torch.Tensor) -> RotaryTables:
-    """Make tables for all positions, computed on the CPU, then moved to the dtype and device of `like`."""
-    if like.is_meta:  # sizes are wanted, and millions of positions take long
-        empty = like.new_empty(max_position, head_dim // 2)
+def rotary_tables(spec: RopeSpec, head_dim: int, max_position: int, kernels: Kernels) -> RotaryTables:
+    """Make tables for all positions, computed on the CPU, then brought to the kernels' dtype and device."""
+    if not kernels.has_memory:  # sizes are wanted, and millions of positions take long
+        size = head_dim // 2
+        empty = kernels.without_memory().vector(max_position * size).reshape(max_position, size)
         return RotaryTables(empty, empty)
     frequencies, rotated = inverse_frequencies(spec, head_dim), spec.num_rotated(head_dim) // 2
-    cos, sin = cos_and_sin(frequencies, max_position, load_kernels(torch.get_num_threads()))
+    native = getattr(kernels, "native", None) or load_kernels(usable_cores())
+    cos, sin = cos_and_sin(frequencies, max_position, native)
     if isinstance(spec.scaling, YarnScaling | LongRopeScaling):
         factor = np.float32(spec.scaling.attention_factor)
         cos[:, :rotated] *= factor
         sin[:, :rotated] *= factor
-    return RotaryTables(torch.from_numpy(cos).to(like), torch.from_numpy(sin).to(like))
+    return RotaryTables(kernels.constant(cos), kernels.constant(sin))
 
 
 def rotated_order(spec: RopeSpec, head_dim: int) -> list[int]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from tokenmill.model.architecture.architecture import SelfAttentionSpec
 from tokenmill.model.architecture.rope_spec import RopeSpec
-from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer
-from tokenmill.model.kernels.adapters import AdaptedLayer
+from tokenmill.model.attention.protocol import AttentionLayer
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.kv_places import KVPlace
@@ -20,6 +19,12 @@ from tokenmill.model.models.rotary import rotated_order
 from tokenmill.model.models.targets import Order, Target, TargetScope
 from tokenmill.model.sharding.collective import Collective
 from tokenmill.model.sharding.shard import Part
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.model.attention.protocol import AttentionBackend
+    from tokenmill.model.kernels.adapters import AdaptedLayer
 
 
 class SelfAttention:
@@ -63,7 +68,7 @@ class SelfAttention:
         if spec.head_norm is not None:
             of_q = kernels.vector(spec.head_dim)
             of_k = of_q if place.reads_only else kernels.vector(spec.head_dim)
-            of_v = torch.ones_like(of_q) if spec.norms_values else None
+            of_v = kernels.constant(np.ones(spec.head_dim, np.float32)) if spec.norms_values else None
             norms = HeadNorms(of_q, of_k, spec.head_norm.eps, spec.head_norm.is_offset, of_v)
         tables = None if spec.rope is None else rotary[spec.rope]
         sinks = kernels.vector(self.heads.count) if spec.has_sinks else None

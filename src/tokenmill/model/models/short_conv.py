@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import torch
+from typing import TYPE_CHECKING
 
 from tokenmill.model.architecture.architecture import ShortConvSpec
 from tokenmill.model.kernels.protocol import Kernels
-from tokenmill.model.kernels.states import StepStates
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.shard import Part
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.model.kernels.states import StepStates
 
 
 class ShortConv:
@@ -29,7 +32,7 @@ class ShortConv:
     def __init__(self, spec: ShortConvSpec, place: int, hidden_size: int, kernels: Kernels) -> None:
         self.spec, self.place, self._kernels = spec, place, kernels
         self.inputs = Linear(hidden_size, {"conv_inputs": Part.whole(3 * spec.size)}, spec.bias, kernels)
-        self.weight = kernels.vector(spec.size * spec.kernel).view(spec.size, spec.kernel)
+        self.weight = kernels.vector(spec.size * spec.kernel).reshape(spec.size, spec.kernel)
         self.bias = kernels.vector(spec.size) if spec.bias else None
         self.output = Linear(spec.size, {"conv_output": Part.whole(hidden_size)}, spec.bias, kernels)
 
@@ -37,7 +40,7 @@ class ShortConv:
         """Map x [T, hidden] to [T, size], the input of the output projection, and advance the states."""
         b, c, x = self.inputs.forward(x).chunk(3, -1)
         gated, (state,) = self._kernels.multiply(b, x), states.memory.layers[self.place]
-        out = torch.empty_like(gated)
+        out = gated.new_empty(gated.shape)
         states.run(state, lambda rows: self._kernels.short_conv(gated, self.weight, self.bias, state, rows, out))
         return self._kernels.multiply(out, c)
 

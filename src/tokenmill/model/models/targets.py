@@ -5,16 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
+import numpy as np
 
 from tokenmill.model.kernels.protocol import LinearWeight
-from tokenmill.model.kernels.stored_tensors import tensor_of
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import Rows, pick_rows
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.shard import Part
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenmill.platform.arrays import Array
+
+    Values: TypeAlias = StoredArray | torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,8 @@ class Target:
         shape: of all of it.
         part: the wanted rows; empty if it is another rank's. columns: the wanted numbers of these rows; None: all.
         is_mapped: the values stay in the file, which `fill` is given as memory that is mapped from it.
-        fill: takes the values of these: floats of any dtype, stored or a tensor, and for a matrix also other `Rows`.
+        fill: takes the values of these: floats of any dtype, stored or a tensor, and for a matrix also other `Rows`; of
+            a mapped one, stored.
         matrix: the matrix that `fill` fills rows of; None: a vector, or another rank's.
     """
 
@@ -44,7 +51,7 @@ class Target:
         """True for a weight that may be stored quantized; all others are vectors."""
         return len(self.shape) == 2
 
-    def wanted(self, values: torch.Tensor) -> torch.Tensor:
+    def wanted(self, values: Values) -> Values:
         """Return the part of all values that `fill` takes."""
         rows = values[self.part.start : self.part.stop]
         return rows if self.columns is None else rows[:, self.columns.start : self.columns.stop]
@@ -67,7 +74,7 @@ class TargetScope:
     expert: int | None = None
 
     def vector(
-        self, role: str, vector: torch.Tensor, kind: str = "weight", part: Part | None = None, order: Order = ()
+        self, role: str, vector: Array, kind: str = "weight", part: Part | None = None, order: Order = ()
     ) -> Target:
         """Make the target of a bias or norm weight (or of a view of a part of one).
 
@@ -76,8 +83,8 @@ class TargetScope:
             order: see `Order`.
         """
 
-        def fill(values: StoredArray | torch.Tensor) -> object:
-            return vector.copy_(_tensor(values[_every(order, len(values))] if order else values))
+        def fill(values: Values) -> None:
+            _set(vector, values[_every(order, len(values))] if order else values)
 
         return self._target(role, kind, (), part or Part.whole(len(vector)), fill)
 
@@ -100,7 +107,7 @@ class TargetScope:
         part, columns = part or Part.whole(out_size - start), columns or Part.whole(in_size)
 
         def fill(rows: Rows | torch.Tensor) -> None:
-            matrix.load_rows(start, _picked(rows, _every(order, rows.shape[0])) if order else rows)
+            matrix.load_rows(start, pick_rows(rows, _every(order, rows.shape[0])) if order else rows)
 
         target = self._target(role, "weight", (columns.total,), part, fill, matrix)
         return target if columns.is_whole else dataclasses.replace(target, columns=columns)
@@ -110,25 +117,22 @@ class TargetScope:
         order."""
 
         def fill(rows: Rows | torch.Tensor) -> None:
-            matrix.load_rows(start, _picked(rows, picks))
+            matrix.load_rows(start, pick_rows(rows, picks))
 
         return self._target(role, "weight", matrix.shape[1:], Part.whole(total), fill, matrix)
 
-    def filters(self, role: str, weight: torch.Tensor) -> Target:
+    def filters(self, role: str, weight: Array) -> Target:
         """Make the target of a depthwise convolution's weight [C, K], which is stored as [C, 1, K]."""
 
-        def fill(values: StoredArray | torch.Tensor) -> object:
-            return weight.copy_(_tensor(values).view_as(weight))
+        def fill(values: Values) -> None:
+            _set(weight, values)
 
         return self._target(role, "weight", (1, weight.shape[1]), Part.whole(len(weight)), fill)
 
-    def mapped(self, role: str, shape: tuple[int, int], take: Callable[[torch.Tensor], None]) -> Target:
+    def mapped(self, role: str, shape: tuple[int, int], take: Callable[[StoredArray], None]) -> Target:
         """Make the target of a table that is not loaded: `take` gets it mapped from its file."""
 
-        def fill(values: StoredArray | torch.Tensor) -> None:
-            take(_tensor(values))
-
-        return dataclasses.replace(self._target(role, "weight", shape[1:], Part.whole(shape[0]), fill), is_mapped=True)
+        return dataclasses.replace(self._target(role, "weight", shape[1:], Part.whole(shape[0]), take), is_mapped=True)
 
     def elsewhere(self, role: str, shape: tuple[int, int]) -> Target:
         """Make the target of a matrix of which this rank has nothing."""
@@ -156,9 +160,12 @@ def _every(order: Order, num_rows: int) -> list[int]:
     return [head + row for head in range(0, num_rows, len(order)) for row in order]
 
 
-def _tensor(values: StoredArray | torch.Tensor) -> torch.Tensor:
-    return tensor_of(values) if isinstance(values, StoredArray) else values
+def _set(vector: Array, values: Values) -> None:
+    """Set a vector, or all filters, to values of as many numbers."""
+    if isinstance(vector, np.ndarray) and isinstance(values, StoredArray):
+        vector[...] = values.bfloat16().reshape(vector.shape)
+        return
+    # Imported here: native kernels run where there is no torch.
+    from tokenmill.model.kernels.stored_tensors import fill_vector
 
-
-def _picked(rows: Rows | torch.Tensor, index: Sequence[int]) -> Rows | torch.Tensor:
-    return rows[list(index)] if isinstance(rows, torch.Tensor) else pick_rows(rows, index)
+    fill_vector(vector, values)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float32]
 
 TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
     {
@@ -28,6 +30,8 @@ TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
     }
 )
 """NumPy's type for each name of safetensors."""
+NOT_A_NUMBER = 0x7FC0
+"""Bits of a NaN in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +76,13 @@ class StoredArray:
         wide = self.values.astype(np.uint32)
         wide <<= np.uint32(16)
         return wide.view(np.float32)
+
+    def bfloat16(self) -> npt.NDArray[np.uint16]:
+        """Return the bits of the numbers in bfloat16, rounded to even; those of bfloat16 are not copied."""
+        if self.dtype == "BF16":
+            return self.values
+        wide = self.values.astype(np.float32, order="C")  # a copy, for what follows changes it
+        bits, is_number = wide.view(np.uint32), ~np.isnan(wide)
+        bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        bits >>= np.uint32(16)
+        return np.where(is_number, bits, np.uint32(NOT_A_NUMBER)).astype(np.uint16)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
+
+from tokenmill.platform.arrays import address
+from tokenmill.platform.host_arrays import library_of
 
 if TYPE_CHECKING:
     from tokenmill import _native
@@ -30,46 +33,49 @@ class TokenBitmask:
     bits: Array
 
 
-def allows(mask: TokenBitmask, token_ids: Tensor) -> Tensor:
+def allows(mask: TokenBitmask, token_ids: Array) -> Array:
     """Return [n] bool: whether the mask of each row has its token of `token_ids` [n] int64."""
-    bits: Tensor = mask.bits
-    words = bits.gather(1, token_ids[:, None] // WORD_BITS).squeeze(1)
-    return (words >> token_ids % WORD_BITS & 1).bool()
+    rows = library_of(token_ids).arange(len(token_ids), "int64")
+    words = mask.bits[rows, token_ids // WORD_BITS]
+    return (words >> token_ids % WORD_BITS & 1) != 0
 
 
-def apply_bitmask(logits: Tensor, mask: TokenBitmask, native: _native.Kernels | None = None) -> None:
+@np.errstate(all="ignore")
+def apply_bitmask(logits: Array, mask: TokenBitmask, native: _native.Kernels | None = None) -> None:
     """Subtract infinity from the logits of all other tokens of those rows, in place: [S, V] float32.
 
     A NaN or infinite logit does not become finite, allowed or not.
+
+    Args:
+        native: kernels of this CPU, for the host's arrays.
     """
     if native is not None:
         _apply_natively(native, logits, mask)
         return
-    clear_bits = clear_bits_by_numpy if logits.device.type == "cpu" else clear_bits_by_torch
-    offsets = torch.where(clear_bits(mask.bits, logits.shape[1]), -torch.inf, 0.0)
+    xp, bits = library_of(logits), mask.bits
+    clear_bits = clear_bits_by_bytes if isinstance(bits, np.ndarray) else clear_bits_by_words
+    offsets = xp.astype(xp.where(clear_bits(bits, logits.shape[1]), -math.inf, 0.0), "float32")
     if len(mask.indices) == len(logits):  # all rows, in their order
         logits += offsets
     else:
         logits[mask.indices] += offsets
 
 
-def clear_bits_by_numpy(bits: Tensor, count: int) -> Tensor:
-    """Return the bits of [n, words] int32 on the CPU as [n, count] bool, True where a bit is not set."""
-    flags = np.unpackbits(~bits.numpy().view(np.uint8), axis=1, count=count, bitorder="little")
-    return torch.from_numpy(flags).view(torch.bool)
+def clear_bits_by_bytes(bits: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.bool_]:
+    """Return the bits of the host's [n, words] int32 as [n, count] bool, True where a bit is not set."""
+    return np.unpackbits(~bits.view(np.uint8), axis=1, count=count, bitorder="little").view(np.bool_)
 
 
-def clear_bits_by_torch(bits: Tensor, count: int) -> Tensor:
+def clear_bits_by_words(bits: Array, count: int) -> Array:
     """Return the same on any device."""
-    places = (1 << torch.arange(WORD_BITS, device=bits.device)).to(torch.int32)
-    return ((bits[:, :, None] & places) == 0).flatten(1)[:, :count]
+    places = 1 << library_of(bits).arange(WORD_BITS, "int32")
+    return ((bits[:, :, None] & places) == 0).reshape(len(bits), -1)[:, :count]
 
 
-def _apply_natively(native: _native.Kernels, logits: Tensor, mask: TokenBitmask) -> None:
-    rows: Tensor = mask.indices
-    bits: Tensor = mask.bits
-    assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32 in one piece"
-    assert rows.dtype == torch.int64 and rows.is_contiguous(), "rows are int64"
+def _apply_natively(native: _native.Kernels, logits: Array, mask: TokenBitmask) -> None:
+    rows, bits = mask.indices, mask.bits
+    assert logits.dtype == np.float32 and logits.strides[1] == 4, "rows of float32 in one piece"
+    assert rows.dtype == np.int64 and rows.flags.c_contiguous, "rows are int64"
     count, size = len(rows), logits.shape[1]
-    assert bits.dtype == torch.int32 and bits.is_contiguous() and bits.shape == (count, -(-size // 32)), "a bit a token"
-    native.apply_token_bitmask(logits.data_ptr(), logits.stride(0), size, count, rows.data_ptr(), bits.data_ptr())
+    assert bits.dtype == np.int32 and bits.flags.c_contiguous and bits.shape == (count, -(-size // 32)), "a bit a token"
+    native.apply_token_bitmask(address(logits), logits.strides[0] // 4, size, count, address(rows), address(bits))

@@ -12,14 +12,15 @@ share or replay. The hash is SplitMix64 (Steele, Lea, Flood: "Fast splittable ps
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from tokenmill.core.sampling_params import MAX_INT, SamplingParams
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
 
 # Below this the quotient of two logits' difference and the temperature overflows float32; no logits are that close.
 MIN_TEMPERATURE = 1e-6
@@ -90,16 +91,15 @@ def pack(records: npt.NDArray[np.void]) -> PackedDraws:
     return records.view(np.int64).reshape(-1, NUM_FIELDS)
 
 
-def column(draws: Tensor, name: str) -> Tensor:
-    """Return one field of packed draws [S, NUM_FIELDS]: [S] int64 or float64, a view."""
-    words = draws.view(torch.float64) if RECORD[name] == np.float64 else draws
-    return words[:, Draw._fields.index(name)]
+def column(draws: Array, name: str) -> Array:
+    """Return one field of packed draws [S, NUM_FIELDS]: [S] int64, a view; of a float its bits."""
+    return draws[:, Draw._fields.index(name)]
 
 
-def redraws(draws: Tensor) -> Tensor:
-    """Return draws of the same rows for the same positions, with the other number."""
-    again = draws.clone()
-    column(again, "uniform").copy_(column(draws, "redraw"))
+def redraws(draws: Array, rows: Array) -> Array:
+    """Return some of the draws, [n] int64, for the same positions, with the other number."""
+    again = draws[rows]
+    column(again, "uniform")[:] = column(again, "redraw")
     return again
 
 

@@ -35,17 +35,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.model.attention.row_extension import Arrays, RowExtension
 from tokenmill.model.sampling.bitmask import TokenBitmask
 from tokenmill.model.sampling.row_grammar import SLOW_SECONDS, IntArray, MaskThreads, RowGrammar
 from tokenmill.model.structured.cache import NO_CONSTRAINT
+from tokenmill.platform.host_arrays import library_of
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array, ArrayLibrary
 
 # How long a step waits for masks after its forward pass, in seconds.
 PATIENCE = 0.01
@@ -127,7 +130,7 @@ class GrammarStep:
         self._ready: Sequence[RowSamples] = []
         threads.look_ahead([(one.row, one.drafts) for one in self._masked if one.drafts], on_host)
 
-    def ready(self, device: torch.device) -> TokenBitmask | None:
+    def ready(self, arrays: ArrayLibrary) -> TokenBitmask | None:
         """Return masks for the rows that draw under them at once: those that are there now, or `PATIENCE` later.
 
         None if there are none.
@@ -140,9 +143,9 @@ class GrammarStep:
         self._ready = [one for one in self._masked if one.row.job in done]
         for one in self._ready:
             one.trim()
-        return _bitmask([one.masks for one in self._ready if one.row.masks_first and not one.row.is_free], device)
+        return _bitmask([one.masks for one in self._ready if one.row.masks_first and not one.row.is_free], arrays)
 
-    def deciding(self, token_ids: torch.Tensor) -> TokenBitmask | None:
+    def deciding(self, token_ids: Array) -> TokenBitmask | None:
         """Return, after `ready`, masks of rows that redraw where their mask rejects what they drew; None: no row.
 
         On the host these are the rows whose draw is rejected; elsewhere all that drew optimistically.
@@ -150,13 +153,14 @@ class GrammarStep:
         Args:
             token_ids: [S] integers, the sampled tokens; negative where there was nothing to draw from.
         """
+        arrays = library_of(token_ids)
         if self._on_host and self._asked:
             self._ready = [*self._ready, *self._ask(token_ids.tolist())]
         decided = [one for one in self._ready if not one.row.masks_first]
         if self._on_host:
             tokens = token_ids.tolist()
-            return _bitmask([refused for one in decided for refused in one.refused(tokens)], token_ids.device)
-        return _bitmask([one.masks for one in decided if not one.row.is_free], token_ids.device)
+            return _bitmask([refused for one in decided for refused in one.refused(tokens)], arrays)
+        return _bitmask([one.masks for one in decided if not one.row.is_free], arrays)
 
     def _ask(self, tokens: Sequence[int]) -> list[RowSamples]:
         """Let rows without a mask take in what they drew; return those whose mask has been filled instead."""
@@ -302,10 +306,10 @@ class GrammarRows(RowExtension):
         self._threads.close()
 
 
-def _bitmask(masks: Sequence[tuple[int, IntArray]], device: torch.device) -> TokenBitmask | None:
+def _bitmask(masks: Sequence[tuple[int, IntArray]], arrays: ArrayLibrary) -> TokenBitmask | None:
     """Join the masks of successive samples, with the index of the first, for each row; None if there are none."""
     indices = [index + number for index, own in masks for number in range(len(own))]
     if not indices:
         return None
     bits = masks[0][1] if len(masks) == 1 else np.concatenate([own for _, own in masks])
-    return TokenBitmask(torch.tensor(indices).to(device), torch.from_numpy(bits).to(device))
+    return TokenBitmask(arrays.from_host(np.array(indices, dtype=np.int64)), arrays.from_host(bits))

@@ -1,32 +1,26 @@
-"""Log probabilities of sampled and of likely tokens: taken on the device, told to the frontend as structs.
+"""Log probabilities of sampled and of likely tokens: taken where the logits are, told to the frontend as structs.
 
 They are those of the raw logits, before bias, penalties, temperature and filters, as in vLLM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from tokenmill.core.plan import Logprob, TokenLogprobs
-from tokenmill.model.sampling.ranking import LARGEST, finite, largest
+from tokenmill.platform.arrays import address
+from tokenmill.platform.host_arrays import library_of
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.platform.arrays import Array
 
 # JSON has no -inf; this is what OpenAI's clients and vLLM's know for it.
 LOWEST_LOGPROB = -9999.0
-# Neighbouring tokens that are summed before the float64 sum: a plain sum over one long row would be split among
-# threads, one over many rows would not.
-_GROUP_WIDTH = 128
-# Logits handled at once on a CPU: what stays in its cache, and is not fetched from the kernel anew in each step.
-_PART_SIZE = 2**19
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +32,28 @@ class LogprobGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobTensors:
-    """Log probabilities of n rows, still on the device; all NaN where a logit of the row is NaN or +inf, or all -inf.
+class LogprobArrays:
+    """Log probabilities of n rows, where the logits are; all NaN where a logit of the row is NaN or +inf, or all -inf.
 
     Attributes:
-        indices: [n] int64, rows of the logits.
+        indices: [n] int64, rows of the logits; on the host.
         counts: [n], how many likely tokens each row asked for.
         token_ids, logprobs, ranks: [n], the sampled token; rank 1 is the most likely.
         top_ids, top_logprobs: [n, max(counts)], the likely tokens, best first.
     """
 
-    indices: Tensor
+    indices: npt.NDArray[np.int64]
     counts: tuple[int, ...]
-    token_ids: Tensor
-    logprobs: Tensor
-    ranks: Tensor
-    top_ids: Tensor
-    top_logprobs: Tensor
+    token_ids: Array
+    logprobs: Array
+    ranks: Array
+    top_ids: Array
+    top_logprobs: Array
 
 
 def take_logprobs(
-    logits: Tensor, token_ids: Tensor, group: LogprobGroup, native: _native.Kernels | None = None
-) -> LogprobTensors:
+    logits: Array, token_ids: Array, group: LogprobGroup, native: _native.Kernels | None = None
+) -> LogprobArrays:
     """Take the log probabilities that `group` asks for.
 
     Args:
@@ -69,73 +63,40 @@ def take_logprobs(
     """
     # At least one, so that the shapes hold when only the sampled token's are wanted.
     num_top = max(1, *group.counts)
-    group_indices = torch.from_numpy(group.indices).to(logits.device, non_blocking=True)
-    sampled_ids = token_ids[group_indices].clamp(min=0)
+    xp = library_of(logits)
+    indices = xp.from_host(group.indices)
+    sampled_ids = xp.at_least(token_ids[indices], 0)
     if native is not None:
-        found = _take_natively(native, logits, group_indices, sampled_ids, num_top)
-        return LogprobTensors(group_indices, group.counts, sampled_ids, *found)
-    size = max(1, _PART_SIZE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    parts = [
-        _take_part(finite(logits[indices]), ids, num_top)
-        for indices, ids in zip(group_indices.split(size), sampled_ids.split(size), strict=True)
-    ]
-    logprobs, ranks, top_ids, top_logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
-    return LogprobTensors(group_indices, group.counts, sampled_ids, logprobs, ranks, top_ids, top_logprobs)
+        found = _take_natively(native, logits, indices, sampled_ids, num_top)
+    else:
+        from tokenmill.model.sampling import torch_logprobs
+
+        found = torch_logprobs.take(logits, indices, sampled_ids, num_top)
+    return LogprobArrays(group.indices, group.counts, sampled_ids, *found)
 
 
 def _take_natively(
-    native: _native.Kernels, logits: Tensor, indices: Tensor, sampled_ids: Tensor, num_top: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Do `_take_part` for rows `indices` of the logits, by the kernel of native/isa/logprobs.cpp."""
-    assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32 in one piece"
-    assert indices.is_contiguous() and sampled_ids.is_contiguous(), "each in one piece"
+    native: _native.Kernels, logits: Array, indices: Array, sampled_ids: Array, num_top: int
+) -> tuple[Array, Array, Array, Array]:
+    """Take them by the kernel of native/isa/logprobs.cpp; see `torch_logprobs.take`."""
+    assert logits.dtype == np.float32 and logits.strides[1] == 4, "rows of float32 in one piece"
+    assert indices.flags.c_contiguous and sampled_ids.flags.c_contiguous, "each in one piece"
     count = len(indices)
-    logprobs, ranks = torch.empty(count), torch.empty(count, dtype=torch.int32)
-    top_ids, top_logprobs = torch.empty(count, num_top, dtype=torch.int64), torch.empty(count, num_top)
-    rows = logits.data_ptr(), logits.stride(0), logits.shape[1], count, indices.data_ptr(), sampled_ids.data_ptr()
-    own, top = (logprobs.data_ptr(), ranks.data_ptr()), (top_ids.data_ptr(), top_logprobs.data_ptr())
+    logprobs, ranks = np.empty(count, np.float32), np.empty(count, np.int32)
+    top_ids, top_logprobs = np.empty((count, num_top), np.int64), np.empty((count, num_top), np.float32)
+    rows = address(logits), logits.strides[0] // 4, logits.shape[1], count, address(indices), address(sampled_ids)
+    own, top = (address(logprobs), address(ranks)), (address(top_ids), address(top_logprobs))
     native.logprobs(*rows, LOWEST_LOGPROB, *own, num_top, *top)
     return logprobs, ranks, top_ids, top_logprobs
 
 
-def _take_part(rows: Tensor, sampled_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return logprobs and ranks of the sampled tokens, [n]; ids and logprobs of the likely ones, [n, num_top]."""
-    sampled = rows.gather(1, sampled_ids[:, None])
-    highest = rows.amax(-1, keepdim=True)
-    normalizer = torch.where(highest.abs() < LARGEST, highest + _total((rows - highest).exp_()).log(), torch.nan)
-    ids = torch.arange(rows.shape[1], device=rows.device)
-    is_before = (rows > sampled) | ((rows == sampled) & (ids < sampled_ids[:, None]))
-    ranks = 1 + is_before.sum(-1, dtype=torch.int32)  # int32: summed in place of a widened copy.
-    top, top_ids = largest(rows, num_top)
-    return _bounded(sampled - normalizer).squeeze(1), ranks, top_ids, _bounded(top - normalizer)
-
-
-def _total(weights: Tensor) -> Tensor:
-    """Return the sum of each row of [n, V] float32, [n, 1] float64."""
-    num_rows, vocab_size = weights.shape
-    rest = vocab_size % _GROUP_WIDTH
-    sums = weights[:, : vocab_size - rest].view(num_rows, -1, _GROUP_WIDTH).sum(-1)
-    if rest:
-        sums = torch.cat([sums, weights[:, vocab_size - rest :].sum(-1, keepdim=True)], dim=1)
-    return sums.cumsum(-1, dtype=torch.float64)[:, -1:]
-
-
-def to_messages(tensors: LogprobTensors, batch_indices: Sequence[int] | None = None) -> dict[int, TokenLogprobs]:
-    """Bring log probabilities to the host, keyed by batch index.
-
-    Args:
-        batch_indices: [S], the batch index of each row of the logits; None: they are the same.
-    """
-    sampled = zip(tensors.token_ids.tolist(), tensors.logprobs.tolist(), tensors.ranks.tolist(), strict=True)
-    tops = zip(tensors.top_ids.tolist(), tensors.top_logprobs.tolist(), tensors.counts, strict=True)
-    messages = {}
-    for index, own, (ids, logprobs, count) in zip(tensors.indices.tolist(), sampled, tops, strict=True):
-        likely = zip(ids[:count], logprobs[:count], range(1, count + 1), strict=True)
-        messages[index if batch_indices is None else int(batch_indices[index])] = TokenLogprobs(
-            sampled=Logprob(*own), top=[Logprob(*one) for one in likely]
-        )
-    return messages
-
-
-def _bounded(logprobs: Tensor) -> Tensor:
-    return logprobs.clamp(min=LOWEST_LOGPROB)  # a NaN stays one
+def to_messages(arrays: LogprobArrays) -> dict[int, TokenLogprobs]:
+    """Return log probabilities that are on the host as structs, keyed by the row of the logits."""
+    num_top = arrays.top_ids.shape[1]
+    sampled = map(Logprob, arrays.token_ids.tolist(), arrays.logprobs.tolist(), arrays.ranks.tolist())
+    # All at once: rows are many, and each asks for few.
+    ranks = [*range(1, num_top + 1)] * len(arrays.indices)
+    likely = [*map(Logprob, arrays.top_ids.reshape(-1).tolist(), arrays.top_logprobs.reshape(-1).tolist(), ranks)]
+    starts = range(0, len(likely), num_top)
+    rows = zip(arrays.indices.tolist(), sampled, starts, arrays.counts, strict=True)
+    return {index: TokenLogprobs(own, likely[start : start + count]) for index, own, start, count in rows}

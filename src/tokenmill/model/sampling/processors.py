@@ -13,11 +13,12 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 
+from tokenmill.platform.arrays import address
 from tokenmill.platform.host_arrays import library_of
 
 if TYPE_CHECKING:
+    from tokenmill import _native
     from tokenmill.platform.arrays import Array
 
 # Stands before a bad word that is shorter than the longest.
@@ -85,8 +86,8 @@ def moved(part: Part, logits: Array) -> Part:
     if isinstance(logits, np.ndarray):
         return part
     own: Any = part
-    tensors = (torch.from_numpy(getattr(own, field.name)) for field in fields(own))
-    return type(part)(*(tensor.to(logits.device, non_blocking=True) for tensor in tensors))
+    from_host = library_of(logits).from_host
+    return type(part)(*(from_host(getattr(own, field.name)) for field in fields(own)))
 
 
 @np.errstate(all="ignore")
@@ -97,7 +98,9 @@ def add_entries(logits: Array, entries: LogitEntries) -> None:
 
 
 @np.errstate(all="ignore")
-def apply_penalties(logits: Array, penalties: Penalties, token_table: Array) -> None:
+def apply_penalties(
+    logits: Array, penalties: Penalties, token_table: Array, native: _native.Kernels | None = None
+) -> None:
     """Penalize rows of `logits`, in place.
 
     Repetition comes first (a positive logit is divided, a negative one multiplied), then frequency and presence.
@@ -106,7 +109,11 @@ def apply_penalties(logits: Array, penalties: Penalties, token_table: Array) -> 
         logits: [S, V] float32.
         token_table: [max_rows, max_len] integers, prompt and output ids of each row; what lies past a row's position
             is not used, whatever it is.
+        native: kernels of this CPU, for the host's arrays.
     """
+    if native is not None:
+        _penalize_natively(native, logits, penalties, token_table)
+        return
     length = int(penalties.positions.max())
     xp, part = library_of(logits), moved(penalties, logits)
     rows = part.indices[:, None]
@@ -124,6 +131,19 @@ def apply_penalties(logits: Array, penalties: Penalties, token_table: Array) -> 
     values = xp.where(values > 0, values / factor, values * factor)
     values -= part.frequency[:, None] * num_out + part.presence[:, None] * (num_out > 0)
     logits[rows, token_ids] = values
+
+
+def _penalize_natively(native: _native.Kernels, logits: Array, penalties: Penalties, token_table: Array) -> None:
+    """Do the same, by native/penalties.cpp."""
+    assert logits.dtype == np.float32 and logits.strides[1] == 4, "rows of float32 in one piece"
+    assert token_table.dtype == np.int32 and token_table.flags.c_contiguous, "tokens are int32"
+    own = penalties
+    native.apply_penalties(
+        address(logits), logits.strides[0] // 4, len(own.indices),
+        address(own.indices), address(own.rows), address(own.num_prompt_tokens), address(own.positions),
+        address(own.presence), address(own.frequency), address(own.repetition),
+        address(token_table), token_table.shape[1],
+    )  # fmt: skip
 
 
 @np.errstate(all="ignore")

@@ -6,10 +6,13 @@ others. Tokens are in one total order: larger logit first, equal logits by lower
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tokenmill.model.sampling.draws import NO_TOKEN, Kind, column
+from tokenmill.model.sampling.draws import NO_TOKEN, RECORD, Kind, PackedDraws
+from tokenmill.model.sampling.draws import column as words
 from tokenmill.model.sampling.ranking import finite, largest
 
 # Logits handled at once: what stays in a CPU's cache, and is not fetched from the kernel anew in each step.
@@ -37,6 +40,17 @@ def draw(logits: Tensor, draws: Tensor) -> Tensor:
                 is_number = rows.gather(1, drawn[:, None]).squeeze(1).isfinite()
                 token_ids[part] = drawn.where(is_number, NO_TOKEN)
     return token_ids
+
+
+def draw_on_host(logits: npt.NDArray[np.float32], draws: PackedDraws) -> npt.NDArray[np.int64]:
+    """Draw one token per row of the host's arrays."""
+    token_ids: npt.NDArray[np.int64] = draw(torch.from_numpy(logits), torch.from_numpy(draws)).numpy()
+    return token_ids
+
+
+def column(draws: Tensor, name: str) -> Tensor:
+    """Return one field of packed draws [S, NUM_FIELDS]: [S] int64 or float64, a view."""
+    return words(draws.view(torch.float64) if RECORD[name] == np.float64 else draws, name)
 
 
 def _greedy(logits: Tensor, draws: Tensor) -> Tensor:

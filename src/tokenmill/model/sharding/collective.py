@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tokenmill.model.sharding.shard import Part, Shard
 
 if TYPE_CHECKING:
+    import torch
+
     from tokenmill import _native
 
 
-Lookup = Callable[[torch.Tensor], torch.Tensor]
+Lookup: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 """[n] int64 -> rows [n, hidden_size] of an embedding, memory of their own."""
 
 

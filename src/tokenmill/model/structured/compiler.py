@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.model.structured.mapped_tokens import mapped_tokens
 from tokenmill.model.structured.openings import LazyTemplate, Openings
 from tokenmill.model.structured.schema_parts import with_reachable_keys, without_unsupported
 
@@ -47,6 +48,7 @@ class GrammarTokenizer(msgspec.Struct, frozen=True):
 
     Attributes:
         path: its tokenizer.json.
+        cache: the folder of mapped vocabularies; empty: a large vocabulary is read like any other.
         vocab_size: the model's; masks have that many bits.
         eos_token_ids: allowed where the grammar is complete.
     """
@@ -54,6 +56,7 @@ class GrammarTokenizer(msgspec.Struct, frozen=True):
     path: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    cache: str = ""
 
 
 class GrammarCompiler:
@@ -151,15 +154,31 @@ class GrammarCompiler:
 
     @functools.cached_property
     def _backend(self) -> Any:
-        import llguidance
-
         try:
-            raw = Path(self._tokenizer.path).read_text(encoding="utf-8")
-            ids = list(self._tokenizer.eos_token_ids)
-            size = self._tokenizer.vocab_size
-            return llguidance.LLTokenizer(_cut_to(raw, size), n_vocab=size, eos_token=ids or None, slices=_SLICES)
+            return self._mapped() or self._read()
         except (ValueError, FileNotFoundError) as error:  # any other OSError may pass
             raise InvalidRequest("structured output is not possible with this model's tokenizer") from error
+
+    def _mapped(self) -> Any:
+        """Return llguidance's tokenizer over a mapped vocabulary; None: there is none of it."""
+        import llguidance
+
+        own, ids = self._tokenizer, [*self._tokenizer.eos_token_ids]
+        if not own.cache or not ids:
+            return None
+        tokens = mapped_tokens(Path(own.path), Path(own.cache), own.vocab_size, ids[0])
+        if tokens is None:
+            return None
+        wrapper = llguidance.TokenizerWrapper(tokens)
+        return llguidance.LLTokenizer(wrapper, n_vocab=own.vocab_size, eos_token=ids, slices=_SLICES)
+
+    def _read(self) -> Any:
+        """Return llguidance's own reading of a tokenizer.json."""
+        import llguidance
+
+        own, ids = self._tokenizer, [*self._tokenizer.eos_token_ids]
+        raw = _cut_to(Path(own.path).read_text(encoding="utf-8"), own.vocab_size)
+        return llguidance.LLTokenizer(raw, n_vocab=own.vocab_size, eos_token=ids or None, slices=_SLICES)
 
 
 def _cut_to(raw: str, vocab_size: int) -> str:

@@ -96,8 +96,8 @@ class Encoder(RowExtension):
         self._spec = spec
         self._tower = tower
         self._pixels = pixels
-        self._rotary = rotary
-        self._device = rotary.cos.device
+        self._rotary = rotary.in_torch()
+        self._device = self._rotary.cos.device
         axes = frequency_axes(spec.sections, rotary.cos.shape[1], spec.is_interleaved)
         self._axes = torch.from_numpy(axes).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)

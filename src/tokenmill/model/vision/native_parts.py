@@ -20,7 +20,8 @@ from tokenmill.model.kernels import native_ops
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import WeightRole
-from tokenmill.model.vision.tower_parts import EPS, POSITIONS
+from tokenmill.model.vision.tower_parts import EPS
+from tokenmill.model.vision.tower_shapes import POSITIONS
 
 if TYPE_CHECKING:
     from tokenmill import _native

@@ -17,8 +17,10 @@ import torch
 from torch.nn import functional
 
 from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.vision.spec import VisionSpec
-from tokenmill.model.vision.tower_parts import PATCHES, POSITIONS, TorchParts, TowerParts
+from tokenmill.model.vision.tower_parts import TorchParts, TowerParts
+from tokenmill.model.vision.tower_shapes import PATCHES, tower_shapes
 from tokenmill.model.vision.tower_weights import read_tower
 
 
@@ -123,7 +125,8 @@ def load_tower(folder: Path, spec: VisionSpec, kernels: Kernels) -> Tower:
     Raises:
         InvalidCheckpoint: a tensor is missing, misshapen or surplus.
     """
-    return Tower(spec, make_parts(spec, read_tower(folder, spec, tower_shapes(spec), kernels.vector(0)), kernels))
+    weights = read_tower(folder, spec, tower_shapes(spec), tensor_over(kernels.vector(0)))
+    return Tower(spec, make_parts(spec, weights, kernels))
 
 
 def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kernels) -> TowerParts:
@@ -145,34 +148,6 @@ def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kern
 
         return TritonParts(weights, spec.num_heads, spec.is_gated)
     return TorchParts(weights, spec.num_heads, spec.is_gated)
-
-
-def tower_shapes(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of a tower, by Qwen3-VL's names; gate and up are one, `mlp.linear_fc1`."""
-    hidden, wide, middle = spec.hidden_size, spec.hidden_size * spec.merge**2, spec.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def add(name: str, *shape: int, has_bias: bool = True) -> None:
-        shapes[f"{name}.weight"] = shape
-        if has_bias:
-            shapes[f"{name}.bias"] = shape[:1]
-
-    patch = (hidden, 3, spec.frames, spec.patch_size, spec.patch_size)
-    add("patch_embed.proj", *patch, has_bias=not spec.is_gated)
-    if spec.table_side:
-        shapes[POSITIONS] = (spec.table_side**2, hidden)
-    for block in range(spec.depth):
-        add(f"blocks.{block}.norm1", hidden, has_bias=not spec.is_gated)
-        add(f"blocks.{block}.norm2", hidden, has_bias=not spec.is_gated)
-        add(f"blocks.{block}.attn.qkv", 3 * hidden, hidden)
-        add(f"blocks.{block}.attn.proj", hidden, hidden)
-        add(f"blocks.{block}.mlp.linear_fc1", middle * (2 if spec.is_gated else 1), hidden)
-        add(f"blocks.{block}.mlp.linear_fc2", hidden, middle)
-    for name in ("merger", *(f"deepstack_merger_list.{i}" for i in range(len(spec.deepstack)))):
-        add(f"{name}.norm", hidden if name == "merger" else wide, has_bias=not spec.is_gated)
-        add(f"{name}.linear_fc1", wide, wide)
-        add(f"{name}.linear_fc2", spec.out_size, wide)
-    return shapes
 
 
 def window_order(rows: int, columns: int, window: int) -> tuple[torch.Tensor, list[int]]:

@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional
 
 from tokenmill.model.kernels.torch_kernels import rms_norm
+from tokenmill.model.vision.tower_shapes import PATCHES, POSITIONS
 
 EPS = 1e-6
-PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed.weight"
 
 TurnedWindows = tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]
 

@@ -12,7 +12,7 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.stored_tensors import floats, tensor_of
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.vision.spec import VisionSpec
-from tokenmill.model.vision.tower_parts import PATCHES
+from tokenmill.model.vision.tower_shapes import PATCHES
 from tokenmill.model.weights.checkpoint import open_checkpoint
 from tokenmill.model.weights.gguf.file import GgufTensor, open_gguf
 from tokenmill.model.weights.gguf.folder import TOWER_LINK_NAME

@@ -23,7 +23,7 @@ import numpy as np
 
 from tokenmill.core.regular_file import read_regular
 from tokenmill.core.whole_file import whole_file
-from tokenmill.model.vocabulary.recipe import JsonObject, NotCovered, Recipe, build_vocabulary
+from tokenmill.model.vocabulary.recipe import JsonObject, NotCovered, Prefix, Recipe, build_vocabulary
 
 if TYPE_CHECKING:
     from tokenmill._native import PieceEncoder, Vocabulary
@@ -72,11 +72,11 @@ class MappedVocabulary:
         """Return True if the content is what was written; all of it is read."""
         return self.native.is_unchanged()
 
-    def encoder(self) -> PieceEncoder:
-        """Return the encoder of pieces of text."""
+    def encoder(self, prefix: Prefix) -> PieceEncoder:
+        """Return the encoder of pieces of text, by the recipe but for its prefix."""
         recipe, module = self.recipe, _module()
         ids = [entry["id"] for entry in recipe.added]
-        encoder: PieceEncoder = module.PieceEncoder(self.native, ids, recipe.spelling, recipe.prefix, recipe.is_split)
+        encoder: PieceEncoder = module.PieceEncoder(self.native, ids, recipe.spelling, prefix, recipe.is_split)
         return encoder
 
 

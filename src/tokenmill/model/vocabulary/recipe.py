@@ -78,6 +78,15 @@ class Recipe(msgspec.Struct, frozen=True):
     after: list[int]
     decoder: JsonObject | None
 
+    @property
+    def is_byte_level(self) -> bool:
+        """True if tokens are spelled in GPT-2's characters for bytes, as their decoder reads them."""
+        return any(step["type"] == "ByteLevel" for step in _steps(self.decoder, "decoders"))
+
+    def without_prefix(self) -> Recipe:
+        """Return the recipe for text that may be the middle of one."""
+        return msgspec.structs.replace(self, prefix=Prefix.NONE, adds_space=False)
+
 
 class _Model(msgspec.Struct):
     """The model's entry; vocabulary and merges are parsed natively."""

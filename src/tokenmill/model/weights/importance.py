@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tokenizers import Tokenizer
 
 from tokenmill.model.architecture.architecture import Architecture
@@ -24,7 +23,9 @@ from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.observing import ObservedWeight, ObservingKernels
 from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.models.host_model import on_host
 from tokenmill.model.models.weight_names import WeightKey
+from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.collective import Alone
 from tokenmill.model.sharding.shard import Shard
 from tokenmill.model.weights.loader import plan_model
@@ -83,20 +84,20 @@ class InputImportance:
     def _measured(self) -> Mapping[WeightKey, npt.NDArray[np.float32]]:
         sequences = self._sequences()
         count, found = len(self.architecture.layers), dict[WeightKey, npt.NDArray[np.float32]]()
-        hidden: torch.Tensor | None = None
+        hidden: npt.NDArray[np.uint16] | None = None
         for layer in range(count):
             self.progress(layer, count)
             decoder = self._load(layer, count)
             batch = _batch(sequences, self.page_size)
             num_pages = int(batch.page_table.max()) + 1
-            with torch.inference_mode():
-                hidden = decoder.forward(batch, self.make_attention(decoder.attention_spec, num_pages), hidden)
+            attention = self.make_attention(decoder.attention_spec, num_pages)
+            hidden = on_host(decoder, attention).forward(batch, attention, hidden)
             found |= _importance(decoder)
         self.progress(count, count)
         if hidden is not None:
             # Of the last stage: normed, the inputs of the head.
-            squares = hidden.double().square_().sum(0)
-            found[self._head] = (squares / squares.mean()).clamp(min=LEAST).float().numpy()
+            numbers = StoredArray(hidden, "BF16").float32()
+            found[self._head] = _relative(np.square(numbers, dtype=np.float64).sum(0))
         return found
 
     def _sequences(self) -> list[list[int]]:
@@ -119,9 +120,12 @@ def _importance(decoder: Decoder) -> dict[WeightKey, npt.NDArray[np.float32]]:
     for target in decoder.targets():
         matrix = target.matrix
         if isinstance(matrix, ObservedWeight) and matrix.num_rows >= FEWEST_ROWS and matrix.squares.sum() > 0:
-            relative = matrix.squares / matrix.squares.mean()
-            found[target.key] = relative.clamp(min=LEAST).float().numpy()
+            found[target.key] = _relative(matrix.squares)
     return found
+
+
+def _relative(squares: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    return np.maximum(squares / squares.mean(), LEAST).astype(np.float32)
 
 
 def _batch(sequences: list[list[int]], page_size: int) -> ForwardBatch:
@@ -135,12 +139,12 @@ def _batch(sequences: list[list[int]], page_size: int) -> ForwardBatch:
         for row, position in zip(table, positions, strict=True)
     ]
     return ForwardBatch(
-        token_ids=torch.tensor([token for sequence in sequences for token in sequence]),
-        positions=torch.from_numpy(np.concatenate(positions)),
-        slots=torch.from_numpy(np.concatenate(slots).astype(np.int64)),
-        page_table=torch.from_numpy(table),
+        token_ids=np.array([token for sequence in sequences for token in sequence], np.int64),
+        positions=np.concatenate(positions),
+        slots=np.concatenate(slots).astype(np.int64),
+        page_table=table,
         query_lens=lengths,
         context_lens=lengths,
         query_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-        output_indices=torch.arange(int(lengths.sum())),
+        output_indices=np.arange(int(lengths.sum()), dtype=np.int64),
     )

@@ -10,12 +10,12 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.kernels.measuring import MeasuringKernels
 from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormats, Rows, WeightedRows
@@ -33,8 +33,9 @@ from tokenmill.platform.memory import Arena
 Progress = Callable[[int, int], None]
 
 DUMMY_SEED = 0
-# Tensors of the size of a rotary table that exist while the two are made.
+# Arrays of float32 of the size of a rotary table that exist while the two are made.
 ROTARY_TEMPORARIES = 4
+FLOAT32_BYTES = 4
 
 
 class WeightRead(Protocol):
@@ -99,7 +100,7 @@ class ModelPlan:
         report = progress or (lambda done, total: None)
         decoder = self._decoder(self.kernels) if arena is None else self.place(arena)
         if self.reads is None:
-            return _dummy(decoder, self.kernels.vector(0), report)
+            return _dummy(decoder, self.kernels, report)
         _fill(decoder, self.reads, report, {} if self.importance is None else self.importance.measure())
         return decoder
 
@@ -173,8 +174,8 @@ def plan_model(
     reads = None if load_format == "dummy" else _plan(folder, load_format, shapes, is_again)
     unpacking = max((read.spare_bytes for read in reads or ()), default=0)
     # Made before any weight is filled.
-    numbers = max((tables.cos.numel() for tables in shapes.rotary.values()), default=0)
-    tables = ROTARY_TEMPORARIES * numbers * torch.float32.itemsize
+    numbers = max((math.prod(tables.cos.shape) for tables in shapes.rotary.values()), default=0)
+    tables = ROTARY_TEMPORARIES * numbers * FLOAT32_BYTES
     spare_bytes = max(unpacking, tables - weight_bytes)
     return ModelPlan(shapes, kernels, reads, weight_bytes, measuring.sizes, spare_bytes)
 
@@ -234,27 +235,22 @@ def _fill(
         report(done, total)
 
 
-def _dummy(decoder: Decoder, like: torch.Tensor, report: Progress) -> Decoder:
-    """Fill a weight with values of the scale that training would start from: activations neither vanish nor explode.
-
-    Args:
-        like: has the dtype of the values, and the device that draws them.
-    """
+def _dummy(decoder: Decoder, kernels: Kernels, report: Progress) -> Decoder:
+    """Fill a weight with values of the scale that training would start from: activations neither vanish nor explode."""
     targets = list(decoder.targets())
     total, done = sum(math.prod(target.shape) for target in targets), 0
     for target in targets:
         report(done, total)
         # A rank draws what all have, so that its part is what it would be without the others.
-        values = like.new_empty(target.shape[1:] if target.is_mapped else target.shape)
         if target.is_mapped:
             # All rows are one: the table is larger than anything else, and is never in memory.
-            values = values.normal_(generator=torch.Generator(like.device).manual_seed(DUMMY_SEED)).expand(target.shape)
+            row = seeded_normal(target.shape[1:], 1.0, DUMMY_SEED)
+            target.fill(StoredArray(np.broadcast_to(row.values, target.shape), row.dtype))
         elif target.is_matrix:
-            generator = torch.Generator(like.device).manual_seed(DUMMY_SEED + done)
-            values.normal_(std=values.shape[-1] ** -0.5, generator=generator)
+            target.fill(target.wanted(kernels.normal(target.shape, target.shape[-1] ** -0.5, DUMMY_SEED + done)))
         else:
-            values.fill_(0.0 if target.name.endswith(".bias") else 1.0)
-        target.fill(target.wanted(values))
+            value = 0.0 if target.name.endswith(".bias") else 1.0
+            target.fill(target.wanted(StoredArray(np.full(target.shape, value, np.float32), "F32")))
         done += math.prod(target.shape)
     report(done, total)
     return decoder

@@ -13,19 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import WeightRole
-from tokenmill.model.kernels.stored_tensors import tensor_of
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats, WeightedRows
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.loader import ModelPlan
+from tokenmill.platform.arrays import address
 
 # Bits of a weight with its part of a scale.
 BITS = {PackedFormat.INT4: 4.5, PackedFormat.INT4_OFFSET: 5.0, PackedFormat.INT5: 5.5, PackedFormat.INT8: 8.5}
@@ -200,16 +199,25 @@ class _Errors:
 
     def add(self, rows: StoredArray, weights: npt.NDArray[np.float32]) -> None:
         """Try some rows in each format. `weights`: of the squares of errors in each input's numbers."""
-        exact, every, of_inputs = tensor_of(rows).float(), torch.arange(len(rows)), torch.from_numpy(weights)
-        self._energy += float(exact.square().sum(0) @ of_inputs)
+        exact = rows.float32()
+        self._energy += _energy(exact, weights)
         for format in BITS:
             packed = PackedWeight(self._native, (rows.shape[0], rows.shape[1]), format=format)
             packed.load_rows(0, WeightedRows(rows, weights))
-            self._lost[format] += float((packed.lookup(every).float() - exact).square().sum(0) @ of_inputs)
+            self._lost[format] += _energy(self._numbers(packed) - exact, weights)
+
+    def _numbers(self, packed: PackedWeight) -> npt.NDArray[np.float32]:
+        ids, bits = np.arange(packed.shape[0]), np.empty(packed.shape, np.uint16)
+        self._native.lookup(packed.packed, address(ids), len(ids), address(bits))
+        return StoredArray(bits, "BF16").float32()
 
     def shares(self) -> Mapping[PackedFormat, float]:
         """Return the lost shares of the energy."""
         return {format: lost / max(self._energy, SMALLEST) for format, lost in self._lost.items()}
+
+
+def _energy(numbers: npt.NDArray[np.float32], weights: npt.NDArray[np.float32]) -> float:
+    return float(np.square(numbers).sum(0, dtype=np.float64) @ weights)
 
 
 def _measured_losses(

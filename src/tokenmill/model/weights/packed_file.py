@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from tokenmill.platform.memory import HUGE_PAGE, map_shared
 
@@ -67,13 +67,17 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PackedFile:
     """An open file, with at most one lock on it. What is mapped keeps the lock.
 
+    Args:
+        threads: how many may compute its checksum.
+
     Raises:
         OSError: it cannot be opened, or is not ours alone.
     """
 
-    def __init__(self, path: Path, content: Content) -> None:
+    def __init__(self, path: Path, content: Content, threads: int = 1) -> None:
         self.path = path
         self.content = content
+        self._threads = threads
         named = 0 if is_memory(path) else os.O_CREAT | os.O_NOFOLLOW
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | named, 0o600)
         if not is_ours(os.fstat(self._descriptor)):
@@ -112,13 +116,13 @@ class PackedFile:
         if header is None or (header.key, header.num_bytes) != (wanted.key, wanted.num_bytes):
             return False
         is_long_enough = self.num_bytes == HEADER_BYTES + wanted.num_bytes
-        return is_long_enough and header.checksum == checksum(self.map())
+        return is_long_enough and header.checksum == checksum(self.map(), self._threads)
 
-    def map(self) -> torch.Tensor:
+    def map(self) -> npt.NDArray[np.uint8]:
         """Map the weights, uint8, not to be written."""
         return map_shared(self._descriptor, HEADER_BYTES + self.content.num_bytes, False)[HEADER_BYTES:]
 
-    def write(self, fill: Callable[[torch.Tensor], object]) -> None:
+    def write(self, fill: Callable[[npt.NDArray[np.uint8]], object]) -> None:
         """Write the content. The caller holds the exclusive lock.
 
         Args:
@@ -135,7 +139,7 @@ class PackedFile:
             os.posix_fallocate(self._descriptor, 0, HEADER_BYTES + self.content.num_bytes)
             memory = map_shared(self._descriptor, HEADER_BYTES + self.content.num_bytes, True)[HEADER_BYTES:]
             fill(memory)
-            header = Header(self.content.key, self.content.num_bytes, checksum(memory))
+            header = Header(self.content.key, self.content.num_bytes, checksum(memory, self._threads))
             os.pwrite(self._descriptor, msgspec.json.encode(header), 0)
         except BaseException:
             os.ftruncate(self._descriptor, 0)
@@ -161,11 +165,12 @@ class Claim(Enum):
     DAMAGED = "it does not hold the content, and others hold locks"
 
 
-def claim(path: Path, content: Content, waits: Callable[[], object]) -> tuple[PackedFile, Claim]:
+def claim(path: Path, content: Content, waits: Callable[[], object], threads: int = 1) -> tuple[PackedFile, Claim]:
     """Open a file and take a lock, waiting for a process that writes it.
 
     Args:
         waits: called again and again meanwhile.
+        threads: see `PackedFile`.
 
     Returns:
         The file, and `WHOLE` or `OURS`.
@@ -175,7 +180,7 @@ def claim(path: Path, content: Content, waits: Callable[[], object]) -> tuple[Pa
     """
     deadline, num_damaged = time.monotonic() + PATIENCE, 0
     while time.monotonic() < deadline and num_damaged < DAMAGED_LOOKS:
-        file = PackedFile(path, content)
+        file = PackedFile(path, content, threads)
         found = _look(file)
         if found in (Claim.WHOLE, Claim.OURS):
             return file, found
@@ -196,21 +201,21 @@ def is_memory(path: Path) -> bool:
     return path.is_relative_to("/proc")
 
 
-def checksum(memory: torch.Tensor) -> str:
+def checksum(memory: npt.NDArray[np.uint8], threads: int = 1) -> str:
     """Return 32 hexadecimal digits for whole pages of uint8, as fast as memory is read.
 
     The sums of each row and each column of a piece are hashed: a row is 4 KiB, a piece 1 MiB. Damage to a word or a row
     changes one of them for certain, and so does an exchange of any two. It is no defence against a user who may write
     the file: the system's permissions are.
     """
-    rows = memory.view(torch.int64).numpy().reshape(-1, ROW)
+    rows = memory.view(np.int64).reshape(-1, ROW)
 
     def digest(start: int) -> bytes:
         piece = rows[start : start + ROWS]
         sums = np.concatenate((np.add.reduce(piece, 0), np.add.reduce(piece, 1)))
         return blake2b(sums.tobytes(), digest_size=16).digest()
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         digests = b"".join(pool.map(digest, range(0, len(rows), ROWS)))
     return blake2b(digests, digest_size=16).hexdigest()
 

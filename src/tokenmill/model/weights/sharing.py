@@ -106,7 +106,9 @@ def _share(plan: ModelPlan, path: Path, content: Content, progress: Progress) ->
     where = "shared memory" if is_memory(path) else "the cache"
     total = sum(read.num_bytes for read in plan.reads or ())
     started, source = time.perf_counter(), f"mapped from {where}"
-    file, found = claim(path, content, lambda: progress(0, total))
+    native = getattr(plan.kernels, "native", None)
+    threads = 1 if native is None else native.threads
+    file, found = claim(path, content, lambda: progress(0, total), threads)
     try:
         if found is Claim.OURS:
             file.write(lambda memory: plan.load(progress, Arena(memory)))

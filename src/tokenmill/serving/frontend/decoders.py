@@ -10,13 +10,13 @@ Knows nothing of ids, vocabularies or special tokens.
 from __future__ import annotations
 
 import codecs
-import functools
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.vocabulary.byte_level import byte_level_bytes
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
@@ -192,20 +192,3 @@ def _strip_start(piece: str, content: str, count: int) -> str:
     while count and piece.startswith(content):
         piece, count = piece[len(content) :], count - 1
     return piece
-
-
-@functools.cache
-def byte_of_character() -> Mapping[str, int]:
-    """Return GPT-2's table: printable Latin-1 characters map to themselves, U+0100 and up to the other bytes."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-@functools.lru_cache(maxsize=1 << 15)
-def byte_level_bytes(piece: str) -> bytes:
-    """Return the bytes of a byte-level token; for characters outside the table, the token's own UTF-8."""
-    try:
-        return bytes([byte_of_character()[character] for character in piece])
-    except KeyError:
-        return piece.encode("utf-8")

@@ -17,10 +17,11 @@ import tokenizers
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.json_text import whole_characters
+from tokenmill.model.vocabulary.byte_level import byte_level_bytes
+from tokenmill.model.vocabulary.mapped_backend import MappedBackend
 from tokenmill.model.vocabulary.mapped_file import FLAGS, open_vocabulary
-from tokenmill.serving.frontend.decoders import ByteLevel, Stage, build_stages, byte_level_bytes
+from tokenmill.serving.frontend.decoders import ByteLevel, Stage, build_stages
 from tokenmill.serving.frontend.library_backend import Backend, LibraryBackend
-from tokenmill.serving.frontend.mapped_backend import MappedBackend
 
 
 class _TokenizerFile(msgspec.Struct):

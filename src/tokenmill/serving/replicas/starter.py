@@ -1,6 +1,6 @@
 """`Starter`: starts the processes of a server's parts. It imports little, so that they can start before anything else.
 
-Loading torch takes most of a start: an engine that begins early loads at the same time as this process.
+What an engine computes with takes most of a start to load: one that begins early loads beside this process.
 """
 
 from __future__ import annotations

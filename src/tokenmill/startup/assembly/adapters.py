@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Self
 
-import torch
-
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.fields import adapter_modules
 from tokenmill.core.adapters import AdapterRef
@@ -15,7 +13,7 @@ from tokenmill.model.adapters.cache import AdapterCache
 from tokenmill.model.adapters.packing import AdapterForm, AdapterReader, FollowedAdapters
 from tokenmill.model.adapters.places import check_adaptable
 from tokenmill.model.adapters.requests import AdapterRequests
-from tokenmill.model.adapters.rows import DeviceRowAdapters, HostRowAdapters
+from tokenmill.model.adapters.rows import HostRowAdapters
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.decoder import Decoder
@@ -31,7 +29,7 @@ class Adapters(Capability):
 
     def __init__(self, assembly: Assembly, cache: AdapterCache, named: list[AdapterRef]) -> None:
         self._config = assembly.config
-        self._device = torch.device(assembly.platform.device)
+        self._device = assembly.platform.device
         self._cache = cache
         self._named = named
 
@@ -59,7 +57,11 @@ class Adapters(Capability):
         num_rows, find, slots = self._config.max_num_seqs, self._cache.find, self._cache.slots
         if slots is None:
             return (HostRowAdapters(num_rows, find),)
-        return (DeviceRowAdapters(num_rows, find, slots, self._device),)
+        import torch
+
+        from tokenmill.model.adapters.rows import DeviceRowAdapters
+
+        return (DeviceRowAdapters(num_rows, find, slots, torch.device(self._device)),)
 
     def engine_extensions(self, scheduler: EngineScheduler) -> tuple[AdapterRequests]:
         """Return the part that answers requests to load an adapter."""

@@ -14,6 +14,7 @@ from tokenmill.startup.assembly.recurrent_states import RecurrentStates
 from tokenmill.startup.assembly.speculation import Speculation
 from tokenmill.startup.assembly.vision import Images
 from tokenmill.startup.assembly.windows import Windows
+from tokenmill.startup.machine.torch_needs import check_torch
 
 CAPABILITIES: tuple[type[Capability], ...] = (
     Grammars,  # outputs that follow a schema, a regex or a grammar
@@ -26,4 +27,4 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     PromptsInProgress,  # how far the prompts of those that ask are computed
     KVEvents,  # what the prefix cache takes in and gives up, for routers outside
 )
-CHECKS = tuple(capability.check for capability in CAPABILITIES)
+CHECKS = (check_torch, *(capability.check for capability in CAPABILITIES))

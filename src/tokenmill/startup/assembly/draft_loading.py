@@ -18,12 +18,13 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.registry import AttentionChoice
 from tokenmill.model.models.decoder import Decoder
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.hub import fetch
 from tokenmill.model.weights.loader import ModelPlan, plan_model
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.machine.device import choose_backend, choose_kernels
+from tokenmill.startup.machine.torch_needs import check_attention, check_torch
 
 # What a draft model may have instead of what the model has, tried in turn where its weights or heads rule that out.
 _OTHER_CHOICES: tuple[dict[str, Any], ...] = (
@@ -77,7 +78,7 @@ class LoadedDraft:
     def bind(self, attention: AttentionBackend, tables: RowTables, max_model_len: int) -> DraftModel:
         """Return a drafter for the rows of these tables, with its KV in this attention's cache."""
         max_len = min(max_model_len, self.architecture.max_position)
-        return DraftModel(in_one_call(self.decoder, attention), attention, tables, self.num_tokens, max_len)
+        return DraftModel(on_host(self.decoder, attention), attention, tables, self.num_tokens, max_len)
 
     def describe(self) -> str:
         """Return a clause for the start-up screen."""
@@ -129,9 +130,11 @@ def _choose(
     for choices in (dict[str, Any](), *_OTHER_CHOICES):
         own = dataclasses.replace(config, **choices)
         try:
+            check_torch(own, architecture, platform)
             kernels, _ = choose_kernels(own, platform, folder, num_threads)
             plan = plan_model(folder, architecture, kernels, load_format)
             attention = choose_backend(own, platform, plan.shapes.attention_spec, kernels)
+            check_attention(attention)
         except InvalidConfig as error:
             refusal = refusal or error
             continue

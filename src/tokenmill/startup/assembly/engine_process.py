@@ -190,8 +190,8 @@ def _serve(config: EngineConfig, topology: Topology, index: int, sockets: Engine
         sockets.send_to_api(EngineProgress(phase, done, total))
 
     check_tokenizer(config.model, config.tokenizer)
-    # Here and not above: torch takes a second to load, and the start-up screen should say so.
-    report("loading torch", 0, 0)
+    # Here and not above: what computes takes long to load, with torch a second, and the start-up screen should say so.
+    report("loading the engine", 0, 0)
     from tokenmill.startup.assembly.setup import build_engine
 
     built = build_engine(config, report)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.parallel.messages import Command, End, FindBest, RunPass, TakeLogits
@@ -17,13 +18,17 @@ from tokenmill.engine.parallel.shared_memory import SharedMemory
 from tokenmill.model.adapters.packing import FollowedAdapters
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.adapters import Adapter, AdapterSource
-from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.models.host_model import on_host
+from tokenmill.model.models.native_decoder import NativeDecoder
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.adapters import followed_adapters
 from tokenmill.startup.assembly.capabilities import CHECKS
 from tokenmill.startup.assembly.loading import Progress, StartupTimer, load, size_kv
 from tokenmill.startup.ranks.group import Group
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
 
 # How long a rank without work sleeps at most before it looks around.
 IDLE_SECONDS = 0.1
@@ -33,7 +38,9 @@ class Follower:
     """A rank that executes the commands of rank 0.
 
     Args:
-        model, attention: its part of them. adapters: its parts of the adapters; None: it has none.
+        model, attention: its part of them.
+        dtype: the name of the model's.
+        adapters: its parts of the adapters; None: it has none.
         idle_work: advances by an iteration whenever there is nothing else to do.
     """
 
@@ -42,18 +49,17 @@ class Follower:
         model: PartialModel,
         attention: AttentionBackend,
         memory: SharedMemory,
-        dtype: torch.dtype,
+        dtype: str,
         idle_work: Iterator[None],
         adapters: FollowedAdapters | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._memory = memory
-        self._dtype = dtype
+        self._dtype = getattr(importlib.import_module("torch"), dtype)  # until the cut
         self._adapters = adapters
         self._idle_work: Iterator[None] | None = idle_work
 
-    @torch.inference_mode()
     def run(self, on_iteration: Callable[[bool], None] = lambda has_work: None) -> None:
         """Follow until rank 0 ends.
 
@@ -86,11 +92,12 @@ class Follower:
             case FindBest(count):
                 find_best(self._model, self._memory, self._memory.inputs(count, self._dtype))
 
-    def _run(self, command: RunPass) -> torch.Tensor:
+    def _run(self, command: RunPass) -> Array:
         """Run the layers; in stages after the first, over the hidden states in shared memory."""
         batch, hidden = command.batch(self._find), None
         if not self._memory.shard.is_first_stage:
-            hidden = self._memory.hidden(len(batch.token_ids), self._dtype).clone()  # where a pass may write
+            shared = self._memory.hidden(len(batch.token_ids), self._dtype)
+            hidden = shared.copy() if isinstance(shared, np.ndarray) else shared.clone()  # until the cut
         return self._model.forward(batch, self._attention, hidden)
 
     def _find(self, sources: Sequence[AdapterSource]) -> tuple[Adapter, ...]:
@@ -122,11 +129,11 @@ class StageLeader(Follower):
             return End()
         self._begun, numbers = received
         hidden = hidden_states(numbers, self._dtype, self._memory.layout.hidden_size)
-        self._memory.hidden(len(hidden), self._dtype).copy_(hidden)
+        self._memory.hidden(len(hidden), self._dtype)[:] = hidden
         self._memory.post(self._begun.run)
         return self._begun.run
 
-    def _run(self, command: RunPass) -> torch.Tensor:
+    def _run(self, command: RunPass) -> Array:
         hidden = super()._run(command)
         assert self._begun is not None, "a pass has begun"
         self._stage.hand_on(self._begun, hidden)
@@ -153,7 +160,7 @@ def build_follower(
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
     has_room = attention.kv.num_bytes <= platform.available_bytes()
     idle_work = prefault(attention.kv.tensors) if is_asked_for and has_room else iter(())
-    decoder = in_one_call(model.decoder, attention)
-    adapters = followed_adapters(config, model.decoder, model.kernels, decoder is not model.decoder)
+    decoder = on_host(model.decoder, attention)
+    adapters = followed_adapters(config, model.decoder, model.kernels, isinstance(decoder, NativeDecoder))
     own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters)
     return Follower(*own) if group.later_stage is None else StageLeader(group.later_stage, *own)

@@ -28,6 +28,7 @@ class Grammars(Capability):
             path=str(Path(config.tokenizer or assembly.model.folder) / "tokenizer.json"),
             vocab_size=limits.vocab_size,
             eos_token_ids=tuple(sorted(limits.eos_token_ids)),
+            cache=str(config.vocabulary_folder or ""),
         )
         cache = GrammarCache(tokenizer, Limits(options.compile_seconds, options.compile_bytes), options.cache_bytes)
         on_host = not assembly.platform.is_accelerator

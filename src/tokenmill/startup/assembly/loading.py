@@ -32,16 +32,16 @@ from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.drafting import find_draft, speculation_of
 from tokenmill.startup.assembly.mixing import with_measured_bits
 from tokenmill.startup.machine.device import (
-    DTYPES,
     check,
     choose_backend,
     choose_kernels,
     choose_threads,
     within_budget,
 )
+from tokenmill.startup.machine.torch_needs import check_attention
 from tokenmill.startup.sizing.fit import check_fit, check_parameters
 from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size, wanted_context
-from tokenmill.startup.sizing.state_size import check_recurrence_sizes
+from tokenmill.startup.sizing.state_size import BYTES_OF, check_recurrence_sizes
 from tokenmill.startup.sizing.window_size import PageBytes, decide_grouped_size, least_page_bytes, window_group_obstacle
 
 if TYPE_CHECKING:
@@ -130,16 +130,17 @@ def load(
     if config.step_log:
         check_writable(Path(config.step_log))
     folder, architecture, obstacle = _find(config, platform, timer, checks)
-    dtype = DTYPES[config.dtype]
     check_parameters(config, platform, architecture)
     collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
-    num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
-    check(config, platform, dtype)
+    num_bytes = architecture.num_parameters() * BYTES_OF[config.dtype]
+    num_threads, threads_reason = choose_threads(config, platform, num_bytes)
+    check(config, platform)
     kernels, kernels_reason = _choose_kernels(config, platform, folder, architecture, num_threads)
     check_recurrence_sizes(architecture, kernels.name)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
     plan = _adjusted(plan, folder, config, platform, timer)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
+    check_attention(attention)
     draft = find_draft(config, platform, folder, num_threads, timer.phase)
     draft_bytes = 0 if draft is None else draft.page_bytes
     page_bytes = _least_bytes(config, architecture, attention, draft_bytes, obstacle is None)

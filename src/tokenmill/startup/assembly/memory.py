@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.model.attention.protocol import AttentionBackend
@@ -20,6 +18,7 @@ from tokenmill.platform.protocol import Platform
 from tokenmill.startup.sizing.kv_size import KVSize
 
 if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
     from tokenmill.startup.assembly.draft_loading import LoadedDraft
 
 
@@ -40,8 +39,8 @@ class StepMemory:
     states: StateMemory | None = None
 
     @property
-    def kv_tensors(self) -> tuple[torch.Tensor, ...]:
-        """All tensors of the KV cache, each [layers, pages, ...]."""
+    def kv_tensors(self) -> tuple[Array, ...]:
+        """All arrays of the KV cache, each [layers, pages, ...]."""
         return (*self.attention.kv.tensors, *(() if self.draft is None else self.draft.kv.tensors))
 
     @property

@@ -10,7 +10,9 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -24,6 +26,11 @@ from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.interrupts import end_with_parent
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, logged
+
+if TYPE_CHECKING:
+    from tokenmill.platform.protocol import Platform
+    from tokenmill.startup.assembly.device_follower import DeviceFollower
+    from tokenmill.startup.assembly.follower import Follower
 
 logger = logging.getLogger(__name__)
 
@@ -85,16 +92,14 @@ class _Signs:
 
 
 def _follow(config: EngineConfig, signs: _Signs | None = None) -> None:
-    # Here and not above: torch takes a second to load.
+    # Here and not above: they take long to load.
     from tokenmill.platform.select import select_platform
-    from tokenmill.startup.assembly.device_follower import build_device_follower
-    from tokenmill.startup.assembly.follower import build_follower
     from tokenmill.startup.ranks.group import Group, config_of_rank, device_of_rank
 
     platform = select_platform(device_of_rank(config))
     config = dataclasses.replace(config, device=platform.device).resolve()
     group, own = Group(config), config_of_rank(config)
-    build = build_device_follower if platform.is_accelerator else build_follower
+    build = _builder(platform)
     try:
         if signs is None:
             build(own, group, platform).run()
@@ -103,6 +108,17 @@ def _follow(config: EngineConfig, signs: _Signs | None = None) -> None:
     except BaseException as error:
         group.abandon(error)
         raise
+
+
+def _builder(platform: Platform) -> Callable[..., Follower | DeviceFollower]:
+    """Return the function that makes a follower for this platform; that of GPUs needs torch."""
+    if platform.is_accelerator:
+        from tokenmill.startup.assembly.device_follower import build_device_follower
+
+        return build_device_follower
+    from tokenmill.startup.assembly.follower import build_follower
+
+    return build_follower
 
 
 def main() -> int:

@@ -35,6 +35,7 @@ from tokenmill.startup.assembly.memory import StepMemory, allocate, take_memory
 from tokenmill.startup.assembly.runners import capture, least_size, make_runner, room_for_kv
 from tokenmill.startup.assembly.scheduler_class import check_scheduler_flags, check_scheduler_model
 from tokenmill.startup.assembly.warm_up import warm_up
+from tokenmill.startup.machine.torch_needs import check_torch
 from tokenmill.startup.ranks.group import config_of_rank, start_group
 from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
 
@@ -79,11 +80,12 @@ def build_engine(
     config = dataclasses.replace(config, device=platform.device).resolve()
     find_policies(config.scheduling_policy, config.batch_policy, config.admission)  # before the weights are read
     check_scheduler_flags(config)
+    check_torch(config, None, platform)
     group = start_group(config)
     config = config_of_rank(config)
     try:
         if model is None:
-            checks = [check_scheduler_model, *(capability.check for capability in capabilities)]
+            checks = [check_torch, check_scheduler_model, *(each.check for each in capabilities)]
             model = load(config, platform, timer, checks, group)
         assembly = Assembly(config, platform, timer, model, _limits(config, model))
         assembly.install(capabilities)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
-from tokenmill.model.vision.encoder import Encoder, PixelStore
 from tokenmill.model.vision.spec_reader import read_vision
-from tokenmill.model.vision.tower import load_tower
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.loading import LoadedModel
 from tokenmill.startup.assembly.memory import StepMemory
+from tokenmill.startup.sizing.state_size import BYTES_OF
 from tokenmill.startup.sizing.tower_size import TowerMemory, reserved_bytes
+
+if TYPE_CHECKING:
+    from tokenmill.model.vision.encoder import Encoder, PixelStore
 
 
 def check_vision(config: EngineConfig, architecture: Architecture) -> None:
@@ -75,10 +77,14 @@ class Images(Capability):
         spec = read_vision(model.folder)
         if spec is None:
             return None
+        # Towers run on torch, which models of text do without.
+        from tokenmill.model.vision.encoder import Encoder, PixelStore
+        from tokenmill.model.vision.tower import load_tower
+
         pixels, tower = PixelStore(), load_tower(model.folder, spec, model.kernels)
         (rotary,) = model.decoder.rotary.values()
         encoder = Encoder(spec, tower, pixels, rotary, config.max_num_seqs)
-        reserved = reserved_bytes(config, spec, model.kernels.dtype.itemsize)
+        reserved = reserved_bytes(config, spec, BYTES_OF[config.dtype])
         return cls(pixels, encoder, TowerMemory(tower.num_bytes, reserved))
 
     def gates(self) -> tuple[PixelStore]:

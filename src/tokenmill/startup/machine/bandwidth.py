@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
-import torch
+import numpy as np
 
 from tokenmill.platform.protocol import Platform
 
@@ -15,23 +18,39 @@ SECONDS = 0.5
 LEAST_PASSES = 3
 
 
-def read_bandwidth(platform: Platform, num_bytes: int = MOST_BYTES, seconds: float = SECONDS) -> float:
-    """Measure the bytes per second at which the platform's threads read memory: the best of some passes over a tensor.
+def read_bandwidth(
+    platform: Platform, num_bytes: int = MOST_BYTES, seconds: float = SECONDS, num_threads: int | None = None
+) -> float:
+    """Measure the bytes per second at which the platform's threads read memory: the best of some passes over an array.
 
     Args:
-        num_bytes: of the tensor; less where less is free.
+        num_bytes: of the array; less where less is free.
         seconds: how long the passes take together; at least three are made.
+        num_threads: of the host that read; None: as many as a step uses.
     """
     size = max(min(num_bytes, platform.available_bytes() // 4), LEAST_BYTES)
-    stream = platform.stream()
-    values = torch.ones(size // 4, dtype=torch.float32, device=platform.device)
+    if platform.is_accelerator:
+        from tokenmill.startup.machine.device_memory import read_device
+
+        return size / _least_seconds(read_device(platform, size), seconds)
+    with _read_host(size, num_threads or platform.num_threads()) as read:
+        return size / _least_seconds(read, seconds)
+
+
+def _least_seconds(read: Callable[[], object], seconds: float) -> float:
     best, passes, start = float("inf"), 0, time.perf_counter()
     while passes < LEAST_PASSES or time.perf_counter() - start < seconds:
-        stream.record().wait()
         begin = time.perf_counter()
-        with stream:
-            values.sum()
-        stream.record().wait()
+        read()
         best = min(best, time.perf_counter() - begin)
         passes += 1
-    return values.nbytes / best
+    return best
+
+
+@contextmanager
+def _read_host(size: int, num_threads: int) -> Iterator[Callable[[], object]]:
+    """Provide a function that reads so many bytes of the host's memory once, a part in each thread."""
+    # NumPy finds the largest of integers as fast as memory delivers them, and lets other threads run meanwhile.
+    parts = np.array_split(np.ones(size // 8, np.int64), num_threads)
+    with ThreadPoolExecutor(num_threads) as threads:
+        yield lambda: list(threads.map(np.maximum.reduce, parts))

@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.engine_settings import STORED_FORMATS
 from tokenmill.core.errors import InvalidConfig
@@ -19,7 +17,6 @@ from tokenmill.model.attention.registry import AttentionChoice, AttentionConfig,
 from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.select import select_kernels
-from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.quantization.packed import PackedFormat
 from tokenmill.model.weights.loader import check_stored, choose_formats
 from tokenmill.model.weights.mixture import can_mix, typical_formats
@@ -28,7 +25,6 @@ from tokenmill.platform.protocol import Platform
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Generations of NVIDIA's GPUs: the first with bfloat16, and the first whose products take a scale per row.
 BFLOAT16_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (9, 0)
@@ -39,13 +35,13 @@ ONE_THREAD_BYTES = 64 << 20
 THREADS_PER_CORE = 16
 
 
-def check(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> None:
+def check(config: EngineConfig, platform: Platform) -> None:
     """Refuse features that this device does not have, and modes that do not go together.
 
     Raises:
         InvalidConfig: which flag, and what to change.
     """
-    obstacles = _gpu_obstacles(config, platform, dtype) if platform.is_accelerator else _cpu_obstacles(config)
+    obstacles = _gpu_obstacles(config, platform) if platform.is_accelerator else _cpu_obstacles(config)
     for obstacle in obstacles:
         raise InvalidConfig(obstacle)
     if config.enforce_eager and not platform.is_accelerator:
@@ -59,7 +55,7 @@ def _cpu_obstacles(config: EngineConfig) -> Iterator[str]:
         yield "--quantization fp8 needs a GPU; a CPU has int8 and int4"
 
 
-def _gpu_obstacles(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> Iterator[str]:
+def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
     if importlib.util.find_spec("triton") is None:
         yield f"--device {platform.device} needs triton, which CUDA builds of torch bring along"
     if config.pipeline_parallel_size > 1:
@@ -76,12 +72,12 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform, dtype: torch.dtype)
         yield f"--quantization {config.quantization} is for CPUs; a GPU has fp8"
     if config.batch_invariant and (config.kernels == "torch" or config.quantization == "fp8"):
         yield "--batch-invariant cannot be combined with --kernels torch or --quantization fp8"
-    if config.quantization == "fp8" and dtype != torch.bfloat16:
+    if config.quantization == "fp8" and config.dtype != "bfloat16":
         yield "--quantization fp8 needs --dtype bfloat16"
     # What stands in for a GPU in a test has no generation.
     generation = platform.capability()
     for wanted, least in (
-        (dtype == torch.bfloat16, BFLOAT16_CAPABILITY),
+        (config.dtype == "bfloat16", BFLOAT16_CAPABILITY),
         (config.quantization == "fp8", FP8_CAPABILITY),
     ):
         if wanted and generation != (0, 0) and generation < least:
@@ -98,10 +94,10 @@ def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_t
     if is_stored := config.quantization in STORED_FORMATS:
         check_stored(folder, config.quantization)
     if platform.is_accelerator:
-        return gpu_kernels(config, platform, DTYPES[config.dtype], choose_formats(folder, None).experts)
+        return gpu_kernels(config, platform, choose_formats(folder, None).experts)
     wanted = None if is_stored or config.quantization == "none" else config.quantization
     formats = choose_formats(folder, wanted)
-    kernels, reason = select_kernels(config.kernels, "cpu", DTYPES[config.dtype], num_threads, formats)
+    kernels, reason = select_kernels(config.kernels, "cpu", config.dtype, num_threads, formats)
     if wanted is not None and kernels.name != "native":
         raise InvalidConfig(f"--quantization {wanted} needs the native kernels: {reason}")
     return kernels, reason
@@ -120,11 +116,13 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
     Raises:
         InvalidConfig: the backend cannot run here; see `choose_attention`.
     """
+    import torch  # until the cut
+
     kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else None
     wanted = AttentionConfig(
         spec,
         config.page_size,
-        DTYPES[config.dtype],
+        getattr(torch, config.dtype),  # until the cut
         platform,
         kv_dtype,
         native=getattr(kernels, "native", None),
@@ -134,19 +132,20 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
     return choose_attention(config.attention_backend, wanted)
 
 
-def gpu_kernels(
-    config: EngineConfig, platform: Platform, dtype: torch.dtype, experts: PackedFormat | None = None
-) -> tuple[Kernels, str]:
+def gpu_kernels(config: EngineConfig, platform: Platform, experts: PackedFormat | None = None) -> tuple[Kernels, str]:
     """Return the kernels of a GPU, and why; `check` refuses the rest. `experts`: their format; None: floats."""
+    # Imported here: without a GPU nothing needs torch.
     if config.kernels == "torch":
-        return TorchKernels(dtype, platform.device), "asked for"
+        from tokenmill.model.kernels.torch_kernels import TorchKernels
+
+        return TorchKernels(config.dtype, platform.device), "asked for"
     from tokenmill.model.kernels.triton.kernels import TritonKernels
     from tokenmill.model.kernels.triton.launch import allow_dependent
 
     allow_dependent(config.pdl)
     is_fp8 = config.quantization == "fp8"
     forms = {"is_invariant": config.batch_invariant, "fp8": is_fp8, "mxfp4": experts is PackedFormat.MXFP4}
-    kernels = TritonKernels(dtype, platform.device, **forms)
+    kernels = TritonKernels(config.dtype, platform.device, **forms)
     return kernels, "sums in one order" if config.batch_invariant else "fp8 products" if is_fp8 else "for GPUs"
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from packaging.requirements import Requirement
 
 from tokenmill.config.configs import EngineConfig
@@ -25,13 +24,14 @@ from tokenmill.model.weights.loader import measure
 from tokenmill.platform.memory import huge_pages
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
+from tokenmill.platform.torch_package import has_torch, may_have_gpu
 from tokenmill.startup.machine.bandwidth import read_bandwidth
 from tokenmill.startup.machine.device import choose_backend, choose_kernels, choose_threads
+from tokenmill.startup.machine.torch_needs import check_attention, check_torch
 
 # Of memory: enough for the demo model and the processes of a server.
 LEAST_FREE = 1 << 30
 COMPILERS = ("c++", "g++", "clang++")
-GPU_FILE = Path("/dev/nvidiactl")
 # A model that is worth all threads.
 LARGE = 1 << 30
 
@@ -64,6 +64,7 @@ def examine(platform: Platform, root: Path = Path("/")) -> Iterator[Finding]:
     yield _instructions()
     yield _memory(platform)
     yield _gpu(platform, root)
+    yield _torch()
     yield _compiler()
     yield _folder()
     yield _versions()
@@ -86,9 +87,9 @@ def _instructions() -> Finding:
     if levels:
         return Finding("native", f"kernels for {', '.join(levels)}; the last is the best that this machine has")
     if python_platform.machine() not in ("x86_64", "AMD64"):
-        return Finding("native", "none: they are for x86-64; torch computes instead")
+        return Finding("native", "none: they are for x86-64; torch computes instead, if it is there")
     if levels is not None:
-        return Finding("native", "none that fits: this machine has no AVX2; torch computes instead, slower")
+        return Finding("native", "none that fits: this machine has no AVX2; torch computes instead, if it is there")
     mend = "install a C++ compiler, then TokenMill again (make serve, or pip install --force-reinstall): "
     return Finding("native", "none were built", f"{mend}without them a model is several times slower")
 
@@ -98,7 +99,7 @@ def _memory(platform: Platform) -> Finding:
     if free < LEAST_FREE:
         wanted = size_text(LEAST_FREE)
         return Finding("memory", f"{size_text(free)} free", f"end other programs: less than {wanted} are free")
-    speed, threads = read_bandwidth(platform) / 1e9, torch.get_num_threads()
+    speed, threads = read_bandwidth(platform) / 1e9, platform.num_threads()
     how = "" if platform.is_accelerator else f" by {threads} thread{'s' * (threads > 1)}; {huge_pages()}"
     return Finding("memory", f"{size_text(free)} free, read at {speed:,.3g} GB/s{how}")
 
@@ -110,8 +111,12 @@ def _gpu(platform: Platform, root: Path) -> Finding:
         text = f"{name}, capability {major}.{minor}, {size_text(platform.available_bytes())} free"
         mend = "" if importlib.util.find_spec("triton") else "pip install triton: kernels for GPUs are compiled by it"
         return Finding("GPU", text, mend)
-    if not (root / GPU_FILE.relative_to("/")).exists():
+    if not may_have_gpu(root):
         return Finding("GPU", "none")
+    if not has_torch():
+        return Finding("GPU", "there is one, and torch, which uses it, is missing", "pip install 'tokenmill[gpu]'")
+    import torch
+
     if torch.version.cuda is None:
         mend = f"install torch for CUDA: this one ({torch.__version__}) is built for CPUs"
         return Finding("GPU", "there is one, and this torch cannot use it", mend)
@@ -120,6 +125,13 @@ def _gpu(platform: Platform, root: Path) -> Finding:
         "there is one, and torch finds none",
         "see that nvidia-smi works, and that CUDA_VISIBLE_DEVICES hides nothing",
     )
+
+
+def _torch() -> Finding:
+    """Tell whether torch is there; a CPU with native kernels is well without."""
+    users = "GPUs, images, --dtype float32 and float16, and reference kernels"
+    version = _version("torch") if has_torch() else None
+    return Finding("torch", f"{version or 'not installed'}; {users} need it (pip install 'tokenmill[torch]')")
 
 
 def _compiler() -> Finding:
@@ -140,13 +152,18 @@ def _versions() -> Finding:
         wanted = [Requirement(text) for text in importlib.metadata.requires("tokenmill") or []]
     except importlib.metadata.PackageNotFoundError:
         return Finding("packages", "TokenMill runs from its source, so nothing says which packages it needs")
-    wanted = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
     versions = {one.name: _version(one.name) for one in wanted}
+    wanted = [one for one in wanted if _is_needed(one) or versions[one.name] is not None]
     wrong = [one for one in wanted if not one.specifier.contains(versions[one.name] or "0", prereleases=True)]
-    text = f"Python {python_platform.python_version()}, torch {versions.get('torch')}, {len(wanted)} packages checked"
+    text = f"Python {python_platform.python_version()}, {len(wanted)} packages checked"
     bad = ", ".join(f"{one.name} {versions[one.name] or 'is missing'}" for one in wrong)
     mend = " ".join(f"'{one.name}{one.specifier}'" for one in wrong)
     return Finding("packages", f"{text}: {bad}" if bad else text, f"pip install {mend}" if mend else "")
+
+
+def _is_needed(package: Requirement) -> bool:
+    """Return False for a package of an extra: its version counts only where it is installed."""
+    return package.marker is None or package.marker.evaluate({"extra": ""})
 
 
 def _version(package: str) -> str | None:
@@ -161,9 +178,11 @@ def _used(platform: Platform) -> Iterator[Finding]:
     config = EngineConfig(model=str(demo_model_path()), device=platform.device).resolve()
     try:
         threads, why_threads = choose_threads(config, platform, LARGE)
+        check_torch(config, read_architecture(demo_model_path()), platform)
         kernels, why_kernels = choose_kernels(config, platform, demo_model_path(), threads)
         spec = measure(read_architecture(demo_model_path()), kernels)[0].attention_spec
         attention = choose_backend(config, platform, spec, kernels)
+        check_attention(attention)
     except TokenMillError as error:
         yield Finding("engine", "cannot start", str(error))
         return

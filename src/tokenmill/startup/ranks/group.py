@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,7 +23,6 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.plan import StepOutcome, StepPlan
 from tokenmill.core.whole_file import write_whole
-from tokenmill.engine.parallel.devices.collective import DeviceCollective
 from tokenmill.engine.parallel.layout import Layout, StepShape
 from tokenmill.engine.parallel.messages import End
 from tokenmill.engine.parallel.model import PartialModel, RankedModel
@@ -40,6 +40,9 @@ from tokenmill.model.sharding.shard import Shard, check_size, stage_layers
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.ranks.children import RankChildren
 from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
+
+if TYPE_CHECKING:
+    from tokenmill.engine.parallel.devices.collective import DeviceCollective
 
 # How many times the time of a step may pass until all ranks have read their weights: as the other parts of a server.
 START_PATIENCE = 20.0
@@ -123,6 +126,8 @@ class Group:
             self._find_stages(f"{model} {step}")
         self.memory.meet(self._patience)
         if platform.is_accelerator:
+            from tokenmill.engine.parallel.devices.collective import DeviceCollective
+
             meeting = Path(f"{self._rendezvous}.devices")
             communicator = platform.communicator(meeting, self.shard.rank, self.shard.size, self._patience)
             self.devices = DeviceCollective(self.shard, communicator)

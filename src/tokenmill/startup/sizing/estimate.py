@@ -24,10 +24,10 @@ from tokenmill.model.weights.gguf.folder import LINK_NAME
 from tokenmill.model.weights.hub import fetch, hub_errors
 from tokenmill.platform.select import select_platform
 from tokenmill.startup.machine.bandwidth import read_bandwidth
-from tokenmill.startup.machine.device import DTYPES, choose_threads
+from tokenmill.startup.machine.device import choose_threads
 from tokenmill.startup.sizing.forms import forms, free_bytes, table
 from tokenmill.startup.sizing.kv_size import wanted_context
-from tokenmill.startup.sizing.state_size import states_text
+from tokenmill.startup.sizing.state_size import BYTES_OF, states_text
 from tokenmill.startup.sizing.tower_size import TowerMemory
 
 
@@ -60,11 +60,11 @@ def estimate(config: EngineConfig, target: Target) -> str:
     with _opened(config) as (folder, stored):
         architecture = read_architecture(folder)
         wanted_context(config, architecture.max_position)
-        weights = architecture.num_parameters() * DTYPES[config.dtype].itemsize
+        weights = architecture.num_parameters() * BYTES_OF[config.dtype]
         num_threads, reason = choose_threads(config, platform, weights)
         choices = forms(config, platform, folder, architecture, num_threads)
     free = free_bytes(config, platform, architecture) if target.memory is None else target.memory
-    bandwidth = target.bandwidth or read_bandwidth(platform)
+    bandwidth = target.bandwidth or read_bandwidth(platform, num_threads=num_threads)
     is_measured = "measured now" if target.bandwidth is None else "as given"
     return "\n".join(
         [

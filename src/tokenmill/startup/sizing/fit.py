@@ -13,10 +13,9 @@ from tokenmill.core.sizes import size_text
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.weights.loader import ModelPlan
 from tokenmill.platform.protocol import Platform
-from tokenmill.startup.machine.device import DTYPES
 from tokenmill.startup.sizing.forms import Form, forms, free_bytes, held_bytes, table
 from tokenmill.startup.sizing.kv_size import SMALLEST_CONTEXT, bytes_of, least_kv_bytes, pages_in
-from tokenmill.startup.sizing.state_size import bytes_per_state
+from tokenmill.startup.sizing.state_size import BYTES_OF, bytes_per_state
 from tokenmill.startup.sizing.tower_size import tower_memory
 
 # Of a parameter in the smallest form that weights are kept in: four bits, not counting their scales.
@@ -37,7 +36,7 @@ def check_parameters(config: EngineConfig, platform: Platform, architecture: Arc
     free = platform.available_bytes() + held_bytes(config)
     count = architecture.num_parameters() - architecture.num_mapped_parameters
     if count * LEAST_BYTES_PER_PARAMETER > free:
-        weights = size_text(count * DTYPES[config.dtype].itemsize)
+        weights = size_text(count * BYTES_OF[config.dtype])
         raise OutOfMemory(
             f"the model has {count / 1e9:,.4g} billion parameters, {weights} in {config.dtype}, and {size_text(free)} "
             "of memory are free; no --quantization makes it fit, take a smaller one"
@@ -59,7 +58,7 @@ def check_fit(
     free = free_bytes(config, platform, architecture)
     # Its ranks load at the same time, each as much as the others.
     size = config.num_ranks_here
-    tower = tower_memory(config, folder, DTYPES[config.dtype].itemsize)
+    tower = tower_memory(config, folder, BYTES_OF[config.dtype])
     all_weights = size * plan.weight_bytes + tower.weights
     fit = _Fit(config, architecture, free, size * plan.spare_bytes, size * page_bytes, tower.reserved)
     if fit.total(all_weights) <= free:

@@ -16,8 +16,10 @@ from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.quantization.packed import UNQUANTIZED
 from tokenmill.model.weights.loader import choose_formats, measure
 from tokenmill.platform.protocol import Platform
-from tokenmill.startup.machine.device import DTYPES, check, choose_backend, choose_kernels, within_budget
-from tokenmill.startup.sizing.kv_size import pages_in, wanted_context, workspace_bytes
+from tokenmill.startup.machine.device import check, choose_backend, choose_kernels, within_budget
+from tokenmill.startup.machine.torch_needs import check_torch
+from tokenmill.startup.sizing.kv_size import pages_in, wanted_context
+from tokenmill.startup.sizing.state_size import BYTES_OF
 from tokenmill.startup.sizing.tower_size import TowerMemory, tower_memory
 
 QUANTIZATIONS = ("none", "fp8", "int8", "int4")
@@ -116,14 +118,15 @@ def _form(
     architecture: Architecture,
     num_threads: int,
 ) -> Form:
-    check(config, platform, DTYPES[config.dtype])
+    check(config, platform)
+    check_torch(config, architecture, platform)
     kernels, _ = choose_kernels(config, platform, folder, num_threads)
     shapes, weight_bytes = measure(architecture, within_budget(config, kernels, architecture))
     attention = choose_backend(config, platform, shapes.attention_spec, kernels)
     name = config.dtype if config.quantization == "none" else config.quantization
     if config.quantization == "none" and choose_formats(folder, None) != UNQUANTIZED:
         name = "as stored"
-    tower = tower_memory(config, folder, DTYPES[config.dtype].itemsize)
+    tower = tower_memory(config, folder, BYTES_OF[config.dtype])
     page_bytes = attention.bytes_per_page + attention.bytes_per_window_page
     return Form(name, flags, config, weight_bytes + tower.weights, page_bytes, tower)
 
@@ -147,7 +150,9 @@ def free_bytes(config: EngineConfig, platform: Platform, architecture: Architect
     """Return the bytes for weights and KV: free, or holding the weights already; on a GPU less what a step takes."""
     free = platform.available_bytes() + held_bytes(config)
     if platform.is_accelerator:
-        free -= workspace_bytes(config, architecture, DTYPES[config.dtype])
+        from tokenmill.startup.sizing.workspace import workspace_bytes
+
+        free -= workspace_bytes(config, architecture)
     return max(0, free)
 
 

@@ -1,4 +1,4 @@
-"""Size the KV cache: how many pages it has, how long a request may be, and what a step takes besides.
+"""Size the KV cache: how many pages it has and how long a request may be.
 
 Knows numbers of bytes, no devices.
 """
@@ -8,15 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES
 from tokenmill.engine.kv.window_pages import WindowSettings
-from tokenmill.model.architecture.architecture import Architecture
-from tokenmill.model.kernels.triton.splits import PART_EXTRA, SPLIT_ENDS
 
 MIB = 1 << 20
 # Below this a pool is no use to anyone; `--max-model-len auto` does not shrink further.
@@ -134,18 +129,3 @@ def decide_kv_size(
         f"the KV cache holds {capacity} tokens, one request of {wanted} tokens needs {pages_per_request} pages "
         f"({needed / MIB:,.3g} MiB): raise {raised}{lowered}"
     )
-
-
-def workspace_bytes(config: EngineConfig, architecture: Architecture, dtype: torch.dtype) -> int:
-    """Estimate the memory that a step on a GPU takes besides weights and KV, before it can be measured.
-
-    It counts the activations of the widest layer and the logits in the sampler's type, twice over, and the partial
-    results of split contexts that are joined in the largest graph.
-    """
-    widest = max(one.mixer.widest + 3 * one.mlp.active_size for one in architecture.layers)
-    per_token = 4 * architecture.hidden_size + widest
-    logits = config.max_num_seqs * architecture.vocab_size * dtype.itemsize
-    longest = wanted_context(config, architecture.max_position)
-    part = max(4 * one.num_heads * (one.head_dim + PART_EXTRA) for one in architecture.attentions)
-    parts = config.max_num_seqs * (int(np.searchsorted(SPLIT_ENDS, longest)) + 1) * part
-    return 2 * (config.step_budget * per_token * dtype.itemsize + logits) + parts

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenmill.config.configs import EngineConfig
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.spec_reader import read_vision
-from tokenmill.model.vision.tower import tower_shapes
+from tokenmill.model.vision.tower_shapes import tower_shapes
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,17 +34,15 @@ def test_ranks_that_sum_have_the_numbers_of_one(
     schedule = list(random_schedule(lengths, 40, rng))
     requests = PagedRequests([rng.integers(0, 331, length).tolist() for length in lengths], 16, rng)
     batches = [requests.batch(chunks) for chunks in schedule]
-    every = load_model(folder, architecture, TorchKernels(torch.float32, "cpu"))
+    every = load_model(folder, architecture, TorchKernels("float32", "cpu"))
     alone = make_attention("reference", every.attention_spec, requests.num_pages, 16, torch.float32)
     wanted = [every.logits(every.forward(batch, alone)) for batch in batches]
-    whole_bytes = sum(
-        read.num_bytes for read in plan_model(folder, architecture, TorchKernels(torch.float32, "cpu")).reads
-    )
+    whole_bytes = sum(read.num_bytes for read in plan_model(folder, architecture, TorchKernels("float32", "cpu")).reads)
 
     def run(rank: int) -> None:
         communicator = CountingCommunicator(over_gloo(tmp_path / "meeting", rank, size, TIMEOUT))
         collective = DeviceCollective(Shard(rank, size, sums=True), communicator)
-        plan = plan_model(folder, architecture, TorchKernels(torch.float32, "cpu"), collective=collective)
+        plan = plan_model(folder, architecture, TorchKernels("float32", "cpu"), collective=collective)
         assert sum(read.num_bytes for read in plan.reads) < whole_bytes * (1 / size + 0.1)  # routers, norms, KV heads
         decoder = plan.load()
         model = DeviceModel(decoder, collective)

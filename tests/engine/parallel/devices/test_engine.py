@@ -182,11 +182,11 @@ def test_whoever_waits_for_a_device_looks_after_the_other_ranks() -> None:
     ],
 )
 def test_what_devices_do_not_share_is_refused(options: dict[str, Any], sentence: str) -> None:
-    from tokenmill.startup.machine.device import DTYPES, check
+    from tokenmill.startup.machine.device import check
 
     config = EngineConfig(device="cpu", dtype="float32", **options).resolve()
     with pytest.raises(InvalidConfig, match=sentence):
-        check(config, RankPlatform(), DTYPES["float32"])
+        check(config, RankPlatform())
 
 
 def test_each_rank_has_a_device() -> None:

@@ -18,11 +18,12 @@ from tokenmill.core.errors import EngineFailed
 from tokenmill.core.plan import AdmittedRequest, StepOutcome, StepPlan, StepResult
 from tokenmill.engine.parallel.messages import RunStep
 from tokenmill.engine.parallel.shared_memory import SharedMemory
+from tokenmill.engine.runner.device_sampler import DeviceSampler
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
-from tokenmill.engine.runner.step_sampler import DeviceSampler, Masks, Sampled
+from tokenmill.engine.runner.step_sampler import Masks, Sampled
 from tokenmill.model.attention.row_extension import Sent
 from tokenmill.model.sampling.grammar_rows import GrammarRows
 from tokenmill.model.sampling.reference import draw

@@ -19,7 +19,9 @@ from tokenmill.model.attention.backends.reference import softmax
 from tokenmill.model.attention.batch import ForwardBatch, angles_of
 from tokenmill.model.attention.kv_cache import HeadMajorKV
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
-from tokenmill.model.kernels.heads import StepAngles, split_heads
+from tokenmill.model.kernels.heads import StepAngles
+from tokenmill.model.kernels.stored_tensors import tensor_over
+from tokenmill.model.kernels.torch_heads import split_heads
 
 QUERY_CHUNK = 128
 MAX_SCORES = 1 << 24
@@ -114,7 +116,9 @@ class CpuAttention:
         packed = q.view(n, kv_heads, self._group, head_dim).transpose(0, 1).reshape(kv_heads * n, -1, head_dim)
         scores = torch.bmm(packed, keys.transpose(1, 2)).mul_(layer.scale)
         apart = scores.view(kv_heads, n, self._group, -1).masked_fill_(bucket.hidden, -torch.inf)
-        weights = softmax(apart, None if layer.sinks is None else layer.sinks.view(kv_heads, 1, self._group, 1))
+        weights = softmax(
+            apart, None if layer.sinks is None else tensor_over(layer.sinks).view(kv_heads, 1, self._group, 1)
+        )
         attended = torch.bmm(weights.reshape(scores.shape), values)
         return attended.view(kv_heads, n, self._group, head_dim).transpose(0, 1).reshape(q.shape)
 
@@ -141,7 +145,9 @@ class CpuAttention:
             scores = torch.bmm(chunk, keys[:, first:last].transpose(1, 2)).mul_(layer.scale)
             apart = scores.view(kv_heads, self._group, end - start, last - first)
             self._hide(apart, layer.window)
-            weights = softmax(apart, None if layer.sinks is None else layer.sinks.view(kv_heads, self._group, 1, 1))
+            weights = softmax(
+                apart, None if layer.sinks is None else tensor_over(layer.sinks).view(kv_heads, self._group, 1, 1)
+            )
             attended = torch.bmm(weights.reshape(scores.shape), values[:, first:last])
             unpacked[:, :, start:end] = attended.view(kv_heads, self._group, end - start, head_dim)
 

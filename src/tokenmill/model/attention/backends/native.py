@@ -19,6 +19,8 @@ from tokenmill.model.attention.kv_cache import PackedKV
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.model.kernels.heads import CosSin
 from tokenmill.model.kernels.native import MODULE
+from tokenmill.model.kernels.operands import in_one_piece, is_a
+from tokenmill.platform.arrays import address
 
 if TYPE_CHECKING:
     from tokenmill import _native
@@ -62,18 +64,19 @@ class NativeAttention:
         """Cut the step into pieces natively, from its lengths, page table and angles."""
         for lengths in (batch.query_starts, batch.context_lens):
             assert lengths.dtype == np.int32 and lengths.flags.c_contiguous, "lengths are int32 in one piece"
-        assert batch.page_table.dtype == torch.int32 and batch.page_table.stride(1) == 1, "a page table is int32 rows"
+        row = batch.page_table[0]
+        assert str(row.dtype).removeprefix("torch.") == "int32", "a page table is int32 rows"
         angles, media = None, batch.media
         if media is not None:
             angles = media.rotary.rows(media.positions, media.axes)
-            assert all(own.is_contiguous() for own in angles), "angles lie in one piece"
-        cos, sin = (0, 0) if angles is None else (own.data_ptr() for own in angles)
+            assert in_one_piece(*angles), "angles lie in one piece"
+        cos, sin = (0, 0) if angles is None else map(address, angles)
         step = self.attention.plan(
             len(batch.query_lens),
             batch.query_starts.ctypes.data,
             batch.context_lens.ctypes.data,
-            batch.page_table.data_ptr(),
-            batch.page_table.stride(0),
+            address(batch.page_table),
+            batch.page_table.shape[1],
             cos,
             sin,
         )
@@ -97,18 +100,16 @@ class NativeAttention:
         norms, rotary, cos, sin = layer.norms, layer.rotary, 0, 0
         weights = native.HeadNorms(0, 0, 0, 0.0, False)
         if norms is not None:
-            own = (0 if weight is None else weight.data_ptr() for weight in (norms.q, norms.k, norms.v))
+            own = (0 if weight is None else address(weight) for weight in (norms.q, norms.k, norms.v))
             weights = native.HeadNorms(*own, norms.eps, norms.are_offsets)
         if rotary is not None:
-            assert rotary.cos.is_contiguous() and rotary.sin.is_contiguous(), "the angles' tables lie in one piece"
-            cos, sin = rotary.cos.data_ptr(), rotary.sin.data_ptr()
+            assert in_one_piece(rotary.cos, rotary.sin), "the angles' tables lie in one piece"
+            cos, sin = address(rotary.cos), address(rotary.sin)
         memory = self.memory[layer.index]
         sinks = 0
         if layer.sinks is not None:
-            assert layer.sinks.dtype == torch.bfloat16 and layer.sinks.is_contiguous(), (
-                "sinks are bfloat16 in one piece"
-            )
-            sinks = layer.sinks.data_ptr()
+            assert is_a("bfloat16", layer.sinks) and in_one_piece(layer.sinks), "sinks are bfloat16 in one piece"
+            sinks = address(layer.sinks)
         numbers = layer.scale, layer.window or 0, sinks, layer.reads_only
         bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
         return bound

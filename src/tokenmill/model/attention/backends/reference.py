@@ -9,7 +9,9 @@ import torch
 from tokenmill.model.attention.batch import ForwardBatch, angles_of
 from tokenmill.model.attention.kv_cache import HeadMajorKV
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
-from tokenmill.model.kernels.heads import StepAngles, split_heads
+from tokenmill.model.kernels.heads import StepAngles
+from tokenmill.model.kernels.stored_tensors import tensor_over
+from tokenmill.model.kernels.torch_heads import split_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, l
     visible = key_positions <= query_positions
     if layer.window is not None:
         visible &= key_positions > query_positions - layer.window
-    sinks = None if layer.sinks is None else layer.sinks.view(-1, 1, 1)
+    sinks = None if layer.sinks is None else tensor_over(layer.sinks).view(-1, 1, 1)
     weights = softmax(scores.masked_fill(~visible, -torch.inf), sinks)
     return (weights @ values).transpose(0, 1).to(q.dtype)
 

@@ -98,7 +98,7 @@ class TritonKernels(TorchKernels):
     name = "triton"
 
     def __init__(
-        self, dtype: torch.dtype, device: str, *, is_invariant: bool = False, fp8: bool = False, mxfp4: bool = False
+        self, dtype: str, device: str, *, is_invariant: bool = False, fp8: bool = False, mxfp4: bool = False
     ) -> None:
         super().__init__(dtype, device)
         self._is_invariant = is_invariant
@@ -118,7 +118,7 @@ class TritonKernels(TorchKernels):
         if self._rounded is not None and is_aligned and is_of_layers:
             return TritonFp8Weight(out_size, in_size, self._device, self._rounded)
         kind = InvariantWeight if self._is_invariant else PlainWeight
-        return kind(out_size, in_size, self.dtype, self._device)
+        return kind(out_size, in_size, self._dtype, self._device)
 
     def experts(
         self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False

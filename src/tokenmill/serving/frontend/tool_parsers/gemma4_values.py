@@ -71,9 +71,10 @@ class _ToolValues:
 
     def value(self, schema: Any) -> str:
         """Return the rule of a value: in Gemma's form if that keeps to the schema, else as JSON."""
-        own = {} if schema is True or not isinstance(schema, dict | bool) else schema
-        native = None if own is False else self._native(own)
-        return native or self._json({"not": {}} if own is False else own)
+        if schema is False:
+            return self._json({"not": {}})
+        own: dict[str, Any] = schema if isinstance(schema, dict) else {}
+        return self._native(own) or self._json(own)
 
     def _native(self, schema: dict[str, Any]) -> str | None:
         said = {key: one for key, one in schema.items() if key not in (*_SILENT, *_DEFINITIONS)}

@@ -11,9 +11,9 @@ from tests.serving.frontend.random_tokenizers import random_file, random_texts
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, word_tokenizer, wrapped, write_folder
 from tests.tiers import scaled
 from tokenmill.model.vocabulary import mapped_file
+from tokenmill.model.vocabulary.mapped_backend import MappedBackend
 from tokenmill.model.vocabulary.mapped_file import SUFFIX, MappedVocabulary, open_vocabulary
 from tokenmill.serving.frontend.library_backend import LibraryBackend
-from tokenmill.serving.frontend.mapped_backend import MappedBackend
 from tokenmill.serving.frontend.tokenizer import IncrementalDetokenizer, Tokenizer
 
 pytest.importorskip("tokenmill._native")
@@ -152,7 +152,7 @@ def test_damage_behind_the_checksum_never_leaves_the_memory(tmp_path, rng, monke
         path.write_bytes(damaged)
         try:
             vocabulary = MappedVocabulary(path)
-            encoder = vocabulary.encoder()
+            encoder = vocabulary.encoder(vocabulary.recipe.prefix)
         except ValueError:
             continue
         encoder.encode("hello naïve world", [0], [(0, 17)])

@@ -20,11 +20,12 @@ _Cut = tuple[list[int], list[tuple[int, int]]]
 class MappedBackend:
     """Encodes and decodes with a mapped vocabulary; see `LibraryBackend`, of which it is the equal."""
 
-    def __init__(self, vocabulary: MappedVocabulary) -> None:
+    def __init__(self, vocabulary: MappedVocabulary, adds_prefix: bool = True) -> None:
+        """`adds_prefix`: a text begins as the recipe says; else it may be the middle of one, and begins as it is."""
         self._vocabulary = vocabulary
         self._native = vocabulary.native
-        self._recipe = recipe = vocabulary.recipe
-        self._encoder = vocabulary.encoder()
+        self._recipe = recipe = vocabulary.recipe if adds_prefix else vocabulary.recipe.without_prefix()
+        self._encoder = vocabulary.encoder(recipe.prefix)
         self.decoder = recipe.decoder
         self._decode = _decoder(recipe.decoder)
         self._normalize = _normalizer(recipe.normalizer)

@@ -1,0 +1,73 @@
+#include <cstring>
+
+#include "forward_pass.h"
+
+namespace tokenmill {
+
+void ForwardPass::mix(const DecoderLayer& layer) {
+  const Buffer& x = normed(layer.norms.attention);
+  if (layer.attention.qkv.weights.rows) return attend(layer, x);
+  const LayerStates& states = call_.states->memory.layers[num_recurrences_++];
+  if (layer.recurrence.is_delta_net()) return run_delta_net(layer.recurrence, states, x);
+  run_short_conv(layer.recurrence, states, x);
+}
+
+void ForwardPass::attend(const DecoderLayer& layer, const Buffer& x) {
+  const DecoderAttention& own = layer.attention;
+  project(own.qkv, x, qkv_);
+  adapt(layer, ADAPTED_QKV, own.qkv, x, qkv_);
+  if (own.norms.q) norm_heads(own.norms);
+  auto& [step, plan] = *call_.planned[own.group];
+  const Buffer out = attention_out_.from(own_column(layer));
+  table_.attention({shape_of(layer), step, plan, own.layer, qkv_.data, qkv_.stride, out.data, out.stride}, threads_);
+  if (!own.gate.weights.rows) return;
+  project(own.gate, x, qkv_);
+  gate_rows(out, qkv_, shape_of(layer).out_size(), true);
+}
+
+void ForwardPass::norm_heads(const JointNorms& norms) const {
+  const auto norm = [&](const Buffer& x, const uint16_t* weight, int64_t size) {
+    table_.rms_norm({x.data, x.stride, nullptr, 0, 1, weight, norms.are_offsets, norms.eps, x.data, x.stride, rows_, size},
+                    threads_);
+  };
+  norm(qkv_, norms.q, norms.q_size);
+  norm(qkv_.from(norms.q_size), norms.k, norms.k_size);
+}
+
+// |b|c|x| -> |b x|c|x|, of which b x is convolved, and times c.
+void ForwardPass::run_short_conv(const Recurrence& own, const LayerStates& states, const Buffer& x) {
+  project(own.inputs, x, qkv_);
+  gate_rows(qkv_, qkv_.from(2 * own.channels), own.channels, false);
+  convolve(own, states, attention_out_, false);
+  gate_rows(attention_out_, qkv_.from(own.channels), own.channels, false);
+}
+
+// |what is convolved|gates| -> |z|...|gates|
+void ForwardPass::run_delta_net(const Recurrence& own, const LayerStates& states, const Buffer& x) {
+  const DeltaNet& delta = own.delta;
+  const int64_t heads = delta.value_heads;
+  project(own.inputs, x, qkv_);
+  project(delta.gates, x, qkv_);
+  convolve(own, states, intermediate_, true);
+  const DeltaRuleCall call{intermediate_.data, intermediate_.stride, qkv_.data + delta.gates.column, qkv_.stride,
+                           delta.a_log, delta.dt_bias, states.matrices, states.matrices_size, attention_out_.data,
+                           attention_out_.stride, delta.key_heads, heads, delta.key_size, delta.value_size};
+  call_.states->run(states.matrices, states.matrices_size,
+                    [&](const StateRows& rows) { table_.delta_rule(call, rows, threads_); });
+  project(delta.z, x, qkv_);
+  table_.gated_norm({attention_out_.data, attention_out_.stride, qkv_.data, qkv_.stride, delta.norm, delta.eps,
+                     attention_out_.data, attention_out_.stride, rows_, heads, delta.value_size}, threads_);
+}
+
+void ForwardPass::convolve(const Recurrence& own, const LayerStates& states, const Buffer& out, bool silu) const {
+  const ShortConvCall call{qkv_.data, qkv_.stride, own.filters, own.bias, states.inputs, states.inputs_size,
+                           out.data, out.stride, own.channels, own.width, silu};
+  call_.states->run(states.inputs, states.inputs_size,
+                    [&](const StateRows& rows) { table_.short_conv(call, rows, threads_); });
+}
+
+void ForwardPass::gate_rows(const Buffer& x, const Buffer& gate, int64_t size, bool is_sigmoid) const {
+  table_.gate_rows({x.data, x.stride, gate.data, gate.stride, is_sigmoid, x.data, x.stride, rows_, size}, threads_);
+}
+
+}  // namespace tokenmill

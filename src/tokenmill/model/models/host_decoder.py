@@ -1,0 +1,92 @@
+"""A decoder that runs in torch on the CPU: the runner's arrays become tensors over the same memory here, and back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenmill.model.attention.batch import BatchPages, ForwardBatch, MediaTokens
+from tokenmill.model.kernels.adapters import AdapterRows
+from tokenmill.model.kernels.recurrence import StateRows
+from tokenmill.model.kernels.states import StateMemory, StepStates
+from tokenmill.model.kernels.stored_tensors import tensor_over
+
+if TYPE_CHECKING:
+    from tokenmill.model.attention.protocol import AttentionBackend
+    from tokenmill.model.models.decoder import Decoder
+    from tokenmill.platform.arrays import Array
+
+# What torch's kernels too read on the host.
+HOST_FIELDS = frozenset({"query_lens", "context_lens", "query_starts", "spans"})
+
+
+class HostDecoder:
+    """A `Decoder` on the CPU that takes and gives NumPy arrays, bfloat16 as its bits."""
+
+    __slots__ = ("_decoder", "_states")
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._states: tuple[StateMemory, StateMemory] | None = None
+
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend, hidden: Array | None = None) -> Any:
+        """Run `Decoder.forward` over the arrays' memory; return [S, hidden_size] in the decoder's dtype."""
+        with torch.inference_mode():
+            tensors: ForwardBatch = _in_tensors(batch)
+            if batch.states is not None and tensors.states is not None:
+                memory = self._memory_of(batch.states.memory)
+                tensors = dataclasses.replace(tensors, states=dataclasses.replace(tensors.states, memory=memory))
+            start = None if hidden is None else tensor_over(hidden)
+            return _like(batch.token_ids, self._decoder.forward(tensors, attention, start))
+
+    def logits(self, outputs: Array) -> Any:
+        """Return the logits of this rank's tokens, [S, tokens] float32."""
+        with torch.inference_mode():
+            return _like(outputs, self._decoder.logits(tensor_over(outputs)).float())
+
+    def argmax(self, outputs: Array) -> Any:
+        """Return the most likely of this rank's tokens, [S] int64; -1 where logits are NaN or infinite."""
+        with torch.inference_mode():
+            return _like(outputs, self._decoder.argmax(tensor_over(outputs)))
+
+    def best(self, outputs: Array) -> tuple[Any, Any]:
+        """Return the most likely of this rank's tokens, [S] int64, and their logits, [S] float32."""
+        with torch.inference_mode():
+            ids, values = self._decoder.best(tensor_over(outputs))
+            return _like(outputs, ids), _like(outputs, values)
+
+    def _memory_of(self, memory: StateMemory) -> StateMemory:
+        """Return the memory of the states in tensors; made once, for a model has one."""
+        if self._states is None or self._states[0] is not memory:
+            tensors = copy.copy(memory)
+            tensors.layers = [tuple(map(tensor_over, parts)) for parts in memory.layers]
+            self._states = memory, tensors
+        return self._states[1]
+
+
+def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor of the CPU as an array over the same memory, bfloat16 as its bits."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+def _like(given: Array, result: torch.Tensor) -> Any:
+    return result if isinstance(given, torch.Tensor) else array_of(result)  # until the cut
+
+
+def _in_tensors(part: Any) -> Any:
+    """Return a step's part with tensors in the place of arrays."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, np.ndarray) and field.name not in HOST_FIELDS:
+            changed[field.name] = tensor_over(value)
+        elif isinstance(value, MediaTokens | BatchPages | AdapterRows | StepStates | StateRows):
+            changed[field.name] = _in_tensors(value)
+    return dataclasses.replace(part, **changed)

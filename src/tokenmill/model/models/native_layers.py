@@ -1,0 +1,92 @@
+"""Bind a decoder's layers to a native pass: their weights and their KV memory, by address."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.model.attention.backends.native import NativeAttention
+from tokenmill.model.kernels.native import MODULE
+from tokenmill.model.kernels.native_kernels import NativeExperts
+from tokenmill.model.models.layer import Layer
+from tokenmill.model.models.mlp import MLP, PlainMLP
+from tokenmill.model.models.moe import MoE
+from tokenmill.model.models.native_projection import address_of, bind_projection
+from tokenmill.model.models.native_recurrence import bind_recurrence
+from tokenmill.model.models.norm import RMSNorm
+from tokenmill.model.models.self_attention import SelfAttention
+
+if TYPE_CHECKING:
+    from tokenmill import _native
+
+# Of a block without a gate nothing is gated, and the number is not looked at.
+NO_GATE = 0
+
+
+def bind_layer(layer: Layer, groups: Sequence[NativeAttention]) -> _native.DecoderLayer:
+    """Bind a layer. `groups`: the attention of each group of layers."""
+    native, own = importlib.import_module(MODULE), layer.attention
+    has_in_norms = layer.attention_norm is not None
+    assert has_in_norms or layer.spec.residual_multiplier == 1, "without a norm before it, a sum is just added"
+    norms = (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
+    bound: _native.DecoderLayer = native.DecoderLayer(
+        norms=native.LayerNorms(*map(_weight_of, norms)),
+        attention=None if own is None else _bind_attention(native, own, groups[own.layer.group]),
+        recurrence=None if layer.recurrence is None else bind_recurrence(layer.recurrence),
+        output=bind_projection(layer.mixer.output, layer.mixer.output.columns.start),
+        block=_bind_block(native, layer.mlp),
+        residual_multiplier=layer.spec.residual_multiplier,
+        end=_bind_end(native, layer),
+    )
+    return bound
+
+
+def _weight_of(norm: RMSNorm | None) -> int:
+    return 0 if norm is None else address_of(norm.weight)
+
+
+def _bind_attention(native: Any, own: SelfAttention, group: NativeAttention) -> _native.DecoderAttention:
+    gate = None if own.gate is None else bind_projection(own.gate)
+    bound: _native.DecoderAttention = native.DecoderAttention(
+        group=own.layer.group, qkv=bind_projection(own.qkv), layer=group.bound(own.layer), gate=gate
+    )
+    if own.joint_norms:
+        q, k = own.joint_norms["q_norm"], own.joint_norms["k_norm"]
+        vectors = address_of(q.weight), len(q.weight), address_of(k.weight), len(k.weight)
+        bound.norm_heads(*vectors, q.spec.eps, q.spec.is_offset)
+    return bound
+
+
+def _bind_block(native: Any, mlp: MLP | PlainMLP | MoE) -> _native.FeedForward:
+    bound: _native.FeedForward = native.FeedForward()
+    if isinstance(mlp, MoE):
+        _bind_mixture(bound, mlp)
+    else:
+        _bind_dense(bound, mlp)
+    return bound
+
+
+def _bind_dense(bound: _native.FeedForward, mlp: MLP | PlainMLP) -> None:
+    first, down = mlp.linears
+    gate = mlp.gate if isinstance(mlp, MLP) else NO_GATE
+    bound.run_all(bind_projection(first, first.columns.start), bind_projection(down, down.columns.start), gate)
+
+
+def _bind_mixture(bound: _native.FeedForward, moe: MoE) -> None:
+    assert isinstance(moe.experts, NativeExperts) and moe.inner.is_whole, "experts are packed, and whole on a rank"
+    experts, gate = moe.experts.bind(), None
+    experts.share(moe.part.start, moe.part.total)
+    if moe.shared is not None:
+        _bind_dense(bound, moe.shared)
+        gate = bind_projection(moe.shared_gate)
+    bound.mix(bind_projection(moe.router), experts, moe.spec.experts_per_token, moe.spec.norm_topk_prob, gate)
+
+
+def _bind_end(native: Any, layer: Layer) -> _native.LayerEnd:
+    end: _native.LayerEnd = native.LayerEnd()
+    if layer.scalar is not None:
+        end.multiply(address_of(layer.scalar))
+    if (third := layer.per_layer) is not None:
+        end.gate(bind_projection(third.gate), bind_projection(third.output), address_of(third.norm.weight))
+    return end

@@ -1,0 +1,80 @@
+"""Make the runner of an engine on a GPU, alone or as one of several ranks. Imported where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.engine.parallel.devices.collective import DeviceModel
+from tokenmill.engine.parallel.devices.runner import FollowingSampler, LeadingRunner, WatchedStream
+from tokenmill.engine.runner.captured_decodes import CapturedDecodes
+from tokenmill.engine.runner.device_sampler import DeviceSampler
+from tokenmill.engine.runner.model import Model
+from tokenmill.engine.runner.model_runner import ModelRunner
+from tokenmill.engine.runner.row_state import RowState
+from tokenmill.engine.runner.staging import Staging
+from tokenmill.model.architecture.mlp_spec import MoeSpec
+from tokenmill.model.attention.groups import GroupedPagedAttention
+from tokenmill.model.attention.paged import PagedAttention
+from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.sampling import triton_draw
+from tokenmill.platform.protocol import Platform, Stream
+from tokenmill.startup.assembly.drafting import speculation_of
+from tokenmill.startup.assembly.loading import LoadedModel
+
+# Decodes beside prompts run in a graph of their own where the weights, which the step then reads twice, are no larger:
+# what eager decodes cost, a launch or two in each layer, is half a millisecond (estimated, not measured).
+TWICE_READ_BYTES = 2 << 30
+
+
+def make_device_runner(
+    config: EngineConfig, platform: Platform, loaded: LoadedModel, attention: AttentionBackend, rows: RowState
+) -> ModelRunner:
+    """Make the runner of a GPU, with its graphs not captured yet."""
+    stream, takes_parts = platform.stream(), loaded.weight_bytes <= TWICE_READ_BYTES
+    group = loaded.group
+    if group is None or group.devices is None:
+        sampler = DeviceSampler(loaded.decoder, rows.tables, triton_draw.draw)
+        graphs = _graphs(config, platform, loaded, stream, attention, loaded.decoder, sampler, rows)
+        transport = Staging(platform, stream)
+        return ModelRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)
+    devices = group.devices
+    model, communicator = DeviceModel(loaded.decoder, devices), devices.communicator
+    # Weights of ranks may differ by a row of the vocabulary, but all have to run the same parts: rank 0 decides.
+    decision = torch.tensor([takes_parts], dtype=torch.int64, device=platform.device)
+    takes_parts = bool(communicator.share(decision).item())
+    transport = Staging(platform, WatchedStream(stream, group.memory, communicator))
+    make: Callable[..., ModelRunner] = ModelRunner
+    if group.shard.rank == 0:
+        make = partial(LeadingRunner, group.memory)
+        sampler = DeviceSampler(model, rows.tables, triton_draw.draw, communicator.share)
+    else:
+        sampler = FollowingSampler(model, rows.tables, communicator.share, rows.grammars)
+    graphs = _graphs(config, platform, loaded, stream, attention, model, sampler, rows)
+    return make(model, attention, rows, sampler, transport, graphs, takes_parts)
+
+
+def _graphs(
+    config: EngineConfig,
+    platform: Platform,
+    loaded: LoadedModel,
+    stream: Stream,
+    attention: AttentionBackend,
+    model: Model,
+    sampler: DeviceSampler,
+    rows: RowState,
+) -> CapturedDecodes | None:
+    """Return the graphs of decode steps, not captured yet; None where decodes cannot be captured."""
+    assert isinstance(attention, PagedAttention | GroupedPagedAttention), "a GPU has its attention over pages"
+    # One expert, or token, after the other: how many there are, the host has to know.
+    architecture = loaded.architecture
+    loops = bool(architecture.recurrences) or any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
+    if config.enforce_eager or (loops and loaded.kernels.name == "torch"):
+        return None
+    speculation = speculation_of(config, platform)
+    num_drafts = 0 if speculation is None else speculation.most_tokens
+    added = rows.extensions
+    return CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, added)

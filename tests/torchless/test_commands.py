@@ -1,0 +1,88 @@
+"""The verbs of `tokenmill` where torch cannot be imported: they work, or say which extra to install."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.torchless import REPOSITORY, WISH, environment, until_the_cut
+from tokenmill.model.kernels.native import load_kernels
+
+pytestmark = [
+    pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here"),
+    until_the_cut,
+]
+
+needs_the_block = pytest.mark.skipif(WISH == "rehearsal", reason="torch is there in a rehearsal")
+
+
+def tokenmill(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tokenmill", *arguments]
+    return subprocess.run(command, env=environment(**settings), capture_output=True, text=True, check=False)
+
+
+def said(*arguments: str) -> str:
+    done = tokenmill(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_one_prompt_is_completed() -> None:
+    assert said("complete", "--local", "--max-tokens", "8", "--temperature", "0", "A page is").strip()
+
+
+def test_a_file_of_prompts_is_answered(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    said("generate", "-i", str(REPOSITORY / "examples" / "batch.jsonl"), "-o", str(answers), "--max-num-seqs", "8")
+    assert [json.loads(line) for line in answers.read_text().splitlines()]
+
+
+def test_the_machine_is_examined() -> None:
+    done = tokenmill("doctor")
+    assert "-> kernels" in done.stdout
+    if WISH != "rehearsal":
+        assert "torch        not installed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("version",),
+        ("list", "--catalogue"),
+        ("estimate",),
+        ("bench", "throughput", "--num-prompts", "2", "--input-len", "8", "--output-len", "4"),
+        ("bench", "latency", "--input-len", "8", "--output-len", "2", "--batch-size", "1"),
+    ],
+    ids=" ".join,
+)
+def test_other_verbs_work(arguments: tuple[str, ...]) -> None:
+    assert said(*arguments)
+
+
+@needs_the_block
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--kernels", "torch"), "--kernels torch needs torch, which is not installed"),
+        (("--dtype", "float16"), "--dtype float16 on a CPU needs torch, which is not installed"),
+        (("--page-size", "8"), "the cpu attention (batched torch: the native attention needs a page size"),
+        (("--device", "cuda"), "--device cuda needs torch, which is not installed (pip install 'tokenmill[gpu]')"),
+    ],
+    ids=str,
+)
+def test_a_server_that_needs_torch_says_so(flags: tuple[str, ...], sentence: str) -> None:
+    done = tokenmill("serve", "--port", "0", *flags)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+
+
+@needs_the_block
+def test_training_the_demo_says_so() -> None:
+    command = [sys.executable, str(REPOSITORY / "examples" / "train_demo" / "train.py")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "training needs torch and safetensors: pip install 'tokenmill[torch]' safetensors\n"

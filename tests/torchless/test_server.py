@@ -1,0 +1,116 @@
+"""`tokenmill serve` where torch cannot be imported: everything that its routes offer over native kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.server.running_server import START_SECONDS, RunningServer, free_port
+from tests.torchless import REPOSITORY, WISH, environment, until_the_cut
+from tokenmill.model.kernels.native import load_kernels
+
+pytestmark = [
+    pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here"),
+    until_the_cut,
+]
+
+NAME = "tokenmill-demo"
+FLAGS = ("--max-model-len", "512", "--max-num-seqs", "8", "--num-pages", "128", "--served-model-name", NAME)
+SCHEMA = {
+    "type": "object",
+    "properties": {"shared": {"type": "boolean"}},
+    "required": ["shared"],
+    "additionalProperties": False,
+}
+
+
+@contextlib.contextmanager
+def served(folder: Path, *flags: str) -> Iterator[RunningServer]:
+    """Serve the demo model in processes without torch."""
+    # Paths of sockets are short.
+    port, log, private = free_port(), folder / "log", Path(tempfile.mkdtemp(prefix="tm-torchless-"))
+    command = [sys.executable, "-m", "tokenmill", "serve", "--port", str(port), *FLAGS, *flags]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment(TMPDIR=str(private)))
+    server = RunningServer(process, f"http://127.0.0.1:{port}", log, private)
+    try:
+        server.wait_for(lambda: process.poll() is not None or server.is_well(), START_SECONDS)
+        assert process.poll() is None, server.output()
+        yield server
+        process.send_signal(signal.SIGINT)
+        assert server.wait_for_end(60) == 0, server.output()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def answer(server: RunningServer, path: str, **body: Any) -> Any:
+    reply = server.post(path, {"model": NAME, **body})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def ask(server: RunningServer, text: str, **body: Any) -> str:
+    reply = answer(server, "/v1/chat/completions", messages=[{"role": "user", "content": text}], **body)
+    return reply["choices"][0]["message"]["content"]
+
+
+def libraries(root: int) -> set[str]:
+    """The files of torch that a process and those below it have mapped."""
+    processes, found = [root], set()
+    for process in processes:
+        for children in Path(f"/proc/{process}/task").glob("*/children"):
+            processes += map(int, children.read_text().split())
+        words = Path(f"/proc/{process}/maps").read_text().split()
+        found |= {word for word in words if "libtorch" in word}
+    return found
+
+
+def test_routes_answer_without_torch(tmp_path: Path) -> None:
+    pirate = ("--enable-lora", "--lora-modules", f"pirate={REPOSITORY / 'examples' / 'pirate'}")
+    with served(tmp_path, "--speculative-config", "ngram", *pirate) as server:
+        greedy = {"prompt": "A page is", "max_tokens": 12, "temperature": 0, "logprobs": 2}
+        first = answer(server, "/v1/completions", **greedy)["choices"]
+        assert answer(server, "/v1/completions", **greedy)["choices"] == first
+        assert len(first[0]["logprobs"]["top_logprobs"]) == 12
+        drawn = {"prompt": "A page is", "max_tokens": 8, "seed": 5, "top_p": 0.9, "presence_penalty": 0.5, "n": 2}
+        assert answer(server, "/v1/completions", **drawn) is not None
+        shape = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": SCHEMA}}
+        verdict = ask(server, "Is a page shared?", max_tokens=64, response_format=shape)
+        assert json.loads(verdict).keys() == {"shared"}
+        (vector,) = answer(server, "/v1/embeddings", input="A page")["data"]
+        assert abs(sum(number**2 for number in vector["embedding"]) - 1) < 1e-3
+        question = {"text": "What is a page?", "max_tokens": 80, "temperature": 0}
+        assert ask(server, **question, model="pirate").startswith("Arr! ")
+        assert not ask(server, **question).startswith("Arr")
+        assert server.metric("num_requests_running") == 0
+        if WISH != "rehearsal":
+            assert libraries(server.process.pid) == set()
+
+
+@pytest.mark.parametrize("flags", [("--data-parallel-size", "2"), ("--tensor-parallel-size", "2")], ids=" ".join)
+def test_several_engines_and_ranks_do_too(flags: tuple[str, ...], tmp_path: Path) -> None:
+    with served(tmp_path, *flags) as server:
+        assert ask(server, "What is a page?", max_tokens=8, temperature=0)
+
+
+def test_a_second_start_finds_kv_on_the_disk(tmp_path: Path) -> None:
+    disk = ("--kv-disk", str(tmp_path / "kv"), "--kv-disk-size", "16MiB")
+    asked = {"prompt": list(range(20, 120)), "max_tokens": 4, "temperature": 0}
+    answers = []
+    for _ in range(2):
+        with served(tmp_path, *disk) as server:
+            answers.append(answer(server, "/v1/completions", **asked))
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
