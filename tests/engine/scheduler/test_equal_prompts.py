@@ -80,7 +80,9 @@ def test_nobody_waits_where_there_is_no_page_to_share(length: int, running: int)
     for _ in range(3):
         harness.add([1] * length, max_tokens=2)
     harness.step()
-    assert harness.scheduler.num_running == running, "the last token is always run, so 4 tokens share no page of 4"
+    assert len(harness.scheduler.state.running) == running, (
+        "the last token is always run, so 4 tokens share no page of 4"
+    )
     harness.drain()
 
 
@@ -90,7 +92,7 @@ def test_other_salts_and_whole_prompts_do_not_wait() -> None:
     harness.add(list(range(12)), max_tokens=2, salt="other")
     harness.add(list(range(12)), max_tokens=2, prompt_logprobs=1)
     harness.step()
-    assert harness.scheduler.num_running == 3
+    assert len(harness.scheduler.state.running) == 3
     harness.drain()
 
 

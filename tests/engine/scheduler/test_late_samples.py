@@ -81,7 +81,7 @@ def test_late_samples_change_no_output(depth: int) -> None:
                 harness.abort(str(rng.randrange(len(harness.records))))
         harness.drain()
         num_late += runner.num_late
-        num_preemptions += harness.scheduler.num_preemptions
+        num_preemptions += harness.scheduler.state.num_preemptions
     assert num_late > 50
     assert num_preemptions > 0
 

@@ -123,7 +123,7 @@ def test_a_running_session_can_be_preempted_and_a_paused_one_aborted(depth: int)
     harness.abort(session)
     assert harness.records[session].finish_reason is FinishReason.ABORT
     harness.drain()
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.state.num_preemptions > 0
 
 
 def test_an_idle_session_yields_its_pages_rather_than_let_others_wait_for_ever() -> None:

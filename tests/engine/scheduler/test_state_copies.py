@@ -88,7 +88,7 @@ def test_the_same_prompt_again_never_yields_to_itself(
 ) -> None:
     settings = replace(SHORT, admission=admission, state_slots=state_slots, budget=budget, depth=depth)
     harness = run(settings, [([0, 1, 2, 3], 8)] * 2)
-    assert harness.scheduler.num_preemptions == 0
+    assert harness.scheduler.state.num_preemptions == 0
     again = 11 if state_slots == 1 else 8
     assert num_run(harness) == 11 + again, "the second begins behind its prompt's state, if there was a slot for one"
 
@@ -114,7 +114,7 @@ def test_one_row_runs_no_token_twice(admission: str) -> None:
         settings = replace(settings_at_random(rng, asked, max_num_seqs=1), admission=admission)
         harness = run(settings, asked, rng)
         assert num_run(harness) == num_needed(harness), f"{settings}, {asked}"
-        assert harness.scheduler.num_preemptions == 0
+        assert harness.scheduler.state.num_preemptions == 0
 
 
 class NeverToItself(SchedulerState):
@@ -134,7 +134,7 @@ def test_several_rows_come_to_an_end_and_nobody_yields_to_itself(admission: str)
         asked = ask_at_random(rng)
         settings = replace(settings_at_random(rng, asked, max_num_seqs=rng.randint(2, 4)), admission=admission)
         harness = run(settings, asked, rng, NeverToItself)
-        assert harness.scheduler.num_preemptions == 0 or admission != "reserve"
+        assert harness.scheduler.state.num_preemptions == 0 or admission != "reserve"
 
 
 def test_what_was_preempted_begins_anew_only_where_it_fits() -> None:

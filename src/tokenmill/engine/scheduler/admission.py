@@ -52,10 +52,6 @@ class Admission:
             return ""
         return self._state.resources.reason_to_pass_over(request, self._builder.step)
 
-    def match(self, request: Request) -> PrefixMatch:
-        """Find the cached prefix behind which a request without a row can begin."""
-        return self._state.match(request, self._builder.step)
-
     def awaits_page(self, request: Request, match: PrefixMatch) -> bool:
         """Pass a request over while one of no worse class is about to compute the page that follows its match."""
         page = self._kv.missing_page(request, match)
@@ -82,7 +78,7 @@ class Admission:
             return state.rows.shortage
         if reason := self._policy.reason_to_wait(request, state):
             return reason
-        match = self.match(request)
+        match = state.match(request, self._builder.step)
         if reason := self._reason_to_wait_with(match, request):
             return reason
         num_tokens, reason = self._first_chunk(request, match.num_tokens, match)

@@ -77,20 +77,6 @@ class SchedulerBase(SchedulerInterface[KVManager]):
         """All live requests, by id."""
         return self.state.requests
 
-    @property
-    def drafters(self) -> Sequence[Drafter]:
-        """The drafter in use, if any: a sequence of one, or none."""
-        return self.state.drafters
-
-    @drafters.setter
-    def drafters(self, drafters: Sequence[Drafter]) -> None:
-        self.state.drafters = tuple(drafters)
-
-    @property
-    def num_preemptions(self) -> int:
-        """Number of times a request has lost what it held, since the start."""
-        return self.state.num_preemptions
-
     def take_preempted(self) -> list[str]:
         """Return the ids of requests preempted since the last call, in order."""
         return self.state.take_preempted()
@@ -101,12 +87,12 @@ class SchedulerBase(SchedulerInterface[KVManager]):
         queued = [r for r in state.waiting if is_ready(r) and not r.is_background and r.awaited_page is None]
         return {
             "step": self.step,
-            "num_running": self.num_running,
-            "num_waiting": self.num_waiting,
+            "num_running": len(state.running),
+            "num_waiting": len(state.waiting),
             "num_queued": len(queued),
             "waiting_by_reason": count_reasons(state.waiting),
             "num_rows_used": state.rows.num_rows - state.num_free_rows,
-            "num_preemptions": self.num_preemptions,
+            "num_preemptions": state.num_preemptions,
             "num_corrupted": state.num_corrupted,
             "num_drafts": drafts.num_drafts,
             "num_draft_tokens": drafts.num_draft_tokens,
@@ -119,16 +105,6 @@ class SchedulerBase(SchedulerInterface[KVManager]):
     def in_flight(self) -> Sequence[InFlightStep]:
         """Launched steps that are not committed, oldest first."""
         return self.state.in_flight
-
-    @property
-    def num_running(self) -> int:
-        """Number of requests that own a row and make progress."""
-        return len(self.state.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of requests that wait for a row, pages, budget or something else."""
-        return len(self.state.waiting)
 
     @property
     def has_work(self) -> bool:
