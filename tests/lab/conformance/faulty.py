@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
@@ -92,10 +91,8 @@ class Eager(Plain):
 class Gambler(Plain):
     """Decides by chance."""
 
-    luck = np.random.default_rng()
-
     def running(self) -> Iterable[Request]:
-        return [request for request in self.state.running if self.luck.random() < 0.8] or [*self.state.running]
+        return [request for request in self.state.running if random.random() < 0.8] or [*self.state.running]
 
 
 class Idle(Plain):

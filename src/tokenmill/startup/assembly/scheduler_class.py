@@ -7,7 +7,6 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.scheduling import Feature
 from tokenmill.engine.scheduler.standard import find_scheduler
 from tokenmill.model.architecture.architecture import Architecture
-from tokenmill.platform.protocol import Platform
 
 # Fields of `EngineConfig` that need a feature when they differ from their defaults.
 NEEDED_BY = {
@@ -38,7 +37,7 @@ def check_scheduler_flags(config: EngineConfig) -> None:
             raise InvalidConfig(f"{flag} needs {feature}, which --scheduler-cls {config.scheduler_cls} does not serve")
 
 
-def check_scheduler_model(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
+def check_scheduler_model(config: EngineConfig, architecture: Architecture, platform: object) -> None:
     """Refuse a model that needs a feature which the scheduler does not serve.
 
     Raises:
