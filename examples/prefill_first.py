@@ -48,5 +48,5 @@ class PrefillFirst(SimpleScheduler):
 
 if __name__ == "__main__":
     llm = LLM(scheduler_cls="prefill_first:PrefillFirst")
-    for output in llm.generate(["Good morning!", "Who are you?"], SamplingParams(max_tokens=16, temperature=0.0)):
-        print(output.outputs[0].text)
+    outputs = llm.generate(["Good morning!", "Who are you?"], SamplingParams(max_tokens=16, temperature=0.0))
+    print(f"{len(outputs)} answers; the second: {outputs[1].outputs[0].text!r}")

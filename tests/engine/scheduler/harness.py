@@ -29,6 +29,7 @@ from tokenmill.engine.scheduler.seniority import is_ready
 from tokenmill.engine.transfer.connector import KVConnector
 from tokenmill.engine.transfer.extension import KVTransfer, TransferExecutor
 from tokenmill.lab.conformance.memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output
+from tokenmill.lab.conformance.trace import turns_of_an_elder
 
 
 @dataclass
@@ -254,14 +255,8 @@ class Harness:
         return turns * self.settings.depth * (sum(alone) + 2)
 
     def most_steps_of_an_elder(self) -> int:
-        """A bound on the steps of a request's turn as the elder, those until it is that included.
-
-        It is looked for twice; those who run end, since nobody enters before it; then it runs, and comes first.
-        """
-        s = self.settings
-        chunk = min(s.budget, s.threshold or s.budget)
-        longest = -(-s.max_model_len // chunk) + s.max_model_len
-        return 2 * s.patience + s.depth * (s.max_num_seqs + 2) * longest
+        """See `turns_of_an_elder`."""
+        return turns_of_an_elder(self.header.scheduler, self.settings.max_model_len, self.settings.depth)
 
     def count_turns(self, request_id: str) -> None:
         """A request comes, or a session's turn: those before it may each be the elder first."""
