@@ -77,10 +77,10 @@ def start(num_tokens: int) -> dict[str, Engine]:
             speculative_config=None if way == "off" else json.dumps(named),
         )
         engines[way] = build_engine(config.resolve()).engine
-    (drafter,) = engines["weighed"].scheduler.drafters
+    (drafter,) = engines["weighed"].scheduler.state.drafters
     assert isinstance(drafter, Speculation), "it was asked for"
     for way in ("every", "refused"):
-        engines[way].scheduler.drafters = (EveryDraft(way == "every"),)
+        engines[way].scheduler.state.drafters = (EveryDraft(way == "every"),)
     return engines
 
 
@@ -142,7 +142,7 @@ def main() -> None:
     prompts = [encoder.tokenizer.encode(encoder.text(sample, prompt_only=True)).ids for sample in samples]
     engines = start(options.num_speculative_tokens)
     rows = [measure(engines, prompts, temperature, options.turns) for temperature in options.temperatures]
-    settings = engines["weighed"].scheduler.drafters[0].settings  # type: ignore[attr-defined]
+    settings = engines["weighed"].scheduler.state.drafters[0].settings  # type: ignore[attr-defined]
     costs = [(size, round(1e3 * seconds, 2)) for size, seconds in settings.step_costs]
     for engine in engines.values():
         engine.close()

@@ -58,7 +58,7 @@ def make_engine(rows: int, waiting: int) -> Engine:
     for number in range(rows + waiting):
         prompt = [number % 16] * (PROMPT // 2) + [16 + number] * (PROMPT // 2)
         engine.add(AddRequest(id=f"{number:024x}", prompt_token_ids=prompt, params=SamplingParams(max_tokens=4000)))
-    while scheduler.num_running < rows:
+    while len(scheduler.state.running) < rows:
         engine.step()
     return engine
 

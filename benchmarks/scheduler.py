@@ -142,7 +142,7 @@ def admissions(count: int) -> Iterator[Seconds]:
     for one in requests:
         scheduler.add(one)
     yield since(start, count)
-    while scheduler.num_waiting:
+    while len(scheduler.state.waiting):
         start = now()
         plan = scheduler.schedule()
         assert plan is not None

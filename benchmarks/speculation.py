@@ -75,7 +75,7 @@ def start(folder: Path, options: argparse.Namespace) -> tuple[Engine, Speculatio
         speculative_config="suffix",
     )
     engine = build_engine(config.resolve()).engine
-    (drafter,) = engine.scheduler.drafters
+    (drafter,) = engine.scheduler.state.drafters
     assert isinstance(drafter, Speculation), "it was asked for"
     return engine, drafter.settings
 
@@ -115,7 +115,7 @@ def measure(engine: Engine, settings: SpeculationSettings, options: argparse.Nam
                 pairs = [texts(kind, number, length, rng) for number in range(streams)]
                 traced.prompts, traced.traces = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
                 for method, results in found.items():
-                    engine.scheduler.drafters = (drafter_of(method, settings),)
+                    engine.scheduler.state.drafters = (drafter_of(method, settings),)
                     results.append(run(engine, traced.prompts, traced.traces))
             rows += [row(kind, streams, method, found["off"], found[method]) for method in options.methods]
             for one in rows[-len(options.methods) :]:

@@ -123,7 +123,7 @@ def measure(model: LoadedModel | None, folder: Path, case: dict[str, Any], optio
     built = build_engine(config.resolve(), model=model)
     engine, drafter = built.engine, WrongDrafts()
     parts = TimedParts(engine, built.model, time.thread_time if options.one_core else time.perf_counter)
-    engine.scheduler.drafters = (drafter,)
+    engine.scheduler.state.drafters = (drafter,)
     params = SamplingParams(temperature=options.temperature, ignore_eos=True, max_tokens=MAX_TOKENS)
     for number in range(requests):
         engine.add(AddRequest(id=str(number), prompt_token_ids=[1 + number] * (context - 1), params=params))

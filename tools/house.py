@@ -23,7 +23,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parent.parent
 SOURCE = TOP / "src" / "tokenmill"
 # Modules that are addresses: users write them.
-ADDRESSES = {"__init__", "__main__", "plugins", "ray"}
+ADDRESSES = {"__init__", "__main__", "plugins", "ray", "scheduling", "testing"}
 CAPABILITIES = {
     "adapters", "encoder", "states", "transfers", "windows", "drafter", "_drafter", "vision", "draft",
     "_adapters", "_encoder", "_states", "_transfers", "_windows", "drafters", "_drafters", "groups", "depth",

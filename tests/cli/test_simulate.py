@@ -66,7 +66,7 @@ def test_a_log_is_fitted_and_its_own_run_comes_out_again(tmp_path: Path, capsys:
     assert main(["simulate", str(tmp_path / "log"), "--step-model", "recorded", "--json"]) == 0
     outcome = json.loads(capsys.readouterr().out)
     assert outcome["steps"] == len(harness.runner.plans)
-    assert outcome["preemptions"] == harness.scheduler.num_preemptions
+    assert outcome["preemptions"] == harness.scheduler.state.num_preemptions
     assert main(["simulate", str(tmp_path / "log"), "--step-model", "recorded", "--num-pages", "9"]) == 2
     assert "a log's own run: without --num-pages" in capsys.readouterr().err
 

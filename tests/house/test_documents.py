@@ -75,6 +75,8 @@ def test_an_example_runs(name, tmp_path, server):
         "async_llm.py": "request-3: 'The mill' ->",
         "openai_client.py": "the same twice: True\nrefused: temperature",
         "many_clients.py": "16 answers",
+        "prefill_first.py": "2 answers; the second:",
+        "round_robin.py": "the long prompt came first; in this order they ended: [1, 0]",
         "shortest_first.py": "the long prompt came first and ended last: [1, 2, 3, 0]",
     }
     assert expected[name] in output

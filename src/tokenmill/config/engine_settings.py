@@ -19,6 +19,8 @@ DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 STORED_FORMATS = ("awq", "gptq", "compressed-tensors", "mxfp4", "gguf")
 # Entry points of policies that are not ours; `engine/scheduler/policies.py` finds them.
 POLICY_PLUGINS = "tokenmill.policies"
+# Entry points of whole schedulers; `engine/scheduler/standard.py` finds them.
+SCHEDULER_PLUGINS = "tokenmill.schedulers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,9 @@ class EngineSettings(VisionConfig):
         "pages a request must find to begin: those of its prompt, of its first chunk, or of its whole output too",
         choices=("whole-prompt", "optimistic", "reserve"),
         plugins=POLICY_PLUGINS,
+    )
+    scheduler_cls: str = flag(
+        "", "a scheduler of your own, an entry point of tokenmill.schedulers or module:Class, instead of ours"
     )
     async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: on a GPU)")
     kernels: str = flag("auto", "kernels of everything but attention", choices=("auto", "torch", "native", "triton"))

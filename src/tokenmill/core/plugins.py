@@ -28,3 +28,22 @@ def find_plugin(flag: str, group: str, name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidConfig(f"{flag} {name}: cannot be imported: {error}; is its folder on PYTHONPATH?") from error
+
+
+def find_class(flag: str, group: str, name: str, kind: type[Any]) -> type[Any]:
+    """Return the class that a setting names, which derives from `kind` and lacks nothing.
+
+    Args:
+        flag, group: see `find_plugin`.
+
+    Raises:
+        InvalidConfig: no class has that name, its module cannot be imported, or it is of another kind, or not whole.
+    """
+    found = find_plugin(flag, group, name)
+    if found is None:
+        raise InvalidConfig(f"{flag} must be an entry point of {group} or module:Class, got {name!r}")
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise InvalidConfig(f"{flag} {name}: is not a class of the kind {kind.__name__}")
+    if missing := ", ".join(sorted(getattr(found, "__abstractmethods__", ()))):
+        raise InvalidConfig(f"{flag} {name}: the class lacks {missing}")
+    return found

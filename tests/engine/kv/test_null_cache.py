@@ -36,7 +36,7 @@ def test_equal_prompts_share_nothing_and_nobody_waits_for_another() -> None:
     harness = Harness(num_pages=20, caching=False, budget=40)
     ids = [harness.add(list(range(12)), max_tokens=2) for _ in range(3)]
     harness.step()
-    assert harness.scheduler.num_running == 3
+    assert len(harness.scheduler.state.running) == 3
     assert harness.kv.num_pinned == 9
     harness.drain()
     assert [harness.records[i].num_cached_tokens for i in ids] == [0, 0, 0]

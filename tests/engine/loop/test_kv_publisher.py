@@ -11,7 +11,6 @@ import pytest
 import zmq
 
 from tests.engine.scheduler.harness import Harness
-from tests.engine.scheduler.paged_memory_runner import expected_output
 from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.fields import KVEventsConfig
@@ -19,6 +18,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.request import CacheKey
 from tokenmill.engine.kv.events import CacheCleared, KVEventLog, PagesRemoved, PagesStored
 from tokenmill.engine.loop.kv_publisher import KVPublisher
+from tokenmill.lab.conformance.memory_runner import expected_output
 
 SEED = seed_for(__name__)
 

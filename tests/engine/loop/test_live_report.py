@@ -71,7 +71,7 @@ def test_turns_add_up_to_what_the_engine_did(rng, settings, monkeypatch):
     ended = {id: reason for turn in turns for id, reason in turn.ended}
     assert set(ended) == everybody
     assert {id for id, reason in ended.items() if reason == "abort"} == aborted
-    assert sum(len(turn.preempted) for turn in turns) == harness.scheduler.num_preemptions
+    assert sum(len(turn.preempted) for turn in turns) == harness.scheduler.state.num_preemptions
     admissions = [one[0] for turn in turns for one in turn.admitted]
     preempted = [id for turn in turns for id in turn.preempted]
     first = [id for turn in turns for id in turn.first]

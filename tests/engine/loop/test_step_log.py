@@ -57,7 +57,7 @@ def record_traffic(path: Path, depth: int, drafts: int = 0) -> Harness:
 def test_a_replay_makes_every_plan_again(tmp_path: Path, depth: int, drafts: int) -> None:
     harness = record_traffic(tmp_path / "log", depth, drafts)
     assert any(plan.draft_ids is not None for plan in harness.runner.plans) == bool(drafts)
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.state.num_preemptions > 0
     outcome = replay(tmp_path / "log", HalfRightDrafter(drafts) if drafts else None)
     assert outcome.difference is None, f"seed {SEED}"
     assert outcome.num_plans == len(harness.runner.plans)

@@ -121,9 +121,9 @@ def test_stages_bring_what_one_process_brings(engines: tuple[Engine, Engine, boo
     seen = []
     for engine in engines[:2]:
         drafter = MixedDrafter(outputs, random.Random(seed))
-        engine.scheduler.drafters = (drafter,)
+        engine.scheduler.state.drafters = (drafter,)
         seen.append({name: told(own) for name, own in drive(engine, plain, seed)[0].items()})
-        engine.scheduler.drafters = ()
+        engine.scheduler.state.drafters = ()
     num_whole = 0
     for name, want in seen[0].items():
         got, is_cut = seen[1][name], FinishReason.ABORT in (want[0][2], seen[1][name][0][2])
@@ -152,9 +152,9 @@ def test_ranks_bring_what_one_process_brings(engines: tuple[Engine, Engine, bool
         seen = []
         for engine in (one, two):
             drafter = MixedDrafter(outputs, random.Random(seed))
-            engine.scheduler.drafters = (drafter,)
+            engine.scheduler.state.drafters = (drafter,)
             brought, plans = drive(engine, plain, seed)
-            engine.scheduler.drafters = ()
+            engine.scheduler.state.drafters = ()
             seen.append(({name: told(own) for name, own in brought.items()}, plans))
         assert seen[0][0] == seen[1][0]
         assert seen[0][1] == seen[1][1]

@@ -88,7 +88,7 @@ def drafting(
     """An engine whose drafter is ours from the first request on."""
     engine = build_engine(config(model, draft, num_tokens, **options)).engine
     ours = drafter()
-    engine.scheduler.drafters = (ours,)
+    engine.scheduler.state.drafters = (ours,)
     try:
         yield engine, ours
     finally:
@@ -334,7 +334,7 @@ def test_it_runs_as_the_model_does_where_it_can(tmp_path: Path, model: Path) -> 
     assert draft is not None
     assert draft.attention.name == "cpu"
     assert "--attention-backend auto" in draft.describe() and "multiple of 16" in draft.describe()
-    built.engine.scheduler.drafters = (Offering(),)
+    built.engine.scheduler.state.drafters = (Offering(),)
     assert answers(built.engine, wanted) == plain
     built.engine.close()
     same = build_engine(config(model, model, attention_backend="native", **NATIVE))

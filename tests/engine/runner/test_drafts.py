@@ -96,9 +96,11 @@ def check(
     """Returns how many tokens came at once without drafts, and with them."""
     print(f"seed {SEED}")
     plain = run(engine, wanted)
-    engine.scheduler.drafters = (LyingDrafter({name: told(own)[0][0] for name, own in plain.items()}, rng, lengths),)
+    engine.scheduler.state.drafters = (
+        LyingDrafter({name: told(own)[0][0] for name, own in plain.items()}, rng, lengths),
+    )
     drafted = run(engine, wanted)
-    engine.scheduler.drafters = ()
+    engine.scheduler.state.drafters = ()
     assert_same(*([told(ran[request.id]) for request in wanted] for ran in (plain, drafted)), is_exact)
     counts = [Counter(len(one.token_ids) for own in each.values() for one in own) for each in (plain, drafted)]
     return counts[0], counts[1]
@@ -202,7 +204,7 @@ def test_what_is_not_due_fails_nobody(tmp_path: Path) -> None:
                 return drafts
 
         plain = run(engine, wanted)
-        engine.scheduler.drafters = (Poisoner({name: told(own)[0][0] for name, own in plain.items()}, rng),)
+        engine.scheduler.state.drafters = (Poisoner({name: told(own)[0][0] for name, own in plain.items()}, rng),)
         drafted = run(engine, wanted)
         assert [told(own) for own in drafted.values()] == [told(own) for own in plain.values()], f"seed {SEED}"
         assert not any(own[-1].error for own in plain.values())

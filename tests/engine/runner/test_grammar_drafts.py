@@ -93,12 +93,12 @@ def check(engine: Engine, wanted: list[AddRequest], drafters: list[LyingDrafter]
     plain, most = run(engine, wanted), 0
     for drafter in drafters:
         drafter.outputs = {name: told(own)[0][0] for name, own in plain.items()}
-        engine.scheduler.drafters = (drafter,)
+        engine.scheduler.state.drafters = (drafter,)
         drafted = run(engine, wanted)
         assert_same(*([told(ran[request.id]) for request in wanted] for ran in (plain, drafted)), is_exact)
         if not isinstance(drafter, ForcedDrafter):
             most = max(most, *(len(one.token_ids) for request in wanted for one in drafted[request.id]))
-    engine.scheduler.drafters = ()
+    engine.scheduler.state.drafters = ()
     return most
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.engine.scheduler.paged_memory_runner import VOCAB_SIZE, next_token
 from tokenmill.core.request import Request, TokenArray
+from tokenmill.lab.conformance.memory_runner import VOCAB_SIZE, next_token
 
 
 class KnowingDrafter:

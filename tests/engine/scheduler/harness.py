@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tests.engine.scheduler.drafters import HalfRightDrafter
 from tests.engine.scheduler.page_uses import PageUses
-from tests.engine.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output
 from tokenmill.config.speculation import SpeculationSettings
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest
@@ -29,6 +28,8 @@ from tokenmill.engine.scheduler.resources.windows import Windows
 from tokenmill.engine.scheduler.seniority import is_ready
 from tokenmill.engine.transfer.connector import KVConnector
 from tokenmill.engine.transfer.extension import KVTransfer, TransferExecutor
+from tokenmill.lab.conformance.memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output
+from tokenmill.lab.conformance.trace import turns_of_an_elder
 
 
 @dataclass
@@ -254,14 +255,8 @@ class Harness:
         return turns * self.settings.depth * (sum(alone) + 2)
 
     def most_steps_of_an_elder(self) -> int:
-        """A bound on the steps of a request's turn as the elder, those until it is that included.
-
-        It is looked for twice; those who run end, since nobody enters before it; then it runs, and comes first.
-        """
-        s = self.settings
-        chunk = min(s.budget, s.threshold or s.budget)
-        longest = -(-s.max_model_len // chunk) + s.max_model_len
-        return 2 * s.patience + s.depth * (s.max_num_seqs + 2) * longest
+        """See `turns_of_an_elder`."""
+        return turns_of_an_elder(self.header.scheduler, self.settings.max_model_len, self.settings.depth)
 
     def count_turns(self, request_id: str) -> None:
         """A request comes, or a session's turn: those before it may each be the elder first."""
@@ -296,9 +291,9 @@ class Harness:
         windows = self.scheduler.resource(Windows)
         assert windows is None or windows.pages.num_pinned == windows.pages.num_promised == 0, "window pages in use"
         if (encoder := self.scheduler.resource(EncoderCache)) is not None:
-            encoder.begin_step(self.scheduler.step + 1, self.scheduler._state)
+            encoder.begin_step(self.scheduler.step + 1, self.scheduler.state)
             assert encoder._num_held() == 0, "outputs of images are still held"
-        assert self.scheduler._state.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
+        assert self.scheduler.state.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
         self.check_outputs()
 
     def settle(self) -> None:

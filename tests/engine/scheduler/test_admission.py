@@ -39,7 +39,7 @@ def test_a_prompt_takes_the_pages_of_all_its_chunks_when_it_begins() -> None:
 def test_a_preempted_request_waits_for_the_pages_of_its_output_so_far_too() -> None:
     harness = Harness(num_pages=8, max_num_seqs=2)
     first, last = (harness.add([n] * 7, max_tokens=16) for n in (1, 2))
-    while harness.scheduler.num_preemptions == 0:
+    while harness.scheduler.state.num_preemptions == 0:
         harness.step()
     assert harness.scheduler.requests[last].num_tokens > 16
     harness.step()

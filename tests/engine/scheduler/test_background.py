@@ -59,11 +59,11 @@ def test_rows_and_pages_of_the_background_are_given_to_whoever_else_waits(policy
         harness.add([number + 1] * 9, 6, tenant="batch", is_background=True)
     harness.step()
     harness.step()
-    assert harness.scheduler.num_running == 3
+    assert len(harness.scheduler.state.running) == 3
     late = harness.add([9] * 20, 6, tenant="key")
     harness.step()
     assert late in plans(harness)[-1], "although all rows, and nearly all pages, were taken"
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.state.num_preemptions > 0
     harness.drain()  # checks every output: nobody lost a token by it
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.engine.scheduler.drafters import HalfRightDrafter
 from tests.engine.scheduler.harness import Harness
-from tests.engine.scheduler.paged_memory_runner import expected_output
 from tokenmill.core.request import FinishReason, Request, TokenArray
+from tokenmill.lab.conformance.memory_runner import expected_output
 
 
 def counts_of(harness: Harness) -> set[int]:
@@ -52,7 +52,7 @@ def test_a_row_brings_one_to_five_tokens_and_no_output_changes(depth: int) -> No
                 harness.abort(str(rng.randrange(len(harness.records))))
         harness.drain()
         seen |= counts_of(harness)
-        num_preemptions += harness.scheduler.num_preemptions
+        num_preemptions += harness.scheduler.state.num_preemptions
     assert seen == {1, 2, 3, 4, 5}
     assert num_preemptions > 0
 
@@ -66,7 +66,7 @@ class AlwaysRight(HalfRightDrafter):
 
 def test_right_drafts_save_steps() -> None:
     plain, drafted = Harness(), Harness()
-    drafted.scheduler.drafters = (AlwaysRight(4),)
+    drafted.scheduler.state.drafters = (AlwaysRight(4),)
     for harness in (plain, drafted):
         harness.add([1, 2, 3], 21)
         harness.drain()
@@ -77,7 +77,7 @@ def test_right_drafts_save_steps() -> None:
 
 def test_a_stop_inside_the_drafts_cuts_the_tail() -> None:
     harness = Harness(eos=frozenset(range(0, 50, 5)))
-    harness.scheduler.drafters = (AlwaysRight(4),)
+    harness.scheduler.state.drafters = (AlwaysRight(4),)
     for start in range(12):
         harness.add([start, 1, 2], 24)
     harness.drain()
@@ -104,7 +104,7 @@ def test_accepted_drafts_become_matchable_and_rejected_ones_do_not() -> None:
 
 def test_drafts_take_only_what_a_step_has_left() -> None:
     harness = Harness(budget=6, max_num_seqs=4, num_pages=40)
-    harness.scheduler.drafters = (AlwaysRight(4),)
+    harness.scheduler.state.drafters = (AlwaysRight(4),)
     for start in range(4):
         harness.add([start], 12)
     harness.drain()
@@ -118,9 +118,9 @@ def test_drafts_take_only_what_a_step_has_left() -> None:
 
 def test_nobody_is_preempted_for_a_draft() -> None:
     plain, drafted = (Harness(num_pages=8, page_size=2, max_num_seqs=2, max_model_len=8) for _ in range(2))
-    drafted.scheduler.drafters = (AlwaysRight(4),)
+    drafted.scheduler.state.drafters = (AlwaysRight(4),)
     for harness in (plain, drafted):
         harness.add([1], 7)
         harness.add([2], 7)
         harness.drain()
-    assert drafted.scheduler.num_preemptions == plain.scheduler.num_preemptions == 0
+    assert drafted.scheduler.state.num_preemptions == plain.scheduler.state.num_preemptions == 0

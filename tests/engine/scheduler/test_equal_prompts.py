@@ -32,7 +32,7 @@ def test_one_that_waits_for_another_is_told_so_and_those_behind_it_go_on() -> No
     other = harness.add([40, 41], max_tokens=2)
     harness.step()
     assert harness.scheduler.explain(second) == "waiting for a request that computes the same prompt"
-    assert harness.scheduler.waiting_by_reason()["same_prompt"] == 1
+    assert harness.scheduler.counts()["waiting_by_reason"]["same_prompt"] == 1
     assert harness.runner.plans[0].request_ids == (first, other)
     harness.drain()
 
@@ -80,7 +80,9 @@ def test_nobody_waits_where_there_is_no_page_to_share(length: int, running: int)
     for _ in range(3):
         harness.add([1] * length, max_tokens=2)
     harness.step()
-    assert harness.scheduler.num_running == running, "the last token is always run, so 4 tokens share no page of 4"
+    assert len(harness.scheduler.state.running) == running, (
+        "the last token is always run, so 4 tokens share no page of 4"
+    )
     harness.drain()
 
 
@@ -90,7 +92,7 @@ def test_other_salts_and_whole_prompts_do_not_wait() -> None:
     harness.add(list(range(12)), max_tokens=2, salt="other")
     harness.add(list(range(12)), max_tokens=2, prompt_logprobs=1)
     harness.step()
-    assert harness.scheduler.num_running == 3
+    assert len(harness.scheduler.state.running) == 3
     harness.drain()
 
 

@@ -113,14 +113,14 @@ def test_one_that_holds_all_rows_yields_no_more_than_one_to_a_call_that_needs_on
         harness.add([n] * 4, max_tokens=100, tenant="big")
     for _ in range(12):
         harness.step()
-    assert harness.scheduler.num_running == 8
+    assert len(harness.scheduler.state.running) == 8
     tiny = harness.add([40], max_tokens=4, tenant="tiny")
     while not harness.records[tiny].tokens:
         harness.step()
     victims = [r for r in harness.scheduler.requests.values() if r.num_preemptions]
     assert [(r.id, r.wait_reason) for r in victims] == [("7", "needs a row, all 8 are in use")], "the last in order"
     harness.drain()
-    assert harness.scheduler.num_preemptions == 1
+    assert harness.scheduler.state.num_preemptions == 1
 
 
 def test_one_that_holds_most_pages_yields_them_but_never_its_only_request() -> None:
@@ -143,7 +143,7 @@ def test_one_that_holds_most_pages_yields_them_but_never_its_only_request() -> N
     harness.step()
     assert harness.scheduler.explain(small).startswith("needs 5 pages")
     harness.drain()
-    assert harness.scheduler.num_preemptions == 0
+    assert harness.scheduler.state.num_preemptions == 0
 
 
 def test_reserve_takes_back_no_promise() -> None:
@@ -154,7 +154,7 @@ def test_reserve_takes_back_no_promise() -> None:
         harness.step()
     harness.add([40], max_tokens=4, tenant="tiny")
     harness.drain()
-    assert harness.scheduler.num_preemptions == 0
+    assert harness.scheduler.state.num_preemptions == 0
 
 
 def test_priority_comes_before_turns_and_turns_before_arrival() -> None:

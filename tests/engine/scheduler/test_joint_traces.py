@@ -148,7 +148,7 @@ def test_nobody_starves_in_a_flood_of_everything(besides: str) -> None:
         harness = make_harness(rng, besides, rng.choice([0.0, 0.1]))
         watched = [add_one(harness, rng, is_last=True) for _ in range(3)]
         while any(harness.records[one].finish_reason is None for one in watched):
-            while harness.scheduler.num_waiting < 6:
+            while len(harness.scheduler.state.waiting) < 6:
                 add_one(harness, rng, is_last=False)
             harness.step()
         harness.drain()

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.engine.scheduler.harness import Harness, Settings
-from tests.engine.scheduler.paged_memory_runner import PagedMemoryRunner, result_of
 from tests.engine.transfer.fake_source import TransferHarness
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason
 from tokenmill.engine.transfer.extension import TransferExecutor
+from tokenmill.lab.conformance.memory_runner import PagedMemoryRunner, result_of
 
 
 class LateRunner(PagedMemoryRunner):
@@ -81,7 +81,7 @@ def test_late_samples_change_no_output(depth: int) -> None:
                 harness.abort(str(rng.randrange(len(harness.records))))
         harness.drain()
         num_late += runner.num_late
-        num_preemptions += harness.scheduler.num_preemptions
+        num_preemptions += harness.scheduler.state.num_preemptions
     assert num_late > 50
     assert num_preemptions > 0
 

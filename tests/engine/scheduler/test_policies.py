@@ -14,7 +14,7 @@ def test_priority_goes_first_and_the_worst_is_the_victim() -> None:
     harness.step()
     high = harness.add([9, 8, 7, 6, 5], max_tokens=14, priority=-1)
     harness.drain()
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.state.num_preemptions > 0
     order = [request_id for plan in plans(harness) for request_id in plan]
     assert max(i for i, r in enumerate(order) if r == high) < max(i for i, r in enumerate(order) if r == low)
 
@@ -50,10 +50,10 @@ def test_reserve_admits_fewer_and_never_preempts() -> None:
     for prompt in prompts:
         harness.add(prompt, max_tokens=12)
     harness.step()
-    assert harness.scheduler.num_running == 1, "20 tokens are 5 pages of 4; 8 pages hold one such request"
+    assert len(harness.scheduler.state.running) == 1, "20 tokens are 5 pages of 4; 8 pages hold one such request"
     assert "needs 5 pages" in harness.scheduler.explain("1")
     harness.drain()
-    assert harness.scheduler.num_preemptions == 0
+    assert harness.scheduler.state.num_preemptions == 0
 
 
 def test_a_request_that_waits_for_something_else_is_passed_over_and_keeps_its_place() -> None:
@@ -91,4 +91,4 @@ def test_a_request_that_holds_twice_what_the_cache_has_goes_on_from_the_cache_at
     for _ in range(2):
         harness.add([0, 0], max_tokens=6)
     harness.drain()
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.state.num_preemptions > 0

@@ -16,7 +16,7 @@ def test_one_that_yields_its_own_pages_does_not_come_back_in_the_same_step(batch
     assert plans(harness) == [{first: 2, late: 6}]
     harness.step()  # the late one needs two pages more, one is there; a shorter chunk of it would fit again at once
     assert plans(harness)[1] == {first: 1}
-    assert harness.scheduler.num_preemptions == 1
+    assert harness.scheduler.state.num_preemptions == 1
     assert harness.scheduler.explain(late) == "running requests come first, and one of them is short of pages"
     harness.drain()
 
@@ -37,7 +37,7 @@ def test_a_victim_is_told_why_and_each_preemption_is_counted_once() -> None:
                 assert alive[request_id].num_computed_tokens == 0, "it is recomputed"
             assert alive[request_id].num_preemptions == counted[request_id]
     assert counted[ids[0]] == 0, "the first in order never yields"
-    assert sum(counted.values()) == harness.scheduler.num_preemptions > 0
+    assert sum(counted.values()) == harness.scheduler.state.num_preemptions > 0
     assert reasons <= {
         "was preempted for a request before it",
         "running requests come first, and one of them is short of pages",
@@ -55,7 +55,7 @@ def test_idle_sessions_yield_before_anyone_is_preempted_the_last_in_order_first(
         harness.step()
     requests = harness.scheduler.requests
     assert (requests[older].num_preemptions, requests[newer].num_preemptions) == (0, 1)
-    assert harness.scheduler.num_preemptions == 1
+    assert harness.scheduler.state.num_preemptions == 1
     assert (requests[older].row, requests[newer].row) == (0, None)
     assert (requests[older].num_computed_tokens, requests[newer].num_computed_tokens) == (6, 0)
     harness.drain()
@@ -66,7 +66,7 @@ def test_with_a_step_in_flight_the_last_still_yields_and_its_pages_are_waited_fo
     first, last = (harness.add([n] * 8, max_tokens=8) for n in (1, 2))
     harness.step()
     harness.step()  # the first needs a third page; nobody's pages are about to return, so the last one yields
-    assert harness.scheduler.num_preemptions == 1
+    assert harness.scheduler.state.num_preemptions == 1
     assert harness.scheduler.explain(first) == "waiting for 1 page that in-flight steps still use"
     assert harness.scheduler.requests[last].status.value == "preempted"
     harness.drain()
@@ -78,7 +78,7 @@ def test_with_a_step_in_flight_nobody_yields_for_more_than_is_missing() -> None:
     harness.step()
     assert harness.kv.num_available == 1
     harness.step()  # the first needs two pages more; one is there, and the last has one
-    assert harness.scheduler.num_preemptions == 1
+    assert harness.scheduler.state.num_preemptions == 1
     assert harness.scheduler.explain(first) == "waiting for 1 page that in-flight steps still use"
     assert harness.scheduler.requests[last].status.value == "preempted"
     harness.drain()
@@ -92,4 +92,4 @@ def test_with_a_step_in_flight_what_an_aborted_request_returns_is_enough() -> No
     harness.step()
     assert harness.scheduler.explain(first) == "waiting for 1 page that in-flight steps still use"
     harness.drain()
-    assert harness.scheduler.num_preemptions == 0
+    assert harness.scheduler.state.num_preemptions == 0

@@ -78,7 +78,7 @@ class SchedulerTrace(RuleBasedStateMachine):
 
     @rule()
     def abort_one_that_others_wait_for(self) -> None:
-        waiting = [request for request in self.harness.scheduler._state.waiting if request.awaited_page is not None]
+        waiting = [request for request in self.harness.scheduler.state.waiting if request.awaited_page is not None]
         for request in waiting[:1]:
             writer = self.harness.kv.writer_of(request.awaited_page, request)
             self.harness.abort(*[] if writer is None else [writer.id])

@@ -10,7 +10,7 @@ def test_rows_limit_how_many_run_and_the_reason_is_given() -> None:
     harness = Harness(max_num_seqs=2)
     ids = [harness.add([n, n + 1], max_tokens=3) for n in range(3)]
     harness.step()
-    assert harness.scheduler.num_running == 2
+    assert len(harness.scheduler.state.running) == 2
     assert "needs a row" in harness.scheduler.explain(ids[2])
     harness.drain()
 
@@ -31,7 +31,7 @@ def test_hits_are_counted_once_per_admission_and_again_after_a_preemption() -> N
         harness.add([n * 10 + k for k in range(8)], max_tokens=12)
     harness.drain()
     admissions = sum(len(plan.new_rows) for plan in harness.runner.plans)
-    assert admissions == 3 + harness.scheduler.num_preemptions
+    assert admissions == 3 + harness.scheduler.state.num_preemptions
     queried = sum(len(row.token_ids) for plan in harness.runner.plans for row in plan.new_rows)
     assert harness.kv.num_queried_tokens == queried
 
@@ -89,7 +89,7 @@ def test_no_row_is_taken_and_no_page_held_while_a_request_waits() -> None:
     before = harness.kv.num_available
     harness.step()
     assert harness.kv.num_available in (before, before - 1), "only the running request may have taken a page"
-    assert harness.scheduler._state.rows.num_free == 3
+    assert harness.scheduler.state.rows.num_free == 3
     harness.drain()
 
 
@@ -98,7 +98,7 @@ def test_what_a_preempted_request_finds_again_of_its_own_is_not_called_cached() 
     for n in range(3):
         harness.add([n * 10, n * 10 + 1, n * 10 + 2], max_tokens=20)
     harness.drain()
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.state.num_preemptions > 0
     assert [record.num_cached_tokens for record in harness.records.values()] == [0, 0, 0]
 
 

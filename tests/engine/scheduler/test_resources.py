@@ -76,7 +76,7 @@ def test_a_request_waits_with_a_reason_until_another_gives_back(lamps: Lamps) ->
     assert harness.scheduler.explain(second) == "needs 2 lamps, 1 of 3 are left"
     assert harness.scheduler.explain(third).startswith("1 ahead of it; the first: needs 2 lamps")
     assert harness.kv.num_pinned == 1, "what it had taken before its lamps went back"
-    assert harness.scheduler._state.rows.num_free == 3
+    assert harness.scheduler.state.rows.num_free == 3
     harness.drain()
     assert lamps.held == {}
 

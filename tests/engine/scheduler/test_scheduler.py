@@ -76,7 +76,7 @@ def test_the_last_running_is_preempted_and_ends_with_the_same_tokens(depth: int)
     for n in range(3):
         harness.add([n * 10 + k for k in range(8)], max_tokens=12)
     harness.drain()
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.state.num_preemptions > 0
     assert all(record.finish_reason is FinishReason.LENGTH for record in harness.records.values())
 
 
@@ -88,9 +88,9 @@ def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
     while harness.engine.has_work:
         num_plans = len(harness.runner.plans)
         harness.step()
-        if harness.scheduler.num_preemptions > before and len(harness.runner.plans) > num_plans:
+        if harness.scheduler.state.num_preemptions > before and len(harness.runner.plans) > num_plans:
             assert not harness.runner.plans[-1].new_rows
-        before = harness.scheduler.num_preemptions
+        before = harness.scheduler.state.num_preemptions
     harness.drain()
 
 
@@ -201,7 +201,7 @@ def test_with_steps_in_flight_a_short_request_waits_for_returning_pages_instead_
     reasons = set()
     while harness.engine.has_work:
         harness.step()
-        reasons |= {request.wait_reason for request in harness.scheduler._state.running}
+        reasons |= {request.wait_reason for request in harness.scheduler.state.running}
     assert any("that in-flight steps still use" in reason for reason in reasons)
     harness.drain()
 

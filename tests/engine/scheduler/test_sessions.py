@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.scheduler.harness import Harness
-from tests.engine.scheduler.paged_memory_runner import expected_output
 from tokenmill.core.request import FinishReason
 from tokenmill.engine.scheduler.sessions import MAX_QUEUED_INPUTS
+from tokenmill.lab.conformance.memory_runner import expected_output
 
 
 def run_turn(harness: Harness) -> None:
@@ -34,7 +34,7 @@ def test_a_paused_session_keeps_its_row_and_pages_while_others_run() -> None:
     harness = Harness(max_num_seqs=2)
     session = harness.open_session([1, 2, 3, 4, 5], max_tokens=3)
     run_turn(harness)
-    assert (harness.scheduler._state.rows.num_free, harness.kv.num_pinned) == (1, 2)
+    assert (harness.scheduler.state.rows.num_free, harness.kv.num_pinned) == (1, 2)
     assert harness.scheduler.explain(session) == "waiting for the next input of its session"
     harness.add([9, 8, 7], max_tokens=3)
     run_turn(harness)
@@ -123,7 +123,7 @@ def test_a_running_session_can_be_preempted_and_a_paused_one_aborted(depth: int)
     harness.abort(session)
     assert harness.records[session].finish_reason is FinishReason.ABORT
     harness.drain()
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.state.num_preemptions > 0
 
 
 def test_an_idle_session_yields_its_pages_rather_than_let_others_wait_for_ever() -> None:

@@ -135,7 +135,7 @@ def test_whoever_comes_later_the_oldest_ends(policy: str, batch_policy: str, adm
         watched.append(harness.add(prompt, rng.randint(1, 10), priority=3, is_background=is_background))
     num_steps = 0
     while any(harness.records[one].finish_reason is None for one in watched):
-        while harness.scheduler.num_waiting < 6:
+        while len(harness.scheduler.state.waiting) < 6:
             prompt = [rng.randrange(3) for _ in range(rng.randint(1, 20))]
             harness.add(prompt, rng.choice([1, 1, rng.randint(1, 10)]), tenant=str(rng.randrange(10**6)))
         harness.step()

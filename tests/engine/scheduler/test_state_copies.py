@@ -69,7 +69,7 @@ def run(
 ) -> Harness:
     """Answer all of them; with `rng` they come between steps. `Harness.drain` has the bound on steps."""
     harness = Harness(settings)
-    harness.scheduler._state.__class__ = state
+    harness.scheduler.state.__class__ = state
     for prompt, max_tokens in asked:
         for _ in range(rng.randrange(6) if rng is not None else 0):
             if harness.engine.has_work:
@@ -88,7 +88,7 @@ def test_the_same_prompt_again_never_yields_to_itself(
 ) -> None:
     settings = replace(SHORT, admission=admission, state_slots=state_slots, budget=budget, depth=depth)
     harness = run(settings, [([0, 1, 2, 3], 8)] * 2)
-    assert harness.scheduler.num_preemptions == 0
+    assert harness.scheduler.state.num_preemptions == 0
     again = 11 if state_slots == 1 else 8
     assert num_run(harness) == 11 + again, "the second begins behind its prompt's state, if there was a slot for one"
 
@@ -114,7 +114,7 @@ def test_one_row_runs_no_token_twice(admission: str) -> None:
         settings = replace(settings_at_random(rng, asked, max_num_seqs=1), admission=admission)
         harness = run(settings, asked, rng)
         assert num_run(harness) == num_needed(harness), f"{settings}, {asked}"
-        assert harness.scheduler.num_preemptions == 0
+        assert harness.scheduler.state.num_preemptions == 0
 
 
 class NeverToItself(SchedulerState):
@@ -134,7 +134,7 @@ def test_several_rows_come_to_an_end_and_nobody_yields_to_itself(admission: str)
         asked = ask_at_random(rng)
         settings = replace(settings_at_random(rng, asked, max_num_seqs=rng.randint(2, 4)), admission=admission)
         harness = run(settings, asked, rng, NeverToItself)
-        assert harness.scheduler.num_preemptions == 0 or admission != "reserve"
+        assert harness.scheduler.state.num_preemptions == 0 or admission != "reserve"
 
 
 def test_what_was_preempted_begins_anew_only_where_it_fits() -> None:

@@ -18,7 +18,7 @@ def test_a_prompt_that_fills_the_pool_and_is_cached_already_comes_to_its_end(wis
     harness.drain()
     harness.add(list(range(12)), max_tokens=1 if "pooling" in wish else 4, **wish)
     harness.drain()
-    assert harness.scheduler.num_preemptions == 0
+    assert harness.scheduler.state.num_preemptions == 0
 
 
 def test_a_prompt_that_repeats_what_a_running_request_computes_comes_to_its_end() -> None:

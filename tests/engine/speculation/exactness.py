@@ -124,10 +124,10 @@ def compare(engine: Engine, wanted: list[AddRequest], rng: random.Random, is_exa
     plain = run(engine, wanted)
     answers = {name: told(outputs) for name, outputs in plain.items()}
     drafter = MixedDrafter({name: one[0][0] for name, one in answers.items()}, rng)
-    engine.scheduler.drafters = (drafter,)
+    engine.scheduler.state.drafters = (drafter,)
     before = engine.stats()
     drafted = run(engine, wanted)
-    engine.scheduler.drafters = ()
+    engine.scheduler.state.drafters = ()
     drafted_answers = [told(drafted[request.id]) for request in wanted]
     num_close = assert_same([answers[request.id] for request in wanted], drafted_answers, is_exact)
     after = engine.stats()

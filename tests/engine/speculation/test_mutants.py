@@ -112,7 +112,7 @@ def test_tokens_behind_a_stop_inside_drafts_are_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Request, "append_outputs", all_of_them)
     harness = Harness(eos=frozenset(range(0, 50, 5)))
-    harness.scheduler.drafters = (AlwaysRight(4),)
+    harness.scheduler.state.drafters = (AlwaysRight(4),)
     for start in range(12):
         harness.add([start, 1, 2], 24)
     with pytest.raises(AssertionError):

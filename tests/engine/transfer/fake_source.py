@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.engine.scheduler.harness import Harness, Settings
-from tests.engine.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import KVQuery, TransferSettings
@@ -22,6 +21,7 @@ from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
 from tokenmill.engine.transfer.protocol import Answer, KeptPages
 from tokenmill.engine.transfer.state import TransferState
+from tokenmill.lab.conformance.memory_runner import VOCAB_SIZE, PagedMemoryRunner
 
 # In turns of the engine: the clock of these tests.
 PATIENCE = TransferTimeouts(lookup=4, load=8, save=8, keep=10, close=50)

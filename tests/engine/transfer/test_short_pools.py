@@ -40,9 +40,9 @@ def test_those_who_run_do_not_wait_for_saves_of_what_they_hold_themselves(policy
             num_saving = max(num_saving, len(list(transfers.saving)))
             for request in harness.scheduler.requests.values():
                 is_waiting = request.is_running and "saves still use" in request.wait_reason
-                assert not is_waiting or harness.scheduler._state.num_saving_pages > 0, "a reason that is not true"
+                assert not is_waiting or harness.scheduler.state.num_saving_pages > 0, "a reason that is not true"
         steps = 0
-        while harness.scheduler._state.running and not harness.scheduler._state.num_saving_pages and steps < 400:
+        while harness.scheduler.state.running and not harness.scheduler.state.num_saving_pages and steps < 400:
             harness.step()
             steps += 1
         assert steps < 400

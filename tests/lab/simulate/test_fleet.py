@@ -131,11 +131,11 @@ def test_a_recorded_run_comes_out_again_with_its_latencies(tmp_path: Path, depth
     while harness.engine.has_work:
         step()
     harness.engine.close()
-    assert (harness.scheduler.num_preemptions > 0) == (num_pages == 12), f"seed {SEED}"
+    assert (harness.scheduler.state.num_preemptions > 0) == (num_pages == 12), f"seed {SEED}"
     clock = np.concatenate([[0.0], np.cumsum(with_random_seconds(tmp_path / "log"))])
 
     outcome = run_recorded(tmp_path / "log")
-    assert outcome.num_preemptions == harness.scheduler.num_preemptions
+    assert outcome.num_preemptions == harness.scheduler.state.num_preemptions
     assert outcome.num_steps == len(harness.runner.plans)
     for request_id, record in harness.records.items():
         lifetime = outcome.lifetimes[request_id]

@@ -39,7 +39,7 @@ def test_the_policies_of_the_log_come_out_as_they_were_recorded(tmp_path: Path, 
     harness = record_rush(tmp_path / "log", depth)
     own, again = compare(tmp_path / "log", [{"policy": "fcfs"}])
     plans = harness.runner.plans
-    recorded = len(plans), sum(plan.num_tokens for plan in plans), harness.scheduler.num_preemptions
+    recorded = len(plans), sum(plan.num_tokens for plan in plans), harness.scheduler.state.num_preemptions
     assert counts(own) == counts(again) == recorded, f"seed {SEED}"
     assert recorded[2] > 0
     assert own.end == again.end

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner
 from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.engine.scheduler.drafter import Drafter
+from tokenmill.lab.conformance.memory_runner import VOCAB_SIZE, PagedMemoryRunner
 from tokenmill.startup.assembly.step_costs import SIZES, measure_step_costs
 
 

@@ -26,13 +26,14 @@ from tokenmill.core.messages import AddRequest, EngineControl, TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TurnInput
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.scheduling import Feature, check_served
 from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.kv.events import KVEvent
 from tokenmill.engine.loop.observer import Observer
 from tokenmill.engine.loop.stats import engine_stats
 from tokenmill.engine.loop.step_log import Aborted, Added, CacheReset, Extended, Iteration, Paused, Woken
 from tokenmill.engine.runner.executor import Executor
-from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import EngineScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Engine:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: EngineScheduler,
         executor: Executor,
         limits: ModelLimits,
         depth: int = 1,
@@ -99,6 +100,7 @@ class Engine:
         self._before_reset = hooks(extensions, EngineExtension.before_reset)
         self._answer = hooks(extensions, EngineExtension.answer)
         self._waiting = overriding(extensions, EngineExtension.wait)
+        self._unserved = frozenset(Feature) - scheduler.serves
         self.num_arrived = 0
 
     @property
@@ -134,6 +136,7 @@ class Engine:
             return [TokenOutput(message.id, [], FinishReason.ERROR, error=error)]
         params = message.params
         try:
+            check_served(message, self._unserved, type(self.scheduler))
             for arrived in self._arrived:
                 status = arrived(message) or status
             request = self._request(message, min(room, params.max_tokens or room), status)

@@ -17,7 +17,7 @@ from tokenmill.core.live import MOST_TURNS, LiveNode, LiveReport, LiveRequest, L
 from tokenmill.core.plan import IntArray, StepPlan
 from tokenmill.core.request import Request
 from tokenmill.engine.loop.step_log import Iteration
-from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import EngineScheduler
 
 MOST_REQUESTS = 512
 MOST_NODES = 1024
@@ -25,7 +25,7 @@ NO_ROW = -1
 NO_NODE = -1
 
 
-def live_report(asked: ShowTurns, kept: Sequence[Iteration], scheduler: Scheduler) -> LiveReport:
+def live_report(asked: ShowTurns, kept: Sequence[Iteration], scheduler: EngineScheduler) -> LiveReport:
     """Answer `asked` from the kept iterations and the current state."""
     first = bisect_right(kept, asked.since, key=attrgetter("number"))
     iterations = kept[first : first + MOST_TURNS]
@@ -51,7 +51,7 @@ class _Prompts:
     `iterations` to be shown, then those that each iteration admits.
     """
 
-    def __init__(self, kept: Sequence[Iteration], iterations: Sequence[Iteration], scheduler: Scheduler) -> None:
+    def __init__(self, kept: Sequence[Iteration], iterations: Sequence[Iteration], scheduler: EngineScheduler) -> None:
         self._alive = scheduler.requests
         admitted = (new for iteration in kept if iteration.plan is not None for new in iteration.plan.new_rows)
         self._admitted = {new.request_id: new.num_prompt_tokens for new in admitted}
@@ -124,7 +124,7 @@ def _add_plan(shown: LiveTurn, plan: StepPlan, prompts: _Prompts) -> None:
     shown.first = prompts.completed(plan, plan.num_computed + own)
 
 
-def _requests(scheduler: Scheduler) -> list[LiveRequest]:
+def _requests(scheduler: EngineScheduler) -> list[LiveRequest]:
     """Return the requests that own rows, by row, then the rest in order; at most `MOST_REQUESTS`."""
     requests: Mapping[str, Request] = scheduler.requests
     owners = sorted((one for one in requests.values() if one.row is not None), key=_row)
@@ -132,7 +132,7 @@ def _requests(scheduler: Scheduler) -> list[LiveRequest]:
     return [_request(one, scheduler) for one in islice(chain(owners, others), MOST_REQUESTS)]
 
 
-def _request(request: Request, scheduler: Scheduler) -> LiveRequest:
+def _request(request: Request, scheduler: EngineScheduler) -> LiveRequest:
     return LiveRequest(
         request.id,
         request.status.value,
@@ -150,7 +150,7 @@ def _row(request: Request) -> int:
     return NO_ROW if request.row is None else request.row
 
 
-def _tree(scheduler: Scheduler) -> list[LiveNode]:
+def _tree(scheduler: EngineScheduler) -> list[LiveNode]:
     nodes = scheduler.kv.cache.nodes(MOST_NODES)[:MOST_NODES]
     page_size, step = scheduler.kv.page_size, scheduler.step
     numbers = {node.serial for node in nodes}

@@ -36,8 +36,7 @@ from tokenmill.engine.kv.window_pages import WindowSettings
 from tokenmill.engine.scheduler.config import SchedulerConfig, scheduler_config_of
 from tokenmill.engine.scheduler.drafter import Drafter
 from tokenmill.engine.scheduler.resources.resource import Resource
-from tokenmill.engine.scheduler.scheduler import Scheduler
-from tokenmill.engine.scheduler.standard import standard_resources
+from tokenmill.engine.scheduler.standard import EngineScheduler, find_scheduler, standard_resources
 from tokenmill.engine.speculation.speculation import Speculation
 
 logger = logging.getLogger(__name__)
@@ -136,12 +135,15 @@ class LogHeader(msgspec.Struct, kw_only=True):
             depth=config.num_steps_ahead,
         )
 
-    def make_scheduler(self, drafter: Drafter | None = None, resources: Iterable[Resource] = ()) -> Scheduler:
+    def make_scheduler(self, drafter: Drafter | None = None, resources: Iterable[Resource] = ()) -> EngineScheduler:
         """Make a scheduler over `num_pages` usable pages; the reserved page 0 comes on top.
 
         Args:
             drafter: see `Scheduler`; None: the one that `speculation` says, if it says any.
             resources: those that this header says nothing of, which replays therefore lack.
+
+        Raises:
+            InvalidConfig: see `find_scheduler`; or nothing can run with these settings.
         """
         if drafter is None and self.speculation is not None:
             drafter = Speculation(self.speculation)
@@ -152,7 +154,8 @@ class LogHeader(msgspec.Struct, kw_only=True):
             from tokenmill.engine.transfer.state import TransferState
 
             standard.append(TransferState(kv, self.transfers))
-        return Scheduler(self.scheduler, kv, (*standard, *resources), () if drafter is None else (drafter,))
+        make = find_scheduler(self.scheduler.scheduler_cls)
+        return make(self.scheduler, kv, (*standard, *resources), () if drafter is None else (drafter,))
 
 
 class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):

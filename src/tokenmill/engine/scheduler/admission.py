@@ -52,11 +52,6 @@ class Admission:
             return ""
         return self._state.resources.reason_to_pass_over(request, self._builder.step)
 
-    def match(self, request: Request) -> PrefixMatch:
-        """Find the cached prefix behind which a request without a row can begin."""
-        step = self._builder.step
-        return self._state.resources.matched(request, self._kv.match(request, step), step)
-
     def awaits_page(self, request: Request, match: PrefixMatch) -> bool:
         """Pass a request over while one of no worse class is about to compute the page that follows its match."""
         page = self._kv.missing_page(request, match)
@@ -83,7 +78,7 @@ class Admission:
             return state.rows.shortage
         if reason := self._policy.reason_to_wait(request, state):
             return reason
-        match = self.match(request)
+        match = state.match(request, self._builder.step)
         if reason := self._reason_to_wait_with(match, request):
             return reason
         num_tokens, reason = self._first_chunk(request, match.num_tokens, match)
@@ -93,13 +88,7 @@ class Admission:
         while reason := state.resources.acquire_all(request, match, hold, self._builder.step):
             if not self.drop_draft_pages():
                 return reason
-        state.start(request)
-        kv.count_match(request, match)
-        request.num_computed_tokens = match.num_tokens
-        request.num_charged_tokens = max(request.num_charged_tokens, match.num_tokens)
-        if not request.num_preemptions:
-            # What it finds again of its own after a preemption is no gift of the cache.
-            request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
+        state.begin(request, match)
         self._builder.add_row(request)
         self._builder.schedule(request, num_tokens, 0, kv.pages(request))
         return ""

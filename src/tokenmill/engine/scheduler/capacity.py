@@ -32,7 +32,7 @@ def make_room(state: SchedulerState, admission: Admission, takes_turns: bool, bu
         pages = state.kv.num_pages_for(admission.num_tokens_to_hold(request, min(request.num_tokens, max(1, budget))))
         matched = 0
         if not capacity.suffices(pages, pages):
-            match = admission.match(request)
+            match = state.match(request, state.step + 1)
             if admission.awaits_page(request, match):
                 continue
             matched = len(match.pages)

@@ -7,10 +7,11 @@ import numpy as np
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import RowFailure, StepResult
 from tokenmill.core.request import FinishReason, Request, RequestStatus
+from tokenmill.core.scheduling import InFlightStep
 from tokenmill.engine.scheduler.drafter import DraftCounts
 from tokenmill.engine.scheduler.reports import add_extras, prompt_report
 from tokenmill.engine.scheduler.sessions import Sessions
-from tokenmill.engine.scheduler.state import InFlightStep, SchedulerState
+from tokenmill.engine.scheduler.state import SchedulerState
 
 
 class CommitPass:

@@ -34,6 +34,7 @@ class SchedulerConfig:
         disable_chunked_mm_input: a step does not end within an image.
         patience: steps between two looks for the oldest request; see `Seniority`. Step logs bear both names.
         state_slots: for recurrent states, of requests that run and of prefixes; 0: the model has none.
+        scheduler_cls: the class that decides, see `find_scheduler`; "": `Scheduler`.
     """
 
     max_num_seqs: int
@@ -52,6 +53,7 @@ class SchedulerConfig:
     disable_chunked_mm_input: bool = False
     state_slots: int = 0
     patience: int = 1024
+    scheduler_cls: str = ""
 
     @property
     def largest_chunk(self) -> int:
@@ -110,4 +112,5 @@ def scheduler_config_of(config: EngineConfig, max_model_len: int, state_slots: i
         encoder_cache_tokens=config.encoder_cache_tokens,
         disable_chunked_mm_input=config.disable_chunked_mm_input,
         state_slots=state_slots,
+        scheduler_cls=config.scheduler_cls,
     )

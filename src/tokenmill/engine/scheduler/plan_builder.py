@@ -20,6 +20,7 @@ class PlanBuilder:
     """Plan of one step in the making.
 
     Attributes:
+        config: limits of every step.
         budget: tokens that the step can still run.
         requests: those that it runs, in batch order.
     """
@@ -28,7 +29,7 @@ class PlanBuilder:
         self.step = step
         self.budget = config.max_num_batched_tokens
         self.requests: list[Request] = []
-        self._config = config
+        self.config = config
         self._resources = resources
         self._new_rows: list[AdmittedRequest] = []
         self._num_computed: list[int] = []
@@ -51,7 +52,7 @@ class PlanBuilder:
             match: the prefix behind which a request without a row would begin.
         """
         remaining = request.num_tokens + request.num_pending_tokens - start
-        num_tokens = min(remaining, self._config.largest_chunk, self.budget)
+        num_tokens = min(remaining, self.config.largest_chunk, self.budget)
         for resource in self._resources.limit:
             num_tokens, reason = resource.limit(request, start, num_tokens, match)
             if not num_tokens:
@@ -70,7 +71,7 @@ class PlanBuilder:
                 num_prompt_tokens=request.num_prompt_tokens,
                 params=request.params,
                 stop_token_ids=tuple(sorted(request.stop_token_ids)),
-                seed=request_seed(request, self._config.seed),
+                seed=request_seed(request, self.config.seed),
                 pooling=request.pooling,
                 adapter=request.cache_key.adapter,
                 media=request.media,

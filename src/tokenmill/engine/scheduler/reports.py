@@ -34,7 +34,11 @@ def prompt_report(request: Request, num_computed: int, logprobs: list[TokenLogpr
 
 
 def count_reasons(waiting: Iterable[Request]) -> dict[str, int]:
-    """Count waiting requests by reason; see `Scheduler.waiting_by_reason`."""
+    """Count waiting requests by reason.
+
+    `capacity`: rows, pages or budget; `same_prompt`: another request that computes what they would. Rare reasons
+    appear only while a request waits for them.
+    """
     counts = dict.fromkeys(WAIT_REASONS, 0)
     for request in waiting:
         reason = WAIT_REASON_OF.get(request.status, "capacity")

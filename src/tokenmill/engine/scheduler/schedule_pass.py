@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from tokenmill.core.request import Request, RequestStatus
 from tokenmill.engine.scheduler.admission import Admission
 from tokenmill.engine.scheduler.capacity import make_room
-from tokenmill.engine.scheduler.config import Policies, SchedulerConfig
+from tokenmill.engine.scheduler.config import Policies
 from tokenmill.engine.scheduler.drafts import Drafts
 from tokenmill.engine.scheduler.fairness import serving_order
 from tokenmill.engine.scheduler.plan_builder import PlanBuilder
@@ -28,20 +28,19 @@ class SchedulePass:
         builder: the plan in the making.
     """
 
-    def __init__(self, config: SchedulerConfig, policies: Policies, state: SchedulerState) -> None:
-        self.builder = PlanBuilder(config, state.step + 1, state.resources)
-        self._config = config
+    def __init__(self, builder: PlanBuilder, policies: Policies, state: SchedulerState) -> None:
+        self.builder = builder
+        self._config = builder.config
         self._state = state
         self._pages = state.pages
         self._queue_policy = policies.queue
         self._makes_promises = policies.admission.is_promise
         self._drafts = Drafts(state.drafters, state.pages)
-        self._admission = Admission(config, policies.admission, state, self.builder, self._drafts)
+        self._admission = Admission(builder.config, policies.admission, state, builder, self._drafts)
         self._has_admitted = False
         self._position = 0  # in the waiting queue: all before it are passed over
         self._is_closed = False  # the first one that is not cannot begin in this step
         self._num_decodes_left = 0
-        self._pages.unreserve_all()
 
     @property
     def is_empty(self) -> bool:

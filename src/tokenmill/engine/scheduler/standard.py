@@ -1,7 +1,10 @@
-"""The resources that a scheduler's settings ask for, besides rows and pages."""
+"""The scheduler that settings ask for, and its resources besides rows and pages."""
 
 from __future__ import annotations
 
+from tokenmill.config.engine_settings import SCHEDULER_PLUGINS
+from tokenmill.core.plugins import find_class
+from tokenmill.core.scheduling import SchedulerInterface
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.window_pages import WindowPages, WindowSettings
 from tokenmill.engine.scheduler.config import SchedulerConfig
@@ -10,6 +13,18 @@ from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache, NoE
 from tokenmill.engine.scheduler.resources.resource import Resource
 from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 from tokenmill.engine.scheduler.resources.windows import Windows
+from tokenmill.engine.scheduler.scheduler import Scheduler
+
+EngineScheduler = SchedulerInterface[KVManager]
+
+
+def find_scheduler(name: str) -> type[EngineScheduler]:
+    """Return the class of schedulers that `--scheduler-cls` names; "": ours.
+
+    Raises:
+        InvalidConfig: see `find_class`.
+    """
+    return find_class("--scheduler-cls", SCHEDULER_PLUGINS, name, SchedulerInterface) if name else Scheduler
 
 
 def standard_resources(

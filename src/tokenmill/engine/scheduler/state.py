@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
-from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
+from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import FinishReason, Request, RequestStatus
+from tokenmill.core.scheduling import InFlightStep
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.radix_node import RadixNode
+from tokenmill.engine.kv.radix_tree import PrefixMatch
 from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.engine.scheduler.drafter import Drafter
 from tokenmill.engine.scheduler.policies import QueuePolicy
@@ -24,25 +25,6 @@ from tokenmill.engine.scheduler.resources.rows import Rows
 from tokenmill.engine.scheduler.resources.transfers import Transfers
 
 _LEAVING = frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED})
-
-
-@dataclass(slots=True)
-class InFlightStep:
-    """A launched step that is not committed yet.
-
-    Attributes:
-        requests: the requests that it pins, in batch order.
-        outcome: its outcome; None until an executor has launched it.
-    """
-
-    plan: StepPlan
-    requests: tuple[Request, ...]
-    outcome: StepOutcome | None = None
-
-    def result(self) -> StepResult:
-        """Wait for the outcome and return it. Raises what the step raised."""
-        assert self.outcome is not None, f"step {self.plan.step} was given to no executor"
-        return self.outcome.result()
 
 
 class SchedulerState:
@@ -122,6 +104,7 @@ class SchedulerState:
 
     def begin_step(self) -> None:
         """Prepare for scheduling a step: update the order, and take from requests what they must give up."""
+        self.pages.unreserve_all()
         self.queues.begin_step(self.step + 1, self, self.requests)
         for resource in self.resources.begin_step:
             for request in resource.begin_step(self.step + 1, self):
@@ -137,6 +120,20 @@ class SchedulerState:
         self.running.add(request)
         request.move_to(RequestStatus.RUNNING)
         self.kv.announce(request)
+
+    def match(self, request: Request, step: int) -> PrefixMatch:
+        """Find the cached prefix behind which a request without a row can begin."""
+        return self.resources.matched(request, self.kv.match(request, step), step)
+
+    def begin(self, request: Request, match: PrefixMatch) -> None:
+        """Run a waiting request that has just got all that it needs, behind the match that it has locked."""
+        self.start(request)
+        self.kv.count_match(request, match)
+        request.num_computed_tokens = match.num_tokens
+        request.num_charged_tokens = max(request.num_charged_tokens, match.num_tokens)
+        if not request.num_preemptions:
+            # What it finds again of its own after a preemption is no gift of the cache.
+            request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
 
     def launch(self, plan: StepPlan, requests: tuple[Request, ...]) -> None:
         """Record a launched step: pin its requests, and charge their tenants."""

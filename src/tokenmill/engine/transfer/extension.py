@@ -9,7 +9,7 @@ from tokenmill.core.extension import EngineExtension, Host
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import FinishReason
-from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import EngineScheduler
 from tokenmill.engine.transfer.connector import KVConnector
 
 
@@ -29,7 +29,7 @@ class Launcher(Protocol):
 class KVTransfer(EngineExtension):
     """Tells a connector of the requests of an engine, and gives its events to the engine."""
 
-    def __init__(self, scheduler: Scheduler, connector: KVConnector) -> None:
+    def __init__(self, scheduler: EngineScheduler, connector: KVConnector) -> None:
         self._scheduler = scheduler
         self._connector = connector
 

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import RowFailure, StepOutcome, StepPlan, StepResult
+from tokenmill.core.scheduling import Feature
 from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.step_log import Aborted, Added, LogHeader, RecordedInput, StepRecord, read_log
 from tokenmill.engine.scheduler.config import SchedulerConfig, find_policies
+from tokenmill.engine.scheduler.standard import find_scheduler
 from tokenmill.lab.simulate.replay import apply_input
 
 # Request and place of a token -> the token.
@@ -115,10 +117,12 @@ def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
         others: for each, fields of `SchedulerConfig` that differ.
 
     Raises:
-        TokenMillError: the file is no step log, or there is no such policy.
+        TokenMillError: the file is no step log, there is no such policy, or the log's scheduler has none.
     """
     header, stored = read_log(path)
     records = list(stored)
+    if others and Feature.BATCHES not in find_scheduler(header.scheduler.scheduler_cls).serves:
+        raise InvalidConfig(f"the log's scheduler {header.scheduler.scheduler_cls} does not serve {Feature.BATCHES}")
     configs = [dataclasses.replace(header.scheduler, **fields) for fields in ({}, *others)]  # type: ignore[arg-type]
     for config in configs:
         find_policies(config.policy, config.batch_policy, config.admission)
@@ -155,7 +159,7 @@ def _simulate(header: LogHeader, config: SchedulerConfig, records: Sequence[Step
             clock = max(clock, arrivals[place][0])
         _observe(schedule, outputs, arrived, counts, clock)
         engine.abort([one.id for one in outputs if one.finish_reason is None and counts[one.id] == leaves.get(one.id)])
-    schedule.num_preemptions, schedule.seconds = engine.scheduler.num_preemptions, clock
+    schedule.num_preemptions, schedule.seconds = engine.scheduler.counts()["num_preemptions"], clock
     return schedule
 
 

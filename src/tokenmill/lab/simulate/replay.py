@@ -28,7 +28,7 @@ from tokenmill.engine.loop.step_log import (
     read_log,
 )
 from tokenmill.engine.scheduler.drafter import Drafter
-from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import EngineScheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class RecordedExecutor:
 class RecordedAnswers(EngineExtension):
     """Stands in for sources of KV: drops the scheduler's lookups, whose answers are in the log."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: EngineScheduler) -> None:
         self._scheduler = scheduler
 
     def before_schedule(self, engine: Host) -> None:

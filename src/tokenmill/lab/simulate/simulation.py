@@ -24,6 +24,7 @@ from tokenmill.lab.simulate.traces import Arrival, as_inputs
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.architecture_config import read_architecture
 from tokenmill.serving.replicas.routing.policies import policy_of
+from tokenmill.startup.assembly.scheduler_class import check_scheduler_flags
 from tokenmill.startup.sizing.state_size import BYTES_OF, num_states, with_states
 
 # Fields of `EngineConfig` whose rooms are not simulated, with their flags: none of them may be set.
@@ -125,6 +126,7 @@ def header_of(config: EngineConfig) -> LogHeader:
     if config.device == "auto":
         config = dataclasses.replace(config, device="cpu")
     config = config.resolve()
+    check_scheduler_flags(config)
     architecture = _architecture(config.model)
     most = architecture.max_position
     if config.max_model_len is not None and config.max_model_len > most:

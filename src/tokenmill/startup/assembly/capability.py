@@ -21,7 +21,7 @@ from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.scheduler.resources.resource import Resource
-from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import EngineScheduler
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.sampling.grammar_rows import GrammarRows
@@ -121,7 +121,7 @@ class Capability:
         """Return what requests hold while they run, besides the resources that the header's settings ask for."""
         return ()
 
-    def engine_extensions(self, scheduler: Scheduler) -> Sequence[EngineExtension]:
+    def engine_extensions(self, scheduler: EngineScheduler) -> Sequence[EngineExtension]:
         """Return its parts of the engine's loop."""
         return ()
 

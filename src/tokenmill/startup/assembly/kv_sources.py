@@ -23,7 +23,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.plugins import find_plugin
 from tokenmill.core.transfers import TransferSettings
 from tokenmill.core.version import VERSION
-from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import EngineScheduler
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import PageMover
 from tokenmill.engine.transfer.page_mover import RawPages
@@ -66,7 +66,7 @@ class Connection:
         stores = tuple(source.name for source in self.sources if source.stores)
         return msgspec.structs.replace(header, transfers=TransferSettings(stores))
 
-    def open_connector(self, scheduler: Scheduler) -> KVConnector:
+    def open_connector(self, scheduler: EngineScheduler) -> KVConnector:
         """Return the connector between the sources and a scheduler, which is made from a header `with_settings`."""
         state = scheduler.resource(TransferState)
         assert state is not None, "a header with settings makes a scheduler with transfers"

@@ -12,7 +12,7 @@ from tokenmill.core.extension import EngineExtension
 from tokenmill.engine.kv.events import KVEventLog
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
-from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import EngineScheduler
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.memory import StepMemory
 
@@ -47,7 +47,7 @@ class KVTransfers(Capability):
         self._connection = connect(config, platform, memory, model.attention.name, whose)
         return self._connection.with_settings(header)
 
-    def engine_extensions(self, scheduler: Scheduler) -> Sequence[EngineExtension]:
+    def engine_extensions(self, scheduler: EngineScheduler) -> Sequence[EngineExtension]:
         """Open the connector between the sources and this scheduler."""
         from tokenmill.engine.transfer.extension import KVTransfer
 
@@ -73,7 +73,7 @@ class KVEvents(Capability):
         """Turn events on if the config publishes them."""
         return None if assembly.config.kv_events() is None else cls()
 
-    def engine_extensions(self, scheduler: Scheduler) -> tuple[EngineExtension, ...]:
+    def engine_extensions(self, scheduler: EngineScheduler) -> tuple[EngineExtension, ...]:
         """Give the cache its log; the loop itself has nothing to do."""
         scheduler.kv.cache.events = KVEventLog()
         return ()

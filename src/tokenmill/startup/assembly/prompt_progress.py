@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tokenmill.core.extension import EngineExtension, Host
 from tokenmill.core.messages import AddRequest, PromptProgress, TokenOutput
 from tokenmill.core.request import Request
-from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.scheduler.standard import EngineScheduler
 from tokenmill.startup.assembly.capability import Capability
 
 # Seconds between two reports on one request, at least.
@@ -60,7 +60,7 @@ class ProgressReports(EngineExtension):
 class PromptsInProgress(Capability):
     """Every engine can tell of its prompts; it watches none that is not asked about."""
 
-    def engine_extensions(self, scheduler: Scheduler) -> Sequence[EngineExtension]:
+    def engine_extensions(self, scheduler: EngineScheduler) -> Sequence[EngineExtension]:
         """Return the reports."""
         return [ProgressReports()]
 

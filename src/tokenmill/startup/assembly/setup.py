@@ -33,6 +33,7 @@ from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.loading import LoadedModel, Progress, StartupTimer, load, size_kv
 from tokenmill.startup.assembly.memory import StepMemory, allocate, take_memory
 from tokenmill.startup.assembly.runners import capture, least_size, make_runner, room_for_kv
+from tokenmill.startup.assembly.scheduler_class import check_scheduler_flags, check_scheduler_model
 from tokenmill.startup.assembly.warm_up import warm_up
 from tokenmill.startup.machine.torch_needs import check_torch
 from tokenmill.startup.ranks.group import config_of_rank, start_group
@@ -78,12 +79,14 @@ def build_engine(
     platform = platform or select_platform(config.device)
     config = dataclasses.replace(config, device=platform.device).resolve()
     find_policies(config.scheduling_policy, config.batch_policy, config.admission)  # before the weights are read
+    check_scheduler_flags(config)
     check_torch(config, None, platform)
     group = start_group(config)
     config = config_of_rank(config)
     try:
         if model is None:
-            model = load(config, platform, timer, [capability.check for capability in capabilities], group)
+            checks = [check_scheduler_model, *(each.check for each in capabilities)]
+            model = load(config, platform, timer, checks, group)
         assembly = Assembly(config, platform, timer, model, _limits(config, model))
         assembly.install(capabilities)
         return _build(assembly)

@@ -15,9 +15,11 @@ import dataclasses
 from dataclasses import dataclass
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.core.scheduling import Feature
 from tokenmill.core.sizes import size_text
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES
 from tokenmill.engine.kv.window_pages import WindowSettings, most_window_pages, num_pages_ahead
+from tokenmill.engine.scheduler.standard import find_scheduler
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.startup.sizing.kv_size import (
     SMALLEST_CONTEXT,
@@ -57,6 +59,7 @@ def window_group_obstacle(
     obstacles = {
         "": not widest,
         "--disable-hybrid-kv-cache-manager": config.disable_hybrid_kv_cache_manager,
+        "--scheduler-cls does not serve them": Feature.WINDOWS not in find_scheduler(config.scheduler_cls).serves,
         "recurrent states are kept beside them": bool(architecture.recurrences),
         "every layer has a window": all(windows),
         "no request is longer than a window": wanted_context(config, architecture.max_position) <= widest,

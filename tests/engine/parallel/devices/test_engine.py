@@ -110,7 +110,7 @@ def drafts_of(
 ) -> dict[str, list[TokenOutput]]:
     """The same requests again, with drafts of which some are right."""
     known = {name: told(own)[0][0] for name, own in outputs.items()}
-    engine.scheduler.drafters = (LyingDrafter(known, rng),)
+    engine.scheduler.state.drafters = (LyingDrafter(known, rng),)
     return run(engine, wanted)
 
 

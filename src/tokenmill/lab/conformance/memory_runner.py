@@ -20,7 +20,7 @@ VOCAB_SIZE = 50
 
 
 def next_token(context: np.ndarray) -> int:
-    """The token that follows a context: a hash of all of it."""
+    """Return the token that follows a context: a hash of all of it."""
     value = 0
     for token in context.tolist():
         value = (value * 31 + token + 1) % 1_000_003
@@ -28,7 +28,7 @@ def next_token(context: np.ndarray) -> int:
 
 
 def expected_output(prompt: list[int], max_tokens: int, stop_ids: frozenset[int] = frozenset()) -> list[int]:
-    """The output of a request by definition, without pages, batches or steps."""
+    """Return the output of a request by definition, without pages, batches or steps."""
     context = list(prompt)
     while len(context) - len(prompt) < max_tokens:
         context.append(next_token(np.array(context)))
@@ -38,13 +38,13 @@ def expected_output(prompt: list[int], max_tokens: int, stop_ids: frozenset[int]
 
 
 def result_of(plan: StepPlan, brought: list[list[int]], **more: Any) -> StepResult:
-    """The outcome of a step that brings each request of the batch these tokens."""
+    """Return the outcome of a step that brings each request of the batch these tokens."""
     starts = np.cumsum([0, *map(len, brought)], dtype=np.int32)
     return StepResult(plan.step, np.array([*chain(*brought)], dtype=np.int32), starts, **more)
 
 
 class WindowMemory:
-    """The memory of layers with a window, and its page table: what lies behind a window is nobody's business."""
+    """The memory of layers with a window, and its page table: tokens behind a window are never read."""
 
     def __init__(self, num_rows: int, page_size: int, max_len: int, settings: WindowSettings) -> None:
         self.page_size, self.window = page_size, settings.window
@@ -146,7 +146,7 @@ class PagedMemoryRunner:
         return result
 
     def run_states(self, plan: StepPlan) -> None:
-        """A "recurrent state" is the tokens that it has seen: exactly those before the step's."""
+        """Run "recurrent states": each is the tokens that it has seen, exactly those before the step's."""
         loads, saves = [], {}
         if plan.states is not None:
             loads = [*zip(plan.states.load_slots.tolist(), plan.states.load_sources.tolist(), strict=True)]
@@ -166,7 +166,7 @@ class PagedMemoryRunner:
         assert not saves, "a state of no request is kept"
 
     def enter_drafts(self, plan: StepPlan) -> None:
-        """Draft tokens stand in the token table behind the last known token."""
+        """Write draft tokens to the token table, behind the last known token."""
         drafts = iter([] if plan.draft_ids is None else plan.draft_ids.tolist())
         ends = plan.num_computed + plan.num_scheduled
         for row, end, count in zip(plan.rows, ends, plan.num_samples, strict=True):
@@ -175,7 +175,7 @@ class PagedMemoryRunner:
         assert next(drafts, None) is None, "a draft of no request"
 
     def sample(self, plan: StepPlan, index: int) -> list[int]:
-        """The tokens that a request is brought: its drafts as long as they are right, and the one that follows."""
+        """Return the tokens that a request is brought: its drafts as long as they are right, and one that follows."""
         row, end = plan.rows[index], plan.num_computed[index] + plan.num_scheduled[index]
         context = self.memory[self.page_table[row, : -(-end // self.page_size)]].reshape(-1)
         if self.windows is not None:
@@ -203,4 +203,4 @@ class PagedMemoryRunner:
         return logprobs, vectors
 
     def close(self) -> None:
-        """Nothing is running."""
+        """Do nothing: no step is running."""

@@ -1,0 +1,1 @@
+"""What every scheduler must hold, tried on random traces without a model."""
