@@ -19,7 +19,7 @@ DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 STORED_FORMATS = ("awq", "gptq", "compressed-tensors", "mxfp4", "gguf")
 # Entry points of policies that are not ours; `engine/scheduler/policies.py` finds them.
 POLICY_PLUGINS = "tokenmill.policies"
-# Entry points of whole schedulers; `engine/scheduler/standard.py` finds them.
+# Entry points of whole schedulers; `engine/scheduler/scheduler.py` finds them.
 SCHEDULER_PLUGINS = "tokenmill.schedulers"
 
 

@@ -17,8 +17,7 @@ from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.scheduling import Feature, SchedulerInterface, check_served
 from tokenmill.core.structured_outputs import StructuredOutputs
-from tokenmill.engine.scheduler.scheduler import Scheduler
-from tokenmill.engine.scheduler.standard import find_scheduler
+from tokenmill.engine.scheduler.scheduler import Scheduler, find_scheduler
 from tokenmill.startup.assembly.scheduler_class import NEEDED_BY, check_scheduler_flags, check_scheduler_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -33,7 +33,7 @@ from tokenmill.engine.loop.observer import Observer
 from tokenmill.engine.loop.stats import engine_stats
 from tokenmill.engine.loop.step_log import Aborted, Added, CacheReset, Extended, Iteration, Paused, Woken
 from tokenmill.engine.runner.executor import Executor
-from tokenmill.engine.scheduler.standard import EngineScheduler
+from tokenmill.engine.scheduler.scheduler import EngineScheduler
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from tokenmill.core.live import MOST_TURNS, LiveNode, LiveReport, LiveRequest, L
 from tokenmill.core.plan import IntArray, StepPlan
 from tokenmill.core.request import Request
 from tokenmill.engine.loop.step_log import Iteration
-from tokenmill.engine.scheduler.standard import EngineScheduler
+from tokenmill.engine.scheduler.scheduler import EngineScheduler
 
 MOST_REQUESTS = 512
 MOST_NODES = 1024

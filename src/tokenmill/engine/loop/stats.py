@@ -9,7 +9,7 @@ from tokenmill.core.engine_messages import EngineStats
 from tokenmill.core.histogram import SECONDS, TOKENS, Histogram
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepPlan
-from tokenmill.engine.scheduler.standard import EngineScheduler
+from tokenmill.engine.scheduler.scheduler import EngineScheduler
 
 
 class StepStats:

@@ -36,7 +36,8 @@ from tokenmill.engine.kv.window_pages import WindowSettings
 from tokenmill.engine.scheduler.config import SchedulerConfig, scheduler_config_of
 from tokenmill.engine.scheduler.drafter import Drafter
 from tokenmill.engine.scheduler.resources.resource import Resource
-from tokenmill.engine.scheduler.standard import EngineScheduler, find_scheduler, standard_resources
+from tokenmill.engine.scheduler.scheduler import EngineScheduler, find_scheduler
+from tokenmill.engine.scheduler.standard import standard_resources
 from tokenmill.engine.speculation.speculation import Speculation
 
 logger = logging.getLogger(__name__)

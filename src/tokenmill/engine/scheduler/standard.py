@@ -1,10 +1,7 @@
-"""The scheduler that settings ask for, and its resources besides rows and pages."""
+"""The resources of a scheduler besides rows and pages, as its settings ask for them."""
 
 from __future__ import annotations
 
-from tokenmill.config.engine_settings import SCHEDULER_PLUGINS
-from tokenmill.core.plugins import find_class
-from tokenmill.core.scheduling import SchedulerInterface
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.window_pages import WindowPages, WindowSettings
 from tokenmill.engine.scheduler.config import SchedulerConfig
@@ -13,18 +10,6 @@ from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache, NoE
 from tokenmill.engine.scheduler.resources.resource import Resource
 from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 from tokenmill.engine.scheduler.resources.windows import Windows
-from tokenmill.engine.scheduler.scheduler import Scheduler
-
-EngineScheduler = SchedulerInterface[KVManager]
-
-
-def find_scheduler(name: str) -> type[EngineScheduler]:
-    """Return the class of schedulers that `--scheduler-cls` names; "": ours.
-
-    Raises:
-        InvalidConfig: see `find_class`.
-    """
-    return find_class("--scheduler-cls", SCHEDULER_PLUGINS, name, SchedulerInterface) if name else Scheduler
 
 
 def standard_resources(

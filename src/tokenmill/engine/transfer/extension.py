@@ -9,7 +9,7 @@ from tokenmill.core.extension import EngineExtension, Host
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import FinishReason
-from tokenmill.engine.scheduler.standard import EngineScheduler
+from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.engine.transfer.connector import KVConnector
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tokenmill.engine.scheduler.standard import EngineScheduler, find_scheduler
+from tokenmill.engine.scheduler.scheduler import EngineScheduler, find_scheduler
 from tokenmill.lab.conformance.plan_checks import SchedulerFault
 from tokenmill.lab.conformance.trace import Trace
 

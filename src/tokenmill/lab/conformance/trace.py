@@ -20,7 +20,8 @@ from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.observer import Observer, Watchdog
 from tokenmill.engine.loop.step_log import StepLog, plain_plan
 from tokenmill.engine.scheduler.config import SchedulerConfig
-from tokenmill.engine.scheduler.standard import EngineScheduler, standard_resources
+from tokenmill.engine.scheduler.scheduler import EngineScheduler
+from tokenmill.engine.scheduler.standard import standard_resources
 from tokenmill.lab.conformance.memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output
 from tokenmill.lab.conformance.plan_checks import PlanChecks, SchedulerFault, demand
 

@@ -22,7 +22,7 @@ from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.step_log import Aborted, Added, LogHeader, RecordedInput, StepRecord, read_log
 from tokenmill.engine.scheduler.config import SchedulerConfig, find_policies
-from tokenmill.engine.scheduler.standard import find_scheduler
+from tokenmill.engine.scheduler.scheduler import find_scheduler
 from tokenmill.lab.simulate.replay import apply_input
 
 # Request and place of a token -> the token.

@@ -28,7 +28,7 @@ from tokenmill.engine.loop.step_log import (
     read_log,
 )
 from tokenmill.engine.scheduler.drafter import Drafter
-from tokenmill.engine.scheduler.standard import EngineScheduler
+from tokenmill.engine.scheduler.scheduler import EngineScheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.config.fields import adapter_modules
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.engine.scheduler.standard import EngineScheduler
+from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.model.adapters.cache import AdapterCache
 from tokenmill.model.adapters.packing import AdapterForm, AdapterReader, FollowedAdapters
 from tokenmill.model.adapters.places import check_adaptable

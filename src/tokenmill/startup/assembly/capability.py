@@ -21,7 +21,7 @@ from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.scheduler.resources.resource import Resource
-from tokenmill.engine.scheduler.standard import EngineScheduler
+from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.sampling.grammar_rows import GrammarRows

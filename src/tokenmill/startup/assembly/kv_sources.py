@@ -23,7 +23,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.plugins import find_plugin
 from tokenmill.core.transfers import TransferSettings
 from tokenmill.core.version import VERSION
-from tokenmill.engine.scheduler.standard import EngineScheduler
+from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import PageMover
 from tokenmill.engine.transfer.page_mover import RawPages

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tokenmill.core.extension import EngineExtension, Host
 from tokenmill.core.messages import AddRequest, PromptProgress, TokenOutput
 from tokenmill.core.request import Request
-from tokenmill.engine.scheduler.standard import EngineScheduler
+from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.startup.assembly.capability import Capability
 
 # Seconds between two reports on one request, at least.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.scheduling import Feature
-from tokenmill.engine.scheduler.standard import find_scheduler
+from tokenmill.engine.scheduler.scheduler import find_scheduler
 from tokenmill.model.architecture.architecture import Architecture
 
 # Fields of `EngineConfig` that need a feature when they differ from their defaults.

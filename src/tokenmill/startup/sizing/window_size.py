@@ -19,7 +19,7 @@ from tokenmill.core.scheduling import Feature
 from tokenmill.core.sizes import size_text
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES
 from tokenmill.engine.kv.window_pages import WindowSettings, most_window_pages, num_pages_ahead
-from tokenmill.engine.scheduler.standard import find_scheduler
+from tokenmill.engine.scheduler.scheduler import find_scheduler
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.startup.sizing.kv_size import (
     SMALLEST_CONTEXT,

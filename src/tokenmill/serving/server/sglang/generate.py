@@ -31,7 +31,7 @@ from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.http.errors import error_body
 from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.http.request_id import RequestId
-from tokenmill.serving.server.sglang.pieces import PieceWriter, piecewise_call
+from tokenmill.serving.server.sglang.pieces import PiecewiseFields, PieceWriter, piecewise_call
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -57,7 +57,7 @@ class NativeSampling(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     no_stop_trim: bool | None = None
 
 
-class NativeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class NativeBody(PiecewiseFields, forbid_unknown_fields=True, kw_only=True):
     """The body of /generate: one prompt or a list of them, as text or as token ids; or Mini-SGLang's, with `prompt`."""
 
     text: str | list[str] | None = None
@@ -74,10 +74,6 @@ class NativeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     rid: RequestId | None = None
     priority: Int32 | None = None
-    # Mini-SGLang's form; see `pieces`.
-    prompt: str | None = None
-    max_tokens: Int32 | None = None
-    ignore_eos: bool | None = None
 
 
 class NativeRoute:
@@ -133,7 +129,7 @@ def native_calls(body: NativeBody) -> list[GenerationCall]:
         InvalidRequest: naming the field at fault; of sampling parameters by our name where SGLang's differs.
     """
     if body.prompt is not None:
-        return [_piecewise(body, body.prompt)]
+        return [piecewise_call(body, body.prompt)]
     if body.max_tokens is not None or body.ignore_eos is not None:
         raise InvalidRequest("max_tokens and ignore_eos go with prompt; text has sampling_params", "max_tokens")
     if (body.text is None) == (body.input_ids is None):
@@ -146,14 +142,6 @@ def native_calls(body: NativeBody) -> list[GenerationCall]:
     if not _is_list(body) or len(own) != len(prompts):
         raise InvalidRequest(f"{len(own)} sampling_params for {len(prompts)} prompts", "sampling_params")
     return [_call(body, [prompt], params) for prompt, params in zip(prompts, own, strict=True)]
-
-
-def _piecewise(body: NativeBody, prompt: str) -> GenerationCall:
-    plain = NativeBody(prompt=prompt, max_tokens=body.max_tokens, ignore_eos=body.ignore_eos)
-    others = [name for name in body.__struct_fields__ if getattr(body, name) != getattr(plain, name)]
-    if others:
-        raise InvalidRequest(f"a body with prompt has max_tokens and ignore_eos, and no {others[0]}", others[0])
-    return piecewise_call(prompt, body.max_tokens, body.ignore_eos)
 
 
 def _call(body: NativeBody, prompts: Sequence[str | list[int]], own: NativeSampling) -> GenerationCall:

@@ -22,16 +22,28 @@ from tokenmill.serving.server.generation.writer import DONE, PING, UsageCounter
 from tokenmill.serving.server.http.errors import error_body
 
 
-def piecewise_call(prompt: str, max_tokens: Int32 | None, ignore_eos: bool | None) -> GenerationCall:
-    """Return the call of a body in this form.
+class PiecewiseFields(msgspec.Struct, kw_only=True):
+    """The fields of a body in this form. With `prompt` it has no others."""
+
+    prompt: str | None = None
+    max_tokens: Int32 | None = None
+    ignore_eos: bool | None = None
+
+
+def piecewise_call(body: PiecewiseFields, prompt: str) -> GenerationCall:
+    """Return the call of a body that has a prompt.
 
     Raises:
-        InvalidRequest: `max_tokens` is missing, which Mini-SGLang requires.
+        InvalidRequest: `max_tokens` is missing, which Mini-SGLang requires, or a field of the other form is there.
     """
-    if max_tokens is None:
+    own = PiecewiseFields.__struct_fields__
+    for name in body.__struct_fields__:
+        if name not in own and getattr(body, name) is not None:
+            raise InvalidRequest(f"a body with prompt has {' and '.join(own[1:])}, and no {name}", name)
+    if body.max_tokens is None:
         raise InvalidRequest("a body with prompt needs max_tokens", "max_tokens")
-    params = {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": bool(ignore_eos)}
-    return GenerationCall(params=params, prompts=[prompt], default_max_tokens=max_tokens, stream=True)
+    params = {"temperature": 0.0, "max_tokens": body.max_tokens, "ignore_eos": bool(body.ignore_eos)}
+    return GenerationCall(params=params, prompts=[prompt], default_max_tokens=body.max_tokens, stream=True)
 
 
 class PieceWriter:
