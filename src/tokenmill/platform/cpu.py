@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ class CpuPlatform:
 
     Args:
         root: where /proc and /sys are looked for; tests give a folder of their own.
+        environment: of the process; OMP_NUM_THREADS limits threads, as it does torch's.
     """
 
     name = "cpu"
@@ -35,8 +36,9 @@ class CpuPlatform:
     is_accelerator = False
     arrays: ArrayLibrary = HostArrays()
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> None:
         self._root = root
+        self._environment = environment
         self._cores: dict[frozenset[int], int] = {}  # by affinity mask, which may be narrowed
 
     def available_bytes(self) -> int:
@@ -62,7 +64,7 @@ class CpuPlatform:
 
     def _thread_limits(self) -> list[tuple[int, str]]:
         limits = [(self._num_cores(), "all cores that this process may use")]
-        asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        asked = self._environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
         if asked.isdigit() and int(asked):
             limits.append((int(asked), "as OMP_NUM_THREADS says"))
         return limits + [(max(1, int(quota)), "its CPU quota") for quota in self._cpu_quotas()]
