@@ -245,7 +245,11 @@ class Harness:
 
         The first in order never yields, so a schedule that takes more runs the same tokens again and again. Where
         clients take turns it yields to those who had less, and runs again what it had: twice that was never needed.
+        With more adapters than slots it yields to one that has waited for a slot: then the bound of elders alone holds.
         """
+        adapters = {request.adapter_name for request in self.scheduler.requests.values()} - {""}
+        if len(adapters) > self.settings.max_loras:
+            return (len(self.scheduler.requests) + 1) * self.most_steps_of_an_elder()
         chunk = min(self.settings.budget, self.settings.threshold or self.settings.budget)
         alive = self.scheduler.requests.values()
         # A chunk may end before each image, and before each one that is not to be cut once more.

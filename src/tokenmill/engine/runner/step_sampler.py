@@ -20,7 +20,7 @@ from tokenmill.model.attention.row_extension import Sent
 from tokenmill.model.sampling.draws import NO_TOKEN, column
 from tokenmill.model.sampling.grammar_rows import GrammarStep
 from tokenmill.model.sampling.logprobs import LogprobArrays
-from tokenmill.model.sampling.sampler import Outputs, Sampler, on_host
+from tokenmill.model.sampling.sampler import Outputs, Sampler
 from tokenmill.model.sampling.state import SamplingMetadata
 from tokenmill.platform.host_arrays import library_of
 
@@ -123,7 +123,7 @@ class AdaptedHead:
 
     def argmax(self, outputs: Array) -> npt.NDArray[np.int64]:
         """Return the tokens with the largest adapted logits; -1 where logits are NaN or infinite."""
-        logits = on_host(self.logits(outputs))
+        logits = self.logits(outputs)
         token_ids = logits.argmax(1)
         highest = logits[np.arange(len(token_ids)), token_ids]  # a NaN, if there is one
         return np.where(np.isfinite(highest), token_ids, NO_TOKEN)

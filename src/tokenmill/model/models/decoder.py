@@ -176,7 +176,7 @@ class Decoder:
         """Return the most likely tokens, [S] int64, for rows that do not need the logits themselves."""
         if self._keeps_logits:
             return self._head.argmax(outputs)
-        from tokenmill.model.kernels.torch_kernels import argmax  # until the cut
+        from tokenmill.model.kernels.torch_kernels import argmax
 
         # A division and a bend round: two logits that differ may become equal, and then the lower id wins.
         return argmax(self.logits(outputs))
@@ -186,7 +186,7 @@ class Decoder:
         if self._keeps_logits:
             ids, values = self._head.best(outputs)
         else:
-            from tokenmill.model.kernels.torch_kernels import best  # until the cut
+            from tokenmill.model.kernels.torch_kernels import best
 
             ids, values = best(self.logits(outputs))
         return ids + self.tokens.start, values

@@ -41,23 +41,23 @@ class HostDecoder:
                 memory = self._memory_of(batch.states.memory)
                 tensors = dataclasses.replace(tensors, states=dataclasses.replace(tensors.states, memory=memory))
             start = None if hidden is None else tensor_over(hidden)
-            return _like(batch.token_ids, self._decoder.forward(tensors, attention, start))
+            return array_of(self._decoder.forward(tensors, attention, start))
 
     def logits(self, outputs: Array) -> Any:
         """Return the logits of this rank's tokens, [S, tokens] float32."""
         with torch.inference_mode():
-            return _like(outputs, self._decoder.logits(tensor_over(outputs)).float())
+            return array_of(self._decoder.logits(tensor_over(outputs)).float())
 
     def argmax(self, outputs: Array) -> Any:
         """Return the most likely of this rank's tokens, [S] int64; -1 where logits are NaN or infinite."""
         with torch.inference_mode():
-            return _like(outputs, self._decoder.argmax(tensor_over(outputs)))
+            return array_of(self._decoder.argmax(tensor_over(outputs)))
 
     def best(self, outputs: Array) -> tuple[Any, Any]:
         """Return the most likely of this rank's tokens, [S] int64, and their logits, [S] float32."""
         with torch.inference_mode():
             ids, values = self._decoder.best(tensor_over(outputs))
-            return _like(outputs, ids), _like(outputs, values)
+            return array_of(ids), array_of(values)
 
     def _memory_of(self, memory: StateMemory) -> StateMemory:
         """Return the memory of the states in tensors; made once, for a model has one."""
@@ -66,10 +66,6 @@ class HostDecoder:
             tensors.layers = [tuple(map(tensor_over, parts)) for parts in memory.layers]
             self._states = memory, tensors
         return self._states[1]
-
-
-def _like(given: Array, result: torch.Tensor) -> Any:
-    return result if isinstance(given, torch.Tensor) else array_of(result)  # until the cut
 
 
 def _in_tensors(part: Any) -> Any:

@@ -90,13 +90,10 @@ class NativeDecoder:
         scratch = self._scratch.take(self._native.scratch_numbers(tokens))
         if not self._native.forward(steps, *inputs, *more, scratch, address(out) if shard.rank == 0 else 0):
             raise self._decoder.collective.failure()
-        return _as_given(out, batch.token_ids)
+        return out
 
-    def logits(self, outputs: Array) -> Any:
+    def logits(self, outputs: Array) -> npt.NDArray[np.float32]:
         """Return the logits of this rank's tokens, [S, tokens] float32."""
-        return _as_given(self._logits(outputs), outputs)
-
-    def _logits(self, outputs: Array) -> npt.NDArray[np.float32]:
         head, architecture = self._head, self._decoder.architecture
         logits = np.empty((len(outputs), head.shape[0]), np.float32)
         self._native.logits(head.packed, _begin(outputs), len(outputs), address(logits))
@@ -108,15 +105,15 @@ class NativeDecoder:
             logits *= np.float32(cap)
         return logits
 
-    def argmax(self, outputs: Array) -> Any:
+    def argmax(self, outputs: Array) -> npt.NDArray[np.int64]:
         """Return the most likely of this rank's tokens, [S] int64; -1 where logits are NaN or infinite."""
         ids, values = self._best(outputs)
-        return _as_given(np.where(np.isfinite(values), ids, -1), outputs)
+        return np.where(np.isfinite(values), ids, -1)
 
-    def best(self, outputs: Array) -> tuple[Any, Any]:
+    def best(self, outputs: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Return the most likely of this rank's tokens, [S] int64, and their logits, [S] float32."""
         ids, values = self._best(outputs)
-        return _as_given(ids + self._decoder.tokens.start, outputs), _as_given(values, outputs)
+        return ids + self._decoder.tokens.start, values
 
     def _best(self, outputs: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         architecture = self._decoder.architecture
@@ -125,7 +122,7 @@ class NativeDecoder:
             self._native.best(self._head.packed, _begin(outputs), len(outputs), address(ids), address(values))
             return ids, values
         # A division and a bend round: two logits that differ may become equal, and then the lower id wins.
-        logits = self._logits(outputs)
+        logits = self.logits(outputs)
         ids = logits.argmax(-1)
         return ids, np.take_along_axis(logits, ids[:, None], 1)[:, 0]
 
@@ -195,16 +192,6 @@ def _media(media: MediaTokens | None) -> _native.StepMedia:
     values, indices = media.embeddings, media.indices
     assert in_one_piece(values, indices) and is_a("bfloat16", values), "as the pass reads it"
     return native.StepMedia(address(indices), len(indices), address(values), values.shape[1] - 1)
-
-
-def _as_given(result: npt.NDArray[Any], given: Array) -> Any:
-    """Return a result as a tensor to callers that give tensors; bits as bfloat16."""
-    if isinstance(given, np.ndarray):
-        return result
-    from tokenmill.model.kernels.stored_tensors import tensor_over  # until the cut
-
-    tensor = tensor_over(result)  # until the cut
-    return tensor if result.size else tensor.new_empty(result.shape)  # until the cut: strides of nothing are zeros
 
 
 def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:

@@ -70,16 +70,16 @@ class Outputs:
 
     def logits(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """Return logits of some of the rows, [n] int64, or of all."""
-        logits = on_host(self.head.logits(self._of(rows)))
+        logits = self.head.logits(self._of(rows))
         for places, own, head in self._places(rows):
-            logits[places] = on_host(head.logits(self.hidden[own]))
+            logits[places] = head.logits(self.hidden[own])
         return logits
 
     def argmax(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
         """Return the token of each row's largest logit, [n] int64; see `Head.argmax`."""
-        token_ids = on_host(self.head.argmax(self._of(rows)))
+        token_ids = self.head.argmax(self._of(rows))
         for places, own, head in self._places(rows):
-            token_ids[places] = on_host(head.argmax(self.hidden[own]))
+            token_ids[places] = head.argmax(self.hidden[own])
         return token_ids
 
     def _of(self, rows: npt.NDArray[np.int64] | None) -> Array:
@@ -96,11 +96,6 @@ class Outputs:
                 places = np.flatnonzero(np.isin(rows, own))
                 if len(places):
                     yield places, rows[places], head
-
-
-def on_host(array: Array) -> npt.NDArray[Any]:  # until the cut
-    """Return what a head gives as an array of the host."""
-    return array if isinstance(array, np.ndarray) else array.numpy()
 
 
 @dataclass(frozen=True, slots=True)
