@@ -37,7 +37,7 @@ def test_a_module_stands_in_one_room(module, room):
 def test_imports_of_type_checkers_and_functions_count():
     names = house.imports()
     assert "llm.llm" in names[""]
-    assert ":torch" in names["engine.runner.model_runner"]
+    assert ":torch" in names["engine.runner.staging"]
     assert "startup.assembly.setup" in names["startup.assembly.engine_process"]
 
 

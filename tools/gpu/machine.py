@@ -28,6 +28,10 @@ class DryPlatform(CpuPlatform):
         """A few."""
         return 8
 
+    def pinned(self, num_bytes: int) -> Any:
+        """A tensor, as a GPU's host memory is."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
 
 def make_platform(device: str) -> Any:
     """The GPU, or what stands in for it.

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.machine_sizes import Machine, make_six_mib
@@ -51,8 +50,7 @@ def plan_of(folder: Path, quantization: str = "none") -> ModelPlan:
 
 def page_bytes(folder: Path) -> int:
     config = config_of(folder)
-    dtype = getattr(torch, config.dtype)
-    return HeadMajorKV.bytes_per_page(plan_of(folder).shapes.attention_spec, config.page_size, dtype)
+    return HeadMajorKV.bytes_per_page(plan_of(folder).shapes.attention_spec, config.page_size, config.dtype)
 
 
 def build(folder: Path, free: int, **flags: object) -> list[str]:
