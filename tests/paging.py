@@ -146,7 +146,7 @@ class PagedRequests:
                 if self.states is not None:
                     slots = self.slots[[request for request, _ in chunks]]
                     batch = dataclasses.replace(batch, states=states_of_step(self.states, slots, batch.query_starts))
-                step = decoder.logits(decoder.forward(batch, attention))
+                step = tensor_over(decoder.logits(decoder.forward(batch, attention)))
             for (request, _), rows in zip(chunks, step.split([count for _, count in chunks]), strict=True):
                 logits[request].append(rows)
         return [torch.cat(rows) if rows else torch.empty(0) for rows in logits]

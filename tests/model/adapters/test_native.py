@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from tests.checkpoints import load_oracle, make_checkpoint
-from tests.model.adapters.trained import make_adapter
+from tests.model.adapters.trained import LINEARS, make_adapter
 from tests.model.models.test_native_decoder import load, native_attention
 from tests.paging import PagedRequests, in_arrays, random_schedule
 from tokenmill.model.adapters.packing import AdapterForm, AdapterReader
 from tokenmill.model.kernels.adapters import Adapter, AdapterRows
 from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.models.host_decoder import array_of
 from tokenmill.model.models.host_model import on_host
 from tokenmill.model.models.native_decoder import NativeDecoder
@@ -50,6 +51,8 @@ def test_hidden_states_are_near_those_of_peft(family: str, tmp_path: Path, rng: 
     kernels = decoder._kernels
     adapters = []
     for number, config in enumerate(ADAPTERS):
+        if family == "qwen3_moe":  # of experts PEFT trains stacked parameters, which are refused
+            config = config | {"target_modules": LINEARS[:4], "rank_pattern": {"o_proj": 9}}
         make_adapter(folder, tmp_path / str(number), int(rng.integers(2**31)), **config)
         adapters.append(
             AdapterReader(decoder, kernels, 64, AdapterForm.ONE_CALL).read(str(tmp_path / str(number))).adapter
@@ -91,7 +94,7 @@ def run(
         adapted = AdapterRows(tuple(one for one in used if one), torch.tensor(rows, dtype=torch.int32))
         batch = dataclasses.replace(batch, output_indices=torch.from_numpy(kept), adapters=adapted if used else None)
         with torch.inference_mode():
-            hidden = model.forward(batch, attention)
+            hidden = tensor_over(model.forward(batch, attention))
         start = 0
         for i, count in chunks:
             outputs[i] += hidden[start : start + count]
@@ -139,4 +142,4 @@ def test_rows_that_are_left_out_change_nothing(tmp_path: Path, rng: np.random.Ge
             )
             for wanted in (np.arange(48), kept)
         )
-    assert torch.equal(every[kept], some)
+    assert np.array_equal(every[kept], some)

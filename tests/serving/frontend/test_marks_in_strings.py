@@ -10,6 +10,7 @@ import pytest
 
 from tests.model.structured.test_custom_grammars import call
 from tests.serving.frontend.test_tool_parsers import answer_parser, calls_of, cut, read, texts
+from tokenmill.serving.frontend.tool_parsers.gemma4_values import QUOTE
 from tokenmill.serving.frontend.tool_parsers.protocol import Tool
 
 MARKS = ("<tool_call|>", "<|tool_call_end|>", "</tool_call>", "<|tool_call|>", '<|"|>', "]", "}", ")", "\\", "'", '"')
@@ -19,8 +20,10 @@ WRITTEN = ("hermes", "llama3_json", "mistral", "pythonic", "lfm2", "granite", "p
 @pytest.mark.parametrize("notation", WRITTEN)
 def test_marks_in_strings_end_nothing(notation: str) -> None:
     rng = random.Random(notation)
+    # Gemma's own strings end at their mark, which no grammar lets into one.
+    marks = [mark for mark in MARKS if (notation, mark) != ("gemma4", QUOTE)]
     for _ in range(60):
-        text = "".join(rng.choice([*MARKS, "a", " "]) for _ in range(rng.randint(1, 12)))
+        text = "".join(rng.choice([*marks, "a", " "]) for _ in range(rng.randint(1, 12)))
         [(name, arguments)] = calls_of(read(answer_parser(notation), cut(rng, call(notation, text))))
         assert (name, json.loads(arguments)) == ("apply_patch", {"input": text})
 

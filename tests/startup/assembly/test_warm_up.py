@@ -34,9 +34,9 @@ def passes_of(model: Path, platform: CpuPlatform, monkeypatch: pytest.MonkeyPatc
     """Tokens of each request, and the number of outputs, of the passes that a start runs eagerly."""
     found: Passes = []
 
-    def forward(decoder: Decoder, batch: ForwardBatch, attention: Any) -> torch.Tensor:
+    def forward(decoder: Decoder, batch: ForwardBatch, attention: Any, hidden: Any = None) -> torch.Tensor:
         found.append((batch.query_lens.tolist(), len(batch.output_indices)))
-        return original(decoder, batch, attention)
+        return original(decoder, batch, attention, hidden)
 
     original = Decoder.forward
     monkeypatch.setattr(Decoder, "forward", forward)
@@ -109,13 +109,13 @@ def test_the_kv_cache_is_sized_by_what_a_full_step_was_seen_to_leave(
     # A step of the whole budget; half of the rows are decodes, in the graph where there is one.
     num_eager = 24 if is_eager else 21
 
-    def forward(decoder: Decoder, batch: ForwardBatch, attention: Any) -> torch.Tensor:
+    def forward(decoder: Decoder, batch: ForwardBatch, attention: Any, hidden: Any = None) -> torch.Tensor:
         if attention.kv not in caches:
             caches.append(attention.kv)
         if len(batch.token_ids) == num_eager and len(caches) == 1:
             platform.peak = taken + attention.kv.num_bytes
             fullest.append((batch.query_lens.tolist(), len(platform.captured)))
-        return original(decoder, batch, attention)
+        return original(decoder, batch, attention, hidden)
 
     original = Decoder.forward
     monkeypatch.setattr(Decoder, "forward", forward)
@@ -143,10 +143,10 @@ def test_a_device_without_memory_for_its_largest_step_says_what_to_lower(
 ) -> None:
     most = int(rng.integers(2, 24))
 
-    def forward(decoder: Decoder, batch: ForwardBatch, attention: Any) -> torch.Tensor:
+    def forward(decoder: Decoder, batch: ForwardBatch, attention: Any, hidden: Any = None) -> torch.Tensor:
         if len(batch.token_ids) > most:
             raise MemoryError
-        return original(decoder, batch, attention)
+        return original(decoder, batch, attention, hidden)
 
     original = Decoder.forward
     monkeypatch.setattr(Decoder, "forward", forward)

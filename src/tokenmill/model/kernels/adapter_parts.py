@@ -70,10 +70,10 @@ class LinearAdapter:
 
     def add(self, x: Any, y: Any) -> Any:
         """Add the adapter's part for x [T, in_size] to y [T, out_size] in place, rounded once per part; return y."""
-        inner = self.a.multiply(x)
+        inner, sums = self.a.multiply(self.a.operand(x)), self.a.operand(y)
         for part in self.parts:
             columns, rank = part.b.shape
-            own = y[:, part.start : part.start + columns]
+            own = sums[:, part.start : part.start + columns]
             added = part.b.logits(contiguous(inner[:, part.rank_start : part.rank_start + rank]))
             add_scaled(own, added, part.scale)
         return y

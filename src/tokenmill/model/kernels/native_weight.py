@@ -101,6 +101,10 @@ class PackedWeight:
             self._memory = own
             self.packed.place(address(self._memory))
 
+    def operand(self, array: Array) -> Array:
+        """Return the array: native kernels take addresses."""
+        return array
+
     def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
         """Pack rows from row `start` on; keep rows already quantized in this format, round all others."""
         assert self._memory is not None, "a weight that is only measured is not filled"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,9 @@ class LinearWeight(Protocol):
 
     def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
         """Set rows [start, start + n) to `rows` [n, in_size]; a tensor may be on any device."""
+
+    def operand(self, array: Any) -> Any:
+        """Return an array as the products of these kernels take it, over the same memory."""
 
     def multiply(self, x: torch.Tensor, bias: Array | None = None) -> torch.Tensor:
         """Return x W^T + bias: [T, in_size] -> [T, out_size] in x's dtype."""

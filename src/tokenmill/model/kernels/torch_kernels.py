@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.nn import functional
 
@@ -10,10 +12,13 @@ from tokenmill.model.kernels.experts import ExpertMaker
 from tokenmill.model.kernels.protocol import Gate, Kernels, LinearWeight, WeightRole
 from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.kernels.states import StateRows
-from tokenmill.model.kernels.stored_tensors import floats
+from tokenmill.model.kernels.stored_tensors import floats, tensor_over
 from tokenmill.model.quantization.packed import Rows
 from tokenmill.model.quantization.stored_array import Floats, StoredArray
 from tokenmill.platform.memory import Arena
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
 
 # Below these row counts the CPU libraries of torch take other code paths, whose sums round differently; padded up to
 # them, a token's result hardly ever depends on who shares its batch (measured: MKL, one thread: never; oneDNN: rarely).
@@ -77,6 +82,10 @@ class TorchWeight:
     def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
         """Copy rows from row `start` on; quantized rows are dequantized."""
         self.weight[start : start + rows.shape[0]].copy_(floats(rows))
+
+    def operand(self, array: Array) -> torch.Tensor:
+        """Return the array as a tensor."""
+        return tensor_over(array)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return x W^T + bias."""
