@@ -39,8 +39,8 @@ class Llama3JsonNotation:
         """Return the rule of calls, then text; or of text alone. No text begins with `{`, where a call would be."""
         call = "(" + " | ".join(json_call(text.builder, tool, "parameters") for tool in tools) + ")"
         special = text.specials()
-        # Vocabularies without tokens that are no call's, such as `{x`, let any token stand where a call would.
-        text.listen_for(TAG, "{")
+        # Any token is allowed where a call may begin, and in the text behind it, where `{` is text: no mark parts them.
+        text.marks = None
         # Special tokens are left out of the text, so a call may stand behind some.
         before = f"({SPACE} {special})* {SPACE}" if special else SPACE
         between = f"({_SPACE_BETWEEN} {special})* {_SPACE_BETWEEN}" if special else _SPACE_BETWEEN
