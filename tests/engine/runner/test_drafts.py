@@ -30,12 +30,12 @@ from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.engine.loop.engine import Engine
-from tokenmill.engine.runner import captured_decodes
 from tokenmill.engine.runner.captured_decodes import CapturedDecodes
 from tokenmill.engine.runner.cuda_graphs import DecodeGraphs
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.attention.backends import triton
 from tokenmill.model.kernels.triton import attention, splits
+from tokenmill.startup.assembly import device_runners
 
 SEED = seed_for(__name__)
 # What may come changes with every token, so that a mask of another position is a wrong one.
@@ -154,7 +154,7 @@ def test_nor_on_a_device(models: dict[str, Path], options: dict[str, Any], monke
     small = {"dtype": "float32", "num_pages": 60, "batch_invariant": True, "async_scheduling": False}
     small |= {"max_num_seqs": 10, "max_num_batched_tokens": 40}
     # As a config with drafts has them, but without measuring what interpreted steps cost.
-    monkeypatch.setattr(captured_decodes, "CapturedDecodes", lambda *parts: CapturedDecodes(*parts[:5], 6, *parts[6:]))
+    monkeypatch.setattr(device_runners, "CapturedDecodes", lambda *parts: CapturedDecodes(*parts[:5], 6, *parts[6:]))
     # Short contexts have several splits then.
     ends = splits.SPLIT_ENDS // 16
     for module, name, value in (
