@@ -165,12 +165,10 @@ class Encoder(RowExtension):
                     values.append(self._output(span.digest)[low - span.offset : high - span.offset])
         places = torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
         embeddings = torch.cat(values) if values else None
-        turned, axes, at = (self._sent(part) for part in (torch.from_numpy(positions), self._axes, places))
-        return MediaTokens(turned, axes, self._rotary, at, None if embeddings is None else self._sent(embeddings))
-
-    def _sent(self, tensor: torch.Tensor) -> AnyArray:
-        """Return a tensor on the model's device; on a CPU, where batches are arrays, as an array."""
-        return array_of(tensor) if self._device.type == "cpu" else tensor.to(self._device)
+        parts = (torch.from_numpy(positions), self._axes, places)
+        turned, axes, at = (_like(batch.token_ids, part) for part in parts)
+        given = None if embeddings is None else _like(batch.token_ids, embeddings)
+        return MediaTokens(turned, axes, self._rotary, at, given)
 
     def _row(self, new: AdmittedRequest) -> _Row:
         return _Row(new.media, *prompt_positions(new.num_prompt_tokens, new.media, self._spec.merge))
@@ -183,6 +181,11 @@ class Encoder(RowExtension):
             shape = -1, one.span.rows * size, one.span.columns * size, 3
             self._outputs[digest] = self._tower.encode(np.frombuffer(one.pixels, np.uint8).reshape(shape).copy())
         return self._outputs[digest]
+
+
+def _like(array: AnyArray, tensor: torch.Tensor) -> AnyArray:
+    """Return a tensor as an array where a batch has arrays, else on the device of the batch's tensors."""
+    return array_of(tensor) if isinstance(array, np.ndarray) else tensor.to(array.device)
 
 
 def prompt_positions(num_tokens: int, media: Sequence[MediaSpan], merge: int) -> tuple[Positions, int]:
