@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
 from examples.train_eagle.batches import Vocabulary
 from examples.train_eagle.dialogues import read, write
 from examples.train_eagle.export import read_checkpoint, write_checkpoint
@@ -29,6 +27,8 @@ from examples.train_eagle.judge import judge
 from examples.train_eagle.teacher import Teacher
 from examples.train_eagle.text import Lengths, Writer, held_out_turns, write_until
 from examples.train_eagle.training import Plan, Trainer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
 from tokenmill import LLM
 
 TEMPERATURES = (0.0, 0.7)

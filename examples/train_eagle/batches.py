@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from examples.train_eagle.features import Row
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-
-from examples.train_eagle.features import Row
 
 
 @dataclass(frozen=True)

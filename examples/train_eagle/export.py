@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
 from examples.train_eagle.batches import Vocabulary
 from examples.train_eagle.head import EagleHead, HeadShape
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 
 def write_checkpoint(

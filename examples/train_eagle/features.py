@@ -5,17 +5,17 @@ A token takes four times the hidden size in bfloat16: 4.6 KB for SmolLM2 135M. K
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from examples.train_eagle.dialogues import Dialogue, read
+from examples.train_eagle.teacher import Teacher
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-
-from examples.train_eagle.dialogues import Dialogue, read
-from examples.train_eagle.teacher import Teacher
 
 # Tokens, padding included, that the model runs at once.
 BATCH_TOKENS = 4096
@@ -28,6 +28,7 @@ class Row:
 
     Attributes:
         ids: [T] int64. is_answer: [T] bool, the tokens that the model answered.
+        best: [T] int64, the most likely next token where that is part of an answer; 0 elsewhere.
     """
 
     ids: Tensor
@@ -47,12 +48,15 @@ def write_features(teacher: Teacher, text: Path, target: Path) -> None:
     for numbers in by_length([len(dialogue.ids) for dialogue in dialogues], BATCH_TOKENS):
         batch = [dialogues[number] for number in numbers]
         for number, dialogue, hidden in zip(numbers, batch, teacher.hidden([one.ids for one in batch]), strict=True):
+            is_answer = _is_answer(dialogue)
+            before, best = is_answer.roll(-1), torch.zeros(len(is_answer), dtype=torch.int32)
+            best[before] = teacher.best(hidden.final[before]).int()
             parts[number] = {
                 "taps": hidden.taps.bfloat16(),
                 "final": hidden.final.bfloat16(),
-                "best": hidden.best.int(),
+                "best": best,
                 "ids": torch.tensor(dialogue.ids, dtype=torch.int32),
-                "is_answer": _is_answer(dialogue),
+                "is_answer": is_answer,
             }
     tensors = {name: torch.cat([parts[number][name] for number in sorted(parts)]) for name in NAMES[:-1]}
     lengths = torch.tensor([0, *(len(dialogue.ids) for dialogue in dialogues)])
@@ -92,8 +96,8 @@ class Features:
             file = safe_open(path, framework="pt")
             starts = file.get_tensor("starts").tolist()
             self._files.append({name: file.get_slice(name) for name in NAMES[:-1]})
-            self._places += [(number, start, end) for start, end in zip(starts, starts[1:], strict=False)]
-            self.lengths += [end - start for start, end in zip(starts, starts[1:], strict=False)]
+            self._places += [(number, start, end) for start, end in itertools.pairwise(starts)]
+            self.lengths += [end - start for start, end in itertools.pairwise(starts)]
 
     def __len__(self) -> int:
         return len(self._places)

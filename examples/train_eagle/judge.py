@@ -9,11 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from examples.train_eagle.batches import Batch, Vocabulary
 from examples.train_eagle.features import Row
 from examples.train_eagle.head import EagleHead
+from torch import Tensor
 
 
 @dataclass

@@ -5,13 +5,14 @@ Its weights are read by TokenMill, whichever way they are stored, and run by tra
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.quantization.packed import dense
@@ -27,12 +28,10 @@ class Hidden:
     Attributes:
         taps: [T, 3 * hidden_size], the residual stream at three boundaries side by side.
         final: [T, hidden_size] behind the final norm.
-        best: [T] int64, the most likely next token.
     """
 
     taps: Tensor
     final: Tensor
-    best: Tensor
 
 
 def tap_boundaries(num_layers: int) -> tuple[int, int, int]:
@@ -50,9 +49,12 @@ class Teacher:
 
     def __init__(self, model: str) -> None:
         self.folder = fetch(model, None, None)
-        self.config = AutoConfig.from_pretrained(self.folder)
+        # By the class that config.json names: one that was made of a GGUF file names no model type.
+        (name,) = json.loads((self.folder / "config.json").read_text())["architectures"]
+        made_of = getattr(transformers, name)
+        self.config = made_of.config_class.from_pretrained(self.folder)
         self.boundaries = tap_boundaries(self.config.num_hidden_layers)
-        self._model = AutoModelForCausalLM.from_config(self.config, dtype=torch.float32).eval()
+        self._model = made_of(self.config).float().eval()
         _fill(self._model, self.folder)
 
     @property
@@ -77,11 +79,13 @@ class Teacher:
         # Padding stands on the right, where causality hides it.
         states = self._model.model(input_ids=ids, output_hidden_states=True, use_cache=False)
         taps = torch.cat([states.hidden_states[boundary] for boundary in self.boundaries], -1)
-        hidden = []
-        for row, own in enumerate(batch):
-            final = states.last_hidden_state[row, : len(own)]
-            hidden.append(Hidden(taps[row, : len(own)], final, (final @ self.head.T).argmax(-1)))
-        return hidden
+        last = states.last_hidden_state
+        return [Hidden(taps[row, : len(own)], last[row, : len(own)]) for row, own in enumerate(batch)]
+
+    @torch.inference_mode()
+    def best(self, final: Tensor) -> Tensor:
+        """Return the most likely next tokens, [N] int64, of hidden states [N, hidden_size]."""
+        return (final @ self.head.T).argmax(-1)
 
 
 def _fill(model: torch.nn.Module, folder: Path) -> None:

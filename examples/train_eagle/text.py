@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.train_eagle.dialogues import Dialogue, Frame, read, write
+
 from tokenmill import LLM, SamplingParams
 
 HERE = Path(__file__).parent
@@ -123,7 +124,10 @@ class Writer:
 
 
 def write_until(writer: Writer, folder: Path, num_tokens: int) -> Iterator[int]:
-    """Write rounds into a folder until it has so many answer tokens; yield the number so far. Rounds that are there stay."""
+    """Write rounds into a folder until it has so many answer tokens; yield the number so far.
+
+    Rounds that are there stay.
+    """
     done = number = 0
     while done < num_tokens:
         path = folder / f"{number:05}.jsonl"

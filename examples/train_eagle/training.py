@@ -13,11 +13,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
-from torch import Tensor
-
 from examples.train_eagle.batches import Batch, Vocabulary
 from examples.train_eagle.features import Features, by_length
 from examples.train_eagle.head import EagleHead
+from torch import Tensor
 
 
 @dataclass(frozen=True)
