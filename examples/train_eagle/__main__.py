@@ -67,7 +67,7 @@ class Run:
             writer = Writer(llm, lengths, own.seed)
             for path, temperature in zip(held_out, TEMPERATURES, strict=True):
                 if not path.exists():
-                    write(path, writer.answer_turns(held_out_turns(), temperature))
+                    write(path, writer.answer_turns(held_out_turns()[: own.held_out], temperature))
             with self.stage("text: tokens of answers", own.tokens) as (progress, bar):
                 for done in write_until(writer, self.folder / "text", own.tokens):
                     progress.update(bar, completed=min(done, own.tokens))
@@ -173,6 +173,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--intermediate-size", type=int, default=768, help="width of the head's feed-forward block")
     parser.add_argument("--depths", type=int, default=4, help="drafts in a row that are trained")
     parser.add_argument("--drafts", type=int, default=4, help="drafts in a row that are judged")
+    parser.add_argument("--held-out", type=int, help="chats of held_out.txt that are judged; all if left out")
     parser.add_argument("--epochs", type=float, default=4.0)
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens of a step, padding included")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate of the matrices")
