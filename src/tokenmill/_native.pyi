@@ -208,9 +208,17 @@ class PlannedStep:
         """How many leading KV splits of each request are read for several requests at once."""
 
 class LayerKV:
-    """KV memory of one layer; scales are 0 for bf16."""
+    """KV memory of one layer; scales are 0 for bf16. Numbers and scales from a page to the next."""
 
-    def __init__(self, keys: Address, values: Address, key_scales: Address, value_scales: Address) -> None: ...
+    def __init__(
+        self,
+        keys: Address,
+        values: Address,
+        key_scales: Address,
+        value_scales: Address,
+        page_numbers: int,
+        page_scales: int,
+    ) -> None: ...
 
 class HeadNorms:
     """Weights of the norms of q, k and v; 0 where the model has none."""
