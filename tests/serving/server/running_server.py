@@ -78,7 +78,7 @@ class RunningServer:
         return "READY" in self.output()
 
     def is_well(self) -> bool:
-        """Whether /health says so."""
+        """Return True if /health says so."""
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(f"{self.url}/health", timeout=30).status_code == 200
         return False
