@@ -1,4 +1,4 @@
-"""What needs torch is refused where torch is not installed: by name, with the extra, before weights are read."""
+"""Options that need torch are refused where it is not installed: by name, with the extra, before weights are read."""
 
 from __future__ import annotations
 

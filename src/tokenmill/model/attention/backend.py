@@ -1,4 +1,4 @@
-"""What is asked of the attention, and a row of the registry: a backend with its requirements. Imports no backend."""
+"""The settings that a backend of attention must serve, and a row of the registry. Imports no backend."""
 
 from __future__ import annotations
 
