@@ -1,4 +1,4 @@
-"""llama.cpp's blocks at their own bits: looked up as the gguf package reads them, multiplied within rounding of that."""
+"""llama.cpp's blocks at their own bits: looked up as the gguf package reads them, multiplied within rounding."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def numbers(rows: BlockRows) -> torch.Tensor:
     return torch.from_numpy(quants.dequantize(rows.blocks, GGMLQuantizationType[rows.kind]))
 
 
-def packed(
-    isa: str, rows: BlockRows, threads: int = 1, role: WeightRole = WeightRole.LINEAR
-) -> PackedWeight:
+def packed(isa: str, rows: BlockRows, threads: int = 1, role: WeightRole = WeightRole.LINEAR) -> PackedWeight:
     matrix = PackedWeight(kernels(isa, threads), rows.shape, role, BLOCK_FORMATS[rows.kind])
     cut = rows.shape[0] // 3
     for begin, end in ((cut, rows.shape[0]), (0, cut)):
@@ -171,8 +169,8 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
         matrix.load_rows(0, torch.randn(20, 256))
     with pytest.raises(ValueError, match="do not fit"):
         matrix.load_rows(0, drawn(rng, "Q4_K", 20, 512))
+    odd = PackedWeight(kernels(BEST[0]), (20, 288), format=PackedFormat.Q4_K)
     with pytest.raises(ValueError, match="of this kind do not fit"):
-        odd = PackedWeight(kernels(BEST[0]), (20, 288), format=PackedFormat.Q4_K)
         odd.load_rows(0, BlockRows("Q4_K", 288, np.zeros((20, 162), np.uint8)))
 
 

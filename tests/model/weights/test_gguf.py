@@ -22,9 +22,9 @@ from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.kernels.torch_kernels import TorchKernels
+from tokenmill.model.quantization.blocks import LAYOUTS
 from tokenmill.model.quantization.packed import BlockRows, Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows
 from tokenmill.model.weights.checkpoint import read_architecture
-from tokenmill.model.quantization.blocks import LAYOUTS
 from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.gguf.folder import LINK_NAME
 from tokenmill.model.weights.gguf.values import packed_formats, read_rows
@@ -76,7 +76,14 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
 @pytest.mark.skipif(native is None, reason="the native kernels are not built here")
 @pytest.mark.parametrize(
     ("kind", "format"),
-    [("Q8_0", "INT8"), ("Q5_0", "INT5"), ("Q4_0", "INT4"), ("Q4_1", "INT4_OFFSET"), ("IQ4_NL", "INT8"), ("TQ2_0", "INT8")],
+    [
+        ("Q8_0", "INT8"),
+        ("Q5_0", "INT5"),
+        ("Q4_0", "INT4"),
+        ("Q4_1", "INT4_OFFSET"),
+        ("IQ4_NL", "INT8"),
+        ("TQ2_0", "INT8"),
+    ],
 )
 def test_integers_of_blocks_are_kept_as_they_are(kind: str, format: str, rng: np.random.Generator) -> None:
     block = GGMLQuantizationType[kind]

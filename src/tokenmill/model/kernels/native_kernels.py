@@ -17,8 +17,8 @@ from tokenmill.model.kernels.experts import ExpertMaker, LoopedExperts
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_recurrence import NativeRecurrence
 from tokenmill.model.kernels.native_weight import PackedWeight
-from tokenmill.model.kernels.parted_weight import PartedWeight
 from tokenmill.model.kernels.operands import contiguous, in_pieces, is_a, stride, zeros_like
+from tokenmill.model.kernels.parted_weight import PartedWeight
 from tokenmill.model.kernels.protocol import NO_PARTS, ExpertBiases, Experts, Gate, LinearWeight, Parts, WeightRole
 from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats

@@ -121,7 +121,8 @@ class PackedWeight:
             raise ValueError(f"rows {start} to {start + count} of {size} inputs do not fit a matrix of {self.shape}")
         if isinstance(rows, BlockRows):
             if BLOCK_FORMATS.get(rows.kind) is self._format:
-                return self._load_blocks(start, rows)
+                self._load_blocks(start, rows)
+                return
             rows = rows.unpacked()
         if isinstance(rows, Mxfp4Rows) and self._format is PackedFormat.MXFP4:
             self._load_integers(start, _nibbles(rows))

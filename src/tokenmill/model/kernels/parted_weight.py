@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, get_args
 
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import WeightRole
@@ -69,7 +67,10 @@ class PartedWeight(PackedWeight):
         raise NotImplementedError("only vocabularies are looked up, and these have one format")
 
 
-def _slice(rows: Rows | torch.Tensor, begin: int, end: int) -> Any:
+def _slice(rows: Rows | torch.Tensor, begin: int, end: int) -> Rows | torch.Tensor:
     if begin == 0 and end == rows.shape[0]:
         return rows
-    return pick_rows(rows, np.arange(begin, end).tolist()) if not hasattr(rows, "is_cpu") else rows[begin:end]
+    if not isinstance(rows, get_args(Rows)):
+        tensor: Any = rows
+        return tensor[begin:end]
+    return pick_rows(rows, range(begin, end))
