@@ -38,4 +38,4 @@ def test_what_is_linear_is_known_from_the_beginning(tmp_path):
     (hidden,) = head(taps[None], embedding[ids][None], 1)
     alike = F.cosine_similarity(hidden[0, 11:-1], guess[11:], dim=-1)
     without_tokens = F.cosine_similarity(taps[11:-1] @ of_taps.T, guess[11:], dim=-1)
-    assert alike.mean() > max(0.9, without_tokens.mean() + 0.1)
+    assert alike.mean() > without_tokens.mean() + 0.05
