@@ -179,7 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--held-out", type=int, help="chats of held_out.txt that are judged; all if left out")
     parser.add_argument("--epochs", type=float, default=4.0)
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens of a step, padding included")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate at its peak")
+    parser.add_argument("--rate", type=float, default=3e-4, help="learning rate at its peak")
     parser.add_argument("--save-every", type=int, default=50, help="steps from checkpoint to checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

@@ -8,6 +8,8 @@ elsewhere, whose value is the same), and the best matrix of the rank that values
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from examples.train_eagle.features import Features
@@ -34,31 +36,47 @@ def begin(head: EagleHead, features: Features, embedding: Tensor, norm: Tensor, 
         for name, weight in block.named_parameters():
             # Blocks that write to the residual stream begin by writing little.
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5 * (SMALL if "down_proj" in name else 1.0))
-    head.norm.weight.copy_(norm)
+    guess = regression(features, embedding, norm)
+    # A guess that explains half of what it should is norm-ed to full length: be as sure as it deserves.
+    head.norm.weight.copy_(norm * guess.explained**0.5)
     head.lm_head.weight.copy_(rows)
-    of_taps, of_tokens = regression(features, embedding, norm)
-    head.fc.weight.copy_(of_taps)
-    attend_to_own_token(layer.self_attn, of_tokens)
+    head.tap_scale.copy_(guess.tap_scale)
+    head.fc.weight.copy_(guess.of_taps * guess.tap_scale)
+    attend_to_own_token(layer.self_attn, guess.of_tokens)
 
 
-def regression(features: Features, embedding: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Return matrices [hidden_size, num_taps * hidden_size] for taps and [hidden_size, hidden_size] for normed tokens,
-    whose sum is the best guess of the next final hidden state before the norm's weight."""
-    size = embedding.shape[1]
-    squares: Tensor | None = None
-    products = torch.zeros(())
+@dataclass(frozen=True)
+class Guess:
+    """The best linear guess of the next final hidden state before the norm's weight.
+
+    Attributes:
+        of_taps: [hidden_size, num_taps * hidden_size]. of_tokens: [hidden_size, hidden_size], of normed embeddings.
+        tap_scale: [num_taps * hidden_size], root mean squares of the taps.
+        explained: share of the state's squares.
+    """
+
+    of_taps: Tensor
+    of_tokens: Tensor
+    tap_scale: Tensor
+    explained: float
+
+
+def regression(features: Features, embedding: Tensor, norm: Tensor) -> Guess:
+    """Regress final hidden states on the taps one token back and on the token, over all answers."""
+    size, count = embedding.shape[1], 0
+    squares = products = energy = torch.zeros(())
     for row in features.rows():
         places = row.is_answer[1:].nonzero()[:, 0]
         places = places[places > 0]
         tokens = F.rms_norm(embedding[row.ids[places]], (size,))
         inputs, wanted = torch.cat((row.taps[places - 1], tokens), -1), row.final[places] / norm
-        own = inputs.T @ inputs
-        squares = own if squares is None else squares + own
-        products = products + inputs.T @ wanted
-    assert squares is not None, "at least one dialogue"
+        squares, products = squares + inputs.T @ inputs, products + inputs.T @ wanted
+        energy, count = energy + wanted.square().sum(), count + len(places)
+    scale = (squares.diagonal() / count).sqrt().clamp(min=1e-6)
     squares.diagonal().mul_(1 + RIDGE).add_(1e-6)
-    solution = torch.linalg.solve(squares.double(), products.double()).float().T
-    return solution[:, :-size], solution[:, -size:]
+    solution = torch.linalg.solve(squares.double(), products.double()).float()
+    explained = ((solution * products).sum() / energy).clamp(0.01, 1).item()
+    return Guess(solution.T[:, :-size], solution.T[:, -size:], scale[:-size], explained)
 
 
 def attend_to_own_token(attention: SelfAttention, matrix: Tensor) -> None:

@@ -97,7 +97,14 @@ class MidLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """The whole head; the model's embedding is handed in and not part of it."""
+    """The whole head; the model's embedding is handed in and not part of it.
+
+    Attributes:
+        tap_scale: [num_taps * hidden_size], what taps are divided by before `fc`. A few of them are a thousand times as
+            large as the rest, and one learning rate would not suit all. A checkpoint has it in `fc`.
+    """
+
+    tap_scale: Tensor
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -106,6 +113,12 @@ class EagleHead(nn.Module):
         self.midlayer = MidLayer(shape)
         self.norm = RMSNorm(shape.hidden_size, shape.rms_eps)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
+        self.register_buffer("tap_scale", torch.ones(shape.num_taps * shape.hidden_size))
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of a checkpoint, whose taps are not divided by anything."""
+        weights = {name: weight.detach() for name, weight in self.named_parameters()}
+        return {**weights, "fc.weight": weights["fc.weight"] / self.tap_scale}
 
     def forward(self, taps: Tensor, embedded: Tensor, num_depths: int) -> list[Tensor]:
         """Return the hidden states of each depth, [B, T, hidden_size]: those of depth j draft token p + 2 + j.
@@ -116,7 +129,7 @@ class EagleHead(nn.Module):
                 meaningless.
         """
         layer, length = self.midlayer, taps.shape[1]
-        hidden, positions = self.fc(taps), torch.arange(length)
+        hidden, positions = self.fc(taps / self.tap_scale), torch.arange(length)
         above = torch.ones(length, length, dtype=torch.bool).triu(1)
         keys: list[Tensor] = []
         values: list[Tensor] = []

@@ -33,7 +33,7 @@ class Plan:
     decay: float = 0.8
     epochs: float = 4.0
     batch_tokens: int = 2048
-    rate: float = 1e-3
+    rate: float = 3e-4
     warm_up: float = 0.03
     clip: float = 0.5
     seed: int = 0

@@ -31,7 +31,9 @@ def test_what_is_linear_is_known_from_the_beginning(tmp_path):
     parts = (taps, final, torch.zeros(LENGTH, dtype=torch.int32), ids.int(), is_answer, torch.tensor([0, LENGTH]))
     save_file(dict(zip(NAMES, parts, strict=True)), tmp_path / "features.safetensors")
     features = Features([tmp_path / "features.safetensors"])
-    for got, want in zip(regression(features, embedding, norm), (of_taps, of_tokens), strict=True):
+    linear = regression(features, embedding, norm)
+    assert linear.explained > 0.9
+    for got, want in ((linear.of_taps, of_taps), (linear.of_tokens, of_tokens)):
         assert F.cosine_similarity(got.flatten(), want.flatten(), dim=0) > 0.98
     head = EagleHead(SHAPE)
     begin(head, features, embedding, norm, drawn(VOCAB, SIZE))
