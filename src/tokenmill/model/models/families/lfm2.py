@@ -84,6 +84,7 @@ def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any
         "num_key_value_heads": int(max(heads, default=0)),
         "conv_L_cache": header.metadata.get(f"{kind}.shortconv.l_cache"),
         "num_dense_layers": header.metadata.get(f"{kind}.leading_dense_block_count"),
+        "routed_scaling_factor": header.metadata.get(f"{kind}.expert_weights_scale"),
         "block_auto_adjust_ff_dim": False,
         "norm_eps": fields.get("rms_norm_eps"),
     }

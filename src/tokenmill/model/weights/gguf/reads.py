@@ -84,6 +84,9 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
     tensor = file.tensors.get(name)
     if tensor is None:
         raise InvalidCheckpoint(f"{file.path} has no tensor {name}, which the architecture calls for")
+    if tensor.shape[:1] == (target.part.count,) and _is_apart(target.key.role, architecture, table):
+        shape = target.part.count, *target.shape[1:]
+        target = dataclasses.replace(target, shape=shape, part=Part.whole(target.part.count))
     if expert is None and _is_alike(tensor.shape, target.shape):
         tensor = dataclasses.replace(tensor, shape=target.shape)
     shape = tensor.shape if expert is None else tensor.shape[1:]
@@ -105,6 +108,13 @@ def _is_alike(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     if len(wanted) == 1:
         return math.prod(stored) == wanted[0]
     return len(wanted) == 2 and [size for size in stored if size > 1] == [size for size in wanted if size > 1]
+
+
+def _is_apart(role: str, architecture: Architecture, table: GgufTable) -> bool:
+    """Return True for a role that shares a tensor with others in checkpoints, and has one of its own in files."""
+    names = architecture.weight_names
+    others = [other for other, name in names.items() if name == names[role] and other in table.names]
+    return len({table.names[other] for other in others}) > 1
 
 
 def _is_drafting(name: str, file: GgufFile, num_layers: int) -> bool:
