@@ -20,7 +20,7 @@ static void norm_heads(DecoderAttention& self, Address q, int64_t q_size, Addres
 static void make_recurrence(Recurrence* self, const Projection& inputs, Address filters, Address bias, int64_t channels,
                             int64_t width) {
   check_convolution(width);
-  new (self) Recurrence{inputs, at<const uint16_t>(filters), at<const uint16_t>(bias), channels, width, {}};
+  new (self) Recurrence{inputs, at<const uint16_t>(filters), at<const uint16_t>(bias), channels, width, {}, {}};
 }
 
 static void make_delta_net(Recurrence& self, const Projection& z, const Projection& gates, Address a_log,
@@ -29,6 +29,13 @@ static void make_delta_net(Recurrence& self, const Projection& z, const Projecti
   check_delta_rule(key_heads, value_heads, key_size, value_size);
   self.delta = {z, gates, at<const uint16_t>(a_log), at<const uint16_t>(dt_bias), at<const uint16_t>(norm), eps,
                 key_heads, value_heads, key_size, value_size};
+}
+
+static void make_state_space(Recurrence& self, const Projection& steps, Address a_log, Address dt_bias, Address skip,
+                             Address norm, float eps, int64_t heads, int64_t groups, int64_t size, int64_t state_size) {
+  check_state_space(heads, groups, size, state_size);
+  self.space = {steps, at<const uint16_t>(a_log), at<const uint16_t>(dt_bias), at<const uint16_t>(skip),
+                at<const uint16_t>(norm), eps, heads, groups, size, state_size};
 }
 
 static void make_layer(DecoderLayer* self, const LayerNorms& norms, const DecoderAttention* attention,
@@ -107,7 +114,10 @@ static void bind_mixers(nb::module_& module) {
            nb::arg("width"))
       .def("delta_net", make_delta_net, nb::arg("z"), nb::arg("gates"), nb::arg("a_log"), nb::arg("dt_bias"),
            nb::arg("norm"), nb::arg("eps"), nb::arg("key_heads"), nb::arg("value_heads"), nb::arg("key_size"),
-           nb::arg("value_size"));
+           nb::arg("value_size"))
+      .def("state_space", make_state_space, nb::arg("steps"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("skip"),
+           nb::arg("norm"), nb::arg("eps"), nb::arg("heads"), nb::arg("groups"), nb::arg("size"),
+           nb::arg("state_size"));
 }
 
 static void bind_projection(nb::module_& module) {
@@ -134,12 +144,14 @@ static void bind_feed_forward(nb::module_& module) {
            nb::arg("first"), nb::arg("down"), nb::arg("gate"))
       .def("mix",
            [](FeedForward& self, const Projection& router, const Experts& experts, int64_t per_token, bool normalizes,
-              const Projection* shared_gate) {
+              const Projection* shared_gate, bool are_sigmoids, Address bias, float scale) {
              const Projection gate = shared_gate ? *shared_gate : Projection{};
-             self.mixture = std::make_shared<const Mixture>(Mixture{router, experts, per_token, normalizes, gate});
+             const SigmoidScores sigmoid{are_sigmoids, at<const float>(bias), scale};
+             self.mixture =
+                 std::make_shared<const Mixture>(Mixture{router, experts, per_token, normalizes, sigmoid, gate});
            },
            nb::arg("router"), nb::arg("experts"), nb::arg("per_token"), nb::arg("normalizes"),
-           nb::arg("shared_gate").none());
+           nb::arg("shared_gate").none(), nb::arg("are_sigmoids"), nb::arg("bias"), nb::arg("scale"));
 }
 
 void bind_decoder(nb::module_& module) {

@@ -38,10 +38,12 @@ Strides::Strides(const Decoder& decoder)
       given(decoder.inputs.projection.weights.rows) {
   for (const auto& layer : decoder.layers) {
     const Recurrence& recurrence = layer.recurrence;
-    const int64_t inputs = recurrence.inputs.weights.rows + recurrence.delta.gates.weights.rows;
+    const int64_t inputs = recurrence.inputs.weights.rows + recurrence.delta.gates.weights.rows +
+                           recurrence.space.steps.weights.rows;
     qkv = std::max({qkv, stride_of(layer.attention.qkv.weights.rows), stride_of(layer.attention.gate.weights.rows),
                     stride_of(inputs)});
-    if (recurrence.is_delta_net()) intermediate = std::max(intermediate, stride_of(recurrence.channels));
+    const bool is_mixed = recurrence.is_delta_net() || recurrence.is_state_space();
+    if (is_mixed) intermediate = std::max(intermediate, stride_of(recurrence.channels));
     attention_out = std::max(attention_out, stride_of(layer.output.weights.depth));
     intermediate = std::max({intermediate, stride_of(layer.block.down.weights.depth),
                              stride_of(layer.end.output.weights.depth)});

@@ -75,7 +75,8 @@ class ForwardPass {
   void norm_heads(const JointNorms& norms) const;
   void run_short_conv(const Recurrence& own, const LayerStates& states, const Buffer& x);
   void run_delta_net(const Recurrence& own, const LayerStates& states, const Buffer& x);
-  void convolve(const Recurrence& own, const LayerStates& states, const Buffer& out, bool silu) const;
+  void run_state_space(const Recurrence& own, const LayerStates& states, const Buffer& x);
+  void convolve(const Recurrence& own, const LayerStates& states, const Buffer& x, const Buffer& out, bool silu) const;
   void gate_rows(const Buffer& x, const Buffer& gate, int64_t size, bool is_sigmoid) const;
 
   // --- feed_forward.cpp

@@ -117,6 +117,24 @@ class Kernels:
         key_size: int,
         value_size: int,
     ) -> None: ...
+    def state_space(
+        self,
+        rows: StateRows,
+        mixed: Address,
+        mixed_stride: int,
+        steps: Address,
+        steps_stride: int,
+        a_log: Address,
+        dt_bias: Address,
+        skip: Address,
+        state: Address,
+        state_stride: int,
+        out: Address,
+        heads: int,
+        groups: int,
+        size: int,
+        state_size: int,
+    ) -> None: ...
     def gated_norm(
         self,
         x: Address,
@@ -129,6 +147,7 @@ class Kernels:
         count: int,
         heads: int,
         size: int,
+        gates_first: bool,
     ) -> None: ...
     def sigmoid_gate(
         self, x: Address, x_stride: int, gate: Address, gate_stride: int, out: Address, count: int, size: int
@@ -151,6 +170,9 @@ class Kernels:
         normalizes: bool,
         ids: Address,
         weights: Address,
+        are_sigmoids: bool,
+        bias: Address,
+        scale: float,
     ) -> None: ...
     def draw(self, logits: Address, stride: int, size: int, count: int, draws: Address, ids: Address) -> None: ...
     def logprobs(
@@ -292,7 +314,7 @@ class DecoderAttention:
         """Norm all heads of q together, and those of k."""
 
 class Recurrence:
-    """What stands in the place of attention: a short convolution, or a gated delta network; see native/decoder.h."""
+    """A short convolution, a gated delta network or a state space in the place of attention; see native/decoder.h."""
 
     def __init__(self, inputs: Projection, filters: Address, bias: Address, channels: int, width: int) -> None: ...
     def delta_net(
@@ -307,6 +329,19 @@ class Recurrence:
         value_heads: int,
         key_size: int,
         value_size: int,
+    ) -> None: ...
+    def state_space(
+        self,
+        steps: Projection,
+        a_log: Address,
+        dt_bias: Address,
+        skip: Address,
+        norm: Address,
+        eps: float,
+        heads: int,
+        groups: int,
+        size: int,
+        state_size: int,
     ) -> None: ...
 
 class StateMemory:
@@ -336,9 +371,17 @@ class FeedForward:
         """Send all tokens through a pair of projections; `gate`: of a first one that is gated."""
 
     def mix(
-        self, router: Projection, experts: Experts, per_token: int, normalizes: bool, shared_gate: Projection | None
+        self,
+        router: Projection,
+        experts: Experts,
+        per_token: int,
+        normalizes: bool,
+        shared_gate: Projection | None,
+        are_sigmoids: bool,
+        bias: Address,
+        scale: float,
     ) -> None:
-        """Send each token to some of the experts; with `shared_gate` the pair is an expert of all tokens."""
+        """Send each token to some of the experts; a pair of its own is an expert of all tokens, perhaps gated."""
 
 class DecoderLayer:
     """The weights and the KV memory of one layer, with attention or a recurrence; see native/decoder.h."""

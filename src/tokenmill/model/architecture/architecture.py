@@ -176,7 +176,57 @@ class DeltaNetSpec:
         return hidden_size * (inputs + self.values_width) + vectors
 
 
-RecurrenceSpec = ShortConvSpec | DeltaNetSpec
+@dataclass(frozen=True, slots=True)
+class StateSpaceSpec:
+    """A state space instead of attention (Mamba-2: Dao and Gu 2024); see `models.mamba`.
+
+    Attributes:
+        head_size: numbers of a head of x. state_size: rows of its state, and numbers of B and of C.
+        num_groups: each of B and C serves as many heads as the next.
+        kernel: tokens that the convolution before it sees, the last one among them.
+        norm: over the numbers of each group of its output.
+        has_filter_bias: the convolution has one. has_biases: the projections have them.
+    """
+
+    num_heads: int
+    head_size: int
+    num_groups: int
+    state_size: int
+    kernel: int
+    norm: NormSpec
+    has_filter_bias: bool = True
+    has_biases: bool = False
+
+    @property
+    def inner_width(self) -> int:
+        """Width of x, and of the output, of one token."""
+        return self.num_heads * self.head_size
+
+    @property
+    def mixed_width(self) -> int:
+        """Width of x, B and C together."""
+        return self.inner_width + 2 * self.num_groups * self.state_size
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token between its projections."""
+        return 2 * self.inner_width + 2 * self.mixed_width + self.num_heads
+
+    @property
+    def state(self) -> tuple[StatePart, ...]:
+        """Tensors kept for each request."""
+        matrices = (self.num_heads, self.state_size, self.head_size)
+        return StatePart((self.mixed_width, self.kernel - 1)), StatePart(matrices, is_wide=True)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Return the number of parameters of the block."""
+        inputs = self.inner_width + self.mixed_width + self.num_heads
+        biases = (inputs + hidden_size) * self.has_biases + self.mixed_width * self.has_filter_bias
+        vectors = self.mixed_width * self.kernel + 3 * self.num_heads + self.inner_width
+        return hidden_size * (inputs + self.inner_width) + vectors + biases
+
+
+RecurrenceSpec = ShortConvSpec | DeltaNetSpec | StateSpaceSpec
 """What a layer may have instead of attention: a state of each request, of one size however long the request is."""
 
 

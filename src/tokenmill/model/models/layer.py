@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, ShortConvSpec
+from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, ShortConvSpec, StateSpaceSpec
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.architecture.rope_spec import RopeSpec
 from tokenmill.model.kernels.heads import RotaryTables
@@ -18,6 +18,7 @@ from tokenmill.model.kernels.operands import float32
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.delta_net import DeltaNet
 from tokenmill.model.models.kv_places import KVPlace
+from tokenmill.model.models.mamba import StateSpace
 from tokenmill.model.models.mlp import MLP, PlainMLP
 from tokenmill.model.models.moe import MoE
 from tokenmill.model.models.norm import RMSNorm
@@ -104,7 +105,7 @@ class Layer:
         self.spec = spec
         self.attention_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
         self.attention: SelfAttention | None = None
-        self.recurrence: ShortConv | DeltaNet | None = None
+        self.recurrence: ShortConv | DeltaNet | StateSpace | None = None
         if isinstance(place, KVPlace):
             assert spec.attention is not None, "a layer with KV has attention"
             self.attention = SelfAttention(spec.attention, place, hidden_size, rotary, kernels, collective)
@@ -112,6 +113,8 @@ class Layer:
             self.recurrence = ShortConv(spec.recurrence, place, hidden_size, kernels)
         elif isinstance(spec.recurrence, DeltaNetSpec):
             self.recurrence = DeltaNet(spec.recurrence, place, hidden_size, kernels)
+        elif isinstance(spec.recurrence, StateSpaceSpec):
+            self.recurrence = StateSpace(spec.recurrence, place, hidden_size, kernels)
         self.attention_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
         self.mlp_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
         if isinstance(spec.mlp, MoeSpec):
@@ -160,7 +163,7 @@ class Layer:
             self._end(stream, self.scalar)
 
     @property
-    def mixer(self) -> SelfAttention | ShortConv | DeltaNet:
+    def mixer(self) -> SelfAttention | ShortConv | DeltaNet | StateSpace:
         """The block that mixes the tokens of a request: attention or a recurrence."""
         mixer = self.attention or self.recurrence
         assert mixer is not None, "a layer has one"

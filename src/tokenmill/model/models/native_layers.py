@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_kernels import NativeExperts
+from tokenmill.model.kernels.native_ops import bound_scores
 from tokenmill.model.kernels.native_weight import STORED_ELEMENTS
 from tokenmill.model.kernels.operands import in_one_piece, rounded
 from tokenmill.model.models.layer import Layer
@@ -94,8 +95,9 @@ def _bind_mixture(bound: _native.FeedForward, moe: MoE) -> None:
     experts.share(moe.part.start, moe.part.total)
     if moe.shared is not None:
         _bind_dense(bound, moe.shared)
-        gate = bind_projection(moe.shared_gate)
-    bound.mix(bind_projection(moe.router), experts, moe.spec.experts_per_token, moe.spec.norm_topk_prob, gate)
+        gate = None if moe.shared_gate is None else bind_projection(moe.shared_gate)
+    spec, scores = moe.spec, bound_scores(moe.scores, moe.spec.num_experts)
+    bound.mix(bind_projection(moe.router), experts, spec.experts_per_token, spec.norm_topk_prob, gate, *scores)
 
 
 def _bind_end(native: Any, layer: Layer) -> _native.LayerEnd:
