@@ -1,7 +1,7 @@
 """Random EAGLE-3 heads in the forms of vLLM, SGLang and speculators, and what they are to draft: the formulas in torch.
 
-The reference knows no pages, steps or caches: it runs all pairs of one text at once, then one more for each draft. It is
-written from the paper and from what checkpoints name, in float32.
+The reference knows no pages, steps or caches: it runs all pairs of one text at once, then one more for each draft. It
+is written from the paper and from what checkpoints name, in float64.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def make_head(folder: Path, target: Path, shape: HeadShape, seed: int) -> Path:
     num_taps = len(shape.boundaries or (0, 0, 0))
     tensors = {
         "fc.weight": normal(hidden, num_taps * hidden),
-        f"{layer}.self_attn.q_proj.weight": 3 * normal(heads, 2 * hidden),
-        f"{layer}.self_attn.k_proj.weight": 3 * normal(kv, 2 * hidden),
+        f"{layer}.self_attn.q_proj.weight": 1.5 * normal(heads, 2 * hidden),
+        f"{layer}.self_attn.k_proj.weight": 1.5 * normal(kv, 2 * hidden),
         f"{layer}.self_attn.v_proj.weight": normal(kv, 2 * hidden),
         f"{layer}.self_attn.o_proj.weight": normal(hidden, heads),
         f"{layer}.mlp.gate_proj.weight": normal(shape.intermediate_size, hidden),
@@ -112,7 +112,7 @@ def _config(own: Mapping[str, Any], shape: HeadShape, num_drafts: int) -> dict[s
 
 
 class ReferenceHead:
-    """A head in float32: `logits` of the drafts behind a text, depth by depth."""
+    """A head in float64: `logits` of the drafts behind a text, depth by depth."""
 
     def __init__(self, folder: Path, embedding: torch.Tensor, head: torch.Tensor) -> None:
         """Read a head. `embedding`, `head`: of its target, where it has none."""
@@ -127,20 +127,20 @@ class ReferenceHead:
         drafts = torch.arange(len(self._lm_head))
         self.token_ids = drafts if "d2t" not in self._weights else drafts + self._weights["d2t"].long()
 
-    def logits(self, token_ids: Sequence[int], taps: torch.Tensor, depth: int) -> list[torch.Tensor]:
-        """Return the logits [D] of each of `depth` drafts behind a text of n tokens, each behind the best before it.
+    def logits(self, token_ids: Sequence[int], taps: torch.Tensor, drafts: Sequence[int]) -> list[torch.Tensor]:
+        """Return the logits [D] of each draft behind a text of n tokens, and behind the drafts before it.
 
         Args:
             taps: [n - 1, taps, hidden_size], of all of its tokens but the last.
         """
         hidden, tokens, found = self._fused(taps.double()), list(token_ids[1:]), []
-        for _ in range(depth):
+        for draft in drafts:
             output = self._run(torch.tensor(tokens), hidden)
             normed = self._norm(output[-1], "norm.weight")
             found.append(self._lm_head @ normed)
             recycled = normed if self._config.get("norm_output", False) else output[-1]
             hidden = torch.cat([hidden, recycled[None]])
-            tokens.append(int(self.token_ids[found[-1].argmax()]))
+            tokens.append(draft)
         return found
 
     def _fused(self, taps: torch.Tensor) -> torch.Tensor:

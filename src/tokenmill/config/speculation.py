@@ -25,7 +25,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Attributes:
         method: auto is suffix on a CPU and no speculation elsewhere.
         num_speculative_tokens: draft tokens of a request and step at most; 0: as many as suit the method.
-        model: the folder or hub id of a draft model or an EAGLE-3 head.
+        model: the folder or hub id of a draft model or an EAGLE-3 head. quantization: of its weights, as
+            `--quantization` names it; None: as the model's.
         eagle_aux_hidden_state_layer_ids: for eagle3: behind how many layers the model is tapped; empty: as the head's
             config says.
         prompt_lookup_min, prompt_lookup_max: for ngram: how many tokens must have occurred before.
@@ -38,6 +39,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     method: Method = "auto"
     num_speculative_tokens: int = 0
     model: str | None = None
+    quantization: Literal["none", "int8", "int4"] | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
     suffix_decoding_max_tree_depth: int = 24
@@ -104,6 +106,8 @@ def _check(config: SpeculativeConfig) -> None:
         _refuse("suffix_decoding_min_token_prob must be in [0, 1], suffix_decoding_max_spec_factor above 0, at most 32")
     if (config.method in WITH_MODEL) != (config.model is not None):
         _refuse("the methods draft_model and eagle3 need a model, and other methods take none")
+    if config.quantization is not None and config.model is None:
+        _refuse("quantization is for the methods with a model")
     if config.eagle_aux_hidden_state_layer_ids and config.method != "eagle3":
         _refuse("eagle_aux_hidden_state_layer_ids is for the method eagle3")
 

@@ -128,6 +128,11 @@ class DraftModel:
         # Where a new row begins: with the shortest rest of those that were judged last.
         self._newest_rest = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it keeps for the tokens of its pages besides KV."""
+        return 0
+
     def propose(self, plan: StepPlan, result: StepResult) -> dict[int, Proposal]:
         """Run what a step has brought, and draft behind it. Called once it has ended, before the next one begins.
 
@@ -202,7 +207,7 @@ class DraftModel:
     def _pages_of(self, rows: IntArray, num_pages: IntArray, stops: LongArray, limits: LongArray) -> IntArray:
         """Build the page table: each row's `num_pages` first pages, then its scratch pages if it is drafted for."""
         width = -(-int((stops + np.maximum(limits - 1, 0)).max()) // self._page_size)
-        pages = self._pages[rows, :width]
+        pages: IntArray = self._pages[rows, :width]
         if width > num_pages.min():
             behind = np.arange(width) - num_pages[:, None]
             scratch = self._first_scratch + (np.cumsum(limits > 0) - 1)[:, None] * self._scratch_per_row + behind

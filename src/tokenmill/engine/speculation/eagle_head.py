@@ -78,6 +78,11 @@ class EagleHead(DraftModel):
         # In the place of g, for the next pass: of the rows of the one before.
         self._recycled = self._memory[:0]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of g of all slots."""
+        return self._memory.nbytes
+
     def propose(self, plan: StepPlan, result: StepResult) -> dict[int, Proposal]:
         """Keep g of the tokens that the step has run; then see `DraftModel.propose`."""
         slots, taps = self._taps.take(plan)

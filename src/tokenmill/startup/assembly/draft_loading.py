@@ -144,6 +144,8 @@ def load_decoder(
     Raises:
         InvalidConfig, InvalidCheckpoint, OutOfMemory: see `load_draft`.
     """
+    if speculative.quantization is not None:
+        config = dataclasses.replace(config, quantization=speculative.quantization)
     load_format = "dummy" if config.load_format == "dummy" and architecture.draft_head is None else "auto"
     plan, attention, note = _choose(config, platform, folder, architecture, num_threads, load_format)
     free = platform.available_bytes()

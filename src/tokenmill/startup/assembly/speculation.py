@@ -27,6 +27,7 @@ class Speculation(Capability):
         self._assembly = assembly
         self._config = config
         self._settings: SpeculationSettings | None = None
+        self._num_bytes = 0
 
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
@@ -46,6 +47,7 @@ class Speculation(Capability):
         draft = self._assembly.model.draft
         if draft is not None and memory.draft is not None and not isinstance(runner, PipelinedRunner):
             runner.draft_model = draft.bind(memory.draft, memory.tables, memory.size.max_model_len)
+            self._num_bytes = runner.draft_model.num_bytes
 
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
         """Add everything that decides drafts, unless no step can be measured that has any."""
@@ -61,6 +63,7 @@ class Speculation(Capability):
         draft = self._assembly.model.draft
         if draft is not None:
             ready.weight_bytes += draft.weight_bytes
+            ready.kv_bytes += self._num_bytes
         if self._settings is not None:
             ready.speculation = _describe(self._settings, "" if draft is None else f" of {draft.describe()}")
 
