@@ -44,7 +44,7 @@ def needed(package: str, seen: set[str]) -> set[str]:
 
 
 def project_dependencies(extra: str = "") -> list[Requirement]:
-    """What a Linux machine with native kernels needs; with an extra, what that brings on top."""
+    """Return the requirements of a Linux machine with native kernels; with an extra, those that it brings on top."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     texts = project["optional-dependencies"][extra] if extra else project["dependencies"]
     machine = {"platform_machine": "x86_64"}

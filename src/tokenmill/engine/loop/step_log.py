@@ -30,8 +30,7 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import TransferEvent, TransferSettings
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
-from tokenmill.engine.kv.prefix_cache import NullCache
-from tokenmill.engine.kv.radix_tree import RadixTree
+from tokenmill.engine.kv.radix_tree import NullCache, RadixTree
 from tokenmill.engine.kv.window_pages import WindowSettings
 from tokenmill.engine.scheduler.config import SchedulerConfig, scheduler_config_of
 from tokenmill.engine.scheduler.drafter import Drafter

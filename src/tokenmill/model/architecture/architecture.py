@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tokenmill.model.architecture.draft_head_spec import DraftHeadSpec
-from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec
+from tokenmill.model.architecture.mlp_spec import ExpertStack, MlpSpec, MoeSpec
 from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec
 
 
@@ -250,7 +250,7 @@ class Architecture:
         weight_names: names of the weights in checkpoints; see `models.weight_names`.
         norm: the final one.
         takes_images: a vision tower stands beside it.
-        stacks_experts: checkpoints store all experts of a layer in one tensor.
+        expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         other_weights: name prefixes of weights that are not the decoder's.
         draft_head: it is an EAGLE-3 head; None: a model.
         tie_embeddings: the output head is the embedding table.
@@ -280,7 +280,7 @@ class Architecture:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
     takes_images: bool = False
-    stacks_experts: bool = False
+    expert_stack: ExpertStack | None = None
     other_weights: tuple[str, ...] = ()
     draft_head: DraftHeadSpec | None = None
 
