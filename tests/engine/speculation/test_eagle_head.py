@@ -1,6 +1,6 @@
 """EAGLE-3 heads: what they propose is what the formulas say, and no output changes.
 
-The formulas are a reference in torch over hidden states from transformers (`tests/draft_heads.py`). It knows no pages,
+The formulas are a reference in torch over hidden states from transformers (`reference_head.py`). It knows no pages,
 so each proposal of an engine shows that pages, slots and positions are right: behind prefixes that the cache had,
 prompts in chunks, drafts that were right or wrong, preemptions, and in batches.
 """
@@ -21,11 +21,12 @@ import torch
 import transformers
 
 from tests.checkpoints import load_oracle, make_checkpoint
-from tests.draft_heads import FORMS, HeadShape, ReferenceHead, make_head
+from tests.draft_heads import FORMS, HeadShape, make_head
 from tests.engine.runner.test_draft_model import Holding, Offering, answers, config, greedy, prompts
 from tests.engine.runner.test_drafts import KINDS, NATIVE, LyingDrafter, requests
 from tests.engine.runner.test_not_numbers import run
 from tests.engine.runner.told import assert_same
+from tests.engine.speculation.reference_head import ReferenceHead
 from tests.seeding import seed_for
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.core.messages import AddRequest

@@ -42,7 +42,7 @@ class HeadModel(DraftingModel, Protocol):
 
 
 class HeadParts(NamedTuple):
-    """What a head has besides its decoder.
+    """Parts of a head besides its decoder.
 
     Attributes:
         taps: hidden states of each step of the model.

@@ -1,4 +1,4 @@
-"""`DraftHeadSpec`: what makes a decoder of one layer an EAGLE-3 head, which drafts from a model's hidden states."""
+"""`DraftHeadSpec`: the parts and sizes of an EAGLE-3 head, a decoder of one layer that drafts from hidden states."""
 
 from __future__ import annotations
 

@@ -18,13 +18,12 @@ from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.kernels.operands import rounded
 from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
 from tokenmill.model.kernels.states import StateMemory
-from tokenmill.model.models.draft_inputs import DraftInputs
+from tokenmill.model.models.draft_inputs import DraftInputs, Taps
 from tokenmill.model.models.kv_places import KVPlace, kv_groups, kv_places
 from tokenmill.model.models.layer import Layer, ResidualStream
 from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.per_layer import PerLayerInputs
 from tokenmill.model.models.rotary import all_rotary_tables
-from tokenmill.model.models.taps import Taps
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.platform.arrays import ArrayLibrary
@@ -174,8 +173,10 @@ class Decoder:
 
     def borrow(self, target: Decoder) -> None:
         """Take the embedding and the output head of the target where this draft head has none."""
-        self.embedding = target.embedding if self.embedding is None else self.embedding
-        self.head = target.head if self.head is None else self.head
+        draft = self.architecture.draft_head
+        assert draft is not None, "a draft head has a target"
+        self.embedding = self.embedding if draft.has_embedding else target.embedding
+        self.head = self.head if draft.has_head else target.head
 
     @property
     def embedding_multiplier(self) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.architecture.draft_head_spec import DraftHeadSpec, TapNorm
 from tokenmill.model.models.config_reader import ConfigReader
-from tokenmill.model.models.families import llama
+from tokenmill.model.models.families import FAMILIES
 from tokenmill.model.models.weight_names import LLAMA_NAMES
 
 NAMES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -24,6 +24,7 @@ NAMES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 SPECULATORS_TYPE, SPECULATORS_LAYER = "eagle3", "transformer_layer_config"
 BOUNDARIES = "eagle_aux_hidden_state_layer_ids"
 USUAL_TAPS = 3
+LAYER_FAMILY = "LlamaForCausalLM"
 # Llama's values of fields that may be absent. Ids that end texts are the target's business.
 _DEFAULTS: Mapping[str, Any] = MappingProxyType({"max_position_embeddings": 2048, "num_hidden_layers": 1})
 # Tensors that are not the decoder's: ids, read apart, and copies of the target's matrices.
@@ -54,7 +55,7 @@ def read_draft_head(fields: Mapping[str, Any], source: str, tensors: Collection[
         raise config.error(f"{SPECULATORS_LAYER} must be an object")
     unused = ("eos_token_id", "bos_token_id", "pad_token_id")
     layer_fields = {name: value for name, value in layer_fields.items() if name not in unused}
-    base = llama.read(ConfigReader(layer_fields, source, _DEFAULTS))
+    base = FAMILIES[LAYER_FAMILY].read(ConfigReader(layer_fields, source, _DEFAULTS))
     if len(base.layers) != 1:
         raise config.error(f"num_hidden_layers {len(base.layers)} is not supported: an EAGLE-3 head of one layer is")
     names, found = _names(tensors)

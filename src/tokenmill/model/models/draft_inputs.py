@@ -1,13 +1,15 @@
-"""`DraftInputs`: turn the hidden states that a model is tapped for into the one vector that its draft head takes.
+"""`Taps` and `DraftInputs`: hidden states of a model between its layers, and the one vector that a head makes of them.
 
-boundaries    | l | m | h |   of one token
-norms         |     or    |   of all three as one, or of each; most heads have none
-projection    |  g  |
+Boundary b lies behind b layers: 0 are the embeddings, and the last one is what the final norm takes.
+
+    boundaries    | l | m | h |   of one token
+    norms         |     or    |   of all three as one, or of each; most heads have none
+    projection    |  g  |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokenmill.model.architecture.architecture import NormSpec
@@ -21,6 +23,28 @@ from tokenmill.model.sharding.shard import Part
 
 if TYPE_CHECKING:
     import torch
+
+
+class Taps:
+    """The taps of one pass.
+
+    Args:
+        memory: [T, taps, hidden_size], of the pass's dtype.
+    """
+
+    __slots__ = ("_boundaries", "_memory", "_passed")
+
+    def __init__(self, boundaries: Sequence[int], memory: torch.Tensor) -> None:
+        self._boundaries = boundaries
+        self._memory = memory
+        self._passed = 0
+
+    def take(self, hidden: torch.Tensor) -> None:
+        """Copy the hidden states [T, hidden_size] of the next boundary, if it is one of those wanted."""
+        for index, boundary in enumerate(self._boundaries):
+            if boundary == self._passed:
+                self._memory[:, index] = hidden
+        self._passed += 1
 
 
 class DraftInputs:

@@ -17,6 +17,7 @@ from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.kernels.operands import float32
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.delta_net import DeltaNet
+from tokenmill.model.models.draft_inputs import Taps
 from tokenmill.model.models.kv_places import KVPlace
 from tokenmill.model.models.mlp import MLP, PlainMLP
 from tokenmill.model.models.moe import MoE
@@ -24,7 +25,6 @@ from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.per_layer import PerLayerBlock
 from tokenmill.model.models.self_attention import SelfAttention
 from tokenmill.model.models.short_conv import ShortConv
-from tokenmill.model.models.taps import Taps
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import Collective
 

@@ -1,4 +1,4 @@
-"""Find the draft model, or EAGLE-3 head, that `--speculative-config` names, check it against its target and load it."""
+"""Load the draft model that `--speculative-config` names: check it against its target, and choose kernels for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill.config.configs import EngineConfig
-from tokenmill.config.model_files import read_json
 from tokenmill.config.speculation import SpeculativeConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.sizes import size_text
@@ -20,10 +19,8 @@ from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.registry import AttentionChoice
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.models.decoder import Decoder
-from tokenmill.model.models.draft_head_config import is_draft_head
 from tokenmill.model.models.host_model import on_host
-from tokenmill.model.weights.checkpoint import CONFIG_NAME, read_architecture
-from tokenmill.model.weights.hub import fetch
+from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import ModelPlan, plan_model
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.machine.device import choose_backend, choose_kernels
@@ -102,9 +99,10 @@ def load_draft(
     config: EngineConfig,
     platform: Platform,
     target: Target,
+    folder: Path,
     progress: Callable[[int, int], None],
 ) -> LoadedDraft:
-    """Load the draft model that the config names, in the same formats as the model where its shape allows that.
+    """Load the draft model in a folder, in the same formats as the model where its shape allows that.
 
     Args:
         speculative: the config's settings; they name a draft model.
@@ -116,15 +114,6 @@ def load_draft(
         InvalidCheckpoint: it cannot be found or read.
         OutOfMemory: it does not fit.
     """
-    assert speculative.model is not None, "a draft model is named"
-    if platform.is_accelerator:
-        raise InvalidConfig("--speculative-config: a draft model runs on CPUs so far; ngram and suffix run anywhere")
-    folder = fetch(speculative.model, None, config.download_dir, progress)
-    fields = read_json(folder, CONFIG_NAME)
-    if speculative.method == "eagle3" or is_draft_head(fields):
-        from tokenmill.startup.assembly.head_loading import load_head
-
-        return load_head(speculative, config, platform, target, folder, progress)
     architecture = read_architecture(folder)
     check_draft(target.architecture, target.tokenizer, architecture, folder)
     return LoadedDraft(*load_decoder(speculative, config, platform, architecture, folder, target.num_threads, progress))
