@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from tqdm import tqdm
@@ -176,7 +177,11 @@ def drafting_engine(engine: Engine, model: Path, options: dict[str, Any], rng: r
     )
     head = make_head(model / "head", model, shape, rng.randrange(2**31))
     chosen = {"method": "eagle3", "model": str(head), "num_speculative_tokens": rng.choice([1, 4, 9])}
-    with running(model, **options, speculative_config=json.dumps(chosen)) as other:
+    # Random heads are unsure of all that they draft, and would draft little.
+    with (
+        patch("tokenmill.engine.speculation.eagle_head.LEAST_CHANCE", 0.0),
+        running(model, **options, speculative_config=json.dumps(chosen)) as other,
+    ):
         yield other
 
 

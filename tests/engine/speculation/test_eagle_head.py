@@ -33,6 +33,7 @@ from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import Proposal
 from tokenmill.engine.loop.engine import Engine
+from tokenmill.engine.speculation import eagle_head
 from tokenmill.engine.speculation.eagle_head import EagleHead
 from tokenmill.startup.assembly.setup import build_engine
 
@@ -71,6 +72,8 @@ class Watch:
             known = launched - plan.num_samples[index] + brought[index] + 1
             drafts = proposals[index].token_ids.tolist()
             logits = [depth[place] for depth in self._logits[: len(drafts)]]
+            likely = [torch.tensor(one).softmax(0).max() for one in logits]
+            assert np.allclose(proposals[index].probabilities, likely, rtol=1e-4)
             self.seen.append((self.head._tokens[row, :known].tolist(), drafts, logits))
         return proposals
 
@@ -128,6 +131,12 @@ def head_of(engine: Engine) -> EagleHead:
 
 def lying(wanted: list[AddRequest], plain: list[Any], rng: random.Random) -> LyingDrafter:
     return LyingDrafter({one.id: own[0][0] for one, own in zip(wanted, plain, strict=True)}, rng)
+
+
+@pytest.fixture(autouse=True)
+def chains_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random heads are unsure of all that they draft."""
+    monkeypatch.setattr(eagle_head, "LEAST_CHANCE", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -285,6 +294,19 @@ def test_places_are_those_that_the_flag_names_then_the_config_then_the_usual(
         built.engine.close()
         assert f"behind {places} layers" in str(built.ready.speculation)
         assert ("does not say where" in caplog.text) == (chosen is usual)
+
+
+def test_chains_end_where_the_head_is_unsure(model: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eagle_head, "LEAST_CHANCE", 0.1)
+    with drafting(model, head, **NATIVE) as (engine, _):
+        watch = Watch(head_of(engine))
+        run(engine, [greedy("one", [1, 2, 3], 60)])
+    lengths = [len(drafts) for _, drafts, _ in watch.seen]
+    assert 1 <= min(lengths) < max(lengths) <= 4
+    for _, drafts, logits in watch.seen:
+        chances = np.cumprod([torch.tensor(one).softmax(0).max() for one in logits])
+        assert (chances[:-1] >= 0.1).all()
+        assert len(drafts) == 4 or chances[-1] < 0.1
 
 
 def test_a_head_is_found_by_its_config(tmp_path: Path, model: Path, head: Path) -> None:

@@ -150,8 +150,12 @@ class DraftModel:
         drafts = self._decode(chase, drafted, self._best(outputs))
         lengths = (drafts >= 0).cumprod(axis=1).sum(axis=1)
         self._has_drafts[chase.rows[drafted]] = lengths > 0
-        columns = zip(chase.indices[drafted].tolist(), drafts, lengths.tolist(), strict=True)
-        return {index: Proposal(token_ids[:length], is_forced=False) for index, token_ids, length in columns if length}
+        indices, ends = chase.indices[drafted].tolist(), lengths.tolist()
+        return {
+            index: self._proposal(place, drafts[place, :length])
+            for place, (index, length) in enumerate(zip(indices, ends, strict=True))
+            if length
+        }
 
     def _enter(self, plan: StepPlan) -> None:
         """Take in new rows, and which drafts of the other rows were run."""
@@ -246,6 +250,14 @@ class DraftModel:
         """Return the most likely tokens, -1 where there are no finite numbers."""
         return np.asarray(self._model.argmax(outputs))
 
+    def _goes_on(self, count: int) -> bool:
+        """Return True if further drafts of the first `count` rows of the first pass are worth a pass."""
+        return True
+
+    def _proposal(self, place: int, token_ids: IntArray) -> Proposal:
+        """Make the proposal of a row, given its place in the first pass."""
+        return Proposal(token_ids, is_forced=False)
+
     def _decode(self, chase: _Chase, drafted: LongArray, ids: LongArray) -> IntArray:
         """Go on from the first draft token of each row.
 
@@ -266,6 +278,8 @@ class DraftModel:
         query_starts = np.arange(len(own) + 1, dtype=np.int32)
         for number in range(1, limits[0]):
             count = int(np.count_nonzero(limits > number))
+            if not self._goes_on(count):
+                break
             batch = ForwardBatch(
                 token_ids=np.maximum(drafts[:count, number - 1], 0).astype(np.int64),
                 positions=positions[number - 1, :count],

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.core.plan import StepPlan, StepResult
+from tokenmill.core.plan import IntArray, StepPlan, StepResult
 from tokenmill.core.request import Proposal
 from tokenmill.engine.speculation.draft_model import DraftingModel, DraftModel, LongArray, Tables
 from tokenmill.engine.speculation.step_taps import StepTaps
@@ -34,8 +34,17 @@ if TYPE_CHECKING:
     from tokenmill.platform.arrays import AnyArray
 
 
+FloatArray = npt.NDArray[np.float32]
+
+# Of all drafts of a row so far: where it is smaller, one more cannot pay.
+LEAST_CHANCE = 0.1
+
+
 class HeadModel(DraftingModel, Protocol):
     """The part of a draft head's decoder that drafts need."""
+
+    def logits(self, outputs: Any) -> AnyArray:
+        """Return the logits of final hidden states, [S, D] float32."""
 
     def fuse(self, taps: AnyArray) -> AnyArray:
         """Return g of tokens: [T, taps, size], which may be overwritten, -> [T, hidden_size]."""
@@ -77,6 +86,8 @@ class EagleHead(DraftModel):
         self._taps, self._memory, self._token_ids, self._recycles_normed = parts
         # In the place of g, for the next pass: of the rows of the one before.
         self._recycled = self._memory[:0]
+        # That the drafts of each pass are right: of its rows.
+        self._chances: list[FloatArray] = []
 
     @property
     def num_bytes(self) -> int:
@@ -90,6 +101,7 @@ class EagleHead(DraftModel):
         return super().propose(plan, result)
 
     def _forward_known(self, batch: ForwardBatch, slots_before: LongArray) -> Any:
+        self._chances = []
         return self._forward(batch, self._memory[slots_before])
 
     def _forward_drafts(self, batch: ForwardBatch) -> Any:
@@ -104,5 +116,18 @@ class EagleHead(DraftModel):
         return outputs
 
     def _best(self, outputs: Any) -> LongArray:
-        ids = super()._best(outputs)
-        return ids if self._token_ids is None else np.where(ids < 0, -1, self._token_ids[ids])
+        logits = np.asarray(self._head.logits(outputs))
+        ids = logits.argmax(axis=1)
+        largest = np.take_along_axis(logits, ids[:, None], axis=1)
+        with np.errstate(invalid="ignore"):
+            self._chances.append(1 / np.exp(logits - largest).sum(axis=1))
+        own = ids if self._token_ids is None else self._token_ids[ids]
+        return np.where(np.isfinite(largest[:, 0]), own, -1)
+
+    def _goes_on(self, count: int) -> bool:
+        chances = np.prod([chances[:count] for chances in self._chances], axis=0)
+        return bool((chances >= LEAST_CHANCE).any())
+
+    def _proposal(self, place: int, token_ids: IntArray) -> Proposal:
+        chances = [chances[place] for chances in self._chances[: len(token_ids)]]
+        return Proposal(token_ids, is_forced=False, probabilities=np.array(chances, dtype=np.float32))
