@@ -35,6 +35,7 @@ from tokenmill.core.request import Proposal
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.speculation import eagle_head
 from tokenmill.engine.speculation.eagle_head import EagleHead
+from tokenmill.lab.simulate.replay import replay
 from tokenmill.startup.assembly.setup import build_engine
 
 SEED = seed_for(__name__)
@@ -307,6 +308,19 @@ def test_chains_end_where_the_head_is_unsure(model: Path, head: Path, monkeypatc
         chances = np.cumprod([torch.tensor(one).softmax(0).max() for one in logits])
         assert (chances[:-1] >= 0.1).all()
         assert len(drafts) == 4 or chances[-1] < 0.1
+
+
+def test_a_replay_drafts_the_same(tmp_path: Path, model: Path, head: Path) -> None:
+    print(f"seed {SEED}")
+    log, chosen = tmp_path / "log", json.dumps({"method": "eagle3", "model": str(head)})
+    options = {**NATIVE, "speculative_config": chosen, "step_log": str(log)}
+    engine = build_engine(config(model, None, **options)).engine
+    run(engine, [greedy(str(number), one, 30) for number, one in enumerate(prompts(random.Random(SEED), [3, 20, 40]))])
+    engine.close()
+    outcome = replay(log)
+    assert outcome.difference is None
+    assert outcome.num_plans > 30
+    assert b"chances" in log.read_bytes()
 
 
 def test_a_head_is_found_by_its_config(tmp_path: Path, model: Path, head: Path) -> None:
