@@ -269,6 +269,7 @@ class AttentionLayer:
         window: int,
         sinks: Address,
         reads_only: bool = False,
+        first: int = 0,
     ) -> None: ...
 
 class Attention:
@@ -396,6 +397,7 @@ class DecoderLayer:
         residual_multiplier: float,
         end: LayerEnd,
     ) -> None: ...
+    def pair(self, norm: Address, begins_stream: bool) -> None: ...
 
 class LayerEnd:
     """A third block and a number that multiplies a layer's output, where they are; see native/decoder.h."""
@@ -474,6 +476,7 @@ class Decoder:
         """Give layers inputs of their own; see native/decoder.h."""
 
     def add(self, layer: DecoderLayer) -> None: ...
+    def tap(self, boundaries: Sequence[int]) -> None: ...
     def gather(self, ranks: Ranks, shared: Address, first_token: int, first_head: int) -> None: ...
     def shared_numbers(self, tokens: int) -> int: ...
     def scratch_numbers(self, tokens: int) -> int: ...
@@ -489,6 +492,7 @@ class Decoder:
         adapters: Sequence[Adapter],
         media: StepMedia,
         states: StepStates | None,
+        taps: Address,
         scratch: Address,
         out: Address,
     ) -> bool:
