@@ -51,6 +51,7 @@ SLOW = {
     "llm": "async_llm llm parked_sessions session sleep threads vllm_shapes",
     "model/adapters": "batches native on_device oracle pirate reading",
     "model/attention": "flashinfer paged",
+    "model/audio": "encoder llm",
     "model/kernels": (
         "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_heads triton_kernels "
         "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"

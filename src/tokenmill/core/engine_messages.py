@@ -55,6 +55,7 @@ class EngineReady(EngineMessage, kw_only=True):
     fingerprint: str = ""
     takes_transfer_params: bool = False
     takes_images: bool = False
+    takes_sound: bool = False
     adapters: list[AdapterRef] = msgspec.field(default_factory=list)
     max_loras: int = 0
     kv_windows: str = ""

@@ -239,7 +239,7 @@ class Architecture:
         name: as config.json says it, e.g. `Qwen3ForCausalLM`.
         weight_names: names of the weights in checkpoints; see `models.weight_names`.
         norm: the final one.
-        takes_images: a vision tower stands beside it.
+        takes_images: a vision tower stands beside it. takes_sound: an encoder of sound does.
         stacks_experts: checkpoints store all experts of a layer in one tensor.
         other_weights: name prefixes of weights that are not the decoder's.
         tie_embeddings: the output head is the embedding table.
@@ -269,6 +269,7 @@ class Architecture:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
     takes_images: bool = False
+    takes_sound: bool = False
     stacks_experts: bool = False
     other_weights: tuple[str, ...] = ()
 

@@ -35,6 +35,7 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         name=name,
         weight_names=family.weight_names,
         takes_images=family.takes_images,
+        takes_sound=family.takes_sound,
         other_weights=family.other_weights,
         stacks_experts=family.stacks_experts,
     )

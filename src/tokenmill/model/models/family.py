@@ -28,6 +28,7 @@ class Family:
         other_weights: name prefixes of weights that are not the decoder's.
         stacks_experts: checkpoints store all experts of a layer in one tensor.
         takes_images: a vision tower stands beside the decoder.
+        takes_sound: an encoder of sound does.
         gguf: its form in GGUF files; None: these are not read.
     """
 
@@ -38,4 +39,5 @@ class Family:
     other_weights: tuple[str, ...] = ()
     stacks_experts: bool = False
     takes_images: bool = False
+    takes_sound: bool = False
     gguf: GgufTable | None = None
