@@ -89,6 +89,8 @@ class Images(Media):
 class Sound(Media):
     """Prompts with sound; `Images` refuses what neither supports."""
 
+    _max_seconds = 0.0
+
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
         """Load the encoder of a model that takes sound.
@@ -110,12 +112,14 @@ class Sound(Media):
         (rotary,) = model.decoder.rotary.values()
         encoder = Encoder(tower.encode_input, MediaTurns(), contents, rotary, config.max_num_seqs)
         reserved = reserved_for_sound(config, spec, BYTES_OF[config.dtype])
-        return cls(contents, encoder, TowerMemory(tower.num_bytes, reserved))
+        sound = cls(contents, encoder, TowerMemory(tower.num_bytes, reserved))
+        sound._max_seconds = spec.max_seconds
+        return sound
 
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
-        """Tell that prompts may have sound, and what the encoder weighs."""
+        """Tell how long a clip may be, and what the encoder weighs."""
         super().describe(ready, memory)
-        ready.takes_sound = True
+        ready.max_clip_seconds = self._max_seconds
 
 
 def check_media(config: EngineConfig, architecture: Architecture) -> None:
