@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -18,9 +19,11 @@ from tests.serving.server.running_server import RunningServer, start_server
 from tokenmill import LLM, SamplingParams
 from tokenmill.config.configs import EngineConfig
 from tokenmill.model.audio.pieces import pieces, wav_file
+from tokenmill.model.audio.spec import num_tokens
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
 ROUTES = ("/v1/audio/transcriptions", "/v1/audio/translations")
+SILENCE = wav_file(np.zeros(9000, np.float32))
 RECOGNIZE = "Detect the language and recognize the speech:"
 
 
@@ -69,7 +72,9 @@ def test_long_sound_is_written_down_in_pieces(
     found = client.audio.transcriptions.create(file=("a.wav", data), model="tiny")
     assert found.text == expected
     assert found.usage.type == "tokens"
-    assert found.usage.input_token_details.audio_tokens in (106, 107)
+    assert found.usage.input_token_details.audio_tokens == sum(
+        num_tokens(len(one)) for one in pieces(samples, 2 * RATE)
+    )
     assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
     assert client.audio.transcriptions.create(file=data, model="tiny", response_format="text") == expected + "\n"
     events = list(client.audio.transcriptions.create(file=data, model="tiny", stream=True))
@@ -85,7 +90,7 @@ def test_languages_and_translations_have_sentences_of_their_own(
     clip = noise(rng, 0.8)
     buffer = io.BytesIO()
     soundfile.write(buffer, clip, RATE, format="FLAC", subtype="PCM_24")
-    (heard,), _ = [soundfile.read(io.BytesIO(buffer.getvalue()), dtype="float32", always_2d=True)[0].T], None
+    heard, _ = soundfile.read(io.BytesIO(buffer.getvalue()), dtype="float32")
     (spoken,) = answers(checkpoint, [heard], f"{RECOGNIZE} <|en|>")
     found = client.audio.transcriptions.create(file=("a.flac", buffer.getvalue()), model="tiny", language="en")
     assert found.text == spoken
@@ -97,14 +102,14 @@ def test_languages_and_translations_have_sentences_of_their_own(
 @pytest.mark.parametrize(
     ("fields", "data", "sentence"),
     [
-        ({"response_format": "srt"}, wav_file(np.zeros(9000, np.float32)), "response_format srt needs times"),
-        ({"response_format": "verbose_json"}, wav_file(np.zeros(9000, np.float32)), "verbose_json needs times"),
-        ({"response_format": "vtt"}, wav_file(np.zeros(9000, np.float32)), "vtt needs times"),
-        ({"response_format": "yaml"}, wav_file(np.zeros(9000, np.float32)), "response_format"),
-        ({"prompt": "Mills"}, wav_file(np.zeros(9000, np.float32)), "prompt is not supported"),
-        ({"temperature": "3"}, wav_file(np.zeros(9000, np.float32)), "temperature"),
-        ({"colour": "red"}, wav_file(np.zeros(9000, np.float32)), "colour"),
-        ({"model": "gpt"}, wav_file(np.zeros(9000, np.float32)), "does not exist"),
+        ({"response_format": "srt"}, SILENCE, "response_format srt needs times"),
+        ({"response_format": "verbose_json"}, SILENCE, "verbose_json needs times"),
+        ({"response_format": "vtt"}, SILENCE, "vtt needs times"),
+        ({"response_format": "yaml"}, SILENCE, "response_format"),
+        ({"prompt": "Mills"}, SILENCE, "prompt is not supported"),
+        ({"temperature": "3"}, SILENCE, "temperature"),
+        ({"colour": "red"}, SILENCE, "colour"),
+        ({"model": "gpt"}, SILENCE, "does not exist"),
         ({}, b"nothing", "cannot be decoded"),
         ({}, wav_file(np.full(9000, np.nan, np.float32)), "not numbers"),
         ({}, wav_file(np.zeros(9, np.float32)), "too short"),
@@ -114,11 +119,11 @@ def test_languages_and_translations_have_sentences_of_their_own(
 def test_what_cannot_be_written_down_is_refused_by_name(
     server: RunningServer, path: str, fields: dict[str, str], data: bytes | None, sentence: str
 ) -> None:
-    files = {"file": ("a.wav", data)} if data is not None else {"nothing[]": (None, "x")}
-    reply = server.http.post(f"{server.url}{path}", data=fields, files=files)
+    files = {"file": ("a.wav", data)} if data is not None else {"temperature": (None, "0")}
+    reply = httpx.post(f"{server.url}{path}", data=fields, files=files, timeout=30)
     assert reply.status_code in (400, 404)
     message = reply.json()["error"]["message"]
-    assert sentence in message or (data is None and "nothing" in message)
+    assert sentence in message
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,12 @@ def test_what_cannot_be_written_down_is_refused_by_name(
 )
 def test_fields_of_transcriptions_that_are_not_supported(server: RunningServer, field: str, value: str) -> None:
     files = {"file": ("a.wav", wav_file(np.zeros(9000, np.float32)))}
-    reply = server.http.post(f"{server.url}{ROUTES[0]}", data={field: [value, value]}, files=files)
+    reply = httpx.post(
+        f"{server.url}{ROUTES[0]}",
+        timeout=30,
+        data={field: [value, value] if field.endswith("[]") else value},
+        files=files,
+    )
     assert reply.status_code == 400
     assert field.removesuffix("[]") in reply.json()["error"]["message"]
 
@@ -140,7 +150,7 @@ def test_fields_of_transcriptions_that_are_not_supported(server: RunningServer, 
 def test_json_and_large_files_are_refused(server: RunningServer) -> None:
     for path in ROUTES:
         assert server.http.post(f"{server.url}{path}", json={}).status_code == 415
-    reply = server.http.post(f"{server.url}{ROUTES[0]}", files={"file": ("a.wav", bytes(26 << 20))})
+    reply = httpx.post(f"{server.url}{ROUTES[0]}", timeout=30, files={"file": ("a.wav", bytes(26 << 20))})
     assert reply.status_code == 413
 
 

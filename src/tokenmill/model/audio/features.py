@@ -1,6 +1,11 @@
 """Log-mel spectrograms, as transformers' WhisperFeatureExtractor makes them.
 
 samples, padded -> Fourier transforms of 400 each 160 -> power -> Slaney's mel bins -> log10, the loudest 8 kept
+
+Computed in float32 whatever the model's dtype, by the operations that transformers takes where torch is installed, so
+that the bits are its. Where a model was trained on these numbers, no other transform will do.
+
+Does not know files and rates: samples are mono, 16,000 a second.
 """
 
 from __future__ import annotations
