@@ -299,7 +299,7 @@ class Architecture:
         name: as config.json says it, e.g. `Qwen3ForCausalLM`.
         weight_names: names of the weights in checkpoints; see `models.weight_names`.
         norm: the final one.
-        takes_images: a vision tower stands beside it.
+        takes_images: a vision tower stands beside it. takes_sound: an encoder of sound does.
         expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         other_weights: name prefixes of weights that are not the decoder's.
         draft_head: it is an EAGLE-3 head; None: a model.
@@ -330,6 +330,7 @@ class Architecture:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
     takes_images: bool = False
+    takes_sound: bool = False
     expert_stack: ExpertStack | None = None
     other_weights: tuple[str, ...] = ()
     draft_head: DraftHeadSpec | None = None

@@ -26,6 +26,7 @@ from tokenmill.serving.server.ollama.body import OllamaChatBody, OllamaGenerateB
 from tokenmill.serving.server.ollama.embed import EmbedBody, EmbedRoutes
 from tokenmill.serving.server.ollama.generation import GenerationRoutes
 from tokenmill.serving.server.ollama.models import ModelBody, ModelRoutes
+from tokenmill.serving.server.openai.audio import AudioRoutes, TranscriptionForm, TranslationForm
 from tokenmill.serving.server.openai.batches import BatchBody, BatchesQuery, BatchesRoutes
 from tokenmill.serving.server.openai.chat import ChatBody, ChatRoute
 from tokenmill.serving.server.openai.completions import TextBody, TextRoute
@@ -66,7 +67,10 @@ _BODIES = (
     BatchBody,
     SessionBody,
     UploadForm,
+    TranscriptionForm,
+    TranslationForm,
 )
+_FORMS = (UploadForm, TranscriptionForm, TranslationForm)
 
 
 def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = False) -> Application:
@@ -85,7 +89,7 @@ def _add_routes(app: Application, context: ServerContext) -> None:
     """Add all routes; the first that fits a path answers it."""
     routes = _Routes(context)
     for path, post, *bodies in routes.with_bodies():
-        described = body_of(bodies, MULTIPART if bodies == [UploadForm] else JSON)
+        described = body_of(bodies, MULTIPART if bodies[0] in _FORMS else JSON)
         app.add_described("POST", path, post, described)
     for path, act, query in routes.actions():
         app.add_described("POST", path, act, None if query is None else query_of(query))
@@ -123,12 +127,14 @@ class _Routes:
     def with_bodies(self) -> Iterable[tuple[str, Handler, *tuple[type[msgspec.Struct], ...]]]:
         """Return what is posted with a body: path, handler, forms of the body."""
         context, tokens, messages = self._context, self._tokens, MessagesRoutes(self._context)
-        adapters = AdapterRoutes(context)
+        adapters, audio = AdapterRoutes(context), AudioRoutes(context)
         ollama, vectors = GenerationRoutes(context), EmbedRoutes(context)
         return (
             ("/v1/chat/completions", ChatRoute(context).post, ChatBody),
             ("/v1/completions", TextRoute(context).post, TextBody),
             ("/v1/embeddings", EmbeddingRoute(context).post, EmbeddingBody),
+            ("/v1/audio/transcriptions", audio.transcribe, TranscriptionForm),
+            ("/v1/audio/translations", audio.translate, TranslationForm),
             ("/v1/responses", self.responses.create, ResponsesBody),
             ("/v1/responses/input_tokens", self.responses.input_tokens, ResponsesBody),
             ("/v1/messages", messages.post, MessagesBody),

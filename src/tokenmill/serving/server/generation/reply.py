@@ -84,6 +84,7 @@ class GenerationReply(Response):
 
     Attributes:
         waited: seconds of the call's timeout that have passed before.
+        content_type: of a reply that is not streamed.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class GenerationReply(Response):
         self._generation: Generation | None = None
         self._is_ended = False
         self.waited = 0.0
+        self.content_type = b"application/json"
         self._usage = UsageCounter(prompts[0].params.n, prompts[0].volatile)
 
     def end_requests(self) -> None:
@@ -175,7 +177,7 @@ class GenerationReply(Response):
         async for index, output in generation:
             outputs.setdefault(index, []).append(self._take(index, output))
         body = self._writer.document({index: merge(parts) for index, parts in outputs.items()}, self._usage)
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers = [(b"content-type", self.content_type), (b"content-length", str(len(body)).encode())]
         await self._head.send(send, headers)
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
