@@ -113,8 +113,9 @@ class Run:
                 average = loss if average is None else 0.95 * average + 0.05 * loss
                 progress.update(bar, completed=trainer.step, description=f"training: loss {average:.3f}, steps")
                 if trainer.step % own.save_every == 0 or trainer.step == total:
-                    trainer.save()
+                    # First what is judged: a run that is stopped in between takes these steps again.
                     self._export(head, vocabulary, teacher)
+                    trainer.save()
                     self.log(step=trainer.step, loss=round(average, 4), greedy=self._judge(teacher, 0.0, 8))
 
     def _export(self, head: EagleHead, vocabulary: Vocabulary, teacher: Teacher) -> None:
@@ -176,7 +177,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--held-out", type=int, help="chats of held_out.txt that are judged; all if left out")
     parser.add_argument("--epochs", type=float, default=4.0)
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens of a step, padding included")
-    parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate of the matrices")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate at its peak")
     parser.add_argument("--save-every", type=int, default=50, help="steps from checkpoint to checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 # Tokens, padding included, that the model runs at once.
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 1024
 NAMES = ("taps", "final", "best", "ids", "is_answer", "starts")
 
 

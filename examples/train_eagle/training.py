@@ -26,15 +26,14 @@ class Plan:
     Attributes:
         depths: drafts in a row that are trained. decay: weight of a depth over that of the one before.
         batch_tokens: tokens of a step, padding included.
-        rate: of Muon for matrices, at its peak; of AdamW for the rest.
+        rate: of AdamW, at its peak.
     """
 
     depths: int = 4
     decay: float = 0.8
     epochs: float = 4.0
     batch_tokens: int = 2048
-    rate: float = 2e-3
-    rate_of_rest: float = 5e-4
+    rate: float = 1e-3
     warm_up: float = 0.03
     clip: float = 0.5
     seed: int = 0
@@ -50,13 +49,7 @@ class Trainer:
     def __init__(self, head: EagleHead, embedding: Tensor, teacher_head: Tensor, plan: Plan, path: Path) -> None:
         self.head, self.plan, self.step = head, plan, 0
         self._embedding, self._teacher_head, self._path = embedding, teacher_head, path
-        matrices = [weight for name, weight in head.named_parameters() if weight.ndim == 2 and "lm_head" not in name]
-        known = {id(weight) for weight in matrices}
-        rest = [weight for weight in head.parameters() if id(weight) not in known]
-        muon = torch.optim.Muon(matrices, lr=plan.rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-        adam = torch.optim.AdamW(rest, lr=plan.rate_of_rest, betas=(0.9, 0.95), weight_decay=0.0)
-        self._optimizers = {"muon": muon, "adam": adam}
-        self._peaks = {"muon": plan.rate, "adam": plan.rate_of_rest}
+        self._optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
         if path.exists():
             self._load()
 
@@ -76,7 +69,7 @@ class Trainer:
             "step": self.step,
             "plan": asdict(self.plan),
             "head": self.head.state_dict(),
-            **{name: optimizer.state_dict() for name, optimizer in self._optimizers.items()},
+            "optimizer": self._optimizer.state_dict(),
         }
         torch.save(state, self._path.with_suffix(".tmp"))
         self._path.with_suffix(".tmp").replace(self._path)
@@ -87,8 +80,7 @@ class Trainer:
             raise SystemExit(f"{self._path} was begun by another plan; take another folder, or remove it")
         self.step = state["step"]
         self.head.load_state_dict(state["head"])
-        for name, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(state[name])
+        self._optimizer.load_state_dict(state["optimizer"])
 
     def _batches(self, features: Features, total: int) -> Iterator[list[int]]:
         step = 0
@@ -109,10 +101,9 @@ class Trainer:
         assert isinstance(loss, Tensor), "at least one depth"
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.plan.clip)
-        for name, optimizer in self._optimizers.items():
-            optimizer.param_groups[0]["lr"] = self._peaks[name] * self._rate_at(self.step / total)
-            optimizer.step()
-            optimizer.zero_grad()
+        self._optimizer.param_groups[0]["lr"] = self.plan.rate * self._rate_at(self.step / total)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
         self.step += 1
         return losses[0].item()
 
