@@ -89,7 +89,7 @@ def test_attention_that_has_no_native_kernels_says_why(tmp_path: Path, monkeypat
     folder = checkpoint("qwen3", tmp_path / "model")
     said = refusal(EngineConfig(model=str(folder), device="cpu", page_size=8), monkeypatch)
     assert said.startswith("no attention backend can serve here: the native attention needs a page size")
-    assert said.endswith("torch is not installed (pip install tokenmill[torch])")
+    assert said.endswith("needs torch, which is not installed (pip install 'tokenmill[torch]')")
 
 
 def test_a_native_model_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,8 @@ from tokenmill.model.kernels.native_recurrence import NativeRecurrence
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.operands import contiguous, in_pieces, is_a, stride, zeros_like
 from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, WeightRole
-from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats
-from tokenmill.model.quantization.stored_array import Floats, StoredArray
+from tokenmill.model.quantization.stored_array import Floats, StoredArray, seeded_normal
 from tokenmill.platform.arrays import address
 from tokenmill.platform.memory import Arena
 
