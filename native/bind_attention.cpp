@@ -47,10 +47,13 @@ void bind_attention(nb::module_& module) {
   nb::class_<PlannedStep>(module, "PlannedStep").def_prop_ro("shared_splits", shared_splits);
   nb::class_<LayerKV>(module, "LayerKV")
       .def("__init__",
-           [](LayerKV* self, Address keys, Address values, Address key_scales, Address value_scales) {
-             new (self) LayerKV{at<void>(keys), at<void>(values), at<float>(key_scales), at<float>(value_scales)};
+           [](LayerKV* self, Address keys, Address values, Address key_scales, Address value_scales,
+              int64_t page_numbers, int64_t page_scales) {
+             new (self) LayerKV{at<void>(keys),           at<void>(values), at<float>(key_scales),
+                                at<float>(value_scales), page_numbers,     page_scales};
            },
-           nb::arg("keys"), nb::arg("values"), nb::arg("key_scales"), nb::arg("value_scales"));
+           nb::arg("keys"), nb::arg("values"), nb::arg("key_scales"), nb::arg("value_scales"),
+           nb::arg("page_numbers"), nb::arg("page_scales"));
   nb::class_<HeadNorms>(module, "HeadNorms")
       .def("__init__",
            [](HeadNorms* self, Address q, Address k, Address v, float eps, bool are_offsets) {

@@ -28,6 +28,7 @@ FAMILIES = (
     "gpt_oss",
     "lfm2",
     "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_next",
     "olmo2",
     "arcee",
@@ -57,6 +58,7 @@ _CLASSES = {
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM"),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
     "arcee": ("ArceeConfig", "ArceeForCausalLM"),
@@ -83,6 +85,14 @@ _QWEN3_NEXT_SHAPE: dict[str, Any] = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+
+_QWEN3_NEXT_EXPERTS: dict[str, Any] = {
+    **_QWEN3_NEXT_SHAPE,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
 }
 
 _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
@@ -140,13 +150,8 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "qwen3_5": _QWEN3_NEXT_SHAPE,
-    "qwen3_next": {
-        **_QWEN3_NEXT_SHAPE,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 40,
-    },
+    "qwen3_5_moe": _QWEN3_NEXT_EXPERTS,
+    "qwen3_next": _QWEN3_NEXT_EXPERTS,
     "phi3": {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,

@@ -23,7 +23,17 @@ TEMPLATE = (
 )
 
 
-def make_vision_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def make_moe_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """Write the same with experts."""
+    return make_vision_checkpoint(folder, seed, dtype, has_experts=True)
+
+
+def make_vision_checkpoint(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, *, has_experts: bool = False
+) -> Path:
     """Write a checkpoint of four text layers and a tower of four blocks, with tokenizer, template and processor."""
     folder.mkdir(parents=True, exist_ok=True)
     special = make_tokenizer(folder, VOCAB_SIZE)
@@ -51,8 +61,9 @@ def make_vision_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
         "num_position_embeddings": 36,
         "deepstack_visual_indexes": [0, 1, 2],
     }
-    config = transformers.Qwen3VLConfig(
-        text_config=text,
+    kind = "Qwen3VLMoe" if has_experts else "Qwen3VL"
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text | EXPERTS if has_experts else text,
         vision_config=tower,
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
@@ -60,7 +71,7 @@ def make_vision_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=False,
     )
-    model = transformers.Qwen3VLForConditionalGeneration(config)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     randomize(model, seed)
     model.to(dtype).save_pretrained(folder)
     _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
@@ -118,7 +129,7 @@ def make_qwen25_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
 def load_vision_oracle(folder: Path) -> transformers.PreTrainedModel:
     """The checkpoint as a transformers model: float32, eager attention, eval mode."""
     return transformers.AutoModelForImageTextToText.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
 
 

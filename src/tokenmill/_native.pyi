@@ -37,6 +37,13 @@ class Kernels:
         offsets: Address,
         groups: int,
     ) -> None: ...
+    def pack_blocks(self, weights: Packed, start: int, blocks: Address, count: int, kind: int) -> None:
+        """Pack rows of llama.cpp's blocks.
+
+        Raises:
+            ValueError: blocks of this kind do not fit the matrix.
+        """
+
     def linear(
         self,
         weights: Packed,
@@ -194,6 +201,8 @@ class Packed:
     @property
     def num_bytes(self) -> int: ...
     def place(self, data: Address) -> None: ...
+    def add_part(self, part: Packed) -> None:
+        """Add the next rows of a matrix of parts; their memory is placed already."""
 
 class StateRows:
     """Slots [requests] int64, and where their tokens start and stop, [requests] int32 each; all stay where they are."""
@@ -208,9 +217,17 @@ class PlannedStep:
         """How many leading KV splits of each request are read for several requests at once."""
 
 class LayerKV:
-    """KV memory of one layer; scales are 0 for bf16."""
+    """KV memory of one layer; scales are 0 for bf16. Numbers and scales from a page to the next."""
 
-    def __init__(self, keys: Address, values: Address, key_scales: Address, value_scales: Address) -> None: ...
+    def __init__(
+        self,
+        keys: Address,
+        values: Address,
+        key_scales: Address,
+        value_scales: Address,
+        page_numbers: int,
+        page_scales: int,
+    ) -> None: ...
 
 class HeadNorms:
     """Weights of the norms of q, k and v; 0 where the model has none."""

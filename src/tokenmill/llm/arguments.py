@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import inspect
 import io
@@ -15,6 +14,7 @@ from typing import Any, TypedDict, TypeVar
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.parse import Setting, settings
 from tokenmill.core.adapters import AdapterRef
+from tokenmill.core.data_url import data_url
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import GenerateText
 from tokenmill.core.names import refuse_unknown
@@ -217,7 +217,7 @@ def _part(part: Any) -> Any:
 def _url(image: Any) -> str:
     if isinstance(image, str) and image.startswith("data:"):
         return image
-    return f"data:application/octet-stream;base64,{base64.b64encode(_bytes(image)).decode()}"
+    return data_url(_bytes(image))
 
 
 def _bytes(image: Any) -> bytes:

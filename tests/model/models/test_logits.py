@@ -161,6 +161,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "full_attention_interval": 2,
         },
     ),
+    "qwen 3.5 moe": ("qwen3_5_moe", {}),
+    "qwen 3.5 moe gqa 4 tied, every second layer": (
+        "qwen3_5_moe",
+        {**gqa(4), "tie_word_embeddings": True, "layer_types": None, "full_attention_interval": 2},
+    ),
     "qwen 3 next": ("qwen3_next", {}),
     "qwen 3 next, dense layers among sparse ones": (
         "qwen3_next",

@@ -50,9 +50,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "arcee": {"num_key_value_heads": 1, "mlp_bias": True},
     "lfm2": {},
     "qwen3_5": {"head_dim": 32},
+    "qwen3_5_moe": {"head_dim": 32, "num_experts": 3, "num_experts_per_tok": 3},
     "qwen3_next": {"head_dim": 32, "num_experts": 3, "num_experts_per_tok": 3},
 }
-WITH_STATES = ("lfm2", "qwen3_5", "qwen3_next")
+WITH_STATES = ("lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 # Qwen2, Llama and Mistral have nothing that these have not.
 UNLIKE = [family for family in FAMILIES if family not in ("qwen2", "llama", "mistral")]
 FORMATS = {

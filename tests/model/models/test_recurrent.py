@@ -1,4 +1,4 @@
-"""LFM2, Qwen3.5 and Qwen3-Next: published sizes, the text half, and what a state does to prefixes and preemptions."""
+"""Families with recurrences: published sizes, the text half, and what a state does to prefixes and preemptions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenmill.lab.simulate.replay import replay
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.models.architecture_config import read_architecture
 
-FAMILIES = ("lfm2", "qwen3_5", "qwen3_next")
+FAMILIES = ("lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 # As published with LFM2-1.2B, Qwen3.5-0.8B and Qwen3-Next-80B-A3B, without unread fields.
 LFM2: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"],
@@ -84,9 +84,15 @@ QWEN3_NEXT: dict[str, Any] = {
     "shared_expert_intermediate_size": 512,
     "vocab_size": 151936,
 }
+# Not published with these fields alone: the defaults of transformers' class, which counts as many parameters.
+QWEN3_5_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "text_config": {"model_type": "qwen3_5_moe_text"},
+}
 ORACLES = {
     "lfm2": (LFM2, transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
     "qwen3_5": (QWEN3_5, transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
+    "qwen3_5_moe": (QWEN3_5_MOE, transformers.Qwen3_5MoeTextConfig, transformers.Qwen3_5MoeForCausalLM),
     "qwen3_next": (QWEN3_NEXT, transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM),
 }
 

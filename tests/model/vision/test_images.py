@@ -19,11 +19,11 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize 
 
 from tests.vision_checkpoints import MAX_PIXELS, MIN_PIXELS
 from tokenmill.config.configs import EngineConfig
+from tokenmill.core.data_url import MOST_BYTES, data_of
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.media import content_digest, surrogate_ids
 from tokenmill.ipc.sandbox import Outcome, Reply
 from tokenmill.model.vision.decoding import ImageDecoder
-from tokenmill.model.vision.prompts import MOST_BYTES, data_of
 from tokenmill.model.vision.resize import SizeRule, smart_resize
 
 RULE = SizeRule(32, MIN_PIXELS, MAX_PIXELS)

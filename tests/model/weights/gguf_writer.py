@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "lfm2": MODEL_ARCH.LFM2,
     "qwen3_5": MODEL_ARCH.QWEN35,
+    "qwen3_5_moe": MODEL_ARCH.QWEN35MOE,
     "olmo2": MODEL_ARCH.OLMO2,
     "arcee": MODEL_ARCH.ARCEE,
 }
@@ -78,10 +79,10 @@ def write_gguf(folder: Path, family: str, kind: str | None = None, num_drafting:
             values = interleaved(values, heads)
         if family == "gemma3" and name.endswith("norm.weight"):
             values = values + 1
-        if family == "qwen3_5":
+        if family in ("qwen3_5", "qwen3_5_moe"):
             name, values = of_qwen35(name, values, config)
-        if name.endswith(("conv.conv.weight", "conv1d.weight")):
-            values = values.squeeze(1)
+        if name.endswith(("conv.conv.weight", "conv1d.weight", "shared_expert_gate.weight")):
+            values = values.squeeze()
         spelled = name.replace("sinks", "sinks.weight")
         module, suffix = re.sub(r"\.experts\.\d+", ".experts", spelled).rsplit(".", 1)
         written = names.get_name(spelled) or f"{names.get_name(module)}.{suffix}"
@@ -109,7 +110,7 @@ def kv_heads(config: dict[str, Any]) -> int | list[int]:
 
 def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
     """Add the values of one family."""
-    if family == "qwen3_moe":
+    if family in ("qwen3_moe", "qwen3_5_moe"):
         writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
@@ -124,8 +125,10 @@ def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
     if family == "lfm2":
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    if family == "qwen3_5":
+    if family in ("qwen3_5", "qwen3_5_moe"):
         add_qwen35(writer, config)
+    if family == "qwen3_5_moe":
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if family == "phi3":
         add_phi3_rope(writer, config)
     if family == "gpt_oss":

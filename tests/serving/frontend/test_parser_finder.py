@@ -28,6 +28,7 @@ FAMILIES = {
     "Qwen3-MoE": ("Qwen3MoeForCausalLM", shapes.chatml(shapes.HERMES, shapes.THOUGHT), HERMES, "hermes", "qwen3"),
     "Qwen3-Coder": ("Qwen3MoeForCausalLM", shapes.chatml(shapes.QWEN_CODER), HERMES, "qwen3_coder", ""),
     "Qwen3-VL": ("Qwen3VLForConditionalGeneration", shapes.chatml(shapes.HERMES), HERMES, "hermes", ""),
+    "Qwen3-VL-MoE": ("Qwen3VLMoeForConditionalGeneration", shapes.chatml(), HERMES, "hermes", ""),
     "Qwen2.5-VL": ("Qwen2_5_VLForConditionalGeneration", shapes.chatml(), HERMES, "hermes", ""),
     "Qwen2.5": ("Qwen2ForCausalLM", shapes.chatml(shapes.HERMES, shown=shapes.QWEN_TEXT), HERMES, "hermes", ""),
     "QwQ": ("Qwen2ForCausalLM", shapes.chatml(shapes.HERMES, prompt="<think>\n"), HERMES, "hermes", "qwen3"),
@@ -66,6 +67,20 @@ FAMILIES = {
     "Qwen3.5, whole": (
         "Qwen3_5ForConditionalGeneration",
         shapes.chatml(shapes.QWEN_CODER, prompt=shapes.OPENED),
+        HERMES + THINK,
+        "qwen3_coder",
+        "qwen3",
+    ),
+    "Qwen3.5-MoE": (
+        "Qwen3_5MoeForCausalLM",
+        shapes.chatml(shapes.QWEN_CODER, shapes.THOUGHT, shapes.OPENED),
+        HERMES + THINK,
+        "qwen3_coder",
+        "qwen3",
+    ),
+    "Qwen3.5-MoE, whole": (
+        "Qwen3_5MoeForConditionalGeneration",
+        shapes.chatml(prompt=shapes.OPENED),
         HERMES + THINK,
         "qwen3_coder",
         "qwen3",

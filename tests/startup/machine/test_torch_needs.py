@@ -86,9 +86,9 @@ def test_what_the_config_asks_for_is_refused_before_a_model_is_looked_for(monkey
 
 
 def test_attention_that_has_no_native_kernels_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = checkpoint("qwen3", tmp_path / "model")
-    said = refusal(EngineConfig(model=str(folder), device="cpu", page_size=8), monkeypatch)
-    assert said.startswith("no attention backend can serve here: the native attention needs a page size")
+    folder = make_checkpoint(tmp_path / "model", "qwen3", **SHAPE | {"head_dim": 24})
+    said = refusal(EngineConfig(model=str(folder), device="cpu"), monkeypatch)
+    assert said.startswith("no attention backend can serve here: the native attention needs heads of a multiple of 16")
     assert said.endswith("needs torch, which is not installed (pip install 'tokenmill[torch]')")
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec
+from tokenmill.model.architecture.mlp_spec import ExpertStack, MlpSpec, MoeSpec
 from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec
 
 
@@ -240,7 +240,7 @@ class Architecture:
         weight_names: names of the weights in checkpoints; see `models.weight_names`.
         norm: the final one.
         takes_images: a vision tower stands beside it.
-        stacks_experts: checkpoints store all experts of a layer in one tensor.
+        expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         other_weights: name prefixes of weights that are not the decoder's.
         tie_embeddings: the output head is the embedding table.
         embedding_multiplier: factor on the embeddings. rounds_multiplier: it is rounded to the model's dtype.
@@ -269,7 +269,7 @@ class Architecture:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
     takes_images: bool = False
-    stacks_experts: bool = False
+    expert_stack: ExpertStack | None = None
     other_weights: tuple[str, ...] = ()
 
     def for_context(self, num_tokens: int) -> Architecture:

@@ -34,6 +34,21 @@ class MlpSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertStack:
+    """The names of the tensors in which checkpoints may store all experts of a layer.
+
+    Attributes:
+        gate_up, down: names of the tensors, with a place for the layer.
+        takes_turns: inputs stand before outputs, and gate and up take turns among the outputs. Otherwise all of gate
+            stands before all of up, and whether inputs stand before outputs is told by the shape.
+    """
+
+    gate_up: str
+    down: str
+    takes_turns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class MoeSpec:
     """Mixture of experts instead of a dense feed-forward block.
 

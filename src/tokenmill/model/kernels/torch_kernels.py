@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tokenmill.model.kernels import recurrence
 from tokenmill.model.kernels.experts import ExpertMaker
-from tokenmill.model.kernels.protocol import Gate, Kernels, LinearWeight, WeightRole
+from tokenmill.model.kernels.protocol import NO_PARTS, Gate, Kernels, LinearWeight, Parts, WeightRole
 from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.stored_tensors import floats, tensor_over
 from tokenmill.model.quantization.packed import Rows
@@ -134,7 +134,9 @@ class TorchKernels(ExpertMaker):
         """Return these kernels: all layers have the same format."""
         return self
 
-    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+    def linear_weight(
+        self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR, parts: Parts = NO_PARTS
+    ) -> LinearWeight:
         """Make an unfilled row-major weight."""
         return TorchWeight(out_size, in_size, self._dtype, self._device)
 

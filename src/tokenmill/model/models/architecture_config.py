@@ -36,7 +36,7 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         weight_names=family.weight_names,
         takes_images=family.takes_images,
         other_weights=family.other_weights,
-        stacks_experts=family.stacks_experts,
+        expert_stack=family.expert_stack,
     )
 
 

@@ -11,10 +11,10 @@ from tokenmill.core.errors import InvalidRequest, PromptTooLong
 from tokenmill.core.infill import Infill
 from tokenmill.core.media import MediaInput
 from tokenmill.core.messages import EncodeText, GenerateText
-from tokenmill.model.vision.prompts import MediaPrompts
 from tokenmill.serving.frontend.attempt import Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.infill_prompt import InfillPrompt
+from tokenmill.serving.frontend.media_prompts import MediaPrompts
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 # Of a prompt that will be cut to fit, or is only to be counted, this many contexts are worth encoding.

@@ -9,7 +9,6 @@ like those of a data: URL, in a process with limits.
 from __future__ import annotations
 
 import asyncio
-import base64
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from tokenmill.config.vision import MediaLimits
+from tokenmill.core.data_url import data_url
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import GenerateText
 
@@ -90,7 +90,7 @@ class MediaFetcher:
         if not addresses or not all(map(self._is_public, addresses)):
             raise _refusal(f"the host {host} of an image has addresses that are not public")
         data = await _get(parts, addresses[0], port, num_urls)
-        return f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
+        return data_url(data)
 
     def _checked(self, url: str) -> SplitResult:
         """Return the parts of a URL that may be fetched and can be read in only one way."""

@@ -17,7 +17,7 @@ from tokenmill.startup.sizing.state_size import BYTES_OF
 from tokenmill.startup.sizing.tower_size import TowerMemory, reserved_bytes
 
 if TYPE_CHECKING:
-    from tokenmill.model.vision.encoder import Encoder, PixelStore
+    from tokenmill.model.attention.media_rows import Encoder, MediaStore
 
 
 def check_vision(config: EngineConfig, architecture: Architecture) -> None:
@@ -47,11 +47,11 @@ def check_vision(config: EngineConfig, architecture: Architecture) -> None:
 
 
 class Images(Capability):
-    """The two ends of vision in an engine: the pixels that requests bring, and their encoder."""
+    """The two ends of vision in an engine: the contents that requests bring, and their encoder."""
 
-    def __init__(self, pixels: PixelStore, encoder: Encoder, memory: TowerMemory) -> None:
+    def __init__(self, contents: MediaStore, encoder: Encoder, memory: TowerMemory) -> None:
         self.reserved_bytes = memory.reserved
-        self._pixels = pixels
+        self._contents = contents
         self._encoder = encoder
         self._memory = memory
 
@@ -78,19 +78,20 @@ class Images(Capability):
         if spec is None:
             return None
         # Towers run on torch, which models of text do without.
-        from tokenmill.model.vision.encoder import Encoder, PixelStore
+        from tokenmill.model.attention.media_rows import Encoder, MediaStore, MediaTurns
         from tokenmill.model.vision.tower import load_tower
 
         platform.set_num_threads(model.num_threads)
-        pixels, tower = PixelStore(), load_tower(model.folder, spec, model.kernels)
+        contents, tower = MediaStore(), load_tower(model.folder, spec, model.kernels)
         (rotary,) = model.decoder.rotary.values()
-        encoder = Encoder(spec, tower, pixels, rotary, config.max_num_seqs)
+        turns = MediaTurns(sections=spec.sections, is_interleaved=spec.is_interleaved, merge=spec.merge)
+        encoder = Encoder(tower.encode_input, turns, contents, rotary, config.max_num_seqs)
         reserved = reserved_bytes(config, spec, BYTES_OF[config.dtype])
-        return cls(pixels, encoder, TowerMemory(tower.num_bytes, reserved))
+        return cls(contents, encoder, TowerMemory(tower.num_bytes, reserved))
 
-    def gates(self) -> tuple[PixelStore]:
-        """Return the store of pixels, which lets every request through."""
-        return (self._pixels,)
+    def gates(self) -> tuple[MediaStore]:
+        """Return the store of contents, which lets every request through."""
+        return (self._contents,)
 
     def row_extensions(self, memory: StepMemory) -> tuple[Encoder]:
         """Return the encoder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
     tensor = file.tensors.get(name)
     if tensor is None:
         raise InvalidCheckpoint(f"{file.path} has no tensor {name}, which the architecture calls for")
+    if tensor.shape == target.shape[1:] and target.shape[:1] == (1,):
+        tensor = dataclasses.replace(tensor, shape=target.shape)  # the converter leaves out dimensions of one
     shape = tensor.shape if expert is None else tensor.shape[1:]
     # Of a convolution the input channels, one for each output, are left out.
     if shape != (target.shape[:1] + target.shape[2:] if len(target.shape) == 3 else target.shape):
