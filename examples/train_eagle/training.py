@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Plan:
-    """How a head is trained.
+    """The settings with which a head is trained.
 
     Attributes:
         depths: drafts in a row that are trained. decay: weight of a depth over that of the one before.

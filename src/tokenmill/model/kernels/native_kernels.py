@@ -29,9 +29,8 @@ from tokenmill.model.kernels.protocol import (
     SigmoidScores,
     WeightRole,
 )
-from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats
-from tokenmill.model.quantization.stored_array import Floats, StoredArray
+from tokenmill.model.quantization.stored_array import Floats, StoredArray, seeded_normal
 from tokenmill.platform.arrays import address
 from tokenmill.platform.memory import Arena
 

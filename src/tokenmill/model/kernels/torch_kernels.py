@@ -19,11 +19,10 @@ from tokenmill.model.kernels.protocol import (
     SigmoidScores,
     WeightRole,
 )
-from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.stored_tensors import floats, tensor_over
 from tokenmill.model.quantization.packed import Rows
-from tokenmill.model.quantization.stored_array import Floats, StoredArray
+from tokenmill.model.quantization.stored_array import Floats, StoredArray, seeded_normal
 from tokenmill.platform.memory import Arena
 
 if TYPE_CHECKING:
