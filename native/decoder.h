@@ -113,6 +113,13 @@ struct FeedForward {
   bool is_dense() const { return first.weights.rows; }
 };
 
+// What the layer of a draft head takes: the norm of a token's embedding beside that of the hidden states before it; see
+// model/models/draft_inputs.py.
+struct PairedInput {
+  const uint16_t* norm;  // [hidden], of the hidden states; null: the layer takes nothing but these
+  bool begins_stream;    // the normed hidden states are what the blocks add to
+};
+
 struct DecoderLayer {
   LayerNorms norms;
   DecoderAttention attention;  // qkv without rows: there is a recurrence
@@ -121,6 +128,7 @@ struct DecoderLayer {
   FeedForward block;
   float residual_multiplier;  // of what the layer's two blocks add to the hidden states
   LayerEnd end;
+  PairedInput pair;
 };
 
 // The states of one layer with a recurrence.
@@ -187,6 +195,7 @@ struct DecoderCall {
   const StepAdapters* adapters;  // null: no token has any
   const StepMedia* media;        // null: all are text
   const StepStates* states;      // null: no layer keeps any
+  uint16_t* taps;     // [tokens][boundaries][hidden], behind the last layer [outputs]...; or null: not wanted
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
   uint16_t* out;      // [outputs][hidden], where there is no final norm [tokens][hidden]; or null: not wanted
 };
@@ -202,6 +211,7 @@ struct Decoder {
   const uint16_t* final_norm;  // [hidden], or null: other layers follow elsewhere
   Gathering gathering;
   std::vector<DecoderLayer> layers;
+  std::vector<int64_t> boundaries;  // the hidden states behind so many layers that taps take
 
   int64_t scratch_numbers(int64_t tokens) const;
   int64_t shared_numbers(int64_t tokens) const;

@@ -30,6 +30,13 @@ struct QuantizedRows {
   int64_t groups;
 };
 
+// Rows of llama.cpp's blocks [count][depth / inputs of a block].
+struct BlockRows {
+  const uint8_t* blocks;
+  int64_t count;
+  BlockKind kind;
+};
+
 // The epilogue of a linear layer: out = sums + bias, or the gated product of a gated matrix, in bf16 or float32.
 struct Output {
   Rows rows;
@@ -47,6 +54,8 @@ struct KernelTable {
                int threads);
   // Packs quantized rows as they are: w = values * scales + offsets, by groups of inputs.
   void (*pack_integers)(const Packed& weights, int64_t start, const QuantizedRows& source, int threads);
+  // The same of rows as llama.cpp stores them.
+  void (*pack_blocks)(const Packed& weights, int64_t start, const BlockRows& source, int threads);
   // out[m] = W x[m] for x [count, depth] in bf16. The bits of a row depend on that row of x alone.
   void (*linear)(const Packed& weights, const Rows& x, const Output& output, int threads);
   // ids[m] = the row of the largest of W x[m], the lowest of equal ones; NO_TOKEN if that is not finite. values[m] is

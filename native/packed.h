@@ -10,12 +10,25 @@
 //   int5         as int4, and before the scales the fifth bits of the two groups: [2][16][4] bytes, which have that of
 //                K step s in bit 7 - s; of w / scale + 16
 //   mxfp4        as int4, with codes of FP4: w = fp4_numbers(code) / 2 * scale, which is kept halved
+//   iq4          as int4, with codes of the 16 integers of llama.cpp's IQ4_NL: w = iq4_numbers(code) * scale
+//   q4_k         scales and offsets of two levels: nibbles as in int4, then the bytes s [2][16] and m [2][16];
+//                w = code * (d * s) - (e * m), of float16 units d and e for 256 inputs
+//   q5_k         the same with fifth bits as in int5
+//   q6_k         groups of 16 inputs: nibbles, then two more bits of each code, [2][2][16][4] bytes, of which each line is
+//                for four K steps and has those of the first in bits 7 and 6; then the signed bytes s [4][16];
+//                w = (code - 32) * (d * s)
+//
+// A panel of two levels begins with its units: for each 256 inputs d [16], and e [16] where there are offsets.
+//
+// A matrix may have parts, one below the other, each with a format of its own.
 //
 // Rows and depth are padded with zeros. In a gated matrix the panels of the halves "gate" and "up" alternate: panel 2i
 // has rows 16i.. of the first half, panel 2i+1 the same rows of the second, so that one micro-tile has both.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 namespace tokenmill {
 
@@ -23,11 +36,55 @@ constexpr int64_t NR = 16;          // output rows of a panel
 constexpr int64_t K_BLOCK = 64;     // the depth of integers is padded to a multiple of this
 constexpr int64_t GROUP_SIZE = 32;  // inputs that share a scale; the depth of bf16 is padded to a multiple
 
-enum class Format : int { bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4, int5 = 5 };
+constexpr int64_t UNIT_SIZE = 256;  // inputs that share the units of two levels
 
+enum class Format : int {
+  bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4, int5 = 5, q4_k = 6, q5_k = 7, q6_k = 8, iq4 = 9
+};
+constexpr int NUM_FORMATS = 10;
+
+constexpr int64_t bits_of(Format format) {
+  return format == Format::int8                               ? 8
+         : format == Format::q6_k                             ? 6
+         : format == Format::int5 || format == Format::q5_k ? 5
+                                                              : 4;
+}
+// Whether scales are small integers times units.
+constexpr bool has_levels(Format format) { return format >= Format::q4_k && format <= Format::q6_k; }
+constexpr bool has_offsets(Format format) {
+  return format == Format::int4_offset || format == Format::q4_k || format == Format::q5_k;
+}
 // Of the integers of a K block of a panel, before their scales.
-constexpr int64_t number_bytes_of(Format format) {
-  return NR * K_BLOCK * (format == Format::int8 ? 8 : format == Format::int5 ? 5 : 4) / 8;
+constexpr int64_t number_bytes_of(Format format) { return NR * K_BLOCK * bits_of(format) / 8; }
+// Of its scales and offsets.
+constexpr int64_t scale_bytes_of(Format format) {
+  constexpr int64_t fp16_bytes = NR * (K_BLOCK / GROUP_SIZE) * 2;
+  return has_offsets(format) && !has_levels(format) ? 2 * fp16_bytes : fp16_bytes;
+}
+// Of a panel's units for UNIT_SIZE inputs.
+constexpr int64_t unit_bytes_of(Format format) { return !has_levels(format) ? 0 : has_offsets(format) ? 4 * NR : 2 * NR; }
+
+// llama.cpp's blocks that a format takes as they are; the numbers are those of its types.
+enum class BlockKind : int { q4_k = 12, q5_k = 13, q6_k = 14, iq4_nl = 20, iq4_xs = 23 };
+
+constexpr int64_t inputs_of(BlockKind kind) { return kind == BlockKind::iq4_nl ? 32 : 256; }
+constexpr int64_t bytes_of(BlockKind kind) {
+  switch (kind) {
+    case BlockKind::q4_k: return 144;
+    case BlockKind::q5_k: return 176;
+    case BlockKind::q6_k: return 210;
+    case BlockKind::iq4_nl: return 18;
+    case BlockKind::iq4_xs: return 136;
+  }
+  return 0;
+}
+constexpr Format format_of(BlockKind kind) {
+  switch (kind) {
+    case BlockKind::q4_k: return Format::q4_k;
+    case BlockKind::q5_k: return Format::q5_k;
+    case BlockKind::q6_k: return Format::q6_k;
+    default: return Format::iq4;
+  }
 }
 
 // What a gated matrix makes of its halves: silu(gate) * up; gelu(gate) * up, the GELU with tanh; or, with gate up to 7 and
@@ -40,22 +97,22 @@ struct Packed {
   int64_t rows;   // without padding; both halves of a gated matrix together
   int64_t depth;  // without padding
   uint8_t* data;
+  std::shared_ptr<std::vector<Packed>> parts = nullptr;  // if there are some, the rows are theirs; `data` is null
 
-  // Integers, in groups of inputs that share a scale.
-  bool has_groups() const { return format != Format::bf16; }
   int64_t half() const { return rows / 2; }
   int64_t panels() const {
     return gated ? 2 * ((half() + NR - 1) / NR) : (rows + NR - 1) / NR;
   }
   int64_t k_blocks() const { return (depth + K_BLOCK - 1) / K_BLOCK; }
   int64_t number_bytes() const { return number_bytes_of(format); }
-  int64_t k_block_bytes() const {
-    constexpr int64_t fp16_bytes = NR * (K_BLOCK / GROUP_SIZE) * 2;
-    return number_bytes() + (format == Format::int4_offset ? 2 * fp16_bytes : fp16_bytes);
+  int64_t k_block_bytes() const { return number_bytes() + scale_bytes_of(format); }
+  // Of the units at the beginning of a panel, whole cache lines.
+  int64_t units_bytes() const {
+    return ((depth + UNIT_SIZE - 1) / UNIT_SIZE * unit_bytes_of(format) + 63) / 64 * 64;
   }
   int64_t panel_bytes() const {
     if (format == Format::bf16) return (depth + GROUP_SIZE - 1) / GROUP_SIZE * GROUP_SIZE * NR * 2;
-    return k_blocks() * k_block_bytes();
+    return units_bytes() + k_blocks() * k_block_bytes();
   }
   int64_t num_bytes() const { return panels() * panel_bytes(); }
 

@@ -5,12 +5,24 @@
 namespace tokenmill {
 
 void ForwardPass::mix(const DecoderLayer& layer) {
-  const Buffer& x = normed(layer.norms.attention);
+  const Buffer& x = layer.pair.norm ? paired(layer) : normed(layer.norms.attention);
+  tap(number_of(layer));
   if (layer.attention.qkv.weights.rows) return attend(layer, x);
   const LayerStates& states = call_.states->memory.layers[num_recurrences_++];
   if (layer.recurrence.is_delta_net()) return run_delta_net(layer.recurrence, states, x);
   if (layer.recurrence.is_state_space()) return run_state_space(layer.recurrence, states, x);
   run_short_conv(layer.recurrence, states, x);
+}
+
+// |norm of the embedding|norm of the hidden states|
+const Buffer& ForwardPass::paired(const DecoderLayer& layer) {
+  const Buffer second = pair_.from(decoder_.hidden_size);
+  rms_norm(pair_, nullptr, layer.norms.attention, pair_);
+  rms_norm(residual_, nullptr, layer.pair.norm, second);
+  for (int64_t m = 0; layer.pair.begins_stream && m < rows_; ++m) {
+    std::memcpy(residual_.row(m), second.row(m), decoder_.hidden_size * sizeof(uint16_t));
+  }
+  return pair_;
 }
 
 void ForwardPass::attend(const DecoderLayer& layer, const Buffer& x) {

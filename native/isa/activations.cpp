@@ -17,23 +17,25 @@ inline uint16_t largest_magnitude(const uint16_t* x) {
   return largest;
 }
 
-// Quantizes a group of bf16 numbers to int8; returns their scale and sets the sum of the integers. The compiler vectorizes
-// loops of known length.
-inline float quantize(const uint16_t* x, int8_t* to, int32_t* sum) {
+// Quantizes a group of bf16 numbers to int8; returns their scale. The compiler vectorizes loops of known length.
+inline float quantize(const uint16_t* x, int8_t* to) {
   const uint16_t largest = largest_magnitude(x);
   // The smallest numbers count as zero: the inverse of their scale would be infinite.
   const float maximum = to_float(largest);
   if (largest >= 0x7F80 || maximum < 1e-30f) {
     std::memset(to, 0, GROUP_SIZE);
-    *sum = 0;
     return largest >= 0x7F80 ? __builtin_nanf("") : 0;
   }
   const F32 inverse = broadcast(127.0f / maximum);
   for (int64_t k = 0; k < GROUP_SIZE; k += LANES) store_int8(to + k, mul(load_bf16(x + k), inverse));
-  int32_t total = 0;
-  for (int64_t k = 0; k < GROUP_SIZE; ++k) total += to[k];
-  *sum = total;
   return maximum / 127.0f;
+}
+
+template <int64_t Size>
+inline int32_t sum_of(const int8_t* numbers) {
+  int32_t total = 0;
+  for (int64_t k = 0; k < Size; ++k) total += numbers[k];
+  return total;
 }
 
 int64_t round_up(int64_t size, int64_t unit) { return ceil_div(size, unit) * unit; }
@@ -73,8 +75,9 @@ class Quantizer {
         row_bytes_(row_bytes ? row_bytes : depth_),
         count_(round_up(x.count, LANES)),
         groups_(depth_ / GROUP_SIZE),
+        sums_per_group_(weights.format == Format::q6_k ? 2 : 1),
         words_(round_up(count_ * groups_ * 4, 64)),
-        memory_(rows_bytes() + 2 * words_) {}
+        memory_(rows_bytes() + (1 + sums_per_group_) * words_) {}
 
   // Calls write(m, row) for every row, also for the padding. The row is in a buffer of the thread.
   template <class Write>
@@ -89,7 +92,8 @@ class Quantizer {
           quantize_row(rows[m], m, to);
         } else {
           std::memset(to, 0, depth_);
-          for (int64_t g = 0; g < groups_; ++g) scales()[g * count_ + m] = 0, sums()[g * count_ + m] = 0;
+          for (int64_t g = 0; g < groups_; ++g) scales()[g * count_ + m] = 0;
+          for (int64_t g = 0; g < groups_ * sums_per_group_; ++g) sums()[g * count_ + m] = 0;
         }
         write(m, numbers.aligned);
       }
@@ -105,7 +109,7 @@ class Quantizer {
  private:
   const Packed& weights_;
   const Rows& x_;
-  int64_t depth_, row_bytes_, count_, groups_, words_;
+  int64_t depth_, row_bytes_, count_, groups_, sums_per_group_, words_;
   AlignedBuffer memory_;
 
   int64_t rows_bytes() const { return round_up(count_, 2 * LANES) * row_bytes_; }  // whole A panels
@@ -114,7 +118,14 @@ class Quantizer {
 
   void quantize_row(const uint16_t* row, int64_t m, int8_t* to) const {
     for (int64_t g = 0; g < groups_; ++g) {
-      scales()[g * count_ + m] = quantize(row + g * GROUP_SIZE, to + g * GROUP_SIZE, &sums()[g * count_ + m]);
+      int8_t* numbers = to + g * GROUP_SIZE;
+      scales()[g * count_ + m] = quantize(row + g * GROUP_SIZE, numbers);
+      if (sums_per_group_ == 1) {
+        sums()[g * count_ + m] = sum_of<GROUP_SIZE>(numbers);
+      } else {
+        sums()[2 * g * count_ + m] = sum_of<GROUP_SIZE / 2>(numbers);
+        sums()[(2 * g + 1) * count_ + m] = sum_of<GROUP_SIZE / 2>(numbers + GROUP_SIZE / 2);
+      }
     }
   }
 };
@@ -168,12 +179,12 @@ void widen_int8(const uint8_t* row, int64_t size, uint8_t* to) {
 
 Activations prepare_widened(const Packed& weights, const Rows& x, int threads) {
   if (weights.format == Format::bf16) return widened_bf16(weights, x, threads);
-  const bool is_int8 = weights.format == Format::int8;
-  const int64_t depth = weights.k_blocks() * K_BLOCK, stride = apart(is_int8 ? 2 * depth : depth);
+  const bool has_pairs = weights.format == Format::int8 || weights.format == Format::iq4;
+  const int64_t depth = weights.k_blocks() * K_BLOCK, stride = apart(has_pairs ? 2 * depth : depth);
   Quantizer quantizer(weights, x, stride);
   quantizer.run(threads, [&](int64_t m, const uint8_t* row) {
     uint8_t* to = quantizer.data() + m * stride;
-    is_int8 ? widen_int8(row, depth, to) : static_cast<void>(std::memcpy(to, row, depth));
+    has_pairs ? widen_int8(row, depth, to) : static_cast<void>(std::memcpy(to, row, depth));
   });
   return quantizer.activations(stride);
 }

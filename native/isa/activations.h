@@ -16,7 +16,7 @@ struct Activations {
   const uint8_t* data;
   int64_t stride;        // bytes from row to row
   const float* scales;   // [groups][count]: x is about the integer times this; NaN where a number of x is not finite
-  const int32_t* sums;   // [groups][count] of the integers
+  const int32_t* sums;   // [groups][count] of the integers; where 16 inputs share a scale, two for each group
   int64_t count;         // rows; of integers padded with rows of zeros to a multiple of 16
   std::unique_ptr<uint8_t[]> memory;  // what the others point into
 #if defined(__AMX_TILE__)
@@ -31,7 +31,7 @@ struct Activations {
 Activations prepare(const Packed& weights, const Rows& x, int threads);
 
 #if !defined(__AVX512F__)
-// The same as row_tiles_avx2.cpp reads it: bf16 as float32, int8 as pairs of int16.
+// The same as row_tiles_avx2.cpp reads it: bf16 as float32, for weights of whole bytes int8 as pairs of int16.
 Activations prepare_widened(const Packed& weights, const Rows& x, int threads);
 #endif
 

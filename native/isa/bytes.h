@@ -22,7 +22,21 @@ inline I32 add_fifth_bits(I32 nibbles, I32& line) {
   line = _mm512_slli_epi32(line, 1);
   return _mm512_xor_si512(nibbles, fifths);
 }
+// The same of two bits each, which become bits 5 and 4.
+inline I32 add_high_pairs(I32 nibbles, I32& line) {
+  const I32 pairs = _mm512_and_si512(_mm512_srli_epi16(line, 2), _mm512_set1_epi8(48));
+  line = _mm512_slli_epi32(line, 2);
+  return _mm512_xor_si512(nibbles, pairs);
+}
 inline F32 to_float(I32 a) { return _mm512_cvtepi32_ps(a); }
+// 16 bytes, not negative or signed.
+inline F32 load_uint8(const uint8_t* from) {
+  return to_float(_mm512_and_si512(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))),
+                                   _mm512_set1_epi32(255)));
+}
+inline F32 load_int8(const uint8_t* from) {
+  return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
 inline F32 load_fp16(const uint16_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
@@ -69,7 +83,27 @@ inline __m256i add_fifth_bits(__m256i nibbles, __m256i& line) {
 inline I32 add_fifth_bits(I32 nibbles, I32& line) {
   return {add_fifth_bits(nibbles.low, line.low), add_fifth_bits(nibbles.high, line.high)};
 }
+inline __m256i add_high_pairs(__m256i nibbles, __m256i& line) {
+  const __m256i pairs = _mm256_and_si256(_mm256_srli_epi16(line, 2), _mm256_set1_epi8(48));
+  line = _mm256_slli_epi32(line, 2);
+  return _mm256_xor_si256(nibbles, pairs);
+}
+// The same of two bits each, which become bits 5 and 4.
+inline I32 add_high_pairs(I32 nibbles, I32& line) {
+  return {add_high_pairs(nibbles.low, line.low), add_high_pairs(nibbles.high, line.high)};
+}
 inline F32 to_float(I32 a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
+// 16 bytes, not negative or signed.
+inline F32 load_uint8(const uint8_t* from) {
+  const auto* low = reinterpret_cast<const __m128i*>(from);
+  const auto* high = reinterpret_cast<const __m128i*>(from + 8);
+  return to_float({_mm256_cvtepu8_epi32(_mm_loadl_epi64(low)), _mm256_cvtepu8_epi32(_mm_loadl_epi64(high))});
+}
+inline F32 load_int8(const uint8_t* from) {
+  const auto* low = reinterpret_cast<const __m128i*>(from);
+  const auto* high = reinterpret_cast<const __m128i*>(from + 8);
+  return to_float({_mm256_cvtepi8_epi32(_mm_loadl_epi64(low)), _mm256_cvtepi8_epi32(_mm_loadl_epi64(high))});
+}
 inline F32 load_fp16(const uint16_t* from) {
   const auto* low = reinterpret_cast<const __m128i*>(from);
   return {_mm256_cvtph_ps(_mm_loadu_si128(low)), _mm256_cvtph_ps(_mm_loadu_si128(low + 1))};
@@ -103,10 +137,8 @@ inline I32 dot_centred(I32 sums, I32 w, I32 x) {
 inline I32 apart(I32 a) { return {apart(a.low), apart(a.high)}; }
 #endif
 
-// Codes of FP4 (e2m1, the sign in bit 3) in each byte -> twice their numbers plus FP4_ZERO, from 0 to 24.
-constexpr int FP4_ZERO = 12;
-inline I32 fp4_numbers(I32 codes) {
-  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+// An entry of a table of 16 bytes for each byte, which is a code below 16.
+inline I32 look_up(__m128i table, I32 codes) {
 #if defined(__AVX512F__)
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes);
 #else
@@ -115,17 +147,88 @@ inline I32 fp4_numbers(I32 codes) {
 #endif
 }
 
+// Codes of FP4 (e2m1, the sign in bit 3) in each byte -> twice their numbers plus FP4_ZERO, from 0 to 24.
+constexpr int FP4_ZERO = 12;
+inline I32 fp4_numbers(I32 codes) {
+  return look_up(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0), codes);
+}
+
+// What stands for 0 in bytes.
+constexpr int INT8_ZERO = 128;
+// The numbers of IQ4_NL and IQ4_XS by code.
+constexpr int8_t IQ4[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// Codes -> their numbers plus INT8_ZERO.
+inline I32 iq4_numbers(I32 codes) {
+  const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(IQ4));
+  return look_up(_mm_xor_si128(numbers, _mm_set1_epi8(-128)), codes);
+}
+
 // The numbers of half 0 or 1 of a K block's bytes: those of 32 inputs, in the low or the high nibbles.
 template <Format F, int Half>
 inline I32 nibbles(I32 bytes) {
   const I32 codes = Half ? high_nibbles(bytes) : low_nibbles(bytes);
   if constexpr (F == Format::mxfp4) return fp4_numbers(codes);
+  if constexpr (F == Format::iq4) return iq4_numbers(codes);
   return codes;
 }
-// What stands for 0; with offsets that is added in the end.
-constexpr int INT8_ZERO = 128;
+// Whether numbers fill their bytes, as they are stored or looked up.
 template <Format F>
-constexpr int NIBBLE_ZERO = F == Format::mxfp4 ? FP4_ZERO : F == Format::int5 ? 16 : F == Format::int4 ? 8 : 0;
+constexpr bool HAS_BYTES = F == Format::int8 || F == Format::iq4;
+// What stands for 0; with offsets that is added in the end.
+template <Format F>
+constexpr int ZERO = HAS_BYTES<F>             ? INT8_ZERO
+                     : F == Format::mxfp4     ? FP4_ZERO
+                     : F == Format::int5      ? 16
+                     : F == Format::q6_k      ? 32
+                     : F == Format::int4      ? 8
+                                              : 0;
+// The inputs whose sum is scaled at once, in K steps.
+template <Format F>
+constexpr int SCALED_STEPS = (F == Format::q6_k ? GROUP_SIZE / 2 : GROUP_SIZE) / 4;
+
+// The bits above the nibbles in half 0 or 1 of a K block, from a K step on that is a multiple of SCALED_STEPS.
+template <Format F, int Half, int First>
+class HighBits {
+ public:
+  HighBits() = default;
+  explicit HighBits(const uint8_t* k_block) {
+    constexpr int64_t LINE = 4 * LANES, at = bits_of(F) == 6 ? 2 * Half + First / 4 : Half;
+    if constexpr (bits_of(F) == 5 || bits_of(F) == 6) line_ = load_bytes(k_block + GROUP_SIZE * LANES + at * LINE);
+  }
+  // The numbers of the next K step, with their high bits.
+  inline I32 add(I32 numbers) {
+    if constexpr (bits_of(F) == 5) return add_fifth_bits(numbers, line_);
+    if constexpr (bits_of(F) == 6) return add_high_pairs(numbers, line_);
+    return numbers;
+  }
+
+ private:
+  I32 line_;
+};
+
+// The scales and offsets of a panel's rows for some inputs. Products with units are exact.
+template <Format F>
+struct PanelScales {
+  const uint8_t* scales;  // of a K block
+  const uint16_t* units;  // of its 256 inputs, where there are two levels
+
+  PanelScales(const uint8_t* panel, int64_t k_block, int64_t units_bytes)
+      : scales(panel + units_bytes + k_block * (number_bytes_of(F) + scale_bytes_of(F)) + number_bytes_of(F)),
+        units(reinterpret_cast<const uint16_t*>(panel + k_block * K_BLOCK / UNIT_SIZE * unit_bytes_of(F))) {}
+
+  // `part`: half or, where the sums of 16 inputs are scaled, quarter of the K block.
+  inline F32 scale(int part) const {
+    if constexpr (F == Format::q6_k) return mul(load_fp16(units), load_int8(scales + part * LANES));
+    if constexpr (has_levels(F)) return mul(load_fp16(units), load_uint8(scales + part * LANES));
+    return load_fp16(reinterpret_cast<const uint16_t*>(scales) + part * LANES);
+  }
+  inline F32 offset(int part) const {
+    if constexpr (has_levels(F)) {
+      return sub(zero(), mul(load_fp16(units + LANES), load_uint8(scales + (2 + part) * LANES)));
+    }
+    return load_fp16(reinterpret_cast<const uint16_t*>(scales) + (2 + part) * LANES);
+  }
+};
 
 #if defined(__AVX512VNNI__)
 // The instruction takes any bytes, so it multiplies w instead of w - 128; the sums start with -128 times the sum of x.

@@ -51,6 +51,10 @@ auto micro_kernel_of(Format format) -> void (*)(const MicroTile&) {
     case Format::int4_offset: return micro_kernel_int4_offset;
     case Format::int5: return micro_kernel_int5;
     case Format::mxfp4: return micro_kernel_mxfp4;
+    case Format::q4_k: return micro_kernel_q4_k;
+    case Format::q5_k: return micro_kernel_q5_k;
+    case Format::q6_k: return micro_kernel_q6_k;
+    case Format::iq4: return micro_kernel_iq4;
   }
   return nullptr;
 }
@@ -71,10 +75,11 @@ inline int64_t prefetched_panel(const Blocking& blocking, const Piece& piece, in
 #if defined(__AMX_TILE__)
 
 // Integer sums are exact, so vectors may take the place of tiles: for a few rows, so many as take less time than scaling
-// the sums of whole tile registers for every group; and for int8, which vectors multiply where it lies, while a group
-// fills half of a tile register.
+// the sums of whole tile registers for every group; for int8, which vectors multiply where it lies, while a group fills
+// half of a tile register; and for groups of 16, which fill a quarter.
 inline bool uses_amx(const Packed& weights, int64_t rows) {
-  return weights.format == Format::bf16 || (weights.format != Format::int8 && rows > FEW_INT_ROWS);
+  if (weights.format == Format::int8 || weights.format == Format::q6_k) return false;
+  return weights.format == Format::bf16 || rows > FEW_INT_ROWS;
 }
 
 #endif
@@ -134,7 +139,23 @@ inline F32 with_bias(const uint16_t* bias, int64_t n, int64_t columns, F32 sums)
 
 }  // namespace
 
+namespace {
+
+// The outputs of each part beside those of the parts above.
+void linear_of_parts(const Packed& weights, const Rows& x, const Output& output, int threads) {
+  const int64_t bytes = output.element == Element::float32 ? 4 : 2;
+  Output own = output;
+  for (const Packed& part : *weights.parts) {
+    linear(part, x, own, threads);
+    own.rows.data = static_cast<uint8_t*>(own.rows.data) + part.rows * bytes;
+    own.bias = own.bias ? own.bias + part.rows : nullptr;
+  }
+}
+
+}  // namespace
+
 void linear(const Packed& weights, const Rows& x, const Output& output, int threads) {
+  if (weights.parts) return linear_of_parts(weights, x, output, threads);
   const uint16_t* bias = output.bias;
   if (weights.gated) {
     const int64_t half = weights.half();

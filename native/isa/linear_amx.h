@@ -13,11 +13,15 @@ namespace tokenmill::TM_ISA {
 inline auto macro_kernel_of(Format format) -> void (*)(const MacroTile&) {
   switch (format) {
     case Format::bf16: return macro_kernel_bf16;
-    case Format::int8: break;  // by vectors: linear.cpp
+    case Format::int8:
+    case Format::q6_k: break;  // by vectors: linear.cpp
     case Format::int4: return macro_kernel_int4;
     case Format::int4_offset: return macro_kernel_int4_offset;
     case Format::int5: return macro_kernel_int5;
     case Format::mxfp4: return macro_kernel_mxfp4;
+    case Format::q4_k: return macro_kernel_q4_k;
+    case Format::q5_k: return macro_kernel_q5_k;
+    case Format::iq4: return macro_kernel_iq4;
   }
   return nullptr;
 }

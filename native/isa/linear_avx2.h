@@ -20,6 +20,10 @@ void row_tiles_int4(const MicroTile& tile);
 void row_tiles_int4_offset(const MicroTile& tile);
 void row_tiles_int5(const MicroTile& tile);
 void row_tiles_mxfp4(const MicroTile& tile);
+void row_tiles_q4_k(const MicroTile& tile);
+void row_tiles_q5_k(const MicroTile& tile);
+void row_tiles_q6_k(const MicroTile& tile);
+void row_tiles_iq4(const MicroTile& tile);
 
 inline auto row_tiles_of(Format format) -> void (*)(const MicroTile&) {
   switch (format) {
@@ -29,6 +33,10 @@ inline auto row_tiles_of(Format format) -> void (*)(const MicroTile&) {
     case Format::int4_offset: return row_tiles_int4_offset;
     case Format::int5: return row_tiles_int5;
     case Format::mxfp4: return row_tiles_mxfp4;
+    case Format::q4_k: return row_tiles_q4_k;
+    case Format::q5_k: return row_tiles_q5_k;
+    case Format::q6_k: return row_tiles_q6_k;
+    case Format::iq4: return row_tiles_iq4;
   }
   return nullptr;
 }

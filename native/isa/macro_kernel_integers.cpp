@@ -22,23 +22,17 @@ uint8_t* panel_memory(int64_t bytes) {
   return memory.get() + (-reinterpret_cast<uintptr_t>(memory.get()) & 63);
 }
 
-// Nibbles and fifth bits to bytes, signed but where there are offsets.
+// Numbers to bytes, signed but where there are offsets.
 template <Format F>
 void unpack(const Packed& weights, const uint8_t* panel, uint8_t* to) {
-  const I32 zeros = _mm512_set1_epi8(NIBBLE_ZERO<F>);
+  const I32 zeros = _mm512_set1_epi8(static_cast<int8_t>(ZERO<F>));
+  panel += weights.units_bytes();
   for (int64_t k_block = 0; k_block < weights.k_blocks(); ++k_block, panel += weights.k_block_bytes()) {
-    I32 fifths[2];
-    if constexpr (F == Format::int5) {
-      fifths[0] = load_bytes(panel + GROUP_BYTES);
-      fifths[1] = load_bytes(panel + GROUP_BYTES + 64);
-    }
+    HighBits<F, 0, 0> first_bits(panel);
+    HighBits<F, 1, 0> second_bits(panel);
     for (int64_t at = 0; at < GROUP_BYTES; at += 64) {
       const I32 bytes = load_bytes(panel + at);
-      I32 first = nibbles<F, 0>(bytes), second = nibbles<F, 1>(bytes);
-      if constexpr (F == Format::int5) {
-        first = add_fifth_bits(first, fifths[0]);
-        second = add_fifth_bits(second, fifths[1]);
-      }
+      const I32 first = first_bits.add(nibbles<F, 0>(bytes)), second = second_bits.add(nibbles<F, 1>(bytes));
       _mm512_store_si512(to + at, _mm512_sub_epi8(first, zeros));
       _mm512_store_si512(to + at + GROUP_BYTES, _mm512_sub_epi8(second, zeros));
     }
@@ -48,8 +42,7 @@ void unpack(const Packed& weights, const uint8_t* panel, uint8_t* to) {
 
 template <Format F>
 struct IntegerMacroKernel {
-  static constexpr bool Offset = F == Format::int4_offset;
-  using Product = std::conditional_t<Offset, BytesProduct, SignedProduct>;
+  using Product = std::conditional_t<has_offsets(F), BytesProduct, SignedProduct>;
   const MacroTile& macro_tile;
   const uint8_t* panel;  // as it is packed, with its scales
   const uint8_t* bytes;  // its numbers, unpacked
@@ -65,17 +58,15 @@ struct IntegerMacroKernel {
   }
 
   [[gnu::always_inline]] void scale(const int32_t* sums, int64_t group, int64_t row, F32 (&totals)[TILE_ROWS]) const {
-    const Packed& weights = macro_tile.weights;
-    const uint8_t* k_block = panel + group / 2 * weights.k_block_bytes();
-    const auto* fp16 = reinterpret_cast<const uint16_t*>(k_block + weights.number_bytes()) + group % 2 * LANES;
-    const F32 scales = load_fp16(fp16);
+    const PanelScales<F> own(panel, group / 2, macro_tile.weights.units_bytes());
+    const F32 scales = own.scale(static_cast<int>(group % 2));
     const int64_t first = group * macro_tile.x.count + row;
     TM_UNROLL for (int m = 0; m < TILE_ROWS; ++m) {
       const F32 scale = broadcast(macro_tile.x.scales[first + m]);
       totals[m] = fma(to_float(load_bytes(sums + m * LANES)), mul(scales, scale), totals[m]);
-      if (Offset) {
+      if constexpr (has_offsets(F)) {
         const F32 sum = mul(broadcast(static_cast<float>(macro_tile.x.sums[first + m])), scale);
-        totals[m] = fma(load_fp16(fp16 + 2 * LANES), sum, totals[m]);
+        totals[m] = fma(own.offset(static_cast<int>(group % 2)), sum, totals[m]);
       }
     }
   }
@@ -150,6 +141,9 @@ void macro_kernel_of_groups(const MacroTile& macro_tile) {
 void macro_kernel_int4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4>(macro_tile); }
 void macro_kernel_int4_offset(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4_offset>(macro_tile); }
 void macro_kernel_int5(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int5>(macro_tile); }
+void macro_kernel_q4_k(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::q4_k>(macro_tile); }
+void macro_kernel_q5_k(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::q5_k>(macro_tile); }
+void macro_kernel_iq4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::iq4>(macro_tile); }
 void macro_kernel_mxfp4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::mxfp4>(macro_tile); }
 
 }  // namespace tokenmill::TM_ISA

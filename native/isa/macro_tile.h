@@ -84,6 +84,9 @@ void macro_kernel_int4(const MacroTile& macro_tile);
 void macro_kernel_int4_offset(const MacroTile& macro_tile);
 void macro_kernel_int5(const MacroTile& macro_tile);
 void macro_kernel_mxfp4(const MacroTile& macro_tile);
+void macro_kernel_q4_k(const MacroTile& macro_tile);
+void macro_kernel_q5_k(const MacroTile& macro_tile);
+void macro_kernel_iq4(const MacroTile& macro_tile);
 
 inline int64_t count_k_steps(const Packed& weights) {
   return weights.format == Format::bf16 ? weights.panel_bytes() / TILE_BYTES : weights.k_blocks();

@@ -90,6 +90,17 @@ void pack_integers(const Packed& weights, int64_t start, const QuantizedRows& so
   });
 }
 
+void pack_blocks(const Packed& weights, int64_t start, const BlockRows& source, int threads) {
+  const auto slices = cut_into_slices(weights, start, source.count);
+  const int64_t row_bytes = weights.depth / inputs_of(source.kind) * bytes_of(source.kind);
+  parallel_for(static_cast<int64_t>(slices.size()), threads, [&](int64_t s) {
+    for (int64_t i = 0; i < slices[s].count; ++i) {
+      const uint8_t* row = source.blocks + (slices[s].first + i) * row_bytes;
+      store_blocks(weights, slices[s].panel, slices[s].lane + i, row, source.kind);
+    }
+  });
+}
+
 void lookup(const Packed& weights, const int64_t* ids, const Rows& out, int threads) {
   parallel_for(out.count, out.count * weights.depth < 1 << 15 ? 1 : threads, [&](int64_t m) {
     const int64_t place = weights.place(ids[m]);

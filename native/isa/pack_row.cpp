@@ -2,65 +2,11 @@
 
 #include <cmath>
 
-#include "isa/bytes.h"
+#include "isa/panel_group.h"
 
 namespace tokenmill::TM_ISA {
 
 namespace {
-
-// Scales and offsets of int4 are stored as float16.
-inline uint16_t to_fp16(float value) { return static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)); }
-
-// Where a panel has a row's numbers of one group of 32 inputs: bytes, or the low or high nibbles of bytes, perhaps with
-// fifth bits.
-struct Group {
-  uint8_t* bytes;  // of the row's lane: 4 in each K step
-  int shift;
-  uint32_t mask;  // of the four bytes' numbers, unshifted
-  uint8_t* fifths;  // as `bytes`, with all K steps in the same four; null: there are none
-  uint8_t *scale, *offset;
-  int zero;  // what stands for 0 without offsets
-
-  Group(const Packed& weights, const uint8_t* panel, int64_t lane, int64_t group) {
-    const bool has_bytes = weights.format == Format::int8;
-    auto* k_block = const_cast<uint8_t*>(panel) + group / 2 * weights.k_block_bytes();
-    bytes = k_block + lane * 4 + (has_bytes ? group % 2 * GROUP_SIZE * LANES : 0);
-    shift = has_bytes ? 0 : group % 2 * 4;
-    mask = has_bytes ? 0xFFFFFFFF : 0x0F0F0F0F;
-    fifths = weights.format == Format::int5 ? k_block + (GROUP_SIZE + group % 2 * 4) * LANES + lane * 4 : nullptr;
-    scale = k_block + weights.number_bytes() + (group % 2 * LANES + lane) * 2;
-    offset = weights.format == Format::int4_offset ? scale + 2 * LANES * 2 : nullptr;
-    zero = has_bytes ? INT8_ZERO : fifths ? 16 : 8;
-  }
-  uint8_t& at(int64_t k) const { return bytes[k / 4 * 4 * LANES + k % 4]; }
-  int get(int64_t k) const {
-    const int low = at(k) >> shift & static_cast<int>(mask & 255);
-    return fifths ? low | (fifths[k % 4] >> (7 - k / 4) & 1) << 4 : low;
-  }
-  // Sets all 32 numbers, each from 0 to 15, 31 or 255.
-  void set(const uint8_t* numbers) const {
-    const uint32_t other = ~(mask << shift);
-    for (int64_t k = 0; k < GROUP_SIZE; k += 4) {
-      const uint32_t word = (load_word(&at(k)) & other) | (load_word(numbers + k) & mask) << shift;
-      std::memcpy(&at(k), &word, 4);
-    }
-    for (int64_t i = 0; fifths && i < 4; ++i) {
-      int bits = 0;
-      for (int64_t k = i; k < GROUP_SIZE; k += 4) bits |= (numbers[k] >> 4 & 1) << (7 - k / 4);
-      fifths[i] = static_cast<uint8_t>(bits);
-    }
-  }
-  void set_scale(uint16_t half) const { std::memcpy(scale, &half, 2); }
-  void set_offset(uint16_t half) const { std::memcpy(offset, &half, 2); }
-  float get_scale() const { return fp16_to_float(load_halfword(scale)); }
-  // Of mxfp4.
-  float get_number(int64_t k) const {
-    static constexpr int8_t numbers[] = {0, 1, 2, 3, 4, 6, 8, 12};
-    const int code = get(k), twice = numbers[code & 7];
-    return static_cast<float>(code & 8 ? -twice : twice) * get_scale();
-  }
-  float get_offset() const { return offset ? fp16_to_float(load_halfword(offset)) : -get_scale() * static_cast<float>(zero); }
-};
 
 inline float inverse(float value) { return value == 0 ? 0 : 1 / value; }
 
@@ -205,9 +151,7 @@ void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const Quanti
 
 void dequantize_row(const Packed& weights, const uint8_t* panel, int64_t lane, uint16_t* to) {
   for (int64_t k = 0; k < weights.depth; ++k) {
-    const Group group(weights, panel, lane, k / GROUP_SIZE);
-    if (weights.format == Format::mxfp4) to[k] = to_bf16(group.get_number(k % GROUP_SIZE));
-    else to[k] = to_bf16(static_cast<float>(group.get(k % GROUP_SIZE)) * group.get_scale() + group.get_offset());
+    to[k] = to_bf16(Group(weights, panel, lane, k / GROUP_SIZE).number(k % GROUP_SIZE));
   }
 }
 

@@ -19,6 +19,9 @@ void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const flo
 // Stores integers as they are.
 void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const QuantizedRow& row);
 
+// Stores a row of whole blocks as it is.
+void store_blocks(const Packed& weights, uint8_t* panel, int64_t lane, const uint8_t* blocks, BlockKind kind);
+
 // Converts a row to bf16.
 void dequantize_row(const Packed& weights, const uint8_t* panel, int64_t lane, uint16_t* to);
 

@@ -20,11 +20,13 @@ struct RowTile {
   const uint8_t* x;
   int64_t x_stride;         // bytes
   const float* scales;      // [groups][count], of the run and the rows
-  const int32_t* x_sums;
+  const int32_t* x_sums;    // of the inputs that are scaled at once
   int64_t count;
   float* sums;
   int64_t stride;
   const uint8_t* prefetch;  // read as `w` is, or null
+  const uint8_t* panel;     // of which the run begins at K block `first_block`
+  int64_t first_block, units_bytes;
 };
 
 inline void prefetch_line(const uint8_t* lines, int64_t line) {
@@ -49,7 +51,7 @@ inline void add_bytes(__m256i& sums, __m256i w, __m256i x) {
 // Each sum runs over pairs of the depth in order, the odd number of a pair first, as in the micro-kernel of one row.
 struct Bf16Tiles {
   static constexpr int MR = 6;  // beside a line of weights and a number of x
-  static constexpr int64_t X_BYTES = 4;
+  static constexpr int64_t X_BYTES = 4, SUMS = 1;
 
   template <int M>
   static void run(const RowTile& tile) {
@@ -69,25 +71,35 @@ struct Bf16Tiles {
   }
 };
 
+// Where a panel's K run lies in it, for the scales of two levels.
+template <Format F>
+inline PanelScales<F> scales_of(const RowTile& tile, int64_t block) {
+  return PanelScales<F>(tile.panel, tile.first_block + block, tile.units_bytes);
+}
+
 // Pairs of int16, inputs 0 and 2, or 1 and 3, of every four: there is no room in 16 bits for two products of bytes. The
 // weights are 128 too large, so the sums of a group begin with what that adds too much.
-struct Int8Tiles {
+template <Format F>
+struct ByteTiles {
   static constexpr int MR = 5, K_STEPS = GROUP_SIZE / 4;  // beside a line of weights, a pair of x and its product
-  static constexpr int64_t X_BYTES = 2;
-  static constexpr int64_t LINES = 2 * K_STEPS + 1;  // of a K block
+  static constexpr int64_t X_BYTES = 2, SUMS = 1;
+  // Of a K block.
+  static constexpr int64_t NUMBER_LINES = number_bytes_of(F) / 64, LINES = NUMBER_LINES + 1;
 
   template <int M>
   static void run(const RowTile& tile) {
     for (int64_t block = 0; block < tile.inputs / K_BLOCK; ++block) {
-      prefetch_line(tile.prefetch, block * LINES + 2 * K_STEPS);
-      add_group<M>(tile, block, 0);
-      add_group<M>(tile, block, 1);
+      prefetch_line(tile.prefetch, block * LINES + NUMBER_LINES);
+      add_group<M, 0>(tile, block);
+      add_group<M, 1>(tile, block);
     }
   }
 
-  template <int M>
-  [[gnu::always_inline]] static void add_group(const RowTile& tile, int64_t block, int64_t half) {
-    const int64_t group = 2 * block + half, first = group * tile.count, line = block * LINES + half * K_STEPS;
+  template <int M, int Half>
+  [[gnu::always_inline]] static void add_group(const RowTile& tile, int64_t block) {
+    constexpr bool HasNibbles = F != Format::int8;
+    const int64_t group = 2 * block + Half, first = group * tile.count;
+    const int64_t line = block * LINES + (HasNibbles ? 0 : Half * K_STEPS);
     __m256i low[M], high[M];
     TM_UNROLL for (int m = 0; m < M; ++m) {
       const int32_t start = -INT8_ZERO * tile.x_sums[first + m];
@@ -96,23 +108,24 @@ struct Int8Tiles {
     }
     const uint8_t *w = tile.w + line * 64, *x = tile.x + group * GROUP_SIZE * X_BYTES;
     TM_UNROLL for (int k_step = 0; k_step < K_STEPS; ++k_step, w += 4 * LANES, x += 4 * X_BYTES) {
-      prefetch_line(tile.prefetch, line + k_step);
-      const __m256i bytes_low = load_integers(w), bytes_high = load_integers(w + 32), mask = _mm256_set1_epi16(255);
-      const __m256i even_low = _mm256_and_si256(bytes_low, mask), even_high = _mm256_and_si256(bytes_high, mask);
+      if (!HasNibbles || k_step % 2 == Half) prefetch_line(tile.prefetch, line + k_step);
+      I32 bytes = load_bytes(w);
+      if constexpr (HasNibbles) bytes = nibbles<F, Half>(bytes);
+      const __m256i mask = _mm256_set1_epi16(255);
+      const __m256i even_low = _mm256_and_si256(bytes.low, mask), even_high = _mm256_and_si256(bytes.high, mask);
       TM_UNROLL for (int m = 0; m < M; ++m) {
         const __m256i numbers = broadcast_word(x + m * tile.x_stride);
         add_pairs(low[m], even_low, numbers);
         add_pairs(high[m], even_high, numbers);
       }
-      const __m256i odd_low = _mm256_srli_epi16(bytes_low, 8), odd_high = _mm256_srli_epi16(bytes_high, 8);
+      const __m256i odd_low = _mm256_srli_epi16(bytes.low, 8), odd_high = _mm256_srli_epi16(bytes.high, 8);
       TM_UNROLL for (int m = 0; m < M; ++m) {
         const __m256i numbers = broadcast_word(x + 4 + m * tile.x_stride);
         add_pairs(low[m], odd_low, numbers);
         add_pairs(high[m], odd_high, numbers);
       }
     }
-    const uint8_t* halves = tile.w + (block * LINES + 2 * K_STEPS) * 64 + half * LANES * 2;
-    const F32 scales = load_fp16(reinterpret_cast<const uint16_t*>(halves));
+    const F32 scales = scales_of<F>(tile, block).scale(Half);
     TM_UNROLL for (int m = 0; m < M; ++m) {
       float* total = tile.sums + m * tile.stride;
       const F32 sums = to_float(I32{low[m], high[m]});
@@ -122,40 +135,42 @@ struct Int8Tiles {
 };
 
 // Bytes. A group's products in a lane of 16 bits, two of each K step, are 16 * 15 * 127 together: less than 2^15. Those of
-// mxfp4 are 16 * 24 * 127 and those of int5 16 * 31 * 127, so they are added up in two parts.
+// larger numbers are added up in parts: 24 of mxfp4 and 31 of five bits in two, 63 of six bits in four.
 template <Format F>
-struct Int4Tiles {
-  static constexpr bool Offset = F == Format::int4_offset;
-  static constexpr int MR = 5, K_STEPS = GROUP_SIZE / 4, PART = NIBBLE_ZERO<F> > 8 ? K_STEPS / 2 : K_STEPS;
-  static constexpr int64_t X_BYTES = 1;
+struct NibbleTiles {
+  static constexpr int K_STEPS = GROUP_SIZE / 4, STEPS = SCALED_STEPS<F>;
+  static constexpr int MR = 5, PART = bits_of(F) == 6 ? 2 : bits_of(F) == 5 || F == Format::mxfp4 ? 4 : 8;
+  static constexpr int64_t X_BYTES = 1, SUMS = K_STEPS / STEPS;  // of the integers of x in a group
   // Of a K block.
-  static constexpr int64_t NUMBER_LINES = number_bytes_of(F) / 64, LINES = NUMBER_LINES + (Offset ? 2 : 1);
+  static constexpr int64_t NUMBER_LINES = number_bytes_of(F) / 64, LINES = NUMBER_LINES + scale_bytes_of(F) / 64;
 
   template <int M>
   static void run(const RowTile& tile) {
     const uint8_t* w = tile.w;
     for (int64_t block = 0; block < tile.inputs / K_BLOCK; ++block, w += LINES * 64) {
       for (int64_t line = K_STEPS; line < LINES; ++line) prefetch_line(tile.prefetch, block * LINES + line);
-      add_group<M, 0>(tile, block, w);
-      add_group<M, 1>(tile, block, w);
+      add_part<M, 0, 0>(tile, block, w);
+      if constexpr (STEPS < K_STEPS) add_part<M, 0, STEPS>(tile, block, w);
+      add_part<M, 1, 0>(tile, block, w);
+      if constexpr (STEPS < K_STEPS) add_part<M, 1, STEPS>(tile, block, w);
     }
   }
 
-  // Half 0 or 1 of a K block: the low or high nibbles of its bytes.
-  template <int M, int Half>
-  [[gnu::always_inline]] static void add_group(const RowTile& tile, int64_t block, const uint8_t* w) {
+  // Half 0 or 1 of a K block: the low or high nibbles of its bytes; of these the K steps from First on that are scaled at
+  // once.
+  template <int M, int Half, int First>
+  [[gnu::always_inline]] static void add_part(const RowTile& tile, int64_t block, const uint8_t* w) {
+    constexpr int PARTS = K_STEPS / STEPS, Part = Half * PARTS + First / STEPS;
     __m256i low[M], high[M];
     I32 exact[M];
     const __m256i ones = _mm256_set1_epi16(1);
-    const uint8_t* x = tile.x + (2 * block + Half) * GROUP_SIZE;
-    I32 fifth_bits;
-    if constexpr (F == Format::int5) fifth_bits = load_bytes(w + (K_STEPS + Half) * 4 * LANES);
-    TM_UNROLL for (int part = 0; part < K_STEPS; part += PART) {
+    const uint8_t* x = tile.x + (2 * block + Half) * GROUP_SIZE + First * 4;
+    HighBits<F, Half, First> high_bits(w);
+    TM_UNROLL for (int part = First; part < First + STEPS; part += PART) {
       TM_UNROLL for (int m = 0; m < M; ++m) low[m] = high[m] = _mm256_setzero_si256();
       for (int k_step = part; k_step < part + PART; ++k_step, x += 4) {
         if (k_step % 2 == Half) prefetch_line(tile.prefetch, block * LINES + k_step);
-        I32 numbers = nibbles<F, Half>(load_bytes(w + k_step * 4 * LANES));
-        if constexpr (F == Format::int5) numbers = add_fifth_bits(numbers, fifth_bits);
+        const I32 numbers = high_bits.add(nibbles<F, Half>(load_bytes(w + k_step * 4 * LANES)));
         TM_UNROLL for (int m = 0; m < M; ++m) {
           const __m256i four = broadcast_word(x + m * tile.x_stride);
           add_bytes(low[m], numbers.low, four);
@@ -164,26 +179,25 @@ struct Int4Tiles {
       }
       TM_UNROLL for (int m = 0; m < M; ++m) {
         const I32 sums = {_mm256_madd_epi16(low[m], ones), _mm256_madd_epi16(high[m], ones)};
-        exact[m] = part == 0 ? sums : I32{_mm256_add_epi32(exact[m].low, sums.low),
-                                          _mm256_add_epi32(exact[m].high, sums.high)};
+        exact[m] = part == First ? sums : I32{_mm256_add_epi32(exact[m].low, sums.low),
+                                              _mm256_add_epi32(exact[m].high, sums.high)};
       }
     }
-    const auto* halves = reinterpret_cast<const uint16_t*>(w + NUMBER_LINES * 64) + Half * LANES;
-    const F32 scales = load_fp16(halves);
+    const PanelScales<F> scales = scales_of<F>(tile, block);
+    const F32 own = scales.scale(Part);
     TM_UNROLL for (int m = 0; m < M; ++m) {
-      const int64_t at = (2 * block + Half) * tile.count + m;
-      const __m256i x_sum = _mm256_set1_epi32(tile.x_sums[at]);
+      const int32_t x_sum = tile.x_sums[(2 * PARTS * block + Part) * tile.count + m];
       I32 sums = exact[m];
-      if (!Offset) {
-        const __m256i too_much = _mm256_set1_epi32(NIBBLE_ZERO<F> * tile.x_sums[at]);
+      if (!has_offsets(F)) {
+        const __m256i too_much = _mm256_set1_epi32(ZERO<F> * x_sum);
         sums = {_mm256_sub_epi32(sums.low, too_much), _mm256_sub_epi32(sums.high, too_much)};
       }
-      const F32 scale = broadcast(tile.scales[at]);
+      const F32 scale = broadcast(tile.scales[(2 * block + Half) * tile.count + m]);
       float* totals = tile.sums + m * tile.stride;
-      F32 total = fma(to_float(sums), mul(scales, scale), load(totals));
-      if (Offset) {
-        const F32 sum = mul(to_float(I32{x_sum, x_sum}), scale);
-        total = fma(load_fp16(halves + 2 * LANES), sum, total);
+      F32 total = fma(to_float(sums), mul(own, scale), load(totals));
+      if constexpr (has_offsets(F)) {
+        const F32 sum = mul(broadcast(static_cast<float>(x_sum)), scale);
+        total = fma(scales.offset(Part), sum, total);
       }
       store(totals, total);
     }
@@ -205,22 +219,27 @@ void run_panel(const MicroTile& piece, int p, int64_t block) {
   const int64_t block_bytes = is_bf16 ? K_BLOCK * LANES * 2 : weights.k_block_bytes(), first = block * K_BLOCK;
   const int64_t depth = is_bf16 ? (weights.depth + 1) / 2 * 2 : weights.k_blocks() * K_BLOCK;
   const int64_t inputs = depth - first < RUN_BLOCKS * K_BLOCK ? depth - first : RUN_BLOCKS * K_BLOCK;
-  const int64_t offset = p * weights.panel_bytes() + block * block_bytes;
+  const int64_t units_bytes = is_bf16 ? 0 : weights.units_bytes();
+  const int64_t offset = p * weights.panel_bytes() + units_bytes + block * block_bytes;
   const int64_t tiles = ceil_div(piece.rows, Tiles::MR);
   for (int64_t i = 0; i < tiles; ++i) {
     // Tiles of nearly equal height. The first one prefetches: each line once.
     const int64_t top = piece.rows * i / tiles, end = piece.rows * (i + 1) / tiles, row = piece.row + top;
     const int64_t scale = 2 * block * piece.x.count + row;  // of the first group
+    const int64_t sum = 2 * block * Tiles::SUMS * piece.x.count + row;
     const RowTile tile = {weights.data + piece.panel * weights.panel_bytes() + offset,
                           inputs,
                           piece.x.data + row * piece.x.stride + first * Tiles::X_BYTES,
                           piece.x.stride,
                           is_bf16 ? nullptr : piece.x.scales + scale,
-                          is_bf16 ? nullptr : piece.x.sums + scale,
+                          is_bf16 ? nullptr : piece.x.sums + sum,
                           piece.x.count,
                           piece.sums + top * piece.stride + p * LANES,
                           piece.stride,
-                          i == 0 && piece.prefetch_panel ? piece.prefetch_panel + offset : nullptr};
+                          i == 0 && piece.prefetch_panel ? piece.prefetch_panel + offset : nullptr,
+                          weights.data + (piece.panel + p) * weights.panel_bytes(),
+                          block,
+                          units_bytes};
     run_tile<Tiles>(static_cast<int>(end - top), tile, std::make_integer_sequence<int, Tiles::MR>());
   }
 }
@@ -238,11 +257,15 @@ void run_row_tiles(const MicroTile& piece) {
 }  // namespace
 
 void row_tiles_bf16(const MicroTile& tile) { run_row_tiles<Bf16Tiles>(tile); }
-void row_tiles_int8(const MicroTile& tile) { run_row_tiles<Int8Tiles>(tile); }
-void row_tiles_int4(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::int4>>(tile); }
-void row_tiles_int4_offset(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::int4_offset>>(tile); }
-void row_tiles_int5(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::int5>>(tile); }
-void row_tiles_mxfp4(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::mxfp4>>(tile); }
+void row_tiles_int8(const MicroTile& tile) { run_row_tiles<ByteTiles<Format::int8>>(tile); }
+void row_tiles_iq4(const MicroTile& tile) { run_row_tiles<ByteTiles<Format::iq4>>(tile); }
+void row_tiles_int4(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::int4>>(tile); }
+void row_tiles_int4_offset(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::int4_offset>>(tile); }
+void row_tiles_int5(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::int5>>(tile); }
+void row_tiles_q4_k(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::q4_k>>(tile); }
+void row_tiles_q5_k(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::q5_k>>(tile); }
+void row_tiles_q6_k(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::q6_k>>(tile); }
+void row_tiles_mxfp4(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::mxfp4>>(tile); }
 
 }  // namespace tokenmill::TM_ISA
 

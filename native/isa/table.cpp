@@ -26,6 +26,7 @@ const KernelTable& table() {
       .name = TM_NAME(TM_ISA),
       .pack = pack,
       .pack_integers = pack_integers,
+      .pack_blocks = pack_blocks,
       .linear = linear,
       .argmax = argmax,
       .lookup = lookup,

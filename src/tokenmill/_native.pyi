@@ -37,6 +37,13 @@ class Kernels:
         offsets: Address,
         groups: int,
     ) -> None: ...
+    def pack_blocks(self, weights: Packed, start: int, blocks: Address, count: int, kind: int) -> None:
+        """Pack rows of llama.cpp's blocks.
+
+        Raises:
+            ValueError: blocks of this kind do not fit the matrix.
+        """
+
     def linear(
         self,
         weights: Packed,
@@ -216,6 +223,8 @@ class Packed:
     @property
     def num_bytes(self) -> int: ...
     def place(self, data: Address) -> None: ...
+    def add_part(self, part: Packed) -> None:
+        """Add the next rows of a matrix of parts; their memory is placed already."""
 
 class StateRows:
     """Slots [requests] int64, and where their tokens start and stop, [requests] int32 each; all stay where they are."""
@@ -230,9 +239,17 @@ class PlannedStep:
         """How many leading KV splits of each request are read for several requests at once."""
 
 class LayerKV:
-    """KV memory of one layer; scales are 0 for bf16."""
+    """KV memory of one layer; scales are 0 for bf16. Numbers and scales from a page to the next."""
 
-    def __init__(self, keys: Address, values: Address, key_scales: Address, value_scales: Address) -> None: ...
+    def __init__(
+        self,
+        keys: Address,
+        values: Address,
+        key_scales: Address,
+        value_scales: Address,
+        page_numbers: int,
+        page_scales: int,
+    ) -> None: ...
 
 class HeadNorms:
     """Weights of the norms of q, k and v; 0 where the model has none."""
@@ -252,6 +269,7 @@ class AttentionLayer:
         window: int,
         sinks: Address,
         reads_only: bool = False,
+        first: int = 0,
     ) -> None: ...
 
 class Attention:
@@ -379,6 +397,7 @@ class DecoderLayer:
         residual_multiplier: float,
         end: LayerEnd,
     ) -> None: ...
+    def pair(self, norm: Address, begins_stream: bool) -> None: ...
 
 class LayerEnd:
     """A third block and a number that multiplies a layer's output, where they are; see native/decoder.h."""
@@ -457,6 +476,7 @@ class Decoder:
         """Give layers inputs of their own; see native/decoder.h."""
 
     def add(self, layer: DecoderLayer) -> None: ...
+    def tap(self, boundaries: Sequence[int]) -> None: ...
     def gather(self, ranks: Ranks, shared: Address, first_token: int, first_head: int) -> None: ...
     def shared_numbers(self, tokens: int) -> int: ...
     def scratch_numbers(self, tokens: int) -> int: ...
@@ -472,6 +492,7 @@ class Decoder:
         adapters: Sequence[Adapter],
         media: StepMedia,
         states: StepStates | None,
+        taps: Address,
         scratch: Address,
         out: Address,
     ) -> bool:

@@ -16,8 +16,8 @@ from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows, Wei
 # What stands for 0 in formats of few bits without offsets.
 ZEROS = {PackedFormat.INT4: 8, PackedFormat.INT5: 16}
 INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET, PackedFormat.INT5]
-# What floats are made to; see test_native_mxfp4.py for what is taken as it is stored.
-every_format = pytest.mark.parametrize("format", [one for one in PackedFormat if one is not PackedFormat.MXFP4])
+# What floats are made to; see test_native_mxfp4.py and test_native_blocks.py for what is taken as it is stored.
+every_format = pytest.mark.parametrize("format", [PackedFormat.BF16, *INTEGERS])
 every_integer_format = pytest.mark.parametrize("format", INTEGERS)
 EPSILON = {torch.float32: 2**-22, torch.bfloat16: 2**-8}
 

@@ -22,9 +22,9 @@ from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.kernels.torch_kernels import TorchKernels
-from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows
+from tokenmill.model.quantization.blocks import LAYOUTS
+from tokenmill.model.quantization.packed import BlockRows, Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows
 from tokenmill.model.weights.checkpoint import read_architecture
-from tokenmill.model.weights.gguf.blocks import LAYOUTS
 from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.gguf.folder import LINK_NAME
 from tokenmill.model.weights.gguf.values import packed_formats, read_rows
@@ -68,21 +68,32 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
     writer.write_tensors_to_file()
     writer.close()
     rows = read_rows(open_gguf(tmp_path / "x.gguf").tensors["some"])
-    assert isinstance(rows, QuantizedRows)
+    assert isinstance(rows, QuantizedRows | BlockRows)
     want = torch.from_numpy(quants.dequantize(stored, block))
     torch.testing.assert_close(floats(rows), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(native is None, reason="the native kernels are not built here")
-@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "IQ4_NL", "TQ2_0"])
-def test_integers_of_blocks_are_kept_as_they_are(kind: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("kind", "format"),
+    [
+        ("Q8_0", "INT8"),
+        ("Q5_0", "INT5"),
+        ("Q4_0", "INT4"),
+        ("Q4_1", "INT4_OFFSET"),
+        ("IQ4_NL", "INT8"),
+        ("TQ2_0", "INT8"),
+    ],
+)
+def test_integers_of_blocks_are_kept_as_they_are(kind: str, format: str, rng: np.random.Generator) -> None:
     block = GGMLQuantizationType[kind]
     shape = quants.quant_shape_to_byte_shape((40, 512), block)
     unit_bytes, decode = LAYOUTS[kind]
     units = rng.integers(0, 256, shape, dtype=np.uint8).reshape(-1, unit_bytes) & 0xBF
-    bits, values, scales, _ = decode(units)
-    rows = QuantizedRows(bits, values.reshape(40, 512), scales.reshape(40, -1))
-    matrix = PackedWeight(native, (40, 512), format=PackedFormat.INT8)
+    bits, values, scales, offsets = decode(units)
+    offsets = None if offsets is None else offsets.reshape(40, -1)
+    rows = QuantizedRows(bits, values.reshape(40, 512), scales.reshape(40, -1), offsets)
+    matrix = PackedWeight(native, (40, 512), format=PackedFormat[format])
     matrix.load_rows(0, rows)
     assert torch.equal(matrix.lookup(torch.arange(40)), floats(rows).bfloat16())
 
@@ -267,4 +278,4 @@ def test_experts_of_four_bits_keep_their_codes(tmp_path: Path, rng: np.random.Ge
     assert isinstance(rows, Mxfp4Rows)
     want = torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType.MXFP4))
     assert torch.equal(floats(rows), want)
-    assert packed_formats(file) == PackedFormats(experts=PackedFormat.MXFP4)
+    assert packed_formats(file).for_floats() == PackedFormats(experts=PackedFormat.MXFP4)

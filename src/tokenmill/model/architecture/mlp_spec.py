@@ -35,7 +35,7 @@ class MlpSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStack:
-    """Names of the tensors in which a checkpoint may store all experts of a layer, and their order there.
+    """The tensors in which checkpoints may store all experts of a layer.
 
     Attributes:
         gate_up, down: names of the tensors, with a place for the layer.

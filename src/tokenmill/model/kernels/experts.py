@@ -6,9 +6,9 @@ Imports no torch; the loop runs on tensors, by their methods.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, WeightRole
+from tokenmill.model.kernels.protocol import NO_PARTS, ExpertBiases, Experts, Gate, LinearWeight, Parts, WeightRole
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenmill.platform.arrays import Array
 
 
-class ExpertMaker:
+class ExpertMaker(Protocol):
     """The part of `Kernels` that makes experts with one weight per matrix, for kernels to inherit."""
 
     def experts(
@@ -28,13 +28,13 @@ class ExpertMaker:
         biases = self._biases(num_experts, hidden_size, size) if has_biases else None
         return self._mixture(gate_up, down, gate, biases)
 
-    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+    def linear_weight(
+        self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR, parts: Parts = NO_PARTS
+    ) -> LinearWeight:
         """Make an unfilled weight."""
-        raise NotImplementedError
 
     def vector(self, size: int) -> Array:
         """Make an unfilled vector."""
-        raise NotImplementedError
 
     def _mixture(
         self, gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], gate: Gate, biases: ExpertBiases | None

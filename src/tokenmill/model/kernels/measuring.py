@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.model.kernels.protocol import Experts, Gate, Kernels, LinearWeight, WeightRole
+from tokenmill.model.kernels.protocol import NO_PARTS, Experts, Gate, Kernels, LinearWeight, Parts, WeightRole
 from tokenmill.platform.memory import Arena
 
 if TYPE_CHECKING:
@@ -40,9 +40,11 @@ class MeasuringKernels:
         """Return kernels for the weights of layer `index`, which add to the same sizes."""
         return MeasuringKernels(self._kernels.of_layer(index), self.sizes)
 
-    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+    def linear_weight(
+        self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR, parts: Parts = NO_PARTS
+    ) -> LinearWeight:
         """Make an unfilled weight and record its size."""
-        matrix = self._kernels.linear_weight(out_size, in_size, role)
+        matrix = self._kernels.linear_weight(out_size, in_size, role, parts)
         self.sizes.append(matrix.num_bytes)
         return matrix
 

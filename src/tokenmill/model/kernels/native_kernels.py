@@ -18,10 +18,19 @@ from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_recurrence import NativeRecurrence
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.operands import contiguous, in_pieces, is_a, stride, zeros_like
-from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, SigmoidScores, WeightRole
-from tokenmill.model.kernels.random_numbers import seeded_normal
+from tokenmill.model.kernels.parted_weight import PartedWeight
+from tokenmill.model.kernels.protocol import (
+    NO_PARTS,
+    ExpertBiases,
+    Experts,
+    Gate,
+    LinearWeight,
+    Parts,
+    SigmoidScores,
+    WeightRole,
+)
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats
-from tokenmill.model.quantization.stored_array import Floats, StoredArray
+from tokenmill.model.quantization.stored_array import Floats, StoredArray, seeded_normal
 from tokenmill.platform.arrays import address
 from tokenmill.platform.memory import Arena
 
@@ -70,12 +79,20 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
         """Return the same kernels with the formats of layer `index`."""
         return self.with_formats(self.formats.of_layer(index))
 
-    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
-        """Make an unfilled packed weight in the format for its role."""
-        return PackedWeight(self.native, (out_size, in_size), role, self._format(role), self.has_memory, self._arena)
+    def linear_weight(
+        self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR, parts: Parts = NO_PARTS
+    ) -> LinearWeight:
+        """Make an unfilled packed weight in the format for its role, or in those of its parts."""
+        general = self._format(role)
+        rows = [(self.formats.of_part(name, general), count) for name, count in parts.items() if count]
+        if len({format for format, _ in rows}) > 1 and role is not WeightRole.GATE_UP:
+            return PartedWeight(self.native, in_size, rows, self.has_memory, self._arena)
+        format = rows[0][0] if rows else self.formats.of_part(role.value, general)
+        return PackedWeight(self.native, (out_size, in_size), role, format, self.has_memory, self._arena)
 
     def _expert_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
-        format = self.formats.experts or self.formats.layers
+        part = "expert_gate" if role is WeightRole.GATE_UP else "expert_down"
+        format = self.formats.of_part(part, self.formats.experts or self.formats.layers)
         return PackedWeight(self.native, (out_size, in_size), role, format, self.has_memory, self._arena)
 
     def _mixture(

@@ -23,6 +23,8 @@ from tokenmill.model.kernels.operands import (
 )
 from tokenmill.model.kernels.protocol import Gate, WeightRole
 from tokenmill.model.quantization.packed import (
+    BLOCK_FORMATS,
+    BlockRows,
     Mxfp4Rows,
     PackedFormat,
     QuantizedRows,
@@ -56,6 +58,8 @@ class Element(IntEnum):
     FLOAT16 = 2
 
 
+# The numbers that llama.cpp and native/packed.h give the kinds of blocks.
+BLOCK_NUMBERS = {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23}
 STORED_ELEMENTS = {"BF16": Element.BF16, "F32": Element.FLOAT32, "F16": Element.FLOAT16}
 
 
@@ -108,13 +112,18 @@ class PackedWeight:
     def load_rows(self, start: int, rows: Rows | torch.Tensor) -> None:
         """Pack rows from row `start` on; keep rows already quantized in this format, round all others."""
         assert self._memory is not None, "a weight that is only measured is not filled"
-        if not isinstance(rows, StoredArray | QuantizedRows | Mxfp4Rows | WeightedRows):
+        if not isinstance(rows, StoredArray | QuantizedRows | Mxfp4Rows | BlockRows | WeightedRows):
             from tokenmill.model.kernels.stored_tensors import stored
 
             rows = stored(rows)
         count, size = rows.shape
         if size != self.shape[1] or start < 0 or start + count > self.shape[0]:
             raise ValueError(f"rows {start} to {start + count} of {size} inputs do not fit a matrix of {self.shape}")
+        if isinstance(rows, BlockRows):
+            if BLOCK_FORMATS.get(rows.kind) is self._format:
+                self._load_blocks(start, rows)
+                return
+            rows = rows.unpacked()
         if isinstance(rows, Mxfp4Rows) and self._format is PackedFormat.MXFP4:
             self._load_integers(start, _nibbles(rows))
         elif isinstance(rows, QuantizedRows) and self._takes(rows):
@@ -146,6 +155,10 @@ class PackedWeight:
             0 if offsets is None else offsets.ctypes.data,
             scales.shape[1],
         )
+
+    def _load_blocks(self, start: int, rows: BlockRows) -> None:
+        blocks = np.ascontiguousarray(rows.blocks)
+        self._kernels.pack_blocks(self.packed, start, blocks.ctypes.data, len(blocks), BLOCK_NUMBERS[rows.kind])
 
     def _takes(self, rows: QuantizedRows) -> bool:
         if rows.group_size % GROUP and rows.scales.shape[1] > 1:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenmill.model.kernels.experts import LoopedExperts
 from tokenmill.model.kernels.native_kernels import NativeExperts, NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
-from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, WeightRole
+from tokenmill.model.kernels.protocol import NO_PARTS, ExpertBiases, Experts, Gate, LinearWeight, Parts, WeightRole
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats
 from tokenmill.platform.arrays import address
 
@@ -86,7 +86,9 @@ class ObservingKernels(NativeKernels):
         """Return these kernels."""
         return self
 
-    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+    def linear_weight(
+        self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR, parts: Parts = NO_PARTS
+    ) -> LinearWeight:
         """Make an unfilled matrix."""
         return ObservedWeight(self.native, (out_size, in_size), role, self._format(role))
 

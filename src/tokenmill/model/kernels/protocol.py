@@ -9,9 +9,10 @@ Of activations the protocol speaks as tensors; native kernels take NumPy arrays 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ class WeightRole(Enum):
     HEAD = "head"  # the output head: one row per token of the vocabulary
     ROUTER = "router"  # small, and its errors send tokens to other experts
     ADAPTER = "adapter"  # small, and added to what a matrix of fewer bits gives
+
+
+Parts: TypeAlias = Mapping[str, int]
+"""The projections of one input that are stacked in a matrix: role in a table of names -> rows, from the first on."""
+NO_PARTS: Parts = MappingProxyType({})
 
 
 class Gate(IntEnum):
@@ -163,7 +169,9 @@ class Kernels(Protocol):
     def of_layer(self, index: int) -> Kernels:
         """Return the same kernels for the weights of layer `index`, which may have formats of its own."""
 
-    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+    def linear_weight(
+        self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR, parts: Parts = NO_PARTS
+    ) -> LinearWeight:
         """Make an unfilled weight."""
 
     def experts(

@@ -9,12 +9,20 @@ from torch.nn import functional
 
 from tokenmill.model.kernels import recurrence
 from tokenmill.model.kernels.experts import ExpertMaker
-from tokenmill.model.kernels.protocol import LEAST_SUM, Gate, Kernels, LinearWeight, SigmoidScores, WeightRole
-from tokenmill.model.kernels.random_numbers import seeded_normal
+from tokenmill.model.kernels.protocol import (
+    LEAST_SUM,
+    NO_PARTS,
+    Gate,
+    Kernels,
+    LinearWeight,
+    Parts,
+    SigmoidScores,
+    WeightRole,
+)
 from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.stored_tensors import floats, tensor_over
 from tokenmill.model.quantization.packed import Rows
-from tokenmill.model.quantization.stored_array import Floats, StoredArray
+from tokenmill.model.quantization.stored_array import Floats, StoredArray, seeded_normal
 from tokenmill.platform.memory import Arena
 
 if TYPE_CHECKING:
@@ -135,7 +143,9 @@ class TorchKernels(ExpertMaker):
         """Return these kernels: all layers have the same format."""
         return self
 
-    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+    def linear_weight(
+        self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR, parts: Parts = NO_PARTS
+    ) -> LinearWeight:
         """Make an unfilled row-major weight."""
         return TorchWeight(out_size, in_size, self._dtype, self._device)
 

@@ -49,7 +49,9 @@ class Linear:
         size = sum(part.count for part in parts.values())
         self.parts = parts
         self.inputs = Part.whole(inputs) if isinstance(inputs, int) else inputs
-        self.weight = kernels.linear_weight(size, self.inputs.count, role)
+        self.weight = kernels.linear_weight(
+            size, self.inputs.count, role, {name: part.count for name, part in parts.items()}
+        )
         self._has_bias = bias
         self.bias = kernels.vector(size) if bias and self.inputs.start == 0 else None
         self._collective = collective

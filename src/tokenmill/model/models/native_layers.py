@@ -45,6 +45,8 @@ def bind_layer(layer: Layer, groups: Sequence[NativeAttention]) -> _native.Decod
         residual_multiplier=layer.spec.residual_multiplier,
         end=_bind_end(native, layer),
     )
+    if layer.hidden_norm is not None:
+        bound.pair(address_of(layer.hidden_norm.weight), layer.spec.begins_normed)
     return bound
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.model.quantization.blocks import LAYOUTS, Bytes
 from tokenmill.model.quantization.stored_array import StoredArray
 
 Numbers = npt.NDArray[Any]
@@ -96,6 +97,42 @@ def powers_of_two(exponents: npt.NDArray[np.int32]) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockRows:
+    """n rows of a weight in llama.cpp's blocks, as a file has them; see blocks.py.
+
+    Attributes:
+        kind: name of the blocks' type, of `LAYOUTS`.
+        in_size: numbers of a row, whole blocks.
+        blocks: [n, bytes of a row] uint8.
+    """
+
+    kind: str
+    in_size: int
+    blocks: Bytes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, in_size)."""
+        return len(self.blocks), self.in_size
+
+    def unpacked(self) -> QuantizedRows:
+        """Return the codes, and the scales and offsets multiplied out."""
+        unit_bytes, decode = LAYOUTS[self.kind]
+        bits, values, scales, offsets = decode(np.ascontiguousarray(self.blocks).reshape(-1, unit_bytes))
+        per_row = len(self.blocks), -1
+        return QuantizedRows(
+            bits,
+            values.reshape(self.shape),
+            scales.astype(np.float32, copy=False).reshape(per_row),
+            None if offsets is None else offsets.astype(np.float32, copy=False).reshape(per_row),
+        )
+
+    def dequantize(self) -> Floats:
+        """Return the weight as [n, in_size] float32."""
+        return self.unpacked().dequantize()
+
+
+@dataclass(frozen=True, slots=True)
 class WeightedRows:
     """n rows of a weight in floats, and how much the square of an error in each input's numbers weighs.
 
@@ -113,7 +150,7 @@ class WeightedRows:
         return self.values.shape[0], self.values.shape[1]
 
 
-Rows: TypeAlias = StoredArray | QuantizedRows | Mxfp4Rows | WeightedRows
+Rows: TypeAlias = StoredArray | QuantizedRows | Mxfp4Rows | BlockRows | WeightedRows
 """Rows of a weight, [n, in_size]: floats as they are stored, or quantized."""
 
 
@@ -126,6 +163,8 @@ def pick_rows(rows: Rows, index: Sequence[int]) -> Rows:
             return QuantizedRows(rows.bits, rows.values[index], rows.scales[index], offsets)
         case Mxfp4Rows():
             return Mxfp4Rows(rows.blocks[index], rows.scales[index])
+        case BlockRows():
+            return BlockRows(rows.kind, rows.in_size, rows.blocks[index])
         case WeightedRows():
             return WeightedRows(rows.values[index], rows.importance)
     return rows[index]
@@ -134,6 +173,8 @@ def pick_rows(rows: Rows, index: Sequence[int]) -> Rows:
 def pick_columns(rows: Rows, index: Sequence[int]) -> Rows:
     """Return the numbers of each row at `index`, in this order; rows stay quantized if whole groups are picked."""
     index = list(index)
+    if isinstance(rows, BlockRows):
+        rows = rows.unpacked()
     if isinstance(rows, QuantizedRows):
         size, starts = rows.group_size, index[:: rows.group_size]
         if not any(start % size for start in starts) and index == [one + at for one in starts for at in range(size)]:
@@ -162,6 +203,22 @@ class PackedFormat(IntEnum):
     INT4_OFFSET = 3  # and an offset
     MXFP4 = 4  # see `Mxfp4Rows`
     INT5 = 5  # as INT4
+    Q4_K = 6  # llama.cpp's blocks of these names, in panels: integers times units of 256 inputs are scales and offsets
+    Q5_K = 7
+    Q6_K = 8  # a scale for each 16 inputs
+    IQ4 = 9  # codes of the 16 integers of IQ4_NL, and a scale for each 32 inputs
+
+
+BLOCK_FORMATS: Mapping[str, PackedFormat] = MappingProxyType(
+    {
+        "Q4_K": PackedFormat.Q4_K,
+        "Q5_K": PackedFormat.Q5_K,
+        "Q6_K": PackedFormat.Q6_K,
+        "IQ4_NL": PackedFormat.IQ4,
+        "IQ4_XS": PackedFormat.IQ4,
+    }
+)
+"""Kinds of `BlockRows` -> the format that takes them as they are, and takes nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +231,8 @@ class PackedFormats:
         experts: None: as the other matrices of the layers.
         gate_up, down: the two matrices of dense feed-forward blocks; None: as the others.
         by_layer: the formats of each layer, where they differ; empty: they do not.
+        parts: role of a projection, or `embedding` or `head` -> its format, where a file has one for each; others are
+            those above.
     """
 
     layers: PackedFormat = PackedFormat.BF16
@@ -182,10 +241,19 @@ class PackedFormats:
     gate_up: PackedFormat | None = None
     down: PackedFormat | None = None
     by_layer: tuple[PackedFormats, ...] = ()
+    parts: tuple[tuple[str, PackedFormat], ...] = ()
 
     def of_layer(self, index: int) -> PackedFormats:
         """Return the formats of layer `index`."""
         return self.by_layer[index] if self.by_layer else self
+
+    def of_part(self, role: str, otherwise: PackedFormat) -> PackedFormat:
+        """Return the format of a projection, by its role in a table of names."""
+        return dict(self.parts).get(role, otherwise)
+
+    def for_floats(self) -> PackedFormats:
+        """Return formats for weights that are changed before they are packed."""
+        return replace(self, by_layer=(), parts=()) if self.parts or any(one.parts for one in self.by_layer) else self
 
 
 UNQUANTIZED = PackedFormats()

@@ -7,7 +7,7 @@ energy, times how much such a share changes a model's predictions. Bits go where
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -149,6 +149,8 @@ def _filled(
 
 def summary(formats: PackedFormats) -> str:
     """Return the number of groups in each format, for the start screen; "": no choice was made."""
+    if formats.parts:
+        return _stored_summary(formats)
     if not formats.by_layer:
         return ""
     counts = dict.fromkeys(BITS, 0)
@@ -157,6 +159,14 @@ def summary(formats: PackedFormats) -> str:
             counts[format or layer.layers] += 1
     spread = ", ".join(f"{count} of {BITS[format]:g}" for format, count in counts.items() if count)
     return f"bits a weight: vocabulary {BITS[formats.vocabulary]:g}, groups of the layers' matrices {spread}"
+
+
+def _stored_summary(formats: PackedFormats) -> str:
+    """Return the number of matrices in each format of a file that has them of several."""
+    counts = Counter(format.name for layer in formats.by_layer for _, format in layer.parts)
+    vocabulary = dict(formats.parts).get("head", formats.parts[0][1])
+    spread = ", ".join(f"{count} of {name}" for name, count in counts.most_common())
+    return f"formats: vocabulary {vocabulary.name}, the layers' matrices {spread}"
 
 
 def _formats(chosen: Mapping[Group, PackedFormat]) -> PackedFormats:

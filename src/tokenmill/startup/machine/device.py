@@ -98,6 +98,8 @@ def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_t
         return gpu_kernels(config, platform, choose_formats(folder, None).experts)
     wanted = None if is_stored or config.quantization == "none" else config.quantization
     formats = choose_formats(folder, wanted)
+    if config.lora_merge is not None:
+        formats = formats.for_floats()
     kernels, reason = select_kernels(config.kernels, "cpu", config.dtype, num_threads, formats)
     if wanted is not None and kernels.name != "native":
         raise InvalidConfig(f"--quantization {wanted} needs the native kernels: {reason}")
@@ -127,6 +129,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
         native=getattr(kernels, "native", None),
         is_invariant=config.batch_invariant,
         shares_splits=config.shared_splits,
+        is_page_first=config.kv_layout == "page-first",
     )
     return choose_attention(config.attention_backend, wanted)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tokenmill.model.kernels.fp8 import ALIGNMENT, Fp8Weight
-from tokenmill.model.kernels.protocol import Experts, Gate, WeightRole
+from tokenmill.model.kernels.protocol import NO_PARTS, Experts, Gate, Parts, WeightRole
 from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.torch_kernels import TorchKernels, TorchWeight, product
 from tokenmill.model.kernels.triton import matmul, norm, recurrence
@@ -111,7 +111,9 @@ class TritonKernels(TorchKernels):
         forms = {"is_invariant": self._is_invariant, "fp8": self._rounded is not None, "mxfp4": self._mxfp4}
         return TritonKernels(self.dtype, "meta", **forms)
 
-    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> TorchWeight:
+    def linear_weight(
+        self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR, parts: Parts = NO_PARTS
+    ) -> TorchWeight:
         """Make an unfilled weight: eight-bit floats, batch-invariant or plain."""
         is_aligned = out_size % ALIGNMENT == 0 and in_size % ALIGNMENT == 0
         is_of_layers = role in (WeightRole.LINEAR, WeightRole.GATE_UP, WeightRole.DOWN)

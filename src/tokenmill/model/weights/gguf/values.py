@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows, Rows
+from tokenmill.model.models.families import FAMILIES
+from tokenmill.model.quantization.blocks import LAYOUTS, Bytes
+from tokenmill.model.quantization.packed import (
+    BLOCK_FORMATS,
+    BlockRows,
+    Mxfp4Rows,
+    PackedFormat,
+    PackedFormats,
+    Rows,
+)
 from tokenmill.model.quantization.stored_array import StoredArray
-from tokenmill.model.weights.gguf.blocks import LAYOUTS, Bytes
+from tokenmill.model.weights.gguf.config import ARCHITECTURES
 from tokenmill.model.weights.gguf.file import GgufFile, GgufTensor
 
 # The same names as those of safetensors.
@@ -34,15 +46,8 @@ def read_rows(tensor: GgufTensor) -> Rows:
             f"{tensor.file}: tensor {tensor.name} has type {tensor.kind}, which is not supported; supported: "
             f"{', '.join((*FLOATS, *LAYOUTS, 'MXFP4'))}"
         )
-    unit_bytes, decode = LAYOUTS[tensor.kind]
-    bits, values, scales, offsets = decode(data.reshape(-1, unit_bytes))
-    num_rows = values.size // in_size
-    return QuantizedRows(
-        bits,
-        values.reshape(num_rows, in_size),
-        scales.astype(np.float32, copy=False).reshape(num_rows, -1),
-        None if offsets is None else offsets.astype(np.float32, copy=False).reshape(num_rows, -1),
-    )
+    rows = BlockRows(tensor.kind, in_size, data.reshape(tensor.num_rows, -1))
+    return rows if tensor.kind in BLOCK_FORMATS else rows.unpacked()
 
 
 def _mxfp4(blocks: Bytes) -> Mxfp4Rows:
@@ -56,24 +61,56 @@ def _mxfp4(blocks: Bytes) -> Mxfp4Rows:
 FORMATS = (
     (PackedFormat.INT4, {"Q4_0"}),
     (PackedFormat.INT4_OFFSET, {"Q4_0", "Q4_1", "Q4_K"}),
+    (PackedFormat.INT5, {"Q5_0"}),
     (PackedFormat.INT8, set(LAYOUTS)),
 )
+# Types with a format that takes nothing else.
+OWN_FORMATS: Mapping[str, PackedFormat] = MappingProxyType({**BLOCK_FORMATS, "MXFP4": PackedFormat.MXFP4})
 LAYER_MATRIX = re.compile(
     r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output)|ssm_out|ffn_(gate|up|down)(?P<experts>_exps)?)\.weight"
 )
 VOCABULARY = ("token_embd.weight", "output.weight")
+# The roles of matrices that have each its own format; of those side by side the halves of a gated product share one.
+ROLES = ("q", "k", "v", "output", "down", "expert_down")
+PAIRS = (("gate", "up"), ("expert_gate", "expert_up"))
 
 
 def packed_formats(file: GgufFile) -> PackedFormats:
-    """Return the formats that keep what a file stores."""
+    """Return the formats that keep what a file stores: of all layers together, and of each projection by its role."""
     kinds = {name: tensor.kind for name, tensor in file.tensors.items()}
     found = [(match, kinds[name]) for name in kinds if (match := LAYER_MATRIX.fullmatch(name))]
-    experts = {kind for match, kind in found if match["experts"]}
-    are_mxfp4 = experts == {"MXFP4"}
+    are_mxfp4 = {kind for match, kind in found if match["experts"]} == {"MXFP4"}
     layers = {kind for match, kind in found if not (are_mxfp4 and match["experts"])}
     vocabulary = {kinds[name] for name in VOCABULARY if name in kinds}
-    return PackedFormats(_format(layers), _format(vocabulary), PackedFormat.MXFP4 if are_mxfp4 else None)
+    whole = PackedFormats(_rounded(layers), _rounded(vocabulary), PackedFormat.MXFP4 if are_mxfp4 else None)
+    family = ARCHITECTURES.get(str(file.metadata.get("general.architecture")))
+    table = None if family is None else FAMILIES[family].gguf
+    count = 1 + max((int(match[0].split(".")[1]) for match, _ in found), default=-1)
+    if table is None or not count:
+        return whole
+    by_layer = tuple(replace(whole, parts=_parts(kinds, table.names, layer)) for layer in range(count))
+    outside = ((role, kinds.get(name, "")) for role, name in zip(("embedding", "head"), VOCABULARY, strict=True))
+    parts = tuple((role, _format({kind})) for role, kind in outside if kind)
+    return replace(whole, by_layer=by_layer, parts=parts)
 
 
 def _format(kinds: set[str]) -> PackedFormat:
+    """Return the format that keeps matrices of these types."""
+    own = OWN_FORMATS.get(min(kinds)) if len(kinds) == 1 else None
+    return _rounded(kinds) if own is None else own
+
+
+def _rounded(kinds: set[str]) -> PackedFormat:
+    """Return a format that also takes floats."""
     return next((chosen for chosen, fitting in FORMATS if kinds <= fitting), PackedFormat.BF16)
+
+
+def _parts(kinds: Mapping[str, str], names: Mapping[str, str], layer: int) -> tuple[tuple[str, PackedFormat], ...]:
+    """Return the formats of a layer's projections by role."""
+    found: list[tuple[str, PackedFormat]] = []
+    for roles in (*((role,) for role in ROLES), *PAIRS):
+        tensors = [f"{names[role].format(layer=layer)}.weight" for role in roles if role in names]
+        own = {kinds[name] for name in tensors if name in kinds}
+        if own:
+            found += [(role, _format(own)) for role in roles]
+    return tuple(found)

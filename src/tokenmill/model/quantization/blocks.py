@@ -56,8 +56,8 @@ def _q4_1(units: Bytes) -> Parts:
 
 def _q5_0(units: Bytes) -> Parts:
     """Read a scale, the fifth bits, 16 bytes; 16 is zero."""
-    codes = nibbles(units[:, 6:]) | _fifths(units[:, 2:6])
-    return 8, codes.astype(np.int8) - np.int8(16), half(units[:, :2]), None
+    scales = half(units[:, :2])
+    return 5, nibbles(units[:, 6:]) | _fifths(units[:, 2:6]), scales, -16 * scales
 
 
 def _q5_1(units: Bytes) -> Parts:
