@@ -103,8 +103,9 @@ def route(
     assert 1 <= count <= experts, "a token has experts, and each once"
     weights, ids = empty_like(logits, (tokens, count)), empty_like(logits, (tokens, count), "int64")
     found = address(ids), address(weights)
-    scores = bound_scores(sigmoid, experts)
-    native.route(address(logits), stride(logits), tokens, experts, count, normalizes, *found, *scores)
+    are_sigmoids, bias, scale = bound_scores(sigmoid, experts)
+    inputs, scores = (address(logits), stride(logits), tokens, experts, count), (bias, scale)
+    native.route(*inputs, normalizes, *found, are_sigmoids, *scores)
     return weights, ids
 
 
