@@ -1,4 +1,4 @@
-"""How good are the tests of scheduler/ and kv/? Seeds faults into a copy of the source and counts those caught.
+"""Measure the tests of scheduler/ and kv/: seed faults into a copy of the source and count those caught.
 
     python benchmarks/mutants.py [--count 60] [--seed 0] [--jobs 2]
 

@@ -12,9 +12,9 @@ static void make_attention(Attention* self, const Kernels& kernels, int heads, i
 }
 
 static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNorms& norms, Address cos, Address sin,
-                       float scale, int window, Address sinks, bool reads_only) {
+                       float scale, int window, Address sinks, bool reads_only, int first) {
   new (self) AttentionLayer{memory, norms, {at<const uint16_t>(cos), at<const uint16_t>(sin)}, scale, window,
-                            at<const uint16_t>(sinks), reads_only};
+                            at<const uint16_t>(sinks), reads_only, first};
 }
 
 static PlannedStep plan(const Attention& self, int64_t requests, Address query_starts, Address context_lens,
@@ -47,10 +47,13 @@ void bind_attention(nb::module_& module) {
   nb::class_<PlannedStep>(module, "PlannedStep").def_prop_ro("shared_splits", shared_splits);
   nb::class_<LayerKV>(module, "LayerKV")
       .def("__init__",
-           [](LayerKV* self, Address keys, Address values, Address key_scales, Address value_scales) {
-             new (self) LayerKV{at<void>(keys), at<void>(values), at<float>(key_scales), at<float>(value_scales)};
+           [](LayerKV* self, Address keys, Address values, Address key_scales, Address value_scales,
+              int64_t page_numbers, int64_t page_scales) {
+             new (self) LayerKV{at<void>(keys),           at<void>(values), at<float>(key_scales),
+                                at<float>(value_scales), page_numbers,     page_scales};
            },
-           nb::arg("keys"), nb::arg("values"), nb::arg("key_scales"), nb::arg("value_scales"));
+           nb::arg("keys"), nb::arg("values"), nb::arg("key_scales"), nb::arg("value_scales"),
+           nb::arg("page_numbers"), nb::arg("page_scales"));
   nb::class_<HeadNorms>(module, "HeadNorms")
       .def("__init__",
            [](HeadNorms* self, Address q, Address k, Address v, float eps, bool are_offsets) {
@@ -59,7 +62,8 @@ void bind_attention(nb::module_& module) {
            nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("eps"), nb::arg("are_offsets"));
   nb::class_<AttentionLayer>(module, "AttentionLayer")
       .def("__init__", make_layer, nb::arg("memory"), nb::arg("norms"), nb::arg("cos"), nb::arg("sin"),
-           nb::arg("scale"), nb::arg("window"), nb::arg("sinks"), nb::arg("reads_only") = false);
+           nb::arg("scale"), nb::arg("window"), nb::arg("sinks"), nb::arg("reads_only") = false,
+           nb::arg("first") = 0);
   nb::class_<Attention>(module, "Attention")
       .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("page_size"), nb::arg("is_causal") = true)

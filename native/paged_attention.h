@@ -5,7 +5,8 @@
 //   keys    [page_size / 16][head_dim / 2][16 tokens][2]     one register: 2 dimensions of 16 tokens
 //   values  [page_size / 16][8][head_dim][2 tokens]          one register: 2 tokens of 16 dimensions
 // so that one instruction multiplies two pairs of bf16 and adds the products, for the scores as for the weighted
-// values.
+// values. A page size that is no multiple of 16 has no sub-pages: keys and values are [page_size][head_dim], and a tile
+// repacks each block of keys that it reads.
 //
 // The keys of a request are cut into KV splits at fixed positions. The partial result of each split is summed by
 // itself, in one order, and partial results are merged in order. A key that a query may not see adds exactly nothing.
@@ -58,10 +59,11 @@ struct AttentionStep {
   }
 };
 
-// bf16, or int8 where there are scales: a float32 for each slot and KV head, [pages][kv_heads][page_size].
+// bf16, or int8 where there are scales: a float32 for each slot and KV head, [kv_heads][page_size] of a page.
 struct LayerKV {
   void *keys, *values;
   float *key_scales, *value_scales;
+  int64_t page_numbers, page_scales;  // from a page to the next: numbers of keys, or of values, and scales
 };
 
 struct HeadNorms {  // weights [head_dim], or null where the model has none
@@ -79,6 +81,10 @@ struct AttentionLayer {
   int window;   // a token sees itself and window - 1 tokens before it; 0: all
   const uint16_t* sinks;  // [heads], scores without a value that take their part of the softmax; or null
   bool reads_only;  // the memory is another layer's, which has written it: a token has queries alone
+  int first;        // no token sees what lies before this position
+
+  // The first position that a token sees, whose own is `last`.
+  int first_seen(int last) const { return window > 0 && last + 1 - window > first ? last + 1 - window : first; }
 };
 
 // Tokens of one page whose keys and values a step writes.

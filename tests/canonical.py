@@ -48,10 +48,13 @@ def to_canonical(kv: KVCache, *parts: torch.Tensor) -> torch.Tensor:
     if not isinstance(kv, PackedKV):
         both = torch.stack(parts, 1)
         return both.transpose(3, 4).contiguous() if isinstance(kv, HeadMajorKV) else both
-    # [layers, pages, heads, sub-pages, dims / 2, 16, 2] and [layers, pages, heads, sub-pages, 8, dims, 2]
-    keys = parts[0].permute(0, 1, 3, 5, 2, 4, 6).flatten(5, 6).flatten(2, 3)
-    values = parts[1].permute(0, 1, 3, 4, 6, 2, 5).flatten(2, 4)
-    both = torch.stack((keys, values), 1)
+    if kv.page_size % SUBPAGE:
+        both = torch.stack(list(parts[:2]), 1).transpose(3, 4).contiguous()
+    else:
+        # [layers, pages, heads, sub-pages, dims / 2, 16, 2] and [layers, pages, heads, sub-pages, 8, dims, 2]
+        keys = parts[0].permute(0, 1, 3, 5, 2, 4, 6).flatten(5, 6).flatten(2, 3)
+        values = parts[1].permute(0, 1, 3, 4, 6, 2, 5).flatten(2, 4)
+        both = torch.stack((keys, values), 1)
     if len(parts) == 2:
         return both
     scales = torch.stack(parts[2:], 1).transpose(3, 4)
@@ -68,6 +71,8 @@ def from_canonical(kv: KVCache, data: torch.Tensor) -> Sequence[torch.Tensor]:
         steps = data.abs().amax(-1).float() / LARGEST_INT8
         data = (data / steps.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)).round()
         scales = steps.transpose(3, 4).unbind(1)
+    if kv.page_size % SUBPAGE:
+        return *data.to(dtype).transpose(3, 4).unbind(1), *scales
     numbers = data.to(dtype).unflatten(3, (-1, SUBPAGE))
     keys = numbers[:, 0].unflatten(-1, (-1, 2)).permute(0, 1, 4, 2, 5, 3, 6)
     values = numbers[:, 1].unflatten(3, (-1, 2)).permute(0, 1, 5, 2, 3, 6, 4)

@@ -16,6 +16,7 @@ PROCESSES = {
     "integration": "*",
     "ipc": "python_child",
     "model/kernels": "native_workers triton_compiles",
+    "model/audio": "server",
     "model/vision": "bombs server",
     "model/weights": "hub hub_pull",
     "nixl": "*",
@@ -45,19 +46,20 @@ SLOW = {
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
     "engine/runner": "cuda_graphs draft_model drafts fake_gpu grammar_drafts not_numbers on_device torch_calls",
-    "engine/speculation": "bounds exactness mutants",
+    "engine/speculation": "bounds eagle_head exactness mutants",
     "house": "requirements",
     "lab/bench": "bench bench_serve quality",
     "llm": "async_llm llm parked_sessions session sleep threads vllm_shapes",
     "model/adapters": "batches native on_device oracle pirate reading",
     "model/attention": "flashinfer paged",
+    "model/audio": "decoding encoder llm",
     "model/kernels": (
         "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_heads triton_kernels "
         "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"
     ),
     "model/models": "config_fields gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
     "model/structured": "answers cache custom_grammars lazy_calls lazy_rows masks thinking_budgets timing tool_calls",
-    "model/vision": "images llm native on_device qwen25 shapes videos",
+    "model/vision": "experts images llm native on_device qwen25 shapes videos",
     "model/weights": "checkpoint gguf quantized_checkpoints stacked_experts",
     "real": "*",
     "startup/assembly": "capabilities warm_up",
@@ -139,22 +141,22 @@ class Pool:
 
 POOLS = {
     "parts that die or hang": Pool(
-        18,
+        14,
         "engine/parallel/nodes serving/proxy/process serving/server/agent_session serving/server/batch_survival "
         "serving/server/fleet serving/server/hangs serving/server/kv_disk serving/server/lost_log "
         "serving/server/poison serving/server/ranks serving/server/split_failures serving/server/survival "
         "startup/ranks/group",
     ),
     "devices, interpreted": Pool(
-        11,
+        9,
         "engine/parallel/devices/engine engine/runner/fake_gpu engine/runner/on_device model/adapters/on_device "
         "model/vision/on_device tools/gpu_check tools/gpu_scripts",
     ),
     "servers of several parts": Pool(
-        15, "serving/server/api_servers serving/server/engines serving/server/routing serving/server/split"
+        12, "serving/server/api_servers serving/server/engines serving/server/routing serving/server/split"
     ),
     "slow attacks": Pool(
-        15, "integration/traps model/vision/bombs serving/server/sandboxes threats/amplification threats/silence"
+        12, "integration/traps model/vision/bombs serving/server/sandboxes threats/amplification threats/silence"
     ),
-    "pages in a browser": Pool(14, "serving/web/answers serving/web/browser serving/web/images serving/web/live_route"),
+    "pages in a browser": Pool(11, "serving/web/answers serving/web/browser serving/web/images serving/web/live_route"),
 }

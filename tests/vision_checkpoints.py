@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,21 @@ TEMPLATE = (
 )
 
 
-def make_vision_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def make_moe_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """Write the same with experts."""
+    return make_vision_checkpoint(folder, seed, dtype, has_experts=True)
+
+
+def make_vision_checkpoint(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, *, has_experts: bool = False
+) -> Path:
     """Write a checkpoint of four text layers and a tower of four blocks, with tokenizer, template and processor."""
     folder.mkdir(parents=True, exist_ok=True)
     special = make_tokenizer(folder, VOCAB_SIZE)
-    ids = _add_marks(folder)
+    ids = add_marks(folder)
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     text = {
         "vocab_size": VOCAB_SIZE + len(MARKS),
@@ -51,8 +62,9 @@ def make_vision_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
         "num_position_embeddings": 36,
         "deepstack_visual_indexes": [0, 1, 2],
     }
-    config = transformers.Qwen3VLConfig(
-        text_config=text,
+    kind = "Qwen3VLMoe" if has_experts else "Qwen3VL"
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text | EXPERTS if has_experts else text,
         vision_config=tower,
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
@@ -60,7 +72,7 @@ def make_vision_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=False,
     )
-    model = transformers.Qwen3VLForConditionalGeneration(config)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     randomize(model, seed)
     model.to(dtype).save_pretrained(folder)
     _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
@@ -75,7 +87,7 @@ def make_qwen25_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
     """The same of Qwen2.5-VL: windows of two by two embeddings, two blocks that see the whole image."""
     folder.mkdir(parents=True, exist_ok=True)
     special = make_tokenizer(folder, VOCAB_SIZE)
-    ids = _add_marks(folder)
+    ids = add_marks(folder)
     text = {
         "vocab_size": VOCAB_SIZE + len(MARKS),
         "hidden_size": 64,
@@ -118,21 +130,22 @@ def make_qwen25_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
 def load_vision_oracle(folder: Path) -> transformers.PreTrainedModel:
     """The checkpoint as a transformers model: float32, eager attention, eval mode."""
     return transformers.AutoModelForImageTextToText.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
 
 
-def _add_marks(folder: Path) -> dict[str, int]:
+def add_marks(folder: Path, marks: Sequence[str] = MARKS, template: str = TEMPLATE) -> dict[str, int]:
+    """Add special tokens to a tokenizer, behind all others, and a chat template; return their ids."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     taken = {token["id"] for token in tokenizer["added_tokens"]} | set(tokenizer["model"]["vocab"].values())
     first = max(taken) + 1
-    for number, mark in enumerate(MARKS):
+    for number, mark in enumerate(marks):
         like = dict(tokenizer["added_tokens"][0])
         tokenizer["added_tokens"].append(like | {"id": first + number, "content": mark})
     _write(folder / "tokenizer.json", tokenizer)
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    _write(folder / "tokenizer_config.json", config | {"chat_template": TEMPLATE})
-    return {mark: first + number for number, mark in enumerate(MARKS)}
+    _write(folder / "tokenizer_config.json", config | {"chat_template": template})
+    return {mark: first + number for number, mark in enumerate(marks)}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

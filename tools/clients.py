@@ -43,7 +43,7 @@ class Client:
 
     @property
     def is_for_node(self) -> bool:
-        """Whether npm installs it, not pip."""
+        """Return True if npm installs it, not pip."""
         return self.program.endswith(".mjs")
 
 

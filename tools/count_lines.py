@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import subprocess
 import sys
-import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
@@ -22,22 +21,12 @@ ROOT = TOP / "src" / "tokenmill"
 # The way of a request until its tokens are there.
 CORE = ("core/request.py", "core/plan.py", "engine/scheduler", "engine/kv", "engine/loop", "engine/runner")
 BASES = ("origin/main", "main")
-NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
 
 
 def code_lines(source: str) -> int:
     """Return how many lines of a file's text hold code."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
+    texts = (line.lstrip() for line in source.splitlines())
+    lines = {number for number, text in enumerate(texts, 1) if text and not text.startswith("#")}
     return len(lines - docstring_lines(ast.parse(source)))
 
 
@@ -45,10 +34,18 @@ def docstring_lines(tree: ast.Module) -> set[int]:
     """Return the lines of all docstrings; strings below attributes and aliases count as such."""
     strings = (
         node
-        for node in ast.walk(tree)
+        for node in _statements(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     )
     return {line for node in strings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Return the statements below a node, not their expressions, which are most of a tree."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, name, ()):
+            yield inner
+            yield from _statements(inner)
 
 
 def part_of(path: Path) -> str:

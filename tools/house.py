@@ -31,7 +31,9 @@ CAPABILITIES = {
 FAMILIES = "model.models.families"
 LONGEST_FUNCTION, LONGEST_CLASS, CRUMB = 50, 300, 60
 # A docstring that names a thing by a clause instead of saying what the code does.
-NOUN_CLAUSE = re.compile(r"(What|Whoever|Whose|That which|Those (that|who)|How|Nobody|There (is|are)) ")
+NOUN_CLAUSE = re.compile(
+    r"(What(ever)?|Who(ever)?|Whose|Where|Which|Whether|Why|That which|Those (that|who)|How|Nobody|There (is|are)) "
+)
 
 
 @dataclass(frozen=True)
@@ -222,15 +224,17 @@ def facts_of_sizes() -> Iterator[Fact]:
     functions, classes, pointing, clauses = 0, 0, 0, 0
     for module, tree in trees().items():
         for node in ast.walk(tree):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if not isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            docstring = ast.get_docstring(node) or ""
+            pointing += docstring.startswith("See `")
+            clauses += bool(NOUN_CLAUSE.match(docstring))
+            if isinstance(node, ast.Module):
                 continue
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             is_class = isinstance(node, ast.ClassDef)
             classes += is_class and length > LONGEST_CLASS
             functions += not is_class and length > LONGEST_FUNCTION and "triton" not in module
-            docstring = ast.get_docstring(node) or ""
-            pointing += docstring.startswith("See `")
-            clauses += bool(NOUN_CLAUSE.match(docstring))
     yield Fact(f"functions above {LONGEST_FUNCTION} lines outside Triton", functions, 0)
     yield Fact(f"classes above {LONGEST_CLASS} lines", classes, 2)
     readers = Counter(name for names in imports().values() for name in names)

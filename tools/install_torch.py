@@ -67,7 +67,7 @@ def torch_pin(requirements: str) -> str:
 
 
 def has_gpu() -> bool:
-    """Whether there is any sign of an NVIDIA GPU, also under WSL."""
+    """Return True if there is any sign of an NVIDIA GPU, also under WSL."""
     return shutil.which("nvidia-smi") is not None or any(Path(sign).exists() for sign in SIGNS_OF_A_GPU)
 
 

@@ -74,7 +74,7 @@ def train(model: peft.PeftModel, encoder: Encoder, rng: random.Random, steps: in
 
 @torch.no_grad()
 def share_of_pirates(model: peft.PeftModel, encoder: Encoder, rng: random.Random) -> float:
-    """How many held-out answers, greedy, are a pirate's from their beginning to their end."""
+    """Return the share of held-out answers, greedy, that are a pirate's from their beginning to their end."""
     model.eval()
     found = 0
     for _ in range(HELD_OUT):

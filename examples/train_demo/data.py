@@ -118,7 +118,7 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Mix:
-    """What a training phase draws from: skill weights, longest row, and the share of long mixed chats."""
+    """The sources of a training phase: skill weights, longest row, and the share of long mixed chats."""
 
     weights: dict[str, float]
     max_length: int = 384

@@ -33,7 +33,7 @@ COUNTING = ("counting", "counting one kind")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a backend made of one prompt."""
+    """The answer of a backend to one prompt."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -157,7 +157,7 @@ def show(scores: dict[str, tuple[int, int]], title: str) -> None:
 
 
 def first_difference(ours: list[Answer], theirs: list[Answer]) -> str | None:
-    """Where the greedy tokens of two backends differ first, in words; None if they never do."""
+    """Say where the greedy tokens of two backends differ first; return None if they never do."""
     for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         for place, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)):
             if x != y:

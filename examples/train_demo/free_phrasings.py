@@ -1,4 +1,4 @@
-"""What a new user might type: requests with what a good reply must hold.
+"""Requests as a new user might type them, with the content of a good reply.
 
 No generator reads this list, though a few of its requests could be drawn word for word; it shows how far the skills
 reach beyond their templates.

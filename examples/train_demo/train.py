@@ -53,7 +53,7 @@ def moved_rows(rows: torch.Tensor, old: Tokenizer, new: Tokenizer) -> torch.Tens
 
 @dataclass
 class Place:
-    """Where a run stands: phase, step inside it, pool and batch inside the pool."""
+    """The place of a run in its schedule: phase, step inside it, pool and batch inside the pool."""
 
     phase: int = 0
     step: int = 0

@@ -59,8 +59,7 @@ struct FirstSubpages {
   FirstSubpages(const AttentionCall& call, const QueryTile& tile, int head)
       : pages{call.shape, call.layer.memory, call.step.page_table + tile.request * call.step.page_stride, head} {
     const int first = last_seen_by(call, tile, 0);
-    const int seen = call.layer.window > 0 ? std::max(first + 1 - call.layer.window, 0) : 0;
-    start = std::max(tile.first_split * KV_SPLIT, seen / KEY_BLOCK * KEY_BLOCK);
+    start = std::max(tile.first_split * KV_SPLIT, call.layer.first_seen(first) / KEY_BLOCK * KEY_BLOCK);
     last = tile.is_group() ? first : last_seen_by(call, tile, tile.rows - 1);
   }
 
@@ -121,6 +120,7 @@ class TileWork {
   alignas(64) uint16_t bf16_keys_[KEY_BLOCK * MAX_HEAD_DIM];
   alignas(64) uint16_t bf16_values_[KEY_BLOCK * MAX_HEAD_DIM];
   alignas(64) float key_scales_[KEY_BLOCK], value_scales_[KEY_BLOCK];  // of int8
+  alignas(64) int8_t int8_keys_[KEY_BLOCK * MAX_HEAD_DIM], int8_values_[KEY_BLOCK * MAX_HEAD_DIM];
 
   int last_seen(int row) const { return last_seen_by(call_, tile_, row); }
   // What a row sees of the key block that begins at position `start`.
@@ -173,8 +173,8 @@ class TileWork {
     };
     norm_and_rotate_heads(call_, call_.layer.norms.q, tile_.rows, source, angle, q_);
     for (int row = 0; row < tile_.rows; ++row) {
-      const int end = last_seen(row) + 1;
-      visible_keys_[row] = {call_.layer.window > 0 ? std::max(end - call_.layer.window, 0) : 0, end};
+      const int last = last_seen(row);
+      visible_keys_[row] = {call_.layer.first_seen(last), last + 1};
     }
   }
 
@@ -213,6 +213,10 @@ class TileWork {
       block.key_scales = key_scales_;
       block.value_scales = value_scales_;
     }
+    if (!pages_.has_subpages()) {
+      for (int s = 0; s < BLOCK_SUBPAGES; ++s) pack_subpage(block, s, start, visible);
+      return block;
+    }
     const int last = visible_keys_[tile_.rows - 1].end - 1;
     const bool is_last = start + KEY_BLOCK > std::min(last, tile_.end_split * KV_SPLIT - 1);
     for (int s = 0; s < BLOCK_SUBPAGES; ++s) {
@@ -242,6 +246,25 @@ class TileWork {
     subpages.values[s] = values + subpage;
     subpages.next_keys[s] = keys + next;
     subpages.next_values[s] = values + next;
+  }
+
+  // Packs a sub-page of a block from pages that have none.
+  void pack_subpage(KeyBlock& block, int s, int start, const KeyRange& visible) {
+    const int64_t numbers = pages_.subpage_numbers(), place = s * numbers;
+    const int first = std::max(visible.first - s * SUBPAGE, 0), end = std::min(visible.end - s * SUBPAGE, SUBPAGE);
+    const int at = start + s * SUBPAGE;
+    block.keys[s] = block.next_keys[s] = bf16_keys_ + place;
+    block.values[s] = block.next_values[s] = bf16_values_ + place;
+    if (!pages_.is_int8()) {
+      return TM_ISA::pack_subpage(pages_, at, first, end, bf16_keys_ + place, bf16_values_ + place);
+    }
+    int8_t *keys = int8_keys_ + place, *values = int8_values_ + place;
+    TM_ISA::pack_subpage(pages_, at, first, end, keys, values);
+    block.int8.keys[s] = block.int8.next_keys[s] = keys;
+    block.int8.values[s] = block.int8.next_values[s] = values;
+    if (block.reads_in_place) return;
+    int8_to_bf16(keys, numbers, bf16_keys_ + place, keys);
+    int8_to_bf16(values, numbers, bf16_values_ + place, values);
   }
 
   // Converts a sub-page of int8 to bf16 and prefetches the next one.
@@ -284,8 +307,8 @@ class TileWork {
   void read_scales(const float* scales, int start, const KeyRange& visible, float* to) const {
     std::memset(to, 0, KEY_BLOCK * sizeof(float));
     for (int i = visible.first; i < visible.end;) {
-      const int end = std::min(visible.end, (i / SUBPAGE + 1) * SUBPAGE);
-      std::memcpy(to + i, scales + pages_.slot(start + i), (end - i) * sizeof(float));
+      const int page_size = call_.shape.page_size, end = std::min(visible.end, i + page_size - (start + i) % page_size);
+      std::memcpy(to + i, scales + pages_.scale(start + i), (end - i) * sizeof(float));
       i = end;
     }
   }

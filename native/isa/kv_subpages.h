@@ -16,14 +16,19 @@ struct Pages {
   int head;
 
   bool is_int8() const { return memory.key_scales != nullptr; }
+  bool has_subpages() const { return shape.page_size % SUBPAGE == 0; }
   int64_t subpage_numbers() const { return static_cast<int64_t>(SUBPAGE) * shape.head_dim; }
-  // Index of the slot at this position, among the slots of all pages and KV heads.
-  int64_t slot(int position) const {
-    const int64_t page = page_table[position / shape.page_size];
-    return (page * shape.kv_heads + head) * shape.page_size + position % shape.page_size;
-  }
+  int64_t page(int position) const { return page_table[position / shape.page_size]; }
+  // Index of the slot at this position, among those of its page.
+  int64_t slot(int position) const { return head * shape.page_size + position % shape.page_size; }
+  // Index of its scale.
+  int64_t scale(int position) const { return page(position) * memory.page_scales + slot(position); }
   // Index of the first number of the sub-page that holds this position.
-  int64_t subpage(int position) const { return slot(position) / SUBPAGE * subpage_numbers(); }
+  int64_t subpage(int position) const {
+    return page(position) * memory.page_numbers + slot(position) / SUBPAGE * subpage_numbers();
+  }
+  // Index of its first number, where there are no sub-pages.
+  int64_t token(int position) const { return page(position) * memory.page_numbers + slot(position) * shape.head_dim; }
 };
 
 // Where dimension d of the key, or of the value, of the token at `place` of a sub-page goes.
@@ -71,14 +76,28 @@ __attribute__((optimize("no-tree-vectorize"))) inline void store_pairs(const uin
   for (int d = 0; d < size; d += 2) std::memcpy(place + d * SUBPAGE, key + d, 2 * sizeof(uint16_t));
 }
 
+// Stores a key or a value where there are no sub-pages.
+inline void store_token(const Pages& pages, int position, const uint16_t* numbers, void* memory, float* scales) {
+  const int size = pages.shape.head_dim;
+  const int64_t start = pages.token(position);
+  if (!pages.is_int8()) {
+    std::memcpy(static_cast<uint16_t*>(memory) + start, numbers, size * sizeof(uint16_t));
+  } else {
+    scales[pages.scale(position)] = quantize(numbers, size, static_cast<int8_t*>(memory) + start);
+  }
+}
+
 inline void store_key(const Pages& pages, int position, const uint16_t* key) {
+  if (!pages.has_subpages()) {
+    return store_token(pages, position, key, pages.memory.keys, pages.memory.key_scales);
+  }
   const int size = pages.shape.head_dim, place = position % SUBPAGE;
   const int64_t subpage = pages.subpage(position);
   if (!pages.is_int8()) {
     return store_pairs(key, size, static_cast<uint16_t*>(pages.memory.keys) + subpage + key_index(0, place));
   }
   int8_t numbers[MAX_HEAD_DIM];
-  pages.memory.key_scales[pages.slot(position)] = quantize(key, size, numbers);
+  pages.memory.key_scales[pages.scale(position)] = quantize(key, size, numbers);
   auto* keys = static_cast<int8_t*>(pages.memory.keys) + subpage;
   for (int d = 0; d < size; ++d) keys[key_index(d, place)] = numbers[d];
 }
@@ -86,13 +105,18 @@ inline void store_key(const Pages& pages, int position, const uint16_t* key) {
 // Stores the value of a token, and of the token after it where the two are a pair. Else the other half of the pair
 // stays.
 inline void store_values(const Pages& pages, int position, const uint16_t* value, const uint16_t* second) {
+  if (!pages.has_subpages()) {
+    store_token(pages, position, value, pages.memory.values, pages.memory.value_scales);
+    if (second) store_token(pages, position + 1, second, pages.memory.values, pages.memory.value_scales);
+    return;
+  }
   const int size = pages.shape.head_dim, place = position % SUBPAGE;
   const int64_t start = pages.subpage(position) + value_index(0, place - place % 2, size);
   if (pages.is_int8()) {
     auto* values = static_cast<int8_t*>(pages.memory.values) + start;
     for (int i = 0; i < (second ? 2 : 1); ++i) {
       int8_t numbers[MAX_HEAD_DIM];
-      pages.memory.value_scales[pages.slot(position + i)] = quantize(i ? second : value, size, numbers);
+      pages.memory.value_scales[pages.scale(position + i)] = quantize(i ? second : value, size, numbers);
       for (int d = 0; d < size; ++d) values[2 * d + (place + i) % 2] = numbers[d];
     }
     return;
@@ -104,6 +128,24 @@ inline void store_values(const Pages& pages, int position, const uint16_t* value
     const uint32_t both = value[d] | static_cast<uint32_t>(other[d]) << 16;
     const uint32_t word = (load_word(pairs + 2 * d) & kept) | (both & ~kept);
     std::memcpy(pairs + 2 * d, &word, sizeof(word));
+  }
+}
+
+// Packs tokens [first, end) of a sub-page, the first of which stands at `start`, from pages without sub-pages; the others
+// are 0.
+template <class Number>
+void pack_subpage(const Pages& pages, int start, int first, int end, Number* keys, Number* values) {
+  const int size = pages.shape.head_dim;
+  std::memset(keys, 0, pages.subpage_numbers() * sizeof(Number));
+  std::memset(values, 0, pages.subpage_numbers() * sizeof(Number));
+  for (int place = first; place < end; ++place) {
+    const int64_t from = pages.token(start + place);
+    const auto* key = static_cast<const Number*>(pages.memory.keys) + from;
+    const auto* value = static_cast<const Number*>(pages.memory.values) + from;
+    for (int d = 0; d < size; ++d) {
+      keys[key_index(d, place)] = key[d];
+      values[value_index(d, place, size)] = value[d];
+    }
   }
 }
 

@@ -117,6 +117,24 @@ class Kernels:
         key_size: int,
         value_size: int,
     ) -> None: ...
+    def state_space(
+        self,
+        rows: StateRows,
+        mixed: Address,
+        mixed_stride: int,
+        steps: Address,
+        steps_stride: int,
+        a_log: Address,
+        dt_bias: Address,
+        skip: Address,
+        state: Address,
+        state_stride: int,
+        out: Address,
+        heads: int,
+        groups: int,
+        size: int,
+        state_size: int,
+    ) -> None: ...
     def gated_norm(
         self,
         x: Address,
@@ -129,6 +147,7 @@ class Kernels:
         count: int,
         heads: int,
         size: int,
+        gates_first: bool,
     ) -> None: ...
     def sigmoid_gate(
         self, x: Address, x_stride: int, gate: Address, gate_stride: int, out: Address, count: int, size: int
@@ -151,6 +170,9 @@ class Kernels:
         normalizes: bool,
         ids: Address,
         weights: Address,
+        are_sigmoids: bool,
+        bias: Address,
+        scale: float,
     ) -> None: ...
     def draw(self, logits: Address, stride: int, size: int, count: int, draws: Address, ids: Address) -> None: ...
     def logprobs(
@@ -217,9 +239,17 @@ class PlannedStep:
         """How many leading KV splits of each request are read for several requests at once."""
 
 class LayerKV:
-    """KV memory of one layer; scales are 0 for bf16."""
+    """KV memory of one layer; scales are 0 for bf16. Numbers and scales from a page to the next."""
 
-    def __init__(self, keys: Address, values: Address, key_scales: Address, value_scales: Address) -> None: ...
+    def __init__(
+        self,
+        keys: Address,
+        values: Address,
+        key_scales: Address,
+        value_scales: Address,
+        page_numbers: int,
+        page_scales: int,
+    ) -> None: ...
 
 class HeadNorms:
     """Weights of the norms of q, k and v; 0 where the model has none."""
@@ -239,6 +269,7 @@ class AttentionLayer:
         window: int,
         sinks: Address,
         reads_only: bool = False,
+        first: int = 0,
     ) -> None: ...
 
 class Attention:
@@ -284,7 +315,7 @@ class DecoderAttention:
         """Norm all heads of q together, and those of k."""
 
 class Recurrence:
-    """What stands in the place of attention: a short convolution, or a gated delta network; see native/decoder.h."""
+    """A short convolution, a gated delta network or a state space in the place of attention; see native/decoder.h."""
 
     def __init__(self, inputs: Projection, filters: Address, bias: Address, channels: int, width: int) -> None: ...
     def delta_net(
@@ -299,6 +330,19 @@ class Recurrence:
         value_heads: int,
         key_size: int,
         value_size: int,
+    ) -> None: ...
+    def state_space(
+        self,
+        steps: Projection,
+        a_log: Address,
+        dt_bias: Address,
+        skip: Address,
+        norm: Address,
+        eps: float,
+        heads: int,
+        groups: int,
+        size: int,
+        state_size: int,
     ) -> None: ...
 
 class StateMemory:
@@ -328,9 +372,17 @@ class FeedForward:
         """Send all tokens through a pair of projections; `gate`: of a first one that is gated."""
 
     def mix(
-        self, router: Projection, experts: Experts, per_token: int, normalizes: bool, shared_gate: Projection | None
+        self,
+        router: Projection,
+        experts: Experts,
+        per_token: int,
+        normalizes: bool,
+        shared_gate: Projection | None,
+        are_sigmoids: bool,
+        bias: Address,
+        scale: float,
     ) -> None:
-        """Send each token to some of the experts; with `shared_gate` the pair is an expert of all tokens."""
+        """Send each token to some of the experts; a pair of its own is an expert of all tokens, perhaps gated."""
 
 class DecoderLayer:
     """The weights and the KV memory of one layer, with attention or a recurrence; see native/decoder.h."""
@@ -345,6 +397,7 @@ class DecoderLayer:
         residual_multiplier: float,
         end: LayerEnd,
     ) -> None: ...
+    def pair(self, norm: Address, begins_stream: bool) -> None: ...
 
 class LayerEnd:
     """A third block and a number that multiplies a layer's output, where they are; see native/decoder.h."""
@@ -423,6 +476,7 @@ class Decoder:
         """Give layers inputs of their own; see native/decoder.h."""
 
     def add(self, layer: DecoderLayer) -> None: ...
+    def tap(self, boundaries: Sequence[int]) -> None: ...
     def gather(self, ranks: Ranks, shared: Address, first_token: int, first_head: int) -> None: ...
     def shared_numbers(self, tokens: int) -> int: ...
     def scratch_numbers(self, tokens: int) -> int: ...
@@ -438,6 +492,7 @@ class Decoder:
         adapters: Sequence[Adapter],
         media: StepMedia,
         states: StepStates | None,
+        taps: Address,
         scratch: Address,
         out: Address,
     ) -> bool:

@@ -31,7 +31,7 @@ def files(tmp_path):
 
 def generate(files, model, *arguments: str) -> int:
     source, output = files
-    flags = ["--dtype", "float32", "--num-pages", "96", "--max-num-seqs", "4", "--seed", "1"]
+    flags = ["--num-pages", "96", "--max-num-seqs", "4", "--seed", "1"]
     return main(["generate", "-i", str(source), "-o", str(output), "--model", str(model), *flags, *arguments])
 
 

@@ -1,4 +1,4 @@
-"""What `test_instructor` runs in an environment of its own: instructor as a client of a running server.
+"""Ask a running server through instructor; `test_instructor` runs this in an environment of its own.
 
 python with_instructor.py URL MODEL        (knows nothing of TokenMill; fails where an answer is not of its class)
 """

@@ -116,7 +116,7 @@ class Terminal:
         return self.log.read_text(errors="replace")
 
     def has_ended(self) -> bool:
-        """Whether its shell is gone."""
+        """Return True if its shell is gone."""
         return self._process is None or self._process.poll() is not None
 
     def interrupt(self, seconds: float = 20.0) -> None:

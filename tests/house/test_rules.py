@@ -148,7 +148,7 @@ def _is_table(path: Path) -> bool:
 
 
 def calls_it_a_block(name: str) -> bool:
-    """Whether an identifier has the word that vLLM uses for a page."""
+    """Return True if an identifier has the word that vLLM uses for a page."""
     return re.search(r"(^|_)blocks?(_|$)|Block", name) is not None
 
 

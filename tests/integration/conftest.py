@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def offline(model: Path) -> Iterator[LLM]:
     """The same checkpoint without a server, with room for everything and no prefix cache."""
-    with LLM(model, dtype="float32", max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False) as llm:
+    with LLM(model, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False) as llm:
         yield llm
 
 

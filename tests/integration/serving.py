@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,50 +12,25 @@ from typing import Any
 import httpx
 import msgspec
 
-from tests.serving.server.running_server import JSON, REPOSITORY, START_SECONDS, RunningServer, free_port
+from tests.serving.server.running_server import JSON, REPOSITORY, RunningServer, serving
 
 MODEL_NAME = "tiny"
 MAX_MODEL_LEN = 256
-# float32: the same sums in other batches differ in the last bits only, far less than two logits of these checkpoints.
-COMMON_FLAGS = ("--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--served-model-name", MODEL_NAME)
+COMMON_FLAGS = ("--max-model-len", str(MAX_MODEL_LEN), "--served-model-name", MODEL_NAME)
 
-# 40 pages hold one full request and a quarter; chunks of at most 32 tokens; everything competes.
-TIGHT = ("--num-pages", "40", "--page-size", "8", "--max-num-seqs", "12", "--max-num-batched-tokens", "32")
+# 20 pages hold one full request and a quarter; chunks of at most 32 tokens; everything competes. All servers have pages
+# of one size: the order of sums follows from it.
+TIGHT = ("--num-pages", "20", "--max-num-seqs", "12", "--max-num-batched-tokens", "32")
 
 
 COMMAND = (sys.executable, "-m", "tokenmill")
 
 
-@contextlib.contextmanager
 def serve(
     model: Path, *flags: str, program: Sequence[str] = COMMAND, folder: Path = REPOSITORY
-) -> Iterator[RunningServer]:
+) -> contextlib.AbstractContextManager[RunningServer]:
     """`tokenmill serve MODEL FLAGS`, called in a folder, ready; ended by SIGINT, which must take it down cleanly."""
-    port = free_port()
-    private = Path(tempfile.mkdtemp(prefix="tm-integration-"))
-    log = private.with_suffix(".log")
-    command = [*program, "serve", str(model), "--port", str(port), *COMMON_FLAGS, *flags]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(private)}
-        )
-    server = RunningServer(process, f"http://127.0.0.1:{port}", log, private)
-    try:
-        server.wait_for(lambda: process.poll() is not None or is_healthy(server), START_SECONDS)
-        assert process.poll() is None, server.output()
-        yield server
-        process.send_signal(signal.SIGINT)
-        assert server.wait_for_end(60) == 0, server.output()
-    finally:
-        if process.poll() is None:
-            process.kill()
-        log.unlink(missing_ok=True)
-
-
-def is_healthy(server: RunningServer) -> bool:
-    with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{server.url}/health").status_code == 200
-    return False
+    return serving([*program, "serve", str(model), *COMMON_FLAGS, *flags], folder)
 
 
 @dataclass

@@ -15,7 +15,7 @@ WORDS = ("the", "quick", "brown", "mill", "grinds", "tokens;", "hällo", "wörld
 
 OTHER_SERVERS = {
     "roomy": ("--tokenizer-workers", "2"),
-    "overlapped": ("--num-pages", "80", "--page-size", "4", "--async-scheduling", "--tokenizer-workers", "0"),
+    "overlapped": ("--num-pages", "20", "--async-scheduling", "--tokenizer-workers", "0"),
 }
 
 

@@ -32,7 +32,7 @@ def with_llm(model: Path, work: Callable[[AsyncLLM], Awaitable[None]], **options
     """Run `work`; afterwards nothing is open."""
 
     async def run() -> None:
-        async with AsyncLLM(model, dtype="float32", max_num_seqs=6, **options) as llm:
+        async with AsyncLLM(model, max_num_seqs=6, **options) as llm:
             async with asyncio.timeout(DEADLINE):
                 await work(llm)
                 while (await llm.stats()).num_rows_used:  # an abort is on its way
@@ -52,7 +52,7 @@ def test_tasks_get_the_texts_of_llm(model: Path) -> None:
         ([rng.randrange(256) for _ in range(rng.randint(1, 20))], SamplingParams(max_tokens=rng.randint(1, 20), seed=i))
         for i in range(20)
     ]
-    with LLM(model, dtype="float32") as llm:
+    with LLM(model) as llm:
         expected = llm.generate([prompt for prompt, _ in asked], [params for _, params in asked], use_tqdm=False)
 
     async def work(llm: AsyncLLM) -> None:
@@ -172,7 +172,7 @@ def test_everybody_is_told_when_the_engine_fails(model: Path, monkeypatch: pytes
 
 def test_shutdown_ends_what_runs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        llm = AsyncLLM(model, dtype="float32")
+        llm = AsyncLLM(model)
         outputs = llm.generate([1, 2], LONG)
         await anext(outputs)
         monkeypatch.setattr(llm._llm, "step", list)  # it gets no further

@@ -66,3 +66,31 @@ def run_tokens(stats: EngineStats) -> float:
     """Tokens that all steps have run."""
     assert stats.step_tokens is not None
     return stats.step_tokens.total
+
+
+def test_memory_of_either_order_finds_what_the_other_has_stored(folder: Path, tmp_path: Path) -> None:
+    prompt = [random.Random(SEED).randrange(300) for _ in range(80)]
+    flags = {
+        "num_pages": 24,
+        "max_num_seqs": 2,
+        "kv_disk": str(tmp_path),
+        "kv_disk_size": 64 << 20,
+    }
+    told = []
+    for kv_layout in ("page-first", "layer-first", "page-first"):
+        with LLM(folder, dtype="bfloat16", max_model_len=160, kv_layout=kv_layout, **flags) as llm:
+            told.append(llm.generate([prompt], PARAMS, use_tqdm=False)[0])
+    assert [output.num_cached_tokens for output in told] == [0, 64, 64]
+    assert told[0].outputs == told[1].outputs == told[2].outputs
+
+
+def test_pages_of_one_token_are_shared_to_the_last_but_one(folder: Path) -> None:
+    prompt = [random.Random(SEED).randrange(300) for _ in range(45)]
+    told = []
+    for page_size in (16, 1):
+        with LLM(
+            folder, dtype="bfloat16", page_size=page_size, num_pages=400, max_num_seqs=2, max_model_len=160
+        ) as llm:
+            told += [llm.generate([prompt], PARAMS, use_tqdm=False)[0] for _ in range(2)]
+    assert [output.num_cached_tokens for output in told] == [0, 32, 0, 44]
+    assert all(output.outputs[0].token_ids == told[0].outputs[0].token_ids for output in told)

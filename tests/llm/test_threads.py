@@ -21,7 +21,7 @@ SEED = seed_for(__name__)
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with LLM(make_checkpoint(tmp_path_factory.mktemp("threads")), dtype="float32", max_num_seqs=6) as engine:
+    with LLM(make_checkpoint(tmp_path_factory.mktemp("threads")), max_num_seqs=6) as engine:
         yield engine
 
 

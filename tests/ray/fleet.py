@@ -25,7 +25,7 @@ class Fleet:
         self.url = f"http://127.0.0.1:{port}"
 
     def deploy(self, num_replicas: int | None = None, **how: Any) -> None:
-        """What `serve run deploy/ray.yaml` does, with another number of replicas; returns at once.
+        """Deploy as `serve run deploy/ray.yaml` does, with another number of replicas; return at once.
 
         Args:
             how: options of Ray's for the deployment.
@@ -68,7 +68,7 @@ class Fleet:
         return {name: ray.get_actor(name, "serve") for name in names if name.startswith(f"SERVE_REPLICA::{APP}#")}
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """What the replicas tell the routers, by name."""
+        """Return the reports of the replicas to the routers, by name."""
         import ray
 
         return {

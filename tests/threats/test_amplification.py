@@ -23,7 +23,7 @@ HUGE = 512 * 2**20
 
 @pytest.fixture(params=["guarded_server", "guarded_proxy"], ids=["server", "proxy"])
 def guarded(request):
-    """Whoever takes requests: a server, or the proxy in front of it."""
+    """A server that takes requests, or the proxy in front of it."""
     return request.getfixturevalue(request.param)
 
 

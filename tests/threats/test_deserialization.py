@@ -14,7 +14,7 @@ INBOXES = {"api": "api", "engine-0": "engine", "worker-0": "worker-0", "worker-1
 
 
 def test_garbage_on_every_internal_socket_ends_nothing(tmp_path):
-    engine = EngineConfig(model=str(make_checkpoint(tmp_path / "tiny", "qwen3")), dtype="float32", num_pages=64)
+    engine = EngineConfig(model=str(make_checkpoint(tmp_path / "tiny", "qwen3")), num_pages=64)
     with (
         start_server(engine, ENGINE_MODULE, tokenizer_workers=2) as server,
         Bystander(server.url, "none") as bystander,

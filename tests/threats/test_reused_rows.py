@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.integration.serving import MODEL_NAME, is_healthy, open_client, serve
+from tests.integration.serving import MODEL_NAME, open_client, serve
 
 TEXT = "/v1/completions"
 PLAIN = {"model": MODEL_NAME, "prompt": "the mill grinds", "max_tokens": 12, "ignore_eos": True, "logprobs": 5}
@@ -57,7 +57,7 @@ def test_a_row_starts_clean_however_its_last_owner_ended(server, name):
                 assert await ask(client) == expected
 
     asyncio.run(scenario())
-    assert is_healthy(server)
+    assert server.is_well()
     server.wait_until_unused()
 
 

@@ -1,4 +1,4 @@
-"""Which modules need torch: those of `with_torch.txt` and no others; a shorter list is better.
+"""The modules that need torch are those of `with_torch.txt` and no others; a shorter list is better.
 
     python -m tests.torchless.test_imports
 

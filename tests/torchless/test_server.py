@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving.server.running_server import START_SECONDS, RunningServer, free_port
+from tests.serving.server.running_server import RunningServer, serving
 from tests.torchless import REPOSITORY, WISH, environment
 from tokenmill.model.kernels.native import load_kernels
 
@@ -31,25 +26,9 @@ SCHEMA = {
 }
 
 
-@contextlib.contextmanager
-def served(folder: Path, *flags: str) -> Iterator[RunningServer]:
+def served(*flags: str) -> contextlib.AbstractContextManager[RunningServer]:
     """Serve the demo model in processes without torch."""
-    # Paths of sockets are short.
-    port, log, private = free_port(), folder / "log", Path(tempfile.mkdtemp(prefix="tm-torchless-"))
-    command = [sys.executable, "-m", "tokenmill", "serve", "--port", str(port), *FLAGS, *flags]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment(TMPDIR=str(private)))
-    server = RunningServer(process, f"http://127.0.0.1:{port}", log, private)
-    try:
-        server.wait_for(lambda: process.poll() is not None or server.is_well(), START_SECONDS)
-        assert process.poll() is None, server.output()
-        yield server
-        process.send_signal(signal.SIGINT)
-        assert server.wait_for_end(60) == 0, server.output()
-    finally:
-        if process.poll() is None:
-            process.kill()
-        shutil.rmtree(private, ignore_errors=True)
+    return serving([sys.executable, "-m", "tokenmill", "serve", *FLAGS, *flags], environment=environment())
 
 
 def answer(server: RunningServer, path: str, **body: Any) -> Any:
@@ -76,7 +55,7 @@ def libraries(root: int) -> set[str]:
 
 def test_routes_answer_without_torch(tmp_path: Path) -> None:
     pirate = ("--enable-lora", "--lora-modules", f"pirate={REPOSITORY / 'examples' / 'pirate'}")
-    with served(tmp_path, "--speculative-config", "ngram", *pirate) as server:
+    with served("--speculative-config", "ngram", *pirate) as server:
         greedy = {"prompt": "A page is", "max_tokens": 12, "temperature": 0, "logprobs": 2}
         first = answer(server, "/v1/completions", **greedy)["choices"]
         assert answer(server, "/v1/completions", **greedy)["choices"] == first
@@ -98,7 +77,7 @@ def test_routes_answer_without_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [("--data-parallel-size", "2"), ("--tensor-parallel-size", "2")], ids=" ".join)
 def test_several_engines_and_ranks_do_too(flags: tuple[str, ...], tmp_path: Path) -> None:
-    with served(tmp_path, *flags) as server:
+    with served(*flags) as server:
         assert ask(server, "What is a page?", max_tokens=8, temperature=0)
 
 
@@ -107,7 +86,7 @@ def test_a_second_start_finds_kv_on_the_disk(tmp_path: Path) -> None:
     asked = {"prompt": list(range(20, 120)), "max_tokens": 4, "temperature": 0}
     answers = []
     for _ in range(2):
-        with served(tmp_path, *disk) as server:
+        with served(*disk) as server:
             answers.append(answer(server, "/v1/completions", **asked))
     assert answers[0]["choices"] == answers[1]["choices"]
     assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

@@ -9,7 +9,7 @@ from report import SECONDS
 
 
 def output(*command: str, **variables: str) -> str:
-    """What it printed.
+    """Return what it printed.
 
     Raises:
         RuntimeError: it failed; with the end of what it printed.

@@ -11,7 +11,7 @@ HOW += ("--input-history-file", str(folder / "input"), "--chat-history-file", st
 
 
 def ask(*how: str) -> object:
-    """Whether aider counts the tokens of an answer; else the end of what it printed."""
+    """Return True if aider counts the tokens of an answer, else the end of what it printed."""
     environment = {"HOME": str(folder), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     said = output("aider", *HOW, *how, "--message", "Say hello.", **environment)
     if "Tokens:" not in said:

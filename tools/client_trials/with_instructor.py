@@ -9,7 +9,7 @@ ASK = [{"role": "user", "content": "Is a page shared?"}]
 
 
 class Verdict(BaseModel):
-    """Whether a page is shared."""
+    """The verdict on whether a page is shared."""
 
     shared: bool
 

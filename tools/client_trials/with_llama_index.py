@@ -11,7 +11,7 @@ llm = OpenAILike(**HOW, is_chat_model=True, is_function_calling_model=True)
 
 
 class Verdict(BaseModel):
-    """Whether a page is shared."""
+    """The verdict on whether a page is shared."""
 
     shared: bool
 

@@ -28,7 +28,7 @@ doc_to_text: "{{{{question}}}}"
 
 
 def evaluate(model: str, path: str, task: str, *more: str, settings: str = "") -> object:
-    """Whether lm-eval ends with a table of results."""
+    """Return True if lm-eval ends with a table of results."""
     arguments = f"model={MODEL},base_url={BASE}{path},num_concurrent=2{settings}"
     where = ("--include_path", str(folder), "--tasks", task)
     said = output("lm_eval", "--model", model, "--model_args", arguments, *where, *more, HF_HUB_OFFLINE="1")

@@ -17,7 +17,7 @@ set_tracing_disabled(True)
 
 
 class Verdict(BaseModel):
-    """Whether a page is shared."""
+    """The verdict on whether a page is shared."""
 
     shared: bool
 

@@ -13,7 +13,7 @@ SETTINGS = {"max_tokens": 64}
 
 
 class Verdict(BaseModel):
-    """Whether a page is shared."""
+    """The verdict on whether a page is shared."""
 
     shared: bool
 

@@ -34,7 +34,7 @@ def _() -> object:
 
 
 def one_step(agent: MultiStepAgent) -> object:
-    """Whether one step of an agent got an answer from the model; what the demo model answers is another matter."""
+    """Return True if one step of an agent got an answer from the model, whatever the demo model answers."""
     agent.run("Double 4.")
     errors = [step.error for step in agent.memory.steps if getattr(step, "error", None)]
     for error in errors:

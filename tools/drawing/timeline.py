@@ -39,7 +39,7 @@ class Timeline:
 
 
 def read_timeline(path: Path) -> Timeline:
-    """What each step of a log ran.
+    """Return what each step of a log ran.
 
     Raises:
         TokenMillError: it is no step log of this version.

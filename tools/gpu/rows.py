@@ -61,7 +61,7 @@ class Rows:
 
     @property
     def has_time(self) -> bool:
-        """Whether another measurement may begin."""
+        """Return True if another measurement may begin."""
         return self.seconds_left > 0
 
     def take(self, rows: Iterable[Row]) -> list[Row]:
@@ -77,7 +77,7 @@ class Rows:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a row says that something did not pass."""
+        """Return True if a row says that something did not pass."""
         return any(row.get("passed") is False for row in self._found)
 
     def __enter__(self) -> Self:

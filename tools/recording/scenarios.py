@@ -29,7 +29,7 @@ ADMISSIONS = ("whole-prompt", "optimistic", "reserve")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is recorded in one file.
+    """Requests and settings that are recorded in one file.
 
     Attributes:
         model: a name of `checkpoints.MODELS`.

@@ -159,7 +159,7 @@ YES_NO = ("Is {a} {word} than {b}?", "Tell me, is {a} {word} than {b}?", "Would 
 
 
 def compare(rng: random.Random, split: Split) -> Sample:
-    """Which of two numbers is larger or smaller, or is one more than the other."""
+    """Ask which of two numbers is larger or smaller, or whether one is more than the other."""
     while True:
         first = rng.randint(1, 3)
         second = first if rng.random() < 0.4 else rng.randint(1, 3)

@@ -1,4 +1,4 @@
-"""What every skill shares: the sample type, the train/held-out split and small helpers for wording.
+"""The common parts of all skills: the sample type, the train/held-out split and small helpers for wording.
 
 A skill is a function ``generate(rng, split) -> Sample``. The last message of a sample is always the assistant's
 expected answer; its ``key`` names the canonical problem, and the split is a hash of that key, so a problem can

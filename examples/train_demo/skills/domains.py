@@ -1,4 +1,4 @@
-"""What the sentences to turn into JSON are about: fields with their types and values, and sentences that state them."""
+"""Subjects of the sentences to turn into JSON: fields with their types and values, and sentences that state them."""
 
 from __future__ import annotations
 

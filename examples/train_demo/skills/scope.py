@@ -71,7 +71,7 @@ def _fills(rng: random.Random) -> dict[str, str]:
 
 
 def _question(rng: random.Random) -> tuple[str, str]:
-    """What is asked about, and the question."""
+    """Return the subject of a question, and the question."""
     frame = rng.choice(rng.choice(FRAMES))
     fills = _fills(rng)
     subjects = [fills[slot] for slot in fills if "{" + slot + "}" in frame]

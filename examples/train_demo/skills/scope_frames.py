@@ -1,4 +1,4 @@
-"""How people ask for what the model cannot do: frames with slots (see ``scope.py``), grouped so that none drowns.
+"""Requests for things that the model cannot do: frames with slots (see ``scope.py``), grouped so that none drowns.
 
 ``{t}`` any topic, ``{e}`` an event, ``{d}`` something to do, ``{p}`` a role, ``{n}`` and ``{m}`` proper names, ``{w}``
 and ``{v}`` words, ``{aw}`` the word with its article, ``{x}`` a superlative, ``{c}`` a kind of thing, ``{k}`` a land,

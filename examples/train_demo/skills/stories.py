@@ -137,7 +137,7 @@ FRIENDS = tuple(NAMES[:12])  # of those that nobody asked for; few, so that the 
 
 @dataclass(frozen=True)
 class Cast:
-    """Who and what a story is about; ``being`` is the hero's kind (None: any), ``friend`` a name or ``Pia the owl``."""
+    """Persons and things of a story; ``being`` is the hero's kind (None: any), ``friend`` a name or ``Pia the owl``."""
 
     name: str
     being: str | None

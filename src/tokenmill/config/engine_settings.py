@@ -123,6 +123,11 @@ class EngineSettings(VisionConfig):
     kv_cache_dtype: str = flag(
         "auto", "type of the KV cache; auto: the model's; int8: CPUs, native attention", choices=("auto", "int8")
     )
+    kv_layout: str = flag(
+        "layer-first",
+        "order of KV memory; page-first: all layers of a page together, for transfer and tiers (CPUs)",
+        choices=("layer-first", "page-first"),
+    )
     enforce_eager: bool = flag(False, "capture no CUDA graphs")
     pdl: bool = flag(True, "on a GPU, let a kernel begin while the one in front ends; off: to locate a fault")
     shared_splits: bool = flag(

@@ -25,7 +25,7 @@ _SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class SplitPlace:
-    """Which part of a split file a name says; parts count from 1."""
+    """The part of a split file that a name stands for; parts count from 1."""
 
     stem: str
     number: int

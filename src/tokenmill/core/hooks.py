@@ -1,4 +1,4 @@
-"""Which parts take part in which event: a base class names the hooks, and a part overrides those it needs."""
+"""Find the parts that take part in an event: a base class names the hooks, and a part overrides those it needs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Media in a prompt: the places of their placeholders, their pixels, and the ids that tell their tokens apart.
+"""Media in a prompt: the places of their placeholders, their contents, and the ids that tell their tokens apart.
 
-A prompt holds one placeholder for each embedding of an image. All placeholders of all images are the same token, so
-code that compares tokens (the radix tree, the disk tier, the router) would take two images of a size for the same.
+A prompt holds one placeholder for each embedding of an image or of sound. All placeholders of all images are the same
+token, so code that compares tokens (the radix tree, the disk tier, the router) would take two of a size for the same.
 On its way through the engine a placeholder is therefore a *surrogate*: an id above every vocabulary, made of the hash
 of the content and of its place in it. The model is given the placeholder itself.
 """
@@ -21,12 +21,12 @@ SURROGATE = 1 << 30
 
 
 class MediaSpan(NamedTuple):
-    """One image in a prompt, or frames of a video that are encoded as one.
+    """One image in a prompt, frames of a video that are encoded as one, or a clip of sound.
 
     Attributes:
         offset, length: its placeholders, in tokens.
-        digest: hash of its pixels, after it was resized.
-        rows, columns: patches of its grid; `length` is their product, less the patches that are merged.
+        digest: hash of its pixels, after it was resized, or of its samples, after they were resampled.
+        rows, columns: patches of its grid; `length` is their product, less the patches that are merged. Sound: 0.
         token_id: the model's own placeholder.
     """
 
@@ -42,18 +42,27 @@ class MediaSpan(NamedTuple):
         """Position of the token behind it."""
         return self.offset + self.length
 
+    @property
+    def noun(self) -> str:
+        """Name its kind in a sentence."""
+        return "an image" if self.rows else "a clip of sound"
+
 
 class MediaInput(msgspec.Struct, array_like=True):
-    """The pixels of a span of a request, as sent to the engine. `pixels`: [frames, height, width, 3] uint8."""
+    """The content of a span of a request, as sent to the engine.
+
+    Attributes:
+        content: of an image [frames, height, width, 3] uint8, of sound [n] float32, 16,000 samples a second.
+    """
 
     span: MediaSpan
-    pixels: bytes
+    content: bytes
 
 
-def content_digest(pixels: bytes, height: int, width: int, processor: str) -> str:
-    """Hash an image's pixels, shape and preparation into 32 hexadecimal digits."""
+def content_digest(content: bytes, height: int, width: int, processor: str) -> str:
+    """Hash a content, its shape and its preparation into 32 hexadecimal digits."""
     hash = blake2b(f"{processor}/{height}x{width}/".encode(), digest_size=16)
-    hash.update(pixels)
+    hash.update(content)
     return hash.hexdigest()
 
 
@@ -83,6 +92,6 @@ def with_placeholders(
     return ids
 
 
-def without_pixels(media: Sequence[MediaInput]) -> list[MediaInput]:
-    """Return the spans without pixels: all that a schedule depends on, so that images stay out of logs."""
+def without_contents(media: Sequence[MediaInput]) -> list[MediaInput]:
+    """Return the spans without contents: all that a schedule depends on, so that images and sound stay out of logs."""
     return [MediaInput(one.span, b"") for one in media]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,12 +100,15 @@ class Proposal(NamedTuple):
     Attributes:
         token_ids: [k] int32. is_forced: its grammar leaves no other text. The model may spell that text in other
             tokens, so they are likely, not certain.
+        probabilities: [k] float32, an estimate that each is right, given that those before it are; None: there is none.
     """
 
     token_ids: TokenArray
     is_forced: bool
+    probabilities: npt.NDArray[np.float32] | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """One sequence to generate.
 
@@ -134,95 +137,53 @@ class Request:
         tenant: takes turns with others, if the policy has turns. wait_reason: why the last step left it out; or empty.
     """
 
-    __slots__ = (
-        "_buffer",
-        "adapter_name",
-        "arrival",
-        "awaited_page",
-        "cache_key",
-        "finish_reason",
-        "has_drafts",
-        "id",
-        "inputs",
-        "is_background",
-        "is_resumable",
-        "mask_missed",
-        "max_tokens_total",
-        "media",
-        "num_accepted_tokens",
-        "num_cached_tokens",
-        "num_charged_tokens",
-        "num_computed_tokens",
-        "num_draft_tokens",
-        "num_inflight_steps",
-        "num_pending_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_reported_tokens",
-        "num_tokens",
-        "params",
-        "pooling",
-        "priority",
-        "proposal",
-        "rank",
-        "row",
-        "status",
-        "stop_reason",
-        "stop_token_ids",
-        "tenant",
-        "wait_reason",
-    )
+    id: str
+    prompt_token_ids: InitVar[Sequence[int] | TokenArray]
+    params: SamplingParams
+    _: KW_ONLY
+    arrival: int
+    max_tokens_total: int
+    stop_token_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    cache_key: CacheKey = _COMMON
+    adapter_name: str = ""
+    tenant: str = ""
+    is_resumable: bool = False
+    pooling: str = ""
+    is_background: bool = False
+    media: tuple[MediaSpan, ...] = ()
+    status: RequestStatus = RequestStatus.WAITING
 
-    def __init__(  # noqa: PLR0913 - a record; all but the first three are named
-        self,
-        id: str,
-        prompt_token_ids: Sequence[int] | TokenArray,
-        params: SamplingParams,
-        *,
-        arrival: int,
-        max_tokens_total: int,
-        stop_token_ids: frozenset[int] = frozenset(),
-        priority: int = 0,
-        cache_key: CacheKey = _COMMON,
-        adapter_name: str = "",
-        tenant: str = "",
-        is_resumable: bool = False,
-        pooling: str = "",
-        is_background: bool = False,
-        media: tuple[MediaSpan, ...] = (),
-        status: RequestStatus = RequestStatus.WAITING,
-    ) -> None:
-        prompt = np.asarray(prompt_token_ids, dtype=np.int32)
-        if not 0 < len(prompt) < max_tokens_total:
-            raise InvalidRequest(f"a prompt of {len(prompt)} tokens, and {max_tokens_total} tokens with its output")
-        self.id = id
-        self.params = params
-        self.arrival = arrival
-        self.max_tokens_total = max_tokens_total
-        self.stop_token_ids = stop_token_ids
-        self.priority = priority
-        self.cache_key = cache_key
-        self.adapter_name = adapter_name
-        self.tenant = tenant
-        self.rank: tuple[tuple[int, Any], int, int] = (is_background, 0), 0, arrival
-        self.awaited_page: Hashable | None = None
-        self.is_background = is_background
-        self.media = media
-        self.is_resumable = is_resumable
-        self.inputs: deque[TurnInput] = deque()
-        self.pooling = pooling
-        self.has_drafts = self.mask_missed = False
-        self._buffer = np.concatenate([prompt, np.zeros(64, dtype=np.int32)])
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    stop_reason: int | str | None = field(default=None, init=False)
+    rank: tuple[tuple[int, Any], int, int] = field(init=False)
+    row: int | None = field(default=None, init=False)
+    inputs: deque[TurnInput] = field(default_factory=deque, init=False)
+    awaited_page: Hashable | None = field(default=None, init=False)
+    proposal: Proposal | None = field(default=None, init=False)
+    wait_reason: str = field(default="", init=False)
+    has_drafts: bool = field(default=False, init=False)
+    mask_missed: bool = field(default=False, init=False)
+    num_prompt_tokens: int = field(init=False)
+    num_tokens: int = field(init=False)
+    num_computed_tokens: int = field(default=0, init=False)
+    num_pending_tokens: int = field(default=0, init=False)
+    num_inflight_steps: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)
+    num_charged_tokens: int = field(default=0, init=False)
+    num_reported_tokens: int = field(default=0, init=False)
+    num_draft_tokens: int = field(default=0, init=False)
+    num_accepted_tokens: int = field(default=0, init=False)
+    num_preemptions: int = field(default=0, init=False)
+    _buffer: TokenArray = field(init=False)
+
+    def __post_init__(self, prompt_token_ids: Sequence[int] | TokenArray) -> None:
+        prompt, total = np.asarray(prompt_token_ids, dtype=np.int32), self.max_tokens_total
+        if not 0 < len(prompt) < total:
+            raise InvalidRequest(f"a prompt of {len(prompt)} tokens, and {total} tokens with its output")
+        self.rank = (self.is_background, 0), 0, self.arrival
         self.num_prompt_tokens = self.num_tokens = len(prompt)
-        self.num_computed_tokens = self.num_pending_tokens = self.num_inflight_steps = 0
-        self.num_cached_tokens = self.num_charged_tokens = self.num_reported_tokens = 0
-        self.num_draft_tokens = self.num_accepted_tokens = self.num_preemptions = 0
-        self.proposal: Proposal | None = None
-        self.row: int | None = None
-        self.status = status
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.wait_reason = ""
+        self._buffer = np.concatenate([prompt, np.zeros(64, dtype=np.int32)])
 
     @property
     def token_ids(self) -> TokenArray:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.engine.scheduler.harness import Harness
 from tokenmill.core.request import CacheKey
-from tokenmill.engine.kv.prefix_cache import NullCache
+from tokenmill.engine.kv.radix_tree import NullCache
 
 
 def test_nothing_is_found_and_every_page_stays_its_requests_own() -> None:

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refusal(folder: Path, **flags: object) -> TokenMillError:
-    """Why a start is refused; nothing must have been read by then."""
+    """Return why a start is refused; nothing must have been read by then."""
     phases: list[str] = []
     config = EngineConfig(model=str(folder), device="cpu", num_pages=64, **flags).resolve()  # type: ignore[arg-type]
     with pytest.raises((InvalidConfig, InvalidCheckpoint)) as error:

@@ -165,7 +165,7 @@ def test_ranks_bring_what_one_process_brings(engines: tuple[Engine, Engine, bool
 
 
 def both(engines: tuple[Engine, Engine, bool], wanted: list[AddRequest]) -> dict[str, list[int]]:
-    """See that both bring the same; the tokens of each request."""
+    """Check that both engines bring the same; return the tokens of each request."""
     one, two, is_exact = engines
     answers, others = ({name: told(own) for name, own in run(engine, wanted).items()} for engine in (one, two))
     assert_same([answers[request.id] for request in wanted], [others[request.id] for request in wanted], is_exact)

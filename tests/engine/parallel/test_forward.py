@@ -14,6 +14,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.parallel.threads import Form, ranks
 from tests.model.models.test_native_decoder import FORMATS
 from tests.paging import PagedRequests, in_arrays, random_schedule
+from tests.tiers import pairs
 from tokenmill.engine.parallel.layout import StepShape
 from tokenmill.engine.runner.model import Model
 from tokenmill.model.kernels.native import load_kernels
@@ -85,8 +86,7 @@ def whole(folder: Path, form: Form) -> Model:
 
 
 @needs_native
-@pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "stored"), pairs(list(FAMILIES), list(FORMATS)))
 def test_native_ranks_have_the_bits_of_one(family: str, stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
     folder = checkpoint(tmp_path, family)
     for size in (2, 4):

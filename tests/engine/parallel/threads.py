@@ -37,7 +37,7 @@ Part: TypeAlias = tuple[PartialModel, AttentionBackend, SharedMemory, str]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a model runs on.
+    """The kernels and the memory that a model runs on.
 
     Attributes:
         make: makes the kernels of a rank.

@@ -259,7 +259,7 @@ class Harness:
         return turns * self.settings.depth * (sum(alone) + 2)
 
     def most_steps_of_an_elder(self) -> int:
-        """See `turns_of_an_elder`."""
+        """Return the most steps in which an elder ends, with these settings."""
         return turns_of_an_elder(self.header.scheduler, self.settings.max_model_len, self.settings.depth)
 
     def count_turns(self, request_id: str) -> None:
@@ -268,7 +268,7 @@ class Harness:
         self.turns[request_id] = Turns((num_before + 1) * self.most_steps_of_an_elder(), self.runner.num_late)
 
     def check_bounds(self) -> None:
-        """Whoever has come later, no request that could run has been there for longer than its bound.
+        """Check that no request that could run has been there for longer than its bound, whatever came later.
 
         A sample that was late costs the steps that were launched behind it.
         """
@@ -309,7 +309,7 @@ class Harness:
             self.check_output(request_id, record)
 
     def check_output(self, request_id: str, record: Record) -> None:
-        """See `check_outputs`, for one request or one turn of a session."""
+        """Check the output of one request, or of one turn of a session, as `check_outputs` does."""
         room = self.settings.max_model_len - len(record.prompt)
         limit = min(room, record.params.max_tokens or room)
         expected = expected_output(record.prompt, limit, record.stop_ids)

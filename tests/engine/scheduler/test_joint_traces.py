@@ -69,7 +69,7 @@ def make_harness(rng: random.Random, besides: str, share_of_late: float) -> Harn
 
 
 class JointTrace(SchedulerTrace):
-    """See the module's text."""
+    """Random requests of all kinds over all kinds of resources at once."""
 
     @initialize(
         seed=st.integers(0, 2**32), besides=st.sampled_from(BESIDES), share_of_late=st.sampled_from([0.0, 0.1, 0.4])

@@ -23,7 +23,7 @@ def harness_of(**overrides: object) -> Harness:
 
 
 def saves(harness: Harness) -> list[tuple[str, int]]:
-    """Whose state was kept, and behind how many tokens, in order."""
+    """Return the requests whose state was kept, and behind how many tokens, in order."""
     found = []
     for plan in harness.runner.plans:
         if plan.states is not None:

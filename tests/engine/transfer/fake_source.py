@@ -48,7 +48,7 @@ class TokenMover:
 
 
 class FakeSource:
-    """See the module's text. `trouble`: how often something goes wrong, 0 to 1."""
+    """A source of KV with the faults of a bad network and a bad peer. `trouble`: how often one happens, 0 to 1."""
 
     def __init__(
         self, name: str, mover: PageMover, page_size: int, generator: random.Random, trouble: float, stores: bool = True

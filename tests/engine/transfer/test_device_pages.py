@@ -20,7 +20,7 @@ def test_pages_travel_between_a_device_and_the_host_unchanged(
     rng: np.random.Generator, kind: type[KVCache], dtype: str
 ) -> None:
     platform, source, target = FakePlatform(), make_cache(kind, dtype), make_cache(kind, dtype)
-    device, host = DevicePages(platform, source.tensors, "layout"), RawPages(target.tensors, "layout")
+    device, host = DevicePages(platform, source.pieces, "layout"), RawPages(target.pieces, "layout")
     assert (device.layout, device.page_bytes) == (host.layout, host.page_bytes)
     assert platform.pinned_sizes == [kind.bytes_per_page(SPEC, 16, dtype)]
     data, others = memoryview(bytearray(device.page_bytes)), {page: pages_of(source, page) for page in (0, 1, 3, 4)}

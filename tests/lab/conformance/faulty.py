@@ -32,7 +32,7 @@ class Plain(SimpleScheduler):
 
 
 class NewestFirst(Plain):
-    """Whoever came last is served first: the first starve in a flood."""
+    """Serves the newest request first: the oldest starve in a flood."""
 
     def running(self) -> Iterable[Request]:
         return sorted(self.state.running, key=lambda request: -request.arrival)

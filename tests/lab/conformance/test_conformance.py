@@ -1,4 +1,4 @@
-"""What every scheduler must hold: five hold it, a dozen with one fault each are found out."""
+"""Five schedulers hold what every one must, and a dozen with one fault each are found out."""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ class Case:
     page_size: int
     window: int | None
     lengths: list[int]
+    is_page_first: bool = False
 
     @classmethod
     def draw(cls, rng: np.random.Generator, longest: int = 700) -> Case:
@@ -49,9 +50,10 @@ class Case:
         lengths = [int(rng.choice([1, 2, 17, 33, 64, 150, longest])) for _ in range(int(rng.integers(1, 6)))]
         return cls(
             AttentionSpec(2, kv_heads * group, kv_heads, head_dim),
-            int(rng.choice([16, 32, 64])),
+            int(rng.choice([1, 4, 16, 32, 64])),
             None if rng.random() < 0.5 else int(rng.integers(1, 200)),
             [max(1, length + int(rng.integers(-1, 2))) for length in lengths],
+            bool(rng.random() < 0.5),
         )
 
     def requests(self, rng: np.random.Generator) -> PagedRequests:
@@ -66,7 +68,8 @@ class Case:
         return drawn(tokens, (self.spec.num_heads + 2 * self.spec.num_kv_heads) * self.spec.head_dim)
 
     def native(self, num_pages: int, isa: str, threads: int = 1, kv_dtype: str = "bfloat16"):
-        kv = PackedKV(self.spec, num_pages, self.page_size, kv_dtype, "cpu")
+        shape = self.spec, num_pages, self.page_size, kv_dtype, "cpu"
+        kv = PackedKV(*shape, is_page_first=self.is_page_first)
         return NativeAttention(self.spec, kv, kernels(isa, threads))
 
     def memory(self, requests: PagedRequests, poison: float) -> torch.Tensor:
@@ -219,6 +222,19 @@ def test_company_chunks_and_threads_change_no_bit(isa: str, kv_dtype: str, rng: 
         together = scheduled(case, rng, isa, kv_dtype, inputs)
         for request, (want, got) in enumerate(zip(alone, together, strict=True)):
             assert torch.equal(want, got), f"request {request} of {case}"
+
+
+@kv_dtypes
+@every_isa
+def test_page_sizes_and_orders_of_memory_change_no_bit(isa: str, kv_dtype: str, rng: np.random.Generator) -> None:
+    drawn_case = Case.draw(rng, longest=600)
+    inputs = [drawn_case.qkv(length) for length in drawn_case.lengths]
+    want = whole(dataclasses.replace(drawn_case, page_size=16, is_page_first=False), rng, isa, kv_dtype, inputs)
+    for page_size, is_page_first in ((16, True), (1, False), (2, True), (int(rng.choice([4, 8, 256])), False)):
+        case = dataclasses.replace(drawn_case, page_size=page_size, is_page_first=is_page_first)
+        how = whole if rng.random() < 0.5 else scheduled
+        for got, expected in zip(how(case, rng, isa, kv_dtype, inputs), want, strict=True):
+            assert torch.equal(got, expected), case
 
 
 @kv_dtypes

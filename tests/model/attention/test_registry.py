@@ -10,6 +10,7 @@ import pytest
 
 from tests.engine.runner.fake_platform import FakePlatform
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.attention import registry
 from tokenmill.model.attention.backend import AttentionConfig
 from tokenmill.model.attention.backend_rows import BACKENDS
 from tokenmill.model.attention.protocol import AttentionSpec
@@ -68,7 +69,7 @@ class TestOnCpus:
         config = AttentionConfig(SPEC, 16, "bfloat16", CpuPlatform(), native=Native())
         assert native.why_not(config) is None
         assert "bfloat16, not float32" in str(native.why_not(dataclasses.replace(config, dtype="float32")))
-        assert "multiple of 16, not 8" in str(native.why_not(dataclasses.replace(config, page_size=8)))
+        assert native.why_not(dataclasses.replace(config, page_size=1)) is None
         for head_dim in (24, 1024):
             spec = dataclasses.replace(SPEC, head_dim=head_dim)
             assert f"up to 512, not {head_dim}" in str(native.why_not(dataclasses.replace(config, spec=spec)))
@@ -79,6 +80,35 @@ class TestOnGpus:
         choice = on_gpu("auto")
         assert choice.name == "triton"
         assert "flash attention" in choice.reason
+
+    @pytest.mark.parametrize(
+        ("capability", "takes_flash", "taken", "reason"),
+        [
+            ((8, 0), True, "flashinfer", "FlashInfer"),
+            ((9, 0), True, "flash,flashinfer", "torch's flash attention; FlashInfer for decodes"),
+            ((9, 0), False, "triton,flashinfer", "its own kernels: it is off; FlashInfer for decodes"),
+            ((10, 0), True, "flashinfer", "FlashInfer"),
+        ],
+    )
+    def test_auto_asks_the_architecture(
+        self,
+        capability: tuple[int, int],
+        takes_flash: bool,
+        taken: str,
+        reason: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(FakePlatform, "capability", lambda self: capability)
+        obstacles = {"flash": None if takes_flash else "it is off", "flashinfer": None}
+        rows = [
+            dataclasses.replace(row, package=None, obstacle=lambda config, said=obstacles[row.name]: said)
+            if row.name in obstacles
+            else row
+            for row in BACKENDS
+        ]
+        monkeypatch.setattr(registry, "BACKENDS", rows)
+        choice = on_gpu("auto")
+        assert (choice.name, choice.reason) == (taken, reason)
 
     def test_a_hybrid_names_prompts_first(self) -> None:
         choice = on_gpu("triton,triton", "float32")
@@ -92,10 +122,12 @@ class TestOnGpus:
     def test_what_cannot_serve_says_why(self) -> None:
         with pytest.raises(InvalidConfig, match=r"--attention-backend flash: .* bfloat16 and float16, not float32"):
             on_gpu("flash", "float32")
-        with pytest.raises(InvalidConfig, match="--attention-backend flashinfer: flashinfer is not installed"):
-            on_gpu("triton,flashinfer", "float32")
+        with pytest.raises(InvalidConfig, match="the flashinfer attention needs flashinfer, which is not"):
+            on_gpu("triton,flashinfer")
         with pytest.raises(InvalidConfig, match="--kv-cache-dtype int8 is for CPUs"):
             on_gpu("auto", kv_dtype="int8")
+        with pytest.raises(InvalidConfig, match="--kv-layout page-first is for CPUs"):
+            on_gpu("auto", is_page_first=True)
 
     def test_the_invariant_mode_takes_one_way_for_every_token(self) -> None:
         choice = on_gpu("auto", is_invariant=True)

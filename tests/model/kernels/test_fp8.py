@@ -23,7 +23,7 @@ def test_a_row_uses_the_whole_range_and_comes_back_within_half_a_step(rng: np.ra
 
 
 def scales_rows(device: str) -> bool:
-    """Whether this torch multiplies there with a scale for each row; its CPU part did not before 2.12."""
+    """Return True if this torch multiplies there with a scale for each row; its CPU part did not before 2.12."""
     values, scales = quantize_rows(torch.ones(16, 16, device=device))
     try:
         torch._scaled_mm(values, values.t(), scale_a=scales, scale_b=scales.t(), out_dtype=torch.bfloat16)

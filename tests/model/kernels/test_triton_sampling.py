@@ -50,7 +50,7 @@ def random_draws(rng: np.random.Generator, rows: int, size: int, kinds: np.ndarr
 
 
 def is_at_a_border(logits: torch.Tensor, draws: torch.Tensor) -> bool:
-    """Whether a slightly different uniform or nucleus gives the reference another token: rounding decides then."""
+    """Return True if rounding decides: a slightly different uniform or nucleus gives the reference another token."""
     tokens = set()
     for factor in (1 - 1e-5, 1.0, 1 + 1e-5):
         for share in (1 - 1e-5, 1.0, 1 + 1e-5):

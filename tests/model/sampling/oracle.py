@@ -68,7 +68,7 @@ def distribution(logits: Floats, params: SamplingParams) -> Floats:
 
 
 def has_close_call(logits: Floats, params: SamplingParams) -> bool:
-    """Whether a filter's border lies so near a token that float32 may see it on the other side."""
+    """Return True if a filter's border lies so near a token that float32 may see it on the other side."""
     weights = np.exp((logits - logits.max()) / params.temperature)
     close = bool((np.abs(weights - params.min_p) < 1e-6 * params.min_p).any())
     if params.top_p < 1.0:
@@ -122,7 +122,7 @@ def draw_many(logits: npt.NDArray[np.float32], params: SamplingParams, count: in
 
 
 def chi_square_deviate(counts: npt.NDArray[np.int64], probabilities: Floats) -> float:
-    """How far counts are from probabilities, in standard deviations of the chi-square distribution.
+    """Return the distance of counts from probabilities, in standard deviations of the chi-square distribution.
 
     Categories are merged so that each expects at least 5; the statistic becomes a normal deviate by Wilson and
     Hilferty's transform. 0 where a single category is left, which gets all that there are.

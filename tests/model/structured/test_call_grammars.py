@@ -1,4 +1,4 @@
-"""What a grammar of calls allows, the parser of its notation reads."""
+"""Every text that a grammar of calls allows is read by the parser of its notation."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_free_text_that_no_matcher_hears_of_is_the_same(monkeypatch: pytest.Monk
     folder = demo_model_path()
     tokenizer = Tokenizer.load(folder)
     assert eos_token_ids(folder)
-    requests = [drawn(tokenizer, rng, number) for number in range(scaled(24))]
+    requests = [drawn(tokenizer, rng, number) for number in range(scaled(16))]
     with running(folder, overlap=False) as engine:
         want = run(engine, [asked_each_time(request) for request in requests])
         assert all(error is None for *_, error in want), want

@@ -1,4 +1,4 @@
-"""What compiles can always go on: schemas of all kinds at random, and parts that tools may have though nobody can."""
+"""Schemas that compile can always go on: random ones of all kinds, and parts that tools may have though nobody can."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Walk:
         self._compiler = GrammarCompiler(GrammarTokenizer(path, VOCAB_SIZE, (self._eos,)))
 
     def text(self, schema: dict[str, Any], rng: random.Random, is_lenient: bool = False) -> str | None:
-        """What comes out of it, None if it does not end soon. Raises InvalidRequest if it does not begin."""
+        """Return its text, None if it does not end soon. Raises InvalidRequest if it does not begin."""
         builder = GrammarBuilder(self._tokenizer)
         matcher = self._compiler.compile(builder.grammar([builder.schema(json.dumps(schema), "", is_lenient)], "").text)
         matcher, token_ids = matcher.deep_copy(), list[int]()

@@ -26,7 +26,7 @@ from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
 from tokenmill.startup.assembly.setup import build_engine
 
 SEED = seed_for(__name__)
-NUM_SCHEMAS = scaled(60)
+NUM_SCHEMAS = scaled(40)
 NUM_ALONE = scaled(10)
 # "a" and "e", at which some requests stop: what a grammar allows may be the end of an answer.
 LETTERS = (64, 68)

@@ -19,11 +19,11 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize 
 
 from tests.vision_checkpoints import MAX_PIXELS, MIN_PIXELS
 from tokenmill.config.configs import EngineConfig
+from tokenmill.core.data_url import MOST_BYTES, data_of
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.media import content_digest, surrogate_ids
 from tokenmill.ipc.sandbox import Outcome, Reply
 from tokenmill.model.vision.decoding import ImageDecoder
-from tokenmill.model.vision.prompts import MOST_BYTES, data_of
 from tokenmill.model.vision.resize import SizeRule, smart_resize
 
 RULE = SizeRule(32, MIN_PIXELS, MAX_PIXELS)
@@ -184,7 +184,7 @@ def test_limits_are_read_in_the_forms_of_vllm(given: str | None, limit: tuple[in
 
 
 @pytest.mark.parametrize(
-    "given", ["4", "image=", "image=x", '{"image": -1}', '{"image": "4"}', "audio=1", '{"video": -1}', '{"sound": 1}']
+    "given", ["4", "image=", "image=x", '{"image": -1}', '{"image": "4"}', "audio=-1", '{"video": -1}', '{"sound": 1}']
 )
 def test_other_limits_are_refused_by_name(given: str) -> None:
     with pytest.raises(InvalidConfig, match="--limit-mm-per-prompt"):

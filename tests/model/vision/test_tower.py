@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from tokenmill.core.media import MediaSpan
+from tokenmill.model.attention.media_rows import frequency_axes, prompt_positions
 from tokenmill.model.kernels.torch_kernels import TorchKernels
-from tokenmill.model.vision.encoder import frequency_axes, prompt_positions
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.vision.tower import load_tower

@@ -54,7 +54,7 @@ def digest_of_adapter(base: Path, adapter: Path) -> dict[str, str]:
 
 
 def source_of_packed(folder: Path, cache: Path) -> tuple[str, str]:
-    """Where weights come from that a cache may have, and the digest of what a row of the embedding is."""
+    """Return the source of weights that a cache may have, and the digest of the form of a row of the embedding."""
     config = EngineConfig(model=str(folder), weight_cache_dir=str(cache))
     loaded = load_weights(plan_of(folder, "int8"), folder, config, lambda done, total: None)
     return loaded.source.partition(" in ")[0], _of([_rows(loaded.decoder)])

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
 from safetensors.torch import load_file
 
 from tests.model.weights.gguf_writer import add_tokenizer
 
-KINDS = {"qwen3_vl": (MODEL_ARCH.QWEN3VL, "qwen3vl_merger"), "qwen2_5_vl": (MODEL_ARCH.QWEN2VL, "qwen2.5vl_merger")}
+KINDS = {
+    "qwen3_vl": (MODEL_ARCH.QWEN3VL, "qwen3vl_merger"),
+    "qwen3_vl_moe": (MODEL_ARCH.QWEN3VLMOE, "qwen3vl_merger"),
+    "qwen2_5_vl": (MODEL_ARCH.QWEN2VL, "qwen2.5vl_merger"),
+}
 
 
 def write_decoder(folder: Path, path: Path) -> Path:
@@ -37,13 +42,30 @@ def write_decoder(folder: Path, path: Path) -> Path:
     writer.add_rope_freq_base(text["rope_parameters"]["rope_theta"])
     writer.add_rope_dimension_sections([*text["rope_parameters"]["mrope_section"], 0])
     names = get_tensor_name_map(architecture, text["num_hidden_layers"])
-    for stored, tensor in load_file(folder / "model.safetensors").items():
+    if "num_local_experts" in text:
+        writer.add_expert_count(text["num_local_experts"])
+        writer.add_expert_used_count(text["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(text["moe_intermediate_size"])
+    for stored, tensor in apart(load_file(folder / "model.safetensors")).items():
         if "visual." not in stored:
             module, suffix = stored.replace("language_model.", "").rsplit(".", 1)
             writer.add_tensor(f"{names.get_name(module)}.{suffix}", tensor.float().numpy())
     add_tokenizer(writer, folder, json.loads((folder / "tokenizer_config.json").read_text())["chat_template"])
     _finish(writer)
     return path
+
+
+def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Part gate from up in stacks of experts, and name stacks as weights."""
+    found: dict[str, torch.Tensor] = {}
+    for name, values in tensors.items():
+        if name.endswith(".experts.gate_up_proj"):
+            gate, up = values.chunk(2, 1)
+            stem = name.removesuffix("gate_up_proj")
+            found |= {f"{stem}gate_proj.weight": gate.contiguous(), f"{stem}up_proj.weight": up.contiguous()}
+        else:
+            found[f"{name}.weight" if name.endswith(".experts.down_proj") else name] = values
+    return found
 
 
 def write_mmproj(folder: Path, path: Path, kind: str = "F32", swaps_ffn: bool = False) -> Path:

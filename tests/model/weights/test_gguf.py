@@ -35,7 +35,7 @@ native = load_kernels(1)
 
 
 def rounded(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
-    if kind is None or weight.dim() != 2:  # a vector, or the filters of a convolution
+    if kind is None or weight.dim() == 1 or 1 in weight.shape:  # a vector, or the filters of a convolution
         return weight
     block = GGMLQuantizationType[kind]
     return torch.from_numpy(quants.dequantize(quants.quantize(weight.detach().numpy(), block), block))
@@ -101,7 +101,22 @@ def test_integers_of_blocks_are_kept_as_they_are(kind: str, format: str, rng: np
 @pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0", "BF16", "F16"])
 @pytest.mark.parametrize(
     "family",
-    ["llama", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "gpt_oss", "lfm2", "qwen3_5", "olmo2", "arcee"],
+    [
+        *(
+            "llama",
+            "qwen3",
+            "qwen2",
+            "smollm3",
+            "granite",
+            "gemma3",
+            "phi3",
+            "gpt_oss",
+            "lfm2",
+            "qwen3_5",
+            "qwen3_5_moe",
+        ),
+        *("olmo2", "arcee", "lfm2_moe", "granite_hybrid"),
+    ],
 )
 def test_a_file_gives_the_logits_of_its_rounded_weights(
     family: str, kind: str | None, tmp_path: Path, cache: str, rng: np.random.Generator
@@ -111,9 +126,15 @@ def test_a_file_gives_the_logits_of_its_rounded_weights(
         pytest.skip("the oracle has inputs before outputs, and biases in matrices, where rounding is another")
     if family == "gemma3":  # what no key says: one full layer in six, and a scale that is that of the heads
         shape |= {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 16}
-    if family == "lfm2":  # files without a head are tied
+    if family == "lfm2_moe":
+        shape |= {"moe_intermediate_size": 32}
+    if family == "granite_hybrid":
+        shape |= {"intermediate_size": 32, "shared_intermediate_size": 64, "mamba_n_heads": 8}
+    if family in ("lfm2", "lfm2_moe"):  # files without a head are tied
         shape["tie_word_embeddings"] = True
-    if family == "qwen3_5":  # which layers have attention is a number; blocks of 32 stay within value heads
+    if family == "qwen3_5_moe":  # widths of whole blocks; the oracle has experts in stacks
+        shape |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    if family.startswith("qwen3_5"):  # which layers have attention is a number; blocks of 32 stay within value heads
         shape |= {"layer_types": None, "full_attention_interval": 2, "linear_value_head_dim": 32}
     folder = make_checkpoint(tmp_path / "model", family, seed=int(rng.integers(2**31)), **shape)
     path = write_gguf(folder, family, kind)

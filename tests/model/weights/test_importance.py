@@ -1,4 +1,4 @@
-"""How large the inputs of matrices are, measured layer by layer, against the hooks of a plain model."""
+"""The size of the inputs of matrices, measured layer by layer, against the hooks of a plain model."""
 
 from __future__ import annotations
 

@@ -36,6 +36,40 @@ def test_numbers_of_four_bits_are_those_of_transformers(rng: np.random.Generator
     assert np.array_equal(got, want.numpy())
 
 
+def stacked(folder: Path, is_flipped: bool) -> None:
+    """Stack the experts of a checkpoint, gate before up: outputs by inputs, or flipped."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    experts: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(name for name in tensors if ".experts." in name and name.endswith(".gate_proj.weight")):
+        gate, up, down = (
+            tensors.pop(name.replace("gate_proj", part)) for part in ("gate_proj", "up_proj", "down_proj")
+        )
+        stem = name.partition(".experts.")[0]
+        experts.setdefault(f"{stem}.experts.gate_up_proj", []).append(torch.cat((gate, up)))
+        experts.setdefault(f"{stem}.experts.down_proj", []).append(down)
+    for name, parts in experts.items():
+        values = torch.stack(parts)
+        tensors[name] = (values.transpose(1, 2) if is_flipped else values).contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("is_flipped", [False, True])
+def test_stacks_in_either_order_are_the_experts_that_they_are_made_of(
+    is_flipped: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3_5_moe", seed=int(rng.integers(2**31)), tokenizer=False)
+    apart = load(folder)
+    stacked(folder, is_flipped)
+    together = load(folder)
+    assert len(list(apart.targets())) > 40
+    for one, other in zip(apart.layers, together.layers, strict=True):
+        for own, same in zip(one.mlp.experts.gate_up, other.mlp.experts.gate_up, strict=True):
+            assert torch.equal(own.weight, same.weight)
+        for own, same in zip(one.mlp.experts.down, other.mlp.experts.down, strict=True):
+            assert torch.equal(own.weight, same.weight)
+
+
 def packed(folder: Path, rng: np.random.Generator) -> dict[str, torch.Tensor]:
     """Put random experts of four bits in the place of a checkpoint's; returns what they are as floats."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors

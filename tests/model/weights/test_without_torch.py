@@ -1,4 +1,4 @@
-"""Where there is no torch, models of all native families are filled from all kinds of files, to the same bytes."""
+"""Without torch, models of all native families are filled from all kinds of files, to the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the queue is full, and what a refused client is told."""
+"""The bounds of the queue, and the answer to a refused client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is added to schemas: lengths of strings, closed objects; nothing else changes."""
+"""Additions to schemas: lengths of strings, closed objects; nothing else changes."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What is long is prepared aside, and what nobody waits for any more is not begun."""
+"""Long prompts are prepared aside, and those that nobody waits for any more are not begun."""
 
 import select
 import threading

@@ -1,4 +1,4 @@
-"""What usage calls reasoning tokens, however the text of an answer is cut into deltas."""
+"""The reasoning tokens of usage, however the text of an answer is cut into deltas."""
 
 import itertools
 import random

@@ -102,7 +102,7 @@ def work(seconds: float) -> None:
 
 
 def test_the_clock_is_that_of_the_thread():
-    """What another thread does meanwhile costs a rendering nothing."""
+    """The work of another thread meanwhile costs a rendering nothing."""
     budget = TemplateBudget(0.1)
     other = threading.Thread(target=work, args=(0.3,))
     other.start()

@@ -8,7 +8,7 @@ import zmq
 
 from tokenmill.core.messages import EncodeText
 from tokenmill.ipc.heartbeat import Heartbeat
-from tokenmill.model.vision.prompts import has_media
+from tokenmill.serving.frontend.media_prompts import has_media
 from tokenmill.serving.frontend.text_processor import Routed
 from tokenmill.serving.frontend.worker import HUGE_BYTES, LONG_BYTES, PREPARE_PATIENCE, WorkerLoop
 from tokenmill.serving.replicas.work_page import WorkPage

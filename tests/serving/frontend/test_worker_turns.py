@@ -1,4 +1,4 @@
-"""Which text worker a call goes through."""
+"""The choice of the text worker that a call goes through."""
 
 import pytest
 

@@ -351,7 +351,7 @@ def test_a_collector_gets_a_span_for_each_request(collector):
 
 
 def spans_of(collector, requests):
-    """What the collector gets for these finished requests."""
+    """Return the spans that the collector gets for these finished requests."""
     url, received = collector
 
     async def run():

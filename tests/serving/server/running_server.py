@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -78,7 +78,7 @@ class RunningServer:
         return "READY" in self.output()
 
     def is_well(self) -> bool:
-        """Whether /health says so."""
+        """Return True if /health says so."""
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(f"{self.url}/health", timeout=30).status_code == 200
         return False
@@ -142,33 +142,53 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def launch(
+    command: Sequence[str], folder: Path = REPOSITORY, environment: Mapping[str, str] = os.environ, output=None, port=0
+) -> RunningServer:
+    """Start a command that takes its port behind it, in a folder; its words go to a file, if not to `output`."""
+    port = port or free_port()
+    private = Path(tempfile.mkdtemp(prefix="tm-test-"))  # short, since it holds sockets
+    log = private.with_suffix(".log")
+    with log.open("w") as file:
+        words = file if output is None else output
+        process = subprocess.Popen(
+            [*command, "--port", str(port)], cwd=folder, stdout=words, stderr=words,
+            env={**environment, "TMPDIR": str(private)},
+        )  # fmt: skip
+    return RunningServer(process, f"http://127.0.0.1:{port}", log, private)
+
+
+@contextlib.contextmanager
+def serving(
+    command: Sequence[str], folder: Path = REPOSITORY, environment: Mapping[str, str] = os.environ
+) -> Iterator[RunningServer]:
+    """Run a command that serves until the end, when SIGINT must take it down cleanly."""
+    running = launch(command, folder, environment)
+    try:
+        running.wait_for(lambda: running.process.poll() is not None or running.is_well(), START_SECONDS)
+        assert running.process.poll() is None, running.output()
+        yield running
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait_for_end(60) == 0, running.output()
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+        running.clean()
+
+
 def spawn(engine: EngineConfig, engine_module: str = STUB, **server) -> RunningServer:
     """Start a server and do not wait for it.
 
     `output`: what it writes to instead of the file that tests read. `command`: what to run instead of `run_server`; its
     port comes behind.
     """
-    port = server.pop("port", None) or free_port()
+    port, output, command = server.pop("port", 0) or free_port(), server.pop("output", None), server.pop("command", ())
     names = ("engines", "max_files", "max_file_bytes", "probe_loop", "worker_module")
     extra = {name: server.pop(name) for name in names if name in server}
-    private = Path(tempfile.mkdtemp(prefix="tm-test-"))
-    log = private.with_suffix(".log")
-    given = server.pop("output", None)
-    if (command := server.pop("command", None)) is None:
+    if not command:
         spec = Spec(engine, ServerConfig(port=port, **server), engine_module, **extra)
         command = [sys.executable, "-m", "tests.serving.server.run_server", msgspec.json.encode(spec).decode()]
-    else:
-        command = [*command, "--port", str(port)]
-    with log.open("w") as file:
-        output = file if given is None else given
-        process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            stdout=output,
-            stderr=output,
-            env=os.environ | {"TMPDIR": str(private), "PYTHONPATH": str(REPOSITORY)},
-        )
-    return RunningServer(process, f"http://127.0.0.1:{port}", log, private)
+    return launch(command, environment={**os.environ, "PYTHONPATH": str(REPOSITORY)}, output=output, port=port)
 
 
 @contextlib.contextmanager

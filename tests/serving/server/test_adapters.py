@@ -17,7 +17,7 @@ BODY = {"prompt": "the quick brown fox", "max_tokens": 12, "temperature": 0, "ig
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapters")
-    base = make_checkpoint(folder / "base", "qwen3", max_position_embeddings=2048)
+    base = make_checkpoint(folder / "base", "qwen3", max_position_embeddings=8192)
     for number in range(4):
         make_adapter(base, folder / "loras" / f"a{number}", number)
     make_adapter(base, folder / "elsewhere", 9)
@@ -29,8 +29,7 @@ def folder(tmp_path_factory):
 def server(folder):
     engine = EngineConfig(
         model=str(folder / "base"),
-        dtype="float32",
-        num_pages=300,
+        num_pages=600,
         max_num_seqs=4,
         enable_lora=True,
         max_loras=2,
@@ -80,7 +79,7 @@ def test_models_lists_adapters_with_their_parent(server):
 def test_a_request_shows_its_adapter_and_metrics_name_those_in_use(server):
     async def scenario():
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            body = BODY | {"model": "pirate", "max_tokens": 1500, "request_id": "seen"}
+            body = BODY | {"model": "pirate", "max_tokens": 6000, "request_id": "seen"}
             running = asyncio.ensure_future(client.post("/v1/completions", json=body))
             shown = set()
             while not running.done() and len(shown) < 2:
@@ -145,7 +144,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(server, folder):
 
 
 def test_without_the_flag_nothing_is_loaded(folder):
-    engine = EngineConfig(model=str(folder / "base"), dtype="float32", num_pages=100, max_num_seqs=4)
+    engine = EngineConfig(model=str(folder / "base"), num_pages=100, max_num_seqs=4)
     with start_server(engine, ENGINE_MODULE, served_model_name=("tiny",), api_key=()) as server:
         reply = load(server, "x", folder / "loras" / "a1")
         assert reply.status_code == 409 and "--allow-runtime-lora" in reply.text

@@ -12,15 +12,15 @@ from tests.serving.server.running_server import start_server
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
-LONG = {"model": "tiny", "prompt": "the quick brown fox", "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
+LONG = {"model": "tiny", "prompt": "the quick brown fox", "max_tokens": 6000, "temperature": 0, "ignore_eos": True}
 SHORT = LONG | {"max_tokens": 8}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """Two rows, so that a third request waits."""
-    checkpoint = make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "qwen3", max_position_embeddings=2048)
-    engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=400, max_num_seqs=2, max_model_len=2048)
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "qwen3", max_position_embeddings=8192)
+    engine = EngineConfig(model=str(checkpoint), num_pages=800, max_num_seqs=2)
     with start_server(engine, ENGINE_MODULE, api_key=()) as running:
         yield running
 
@@ -132,9 +132,9 @@ def test_a_stream_learns_that_it_was_aborted(server):
 
 def test_paused_requests_go_on_with_the_same_tokens(server):
     async def scenario(client):
-        body = LONG | {"max_tokens": 400, "request_id": "p"}
+        body = LONG | {"max_tokens": 1500, "request_id": "p"}
         expected = (await client.post("/v1/completions", json=body)).json()["choices"]
-        task = start(client, max_tokens=400, request_id="p")
+        task = start(client, max_tokens=1500, request_id="p")
         await state_of(client, "p", lambda states: states[0]["num_output_tokens"] > 5)
         assert (await client.post("/pause?mode=keep")).json() == {"status": "paused"}
         before = (await client.get("/v1/requests/cmpl-p")).json()["requests"][0]
@@ -173,13 +173,13 @@ def test_the_cache_is_reset_only_when_nothing_runs_or_when_told_to_preempt(serve
         return server.post("/v1/completions", prompt).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     async def scenario(client):
-        task = start(client, max_tokens=300, request_id="c", seed=1, temperature=1.0)
+        task = start(client, max_tokens=1000, request_id="c", seed=1, temperature=1.0)
         await state_of(client, "c", lambda states: states[0]["num_output_tokens"] > 5)
         assert (await client.post("/reset_prefix_cache")).status_code == 409
         assert (await client.post("/reset_prefix_cache?reset_running_requests=true")).status_code == 200
         reply = (await task).json()
         alone = await client.post(
-            "/v1/completions", json=LONG | {"max_tokens": 300, "seed": 1, "temperature": 1.0, "request_id": "c"}
+            "/v1/completions", json=LONG | {"max_tokens": 1000, "seed": 1, "temperature": 1.0, "request_id": "c"}
         )
         assert reply["choices"] == alone.json()["choices"]
 

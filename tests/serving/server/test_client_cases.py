@@ -70,7 +70,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(model):
-    engine = EngineConfig(model=str(model), dtype="float32", max_model_len=CONTEXT, page_size=16, num_pages=400)
+    engine = EngineConfig(model=str(model), max_model_len=CONTEXT, page_size=16, num_pages=400)
     options = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes", "enable_auto_tool_choice": True}
     with start_server(engine, ENGINE_MODULE, **options) as running:
         print(f"seed {SEED}")

@@ -8,6 +8,7 @@ import schemathesis
 from schemathesis.checks import not_a_server_error
 
 from tests.serving.server.test_app import all_routes, make_app
+from tests.tiers import scaled
 from tokenmill.serving.server.http.page import page_routes
 
 # These stop the engine, or wait for it.
@@ -46,7 +47,7 @@ def test_no_request_makes_a_server_error(echo_server, document):
     seen = set()
 
     @hypothesis.settings(
-        max_examples=12, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck),
+        max_examples=scaled(7), deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck),
         phases=[hypothesis.Phase.generate],
     )  # fmt: skip
     def check(case):

@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(checkpoint):
-    engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=NUM_PAGES, max_num_seqs=16)
+    engine = EngineConfig(model=str(checkpoint), num_pages=NUM_PAGES, max_num_seqs=16)
     with start_server(engine, ENGINE_MODULE) as running:
         yield running
 
@@ -137,7 +137,7 @@ def test_64_streams_with_disconnects_equal_the_greedy_answer_and_free_everything
 
 
 def test_without_text_workers_it_serves_and_ends_within_five_seconds_under_load(checkpoint, server):
-    engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=NUM_PAGES)
+    engine = EngineConfig(model=str(checkpoint), num_pages=NUM_PAGES)
     with start_server(engine, ENGINE_MODULE, tokenizer_workers=0, shutdown_timeout=1.0) as other:
         assert len(other.children()) == 1
         assert contents(chat(other)) == contents(chat(server))
@@ -149,7 +149,7 @@ def test_without_text_workers_it_serves_and_ends_within_five_seconds_under_load(
 
 
 def test_with_two_text_workers_it_serves_and_a_killed_engine_ends_it_with_a_message(checkpoint, server):
-    engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=NUM_PAGES)
+    engine = EngineConfig(model=str(checkpoint), num_pages=NUM_PAGES)
     with start_server(engine, ENGINE_MODULE, tokenizer_workers=2, max_restarts=0) as other:
         for _ in range(2):
             assert contents(chat(other)) == contents(chat(server))

@@ -57,7 +57,7 @@ def gate(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hanging_server(gate):
     """The real engine, whose steps may take a second."""
-    engine = EngineConfig(model=str(gate.parent), dtype="float32", num_pages=48, max_num_seqs=4)
+    engine = EngineConfig(model=str(gate.parent), num_pages=48, max_num_seqs=4)
     with start_server(
         engine, "tests.serving.server.hanging_engine", engine_timeout=1.0, log_format="json", max_restarts=0
     ) as server:

@@ -16,7 +16,7 @@ ILL = [12, 50, POISON, 90]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     checkpoint = poisoned(make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "qwen3"))
-    engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=64, max_num_seqs=16)
+    engine = EngineConfig(model=str(checkpoint), num_pages=64, max_num_seqs=16)
     with start_server(engine, ENGINE_MODULE) as running:
         yield running
 

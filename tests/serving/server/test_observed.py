@@ -105,7 +105,7 @@ def test_the_numbers_are_those_that_clients_were_told(server):
 
 def test_spans_and_lines_are_of_the_same_calls(tiny_checkpoint, collector):  # noqa: F811
     url, received = collector
-    engine = EngineConfig(model=str(tiny_checkpoint), dtype="float32", num_pages=48, page_size=8)
+    engine = EngineConfig(model=str(tiny_checkpoint), num_pages=48, page_size=8)
     how = {"otlp_traces_endpoint": url, "log_format": "json", "enable_log_requests": True}
     with start_server(engine, ENGINE_MODULE, **how) as running:
         for number in range(3):

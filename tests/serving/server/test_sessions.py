@@ -11,6 +11,7 @@ import signal
 import httpx
 import pytest
 
+from tests.checkpoints import make_checkpoint
 from tests.serving.server.running_server import start_server
 from tests.threats.conftest import KEYS
 from tokenmill.config.configs import EngineConfig
@@ -24,8 +25,9 @@ TEXT_WORKERS = "tokenmill.serving.frontend.worker"
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint):
-    engine = EngineConfig(model=str(tiny_checkpoint), dtype="float32", num_pages=96, page_size=PAGE, max_num_seqs=8)
+def server(tmp_path_factory):
+    model = make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=4096)
+    engine = EngineConfig(model=str(model), num_pages=600, page_size=PAGE, max_num_seqs=8)
     several = {"api_server_count": 2, "data_parallel_size": 2}
     with start_server(engine, ENGINE_MODULE, api_key=KEYS, max_restarts=5, sse_ping=0.1, **several) as running:
         yield running
@@ -145,7 +147,7 @@ def test_input_that_comes_during_a_turn_is_taken_when_it_ends(server, key):
 
 def long_turn(key, session, **fields):
     """The lines of a stream that runs for long."""
-    body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True, "temperature": 0} | fields
+    body = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True, "temperature": 0} | fields
     return key.http.stream("POST", "/v1/completions", json=body, headers={"x-session-id": session})
 
 
@@ -237,7 +239,7 @@ def test_another_keys_session_is_not_there(server, key):
         ({"prompt": "x", "suffix": "y"}, "prompt"),
         ({"prompt": "x", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
         ({"prompt": "x", "max_tokens": 0, "echo": True}, "max_tokens"),
-        ({"prompt": "x" * 2000}, None),
+        ({"prompt": "x" * 5000}, None),
         ({"prompt": [10**6]}, None),
         ({"prompt": []}, "prompt"),
         ({"prompt": "x", "temperature": -1}, "temperature"),
@@ -278,7 +280,7 @@ def test_a_session_goes_on_after_its_parts_were_killed(server, key, module):
     session = key.open(kind="text")
     begun = key.ask("POST", "/v1/completions", GREEDY | {"prompt": INPUTS[0]}, session)
     whole = key.ask("POST", "/tokenize", {"prompt": INPUTS[0]})["tokens"] + begun["choices"][0]["token_ids"]
-    body = GREEDY | {"prompt": INPUTS[1], "max_tokens": 120, "stream": True}
+    body = GREEDY | {"prompt": INPUTS[1], "max_tokens": 400, "stream": True}
     tokens = []
     with key.http.stream("POST", "/v1/completions", json=body, headers={"x-session-id": session}) as reply:
         for line in reply.iter_lines():
@@ -287,9 +289,9 @@ def test_a_session_goes_on_after_its_parts_were_killed(server, key, module):
                     for pid in pids:
                         os.kill(pid, signal.SIGKILL)
                 tokens += json.loads(line[6:])["choices"][0]["token_ids"]
-    assert len(tokens) == 120, "nothing is lost, and nothing comes twice"
+    assert len(tokens) == 400, "nothing is lost, and nothing comes twice"
     whole += key.ask("POST", "/tokenize", {"prompt": INPUTS[1], "add_special_tokens": False})["tokens"]
-    fresh = key.ask("POST", "/v1/completions", GREEDY | {"prompt": whole, "max_tokens": 120})
+    fresh = key.ask("POST", "/v1/completions", GREEDY | {"prompt": whole, "max_tokens": 400})
     assert fresh["choices"][0]["token_ids"] == tokens
     whole += tokens
     assert key.shown(session)["num_tokens"] == len(whole)

@@ -56,7 +56,7 @@ def test_a_producer_that_hangs_is_given_up(tiny_checkpoint, tmp_path):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Where the shared producer's socket is."""
+    """Return the place of the shared producer's socket."""
     return tmp_path_factory.mktemp("split")
 
 

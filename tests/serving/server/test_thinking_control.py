@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=some([1, 2], 1), ids=lambda count: f"{count} API processes")
 def server(request, checkpoint):
-    engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=400, max_num_seqs=4, max_model_len=2048)
+    engine = EngineConfig(model=str(checkpoint), num_pages=400, max_num_seqs=4, max_model_len=2048)
     served = {"chat_template": THINKING, "reasoning_parser": "qwen3", "reasoning_budget_message": MESSAGE}
     with start_server(
         engine, ENGINE_MODULE, served_model_name=("tiny",), **served, api_server_count=request.param
@@ -79,7 +79,7 @@ def test_other_ways_to_say_it(server):
 def test_a_call_is_told_to_answer_now(server, way):
     async def run():
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            body = ASK | {"stream": True, "max_tokens": 600, "request_id": f"now-{way}", "ignore_eos": True}
+            body = ASK | {"stream": True, "max_tokens": 1800, "request_id": f"now-{way}", "ignore_eos": True}
             body["stream_options"] = {"include_usage": True}
             reasoning = content = ""
             told = None
@@ -107,13 +107,13 @@ def test_a_call_is_told_to_answer_now(server, way):
     assert told.json() == {"success": True} if way == "control" else len(told.json()["request_ids"]) == 1
     assert reasoning.endswith(MESSAGE.strip())
     assert len(content) > 100
-    assert usage["completion_tokens"] == 600
+    assert usage["completion_tokens"] == 1800
     assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
     assert server.post("/v1/requests/none/answer_now").status_code == 404
 
 
 def test_a_budget_holds_when_the_engine_dies_within_it(server):
-    body = ASK | {"thinking_token_budget": 400, "max_tokens": 500, "ignore_eos": True}
+    body = ASK | {"thinking_token_budget": 1200, "max_tokens": 1400, "ignore_eos": True}
     want, num_reasoning = chat(server, **body)
 
     async def run():
@@ -140,7 +140,7 @@ def engine_of(server) -> int:
 
 
 def test_a_server_that_knows_no_thinking_says_so(checkpoint):
-    engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=64, max_num_seqs=2)
+    engine = EngineConfig(model=str(checkpoint), num_pages=64, max_num_seqs=2)
     with start_server(engine, ENGINE_MODULE, served_model_name=("tiny",), reasoning_parser="none") as server:
         assert server.post("/v1/requests/any/answer_now").status_code == 409
         assert (

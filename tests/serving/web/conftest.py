@@ -101,9 +101,7 @@ def busy(tmp_path_factory):
     """A server of a real engine that is short of rows and pages, with a dozen clients that never rest: they must not
     outlive the tests that want them."""
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "qwen3")
-    engine = EngineConfig(
-        model=str(checkpoint), dtype="float32", num_pages=24, max_num_seqs=4, max_num_batched_tokens=32
-    )
+    engine = EngineConfig(model=str(checkpoint), num_pages=24, max_num_seqs=4, max_num_batched_tokens=32)
     is_over = threading.Event()
     with start_server(engine, ENGINE_MODULE) as server, ThreadPoolExecutor(NUM_CLIENTS) as clients:
         for number in range(NUM_CLIENTS):

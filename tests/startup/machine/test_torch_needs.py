@@ -1,4 +1,4 @@
-"""What needs torch is refused where torch is not installed: by name, with the extra, before weights are read."""
+"""Options that need torch are refused where it is not installed: by name, with the extra, before weights are read."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def test_what_the_config_asks_for_is_refused_before_a_model_is_looked_for(monkey
 
 
 def test_attention_that_has_no_native_kernels_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = checkpoint("qwen3", tmp_path / "model")
-    said = refusal(EngineConfig(model=str(folder), device="cpu", page_size=8), monkeypatch)
-    assert said.startswith("no attention backend can serve here: the native attention needs a page size")
-    assert said.endswith("torch is not installed (pip install tokenmill[torch])")
+    folder = make_checkpoint(tmp_path / "model", "qwen3", **SHAPE | {"head_dim": 24})
+    said = refusal(EngineConfig(model=str(folder), device="cpu"), monkeypatch)
+    assert said.startswith("no attention backend can serve here: the native attention needs heads of a multiple of 16")
+    assert said.endswith("needs torch, which is not installed (pip install 'tokenmill[torch]')")
 
 
 def test_a_native_model_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

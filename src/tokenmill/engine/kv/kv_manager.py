@@ -24,9 +24,8 @@ import numpy as np
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.engine.kv.page_pool import PagePool
-from tokenmill.engine.kv.prefix_cache import PrefixCache
 from tokenmill.engine.kv.radix_node import PageArray, RadixNode
-from tokenmill.engine.kv.radix_tree import PrefixMatch
+from tokenmill.engine.kv.radix_tree import PrefixMatch, RadixTree
 
 # A page that does not exist yet: the node that it will stand below, and its tokens.
 PageKey = tuple[RadixNode, bytes]
@@ -79,7 +78,7 @@ class KVManager:
         on_replaced: called with pages given up for copies, and the copies, in order; empty: the cache keeps its own.
     """
 
-    def __init__(self, pool: PagePool, cache: PrefixCache, page_size: int) -> None:
+    def __init__(self, pool: PagePool, cache: RadixTree, page_size: int) -> None:
         self.pool = pool
         self.cache = cache
         self.page_size = page_size

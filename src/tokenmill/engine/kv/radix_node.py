@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +12,7 @@ from tokenmill.core.request import CacheKey, TokenArray
 PageArray = npt.NDArray[np.int32]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RadixNode:
     """The edge from its parent to itself: page ids, the tokens whose KV they hold, and the children below.
 
@@ -21,33 +24,22 @@ class RadixNode:
         cache_key: key of the tree whose root it is; None: not a root.
     """
 
-    __slots__ = (
-        "_pages",
-        "_tokens",
-        "cache_key",
-        "children",
-        "last_used",
-        "locks",
-        "num_pages",
-        "page_size",
-        "parent",
-        "serial",
-    )
+    parent: RadixNode | None
+    _tokens: TokenArray
+    _pages: PageArray
+    page_size: int
+    serial: int
+    num_pages: int = field(init=False)
+    children: dict[bytes, RadixNode] = field(default_factory=dict, init=False)
+    locks: int = field(default=0, init=False)
+    last_used: int = field(default=0, init=False)
+    cache_key: CacheKey | None = field(default=None, init=False)
 
-    def __init__(
-        self, parent: RadixNode | None, tokens: TokenArray, pages: PageArray, page_size: int, serial: int
-    ) -> None:
-        assert len(tokens) == len(pages) * page_size, "an edge holds whole pages"
-        self.parent = parent
-        self.page_size = page_size
-        self.num_pages = len(pages)
-        self._tokens = np.array(tokens, dtype=np.int32)
-        self._pages = np.array(pages, dtype=np.int32)
-        self.children: dict[bytes, RadixNode] = {}
-        self.locks = 0
-        self.last_used = 0
-        self.serial = serial
-        self.cache_key: CacheKey | None = None
+    def __post_init__(self) -> None:
+        self.num_pages = len(self._pages)
+        assert len(self._tokens) == self.num_pages * self.page_size, "an edge holds whole pages"
+        self._tokens = np.array(self._tokens, dtype=np.int32)
+        self._pages = np.array(self._pages, dtype=np.int32)
 
     @property
     def tokens(self) -> TokenArray:

@@ -37,12 +37,17 @@ class PrefixMatch:
 
 
 class RadixTree:
-    """Owns the pages of its edges. `num_pinned + num_evictable` is the number of pages it owns."""
+    """Owns the pages of its edges. `num_pinned + num_evictable` is the number of pages it owns.
+
+    Attributes:
+        keeps_pages: False: nothing is ever found.
+    """
+
+    keeps_pages = True
 
     def __init__(self, page_size: int, events: KVEventLog | None = None) -> None:
         self.page_size = page_size
         self.events = events
-        self.keeps_pages = True
         self.num_pinned = 0
         self.num_evictable = 0
         self._roots: dict[CacheKey, RadixNode] = {}
@@ -262,6 +267,16 @@ class RadixTree:
             assert node.parent is not None and node.parent.children[node.key] is node, "a child under a wrong key"
             assert node.parent.locks >= node.locks, "a locked node below an unlocked one"
             assert node.locks or not node.is_leaf or id(node) in offered, "an evictable leaf that the LRU does not know"
+
+
+class NullCache(RadixTree):
+    """Keeps nothing (`--no-enable-prefix-caching`): every page stays its request's own."""
+
+    keeps_pages = False
+
+    def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
+        """Refuse all pages as if they were duplicates."""
+        return node, pages
 
 
 def _cache_key(node: RadixNode) -> CacheKey:

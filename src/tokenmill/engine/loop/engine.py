@@ -21,7 +21,7 @@ from tokenmill.core.engine_messages import EngineReply, EngineStats
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.extension import EngineExtension
 from tokenmill.core.hooks import hooks, overriding
-from tokenmill.core.media import without_pixels
+from tokenmill.core.media import without_contents
 from tokenmill.core.messages import AddRequest, EngineControl, TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TurnInput
@@ -146,7 +146,7 @@ class Engine:
             self._release([message.id])
             return [TokenOutput.refusal(message.id, refusal)]
         if message.media:
-            message = msgspec.structs.replace(message, media=without_pixels(message.media))
+            message = msgspec.structs.replace(message, media=without_contents(message.media))
         self._observer.record(Added(message, status.value))
         self.num_arrived += 1
         return []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tokenmill.engine.transfer.page_mover import layout_of
+from tokenmill.engine.transfer.page_mover import page_bytes_of
 from tokenmill.platform.protocol import Platform
 
 
@@ -19,27 +19,27 @@ class DevicePages:
     So no stream has to wait for another.
     """
 
-    def __init__(self, platform: Platform, tensors: Sequence[torch.Tensor], layout: str) -> None:
-        """`tensors`, `layout`: see `RawPages`, but on the device."""
-        self.layout, self.page_bytes = layout_of(tensors, layout)
-        self._tensors = tuple(tensors)
+    def __init__(self, platform: Platform, pieces: Sequence[torch.Tensor], layout: str) -> None:
+        """`pieces`, `layout`: see `RawPages`, but on the device."""
+        self.layout, self.page_bytes = layout, page_bytes_of(pieces)
+        self._pieces = tuple(pieces)
         self._stream = platform.stream()
         self._pinned = platform.pinned(self.page_bytes)
         # One page at a time: all threads share the pinned memory.
         self._lock = threading.Lock()
         self._places = []
         start = 0
-        for tensor in tensors:
-            size = tensor[:, 0].numel() * tensor.element_size()
-            self._places.append(self._pinned[start : start + size].view(tensor.dtype).view(tensor[:, 0].shape))
+        for piece in pieces:
+            size = piece[:, 0].numel() * piece.element_size()
+            self._places.append(self._pinned[start : start + size].view(piece.dtype).view(piece[:, 0].shape))
             start += size
 
     def read(self, page: int, data: memoryview) -> None:
         """Copy a page from the device to `data`, and wait until it is there."""
         with self._lock, torch.inference_mode():
             with self._stream:
-                for tensor, place in zip(self._tensors, self._places, strict=True):
-                    place.copy_(tensor[:, page], non_blocking=True)
+                for piece, place in zip(self._pieces, self._places, strict=True):
+                    place.copy_(piece[:, page], non_blocking=True)
                 copied = self._stream.record()
             copied.wait()
             np.frombuffer(data, dtype=np.uint8)[:] = self._pinned.numpy()
@@ -49,7 +49,7 @@ class DevicePages:
         with self._lock, torch.inference_mode():
             self._pinned.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
             with self._stream:
-                for tensor, place in zip(self._tensors, self._places, strict=True):
-                    tensor[:, page].copy_(place, non_blocking=True)
+                for piece, place in zip(self._pieces, self._places, strict=True):
+                    piece[:, page].copy_(place, non_blocking=True)
                 copied = self._stream.record()
             copied.wait()

@@ -15,16 +15,20 @@ if TYPE_CHECKING:
     from tokenmill.platform.arrays import Array
 
 
-def layout_of(arrays: Sequence[Array], name: str) -> tuple[str, int]:
-    """Return a name for the layout of pages in this KV memory, and the bytes of one page.
+def layout_of(arrays: Sequence[Array], name: str) -> str:
+    """Return a name for the layout of pages in this KV memory; layer-first and page-first have the same.
 
     Args:
         arrays: each [layers, pages, ...], including those of a draft model.
         name: name of the order of numbers in them; shapes and types are added to it.
     """
     kinds = [f"{_kind(array)} {array.shape[0]} {list(array.shape[2:])}" for array in arrays]
-    num_bytes = sum(array.nbytes // array.shape[1] for array in arrays)
-    return blake2b("/".join([name, *kinds]).encode(), digest_size=16).hexdigest(), num_bytes
+    return blake2b("/".join([name, *kinds]).encode(), digest_size=16).hexdigest()
+
+
+def page_bytes_of(pieces: Sequence[Array]) -> int:
+    """Return the bytes of a page in KV memory of these pieces."""
+    return sum(piece.nbytes // piece.shape[1] for piece in pieces)
 
 
 def _kind(array: Array) -> str:
@@ -33,14 +37,14 @@ def _kind(array: Array) -> str:
 
 
 class RawPages:
-    """A page mover over host memory. A page is the pieces of its arrays, one after another, layer by layer."""
+    """A page mover over host memory. A page is its part of each piece, one after another, layer by layer."""
 
-    def __init__(self, arrays: Sequence[Array], layout: str) -> None:
-        """`arrays`, `layout`: see `layout_of`; the arrays are contiguous, in host memory."""
-        self.layout, self.page_bytes = layout_of(arrays, layout)
+    def __init__(self, pieces: Sequence[Array], layout: str) -> None:
+        """`pieces`: see `KVCache`; in host memory. `layout`: see `layout_of`."""
+        self.layout, self.page_bytes = layout, page_bytes_of(pieces)
         self._parts = []
         start = 0
-        for array in map(host_array, arrays):
+        for array in map(host_array, pieces):
             assert array.flags.c_contiguous, "KV memory is one piece"
             layers, pages = array.shape[:2]
             size = math.prod(array.shape[2:]) * array.itemsize

@@ -1,1 +1,1 @@
-"""What every scheduler must hold, tried on random traces without a model."""
+"""Try what every scheduler must hold on random traces, without a model."""

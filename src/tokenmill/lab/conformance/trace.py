@@ -14,8 +14,7 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.scheduling import Feature
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
-from tokenmill.engine.kv.prefix_cache import NullCache
-from tokenmill.engine.kv.radix_tree import RadixTree
+from tokenmill.engine.kv.radix_tree import NullCache, RadixTree
 from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.observer import Observer, Watchdog
 from tokenmill.engine.loop.step_log import StepLog, plain_plan

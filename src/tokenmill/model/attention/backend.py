@@ -1,4 +1,4 @@
-"""What is asked of the attention, and a row of the registry: a backend with its requirements. Imports no backend."""
+"""The settings that a backend of attention must serve, and a row of the registry. Imports no backend."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec, KVCache
 from tokenmill.platform.protocol import Platform
+from tokenmill.platform.torch_package import needs_package
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.paged import PagedImplementation
@@ -26,6 +27,7 @@ class AttentionConfig:
         native: the native kernels (`_native.Kernels`), if the model runs on them.
         is_invariant: require a token's result to depend neither on its batch nor on the chunk that it came in.
         shares_splits: read keys that decodes have in common once for all of them, where the backend can.
+        is_page_first: all layers of a page lie together, see `KVCache`.
     """
 
     spec: AttentionSpec
@@ -36,11 +38,22 @@ class AttentionConfig:
     native: Any = None
     is_invariant: bool = False
     shares_splits: bool = True
+    is_page_first: bool = False
 
     @property
     def groups(self) -> list[AttentionConfig]:
         """The same config for each group of layers."""
         return [self] if not self.spec.others else [replace(self, spec=spec) for spec in self.spec.groups]
+
+
+def always(capability: tuple[int, int]) -> bool:
+    """Return True on every device."""
+    return True
+
+
+def never(capability: tuple[int, int]) -> bool:
+    """Return False on every device."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +66,9 @@ class Backend:
         make: makes the backend over its KV cache; for CPUs.
         make_paged: makes the implementations for prompts, for decodes, and for decodes in CUDA graphs if that is
             another one; for GPUs, see `PagedAttention`.
-        auto_for: whether `auto` may take it for prompts, and for decodes; earlier rows are better.
-        merit: the reason for which `auto` takes it.
+        auto_for: whether `auto` may take it for prompts, and for decodes, on a device of a capability; earlier rows
+            are better.
+        merit: the words for it where `auto` takes it.
         dtypes: supported dtypes of the model. kv_dtypes: those of its KV cache besides the model's.
         package: package that must be installed, under this name here and as an extra of this project.
         obstacle: a check that needs a try; returns the reason against the backend, or None.
@@ -65,11 +79,10 @@ class Backend:
     layout: Callable[[], type[KVCache]]
     make: Callable[[AttentionConfig, Any], AttentionBackend] | None = None
     make_paged: Callable[[AttentionConfig], Parts] | None = None
-    auto_for: tuple[bool, bool] = (True, True)
+    auto_for: tuple[Callable[[tuple[int, int]], bool], Callable[[tuple[int, int]], bool]] = (always, always)
     merit: str = ""
     dtypes: tuple[str, ...] = ()
     kv_dtypes: tuple[str, ...] = ()
-    page_multiple: int = 1
     head_multiple: int = 1
     max_head_dim: int | None = None
     needs_native: bool = False
@@ -90,16 +103,13 @@ class Backend:
         head_dim, multiple = config.spec.head_dim, self.head_multiple
         if self.dtypes and config.dtype not in self.dtypes:
             return f"the {self.name} attention is for {names_of(self.dtypes)}, not {names_of([config.dtype])}"
-        if config.page_size % self.page_multiple:
-            needed = f"a page size that is a multiple of {self.page_multiple}, not {config.page_size}"
-            return f"the {self.name} attention needs {needed}"
         if head_dim % multiple or (self.max_head_dim is not None and head_dim > self.max_head_dim):
             needed = f"heads of a multiple of {multiple} up to {self.max_head_dim}, not {head_dim}"
             return f"the {self.name} attention needs {needed}"
         if self.needs_native and config.native is None:
             return "the model does not run on native kernels"
         if self.package is not None and not _is_installed(self.package):
-            return f"{self.package} is not installed (pip install tokenmill[{self.package}])"
+            return f"the {self.name} attention {needs_package(self.package, self.package)}"
         return self.obstacle(config)
 
 

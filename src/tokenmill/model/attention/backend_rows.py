@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.model.attention.backend import AttentionConfig, Backend
+from tokenmill.model.attention.backend import AttentionConfig, Backend, always, never
 from tokenmill.model.attention.protocol import AttentionBackend, KVCache
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.backend import Parts
+
+
+# The major capability for which torch's flash attention has kernels of its own; Mini-SGLang's choice by device.
+HOPPER = 9
 
 
 def _packed() -> type[KVCache]:
@@ -58,6 +62,15 @@ def _flash_obstacle(config: AttentionConfig) -> str | None:
     return _no_sinks(config) or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
 
 
+def _flashinfer_obstacle(config: AttentionConfig) -> str | None:
+    from tokenmill.model.attention.backends.trial import obstacle_of
+
+    if config.spec.has_sinks:
+        return _no_sinks(config)
+    prompts, *_ = _flashinfer(config)
+    return obstacle_of("FlashInfer", prompts, config.spec, config.page_size, config.dtype, config.platform.device)
+
+
 def _flash(config: AttentionConfig) -> Parts:
     from tokenmill.model.attention.backends.flash import FlashAttention, find_flash
 
@@ -92,29 +105,29 @@ BACKENDS = (
         merit="packed KV",
         dtypes=("bfloat16",),
         kv_dtypes=("int8",),
-        page_multiple=16,
         head_multiple=16,
         max_head_dim=512,
         needs_native=True,
     ),
     Backend("cpu", _head_major, make=_cpu, merit="batched torch", package="torch"),
-    Backend("reference", _head_major, make=_reference, auto_for=(False, False), package="torch"),
-    Backend(
-        "flash",
-        _token_major,
-        make_paged=_flash,
-        auto_for=(True, False),
-        merit="flash for prompts, its own split decodes",
-        dtypes=("bfloat16", "float16"),
-        obstacle=_flash_obstacle,
-    ),
+    Backend("reference", _head_major, make=_reference, auto_for=(never, never), package="torch"),
     Backend(
         "flashinfer",
         _token_major,
         make_paged=_flashinfer,
-        auto_for=(False, False),
+        auto_for=(lambda capability: capability[0] != HOPPER, always),
+        merit="FlashInfer",
         package="flashinfer",
-        obstacle=_no_sinks,
+        obstacle=_flashinfer_obstacle,
     ),
-    Backend("triton", _token_major, make_paged=_triton, is_invariant=True),
+    Backend(
+        "flash",
+        _token_major,
+        make_paged=_flash,
+        auto_for=(always, never),
+        merit="torch's flash attention",
+        dtypes=("bfloat16", "float16"),
+        obstacle=_flash_obstacle,
+    ),
+    Backend("triton", _token_major, make_paged=_triton, merit="its own kernels", is_invariant=True),
 )

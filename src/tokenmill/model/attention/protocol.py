@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,6 +59,7 @@ class AttentionLayer:
             dtype; None for no sinks.
         group: index of the layer's group, see `AttentionSpec.groups`.
         reads_only: the memory is another layer's, which has written it: the projection is q alone.
+        first_key: no token attends to what lies before this position, and none lies there.
     """
 
     index: int
@@ -69,21 +70,43 @@ class AttentionLayer:
     sinks: AnyArray | None = None
     group: int = 0
     reads_only: bool = False
+    first_key: int = 0
 
 
 class KVCache(ABC):
     """The memory of keys and values, in pages; each subclass is a layout. It does not know the owners of its pages.
 
+    |layer 0: page 0, page 1 ...|layer 1: page 0, page 1 ...| ... of each array       layer-first
+    |page 0: all layers of all arrays|page 1: all layers of all arrays| ...           page-first
+
     Attributes:
         num_pages: number of pages, including page 0, which takes the writes of padding and has no owner.
-        tensors: keys, values, and further arrays of the layout; each [layers, num_pages, ...], zeros at first.
+        tensors: keys, values, and further arrays of the layout; each [layers, num_pages, ...], zeros at first. A page
+            of a layer is one piece.
+        pieces: the same memory as arrays in one piece each, [n, num_pages, ...]: n = layers, or 1 of page-first KV. A
+            page's bytes have one order in both: array by array, layer by layer.
     """
 
-    def __init__(self, spec: AttentionSpec, num_pages: int, page_size: int, dtype: str, device: str) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        num_pages: int,
+        page_size: int,
+        dtype: str,
+        device: str,
+        *,
+        is_page_first: bool = False,
+    ) -> None:
         parts, arrays = self.parts(spec, num_pages, page_size, dtype), self.arrays_of(device)
         self.num_pages = num_pages
         self.page_size = page_size
-        self.tensors = tuple(arrays.zeros(shape, kind) for shape, kind in parts)
+        self.tensors: tuple[AnyArray, ...]
+        self.pieces: tuple[AnyArray, ...]
+        if is_page_first:
+            self.pieces = (arrays.zeros((1, num_pages, self.bytes_per_page(spec, page_size, dtype)), "uint8"),)
+            self.tensors = tuple(_page_first(self.pieces[0][0], parts, arrays))
+        else:
+            self.tensors = self.pieces = tuple(arrays.zeros(shape, kind) for shape, kind in parts)
         self.keys, self.values = self.tensors[:2]
 
     @classmethod
@@ -107,18 +130,29 @@ class KVCache(ABC):
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
+def _page_first(memory: AnyArray, parts: Sequence[Part], arrays: ArrayLibrary) -> Iterator[AnyArray]:
+    """Yield the arrays of a cache, [layers, pages, ...] each, as views of bytes [pages, bytes of a page]."""
+    start = 0
+    for (layers, pages, *shape), kind in parts:
+        end = start + layers * math.prod(shape) * itemsize(kind)
+        own = memory[:, start:end].view(arrays.empty((0,), kind).dtype)
+        yield own.reshape(pages, layers, *shape).swapaxes(0, 1)
+        start = end
+
+
 class GroupedKV:
     """The KV memories of all groups, with the part of `KVCache` for callers that do not know layouts.
 
     Attributes:
         groups: the memory of each group.
-        tensors: the arrays of all groups.
+        tensors, pieces: the arrays of all groups.
     """
 
     def __init__(self, groups: Sequence[KVCache]) -> None:
         self.groups = tuple(groups)
         self.num_pages, self.page_size = groups[0].num_pages, groups[0].page_size
         self.tensors = tuple(tensor for group in groups for tensor in group.tensors)
+        self.pieces = tuple(piece for group in groups for piece in group.pieces)
 
     @property
     def num_bytes(self) -> int:

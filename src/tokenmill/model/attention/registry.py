@@ -62,7 +62,7 @@ class AttentionChoice:
         """Make the backend of a group."""
         prompts, decodes = self.prompts, self.decodes
         shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
-        kv = prompts.layout()(*shape, config.platform.device)
+        kv = prompts.layout()(*shape, config.platform.device, is_page_first=config.is_page_first)
         if prompts.make is not None:
             return prompts.make(config, kv)
         from tokenmill.model.attention.paged import PagedAttention
@@ -81,6 +81,8 @@ def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
     Raises:
         InvalidConfig: the backend is unknown, or cannot serve here.
     """
+    if config.is_page_first and config.platform.is_accelerator:
+        raise InvalidConfig("--kv-layout page-first is for CPUs: the kernels of GPUs read layer-first KV; leave it out")
     rows = [row for row in BACKENDS if row.is_for_gpus == config.platform.is_accelerator]
     if config.is_invariant:
         rows = [row for row in rows if row.is_invariant]
@@ -88,8 +90,10 @@ def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
             raise InvalidConfig(f"--batch-invariant runs on attention backend {rows[0].name}, not {name}")
         choice = AttentionChoice(config, rows[0], rows[0], "sums in one order, for --batch-invariant")
     elif name == "auto":
-        prompts, reason = _automatic(rows, config, 0)
-        choice = AttentionChoice(config, prompts, _automatic(rows, config, 1)[0], reason)
+        (prompts, reason), (decodes, _) = (_automatic(rows, config, part) for part in range(2))
+        if decodes is not prompts:
+            reason = f"{reason}; {decodes.merit} for decodes"
+        choice = AttentionChoice(config, prompts, decodes, reason)
     else:
         choice = _named(name, rows, config)
     _check_kv_dtype(choice.prompts, rows, config)
@@ -99,8 +103,9 @@ def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
 def _automatic(rows: Sequence[Backend], config: AttentionConfig, part: int) -> tuple[Backend, str]:
     """Return the first row that serves prompts (part 0) or decodes (1), and its merit with earlier rows' obstacles."""
     passed: list[str] = []
+    capability = config.platform.capability()
     for row in rows:
-        if row.auto_for[part]:
+        if row.auto_for[part](capability):
             obstacle = row.why_not(config)
             if obstacle is None:
                 return row, ": ".join(filter(None, (_merit(row, config), *passed)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.architecture.mlp_spec import ExpertStack
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.gguf_table import GgufTable
 from tokenmill.model.models.weight_names import LLAMA_NAMES
@@ -26,8 +27,9 @@ class Family:
         has_text_config: the config of the decoder is a part of the file, if there is such a part.
         weight_names: names of the weights in checkpoints.
         other_weights: name prefixes of weights that are not the decoder's.
-        stacks_experts: checkpoints store all experts of a layer in one tensor.
+        expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         takes_images: a vision tower stands beside the decoder.
+        takes_sound: an encoder of sound does.
         gguf: its form in GGUF files; None: these are not read.
     """
 
@@ -36,6 +38,7 @@ class Family:
     has_text_config: bool = False
     weight_names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
     other_weights: tuple[str, ...] = ()
-    stacks_experts: bool = False
+    expert_stack: ExpertStack | None = None
     takes_images: bool = False
+    takes_sound: bool = False
     gguf: GgufTable | None = None

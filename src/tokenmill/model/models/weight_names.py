@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+
+from tokenmill.model.architecture.mlp_spec import ExpertStack
 
 LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -30,6 +33,15 @@ LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Role of a weight -> what Llama, and most families after it, call it, without `.weight` or `.bias`."""
+
+LLAMA_STACK = ExpertStack("model.layers.{layer}.mlp.experts.gate_up_proj", "model.layers.{layer}.mlp.experts.down_proj")
+"""The tensors in which all experts of a layer are stored where they are stacked."""
+
+
+def stack_beside_a_tower(stack: ExpertStack) -> ExpertStack:
+    """Return the names of stacked experts where a vision tower stands beside the decoder."""
+    names = beside_a_tower({"gate_up": stack.gate_up, "down": stack.down})
+    return dataclasses.replace(stack, gate_up=names["gate_up"], down=names["down"])
 
 
 def beside_a_tower(names: Mapping[str, str]) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ _NUM_BYTE_CHARACTERS = len("<0x0A>")
 
 
 class MappedTokens:
-    """See `llguidance.TokenizerWrapper`, whose attributes these are.
+    """Has the attributes and the call of `llguidance.TokenizerWrapper`, without a Hugging Face tokenizer behind them.
 
     Attributes:
         tokens: bytes of each token below the model's `vocab_size`; none past the vocabulary.

@@ -119,7 +119,7 @@ class NativeParts:
         pages = torch.arange(len(counts) * most, dtype=torch.int32)
         memory = torch.empty(2, len(pages), self._heads, PAGE_SIZE, self._head_dim, dtype=torch.bfloat16)
         angles = cos.data_ptr(), sin.data_ptr()
-        kv = self._module.LayerKV(memory[0].data_ptr(), memory[1].data_ptr(), 0, 0)
+        kv = self._module.LayerKV(memory[0].data_ptr(), memory[1].data_ptr(), 0, 0, memory.stride(1), 0)
         layer = self._module.AttentionLayer(kv, self._module.HeadNorms(0, 0, 0, 0.0, False), *angles, self._scale, 0, 0)
         addresses = starts.ctypes.data, counts.ctypes.data, pages.data_ptr(), most
         step = self._attention.plan(len(counts), *addresses, *angles)

@@ -14,7 +14,8 @@ from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.vision.spec import VisionSpec
 
-QWEN3, QWEN25 = "Qwen3VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"
+QWEN3, QWEN3_MOE = "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"
+QWEN25 = "Qwen2_5_VLForConditionalGeneration"
 Three = tuple[float, float, float]
 
 
@@ -176,7 +177,7 @@ def _read_qwen25(fields: Mapping[str, Any], image: _Processor, video: _Processor
     )
 
 
-_READERS = MappingProxyType({QWEN3: _read_qwen3, QWEN25: _read_qwen25})
+_READERS = MappingProxyType({QWEN3: _read_qwen3, QWEN3_MOE: _read_qwen3, QWEN25: _read_qwen25})
 
 
 def _common(fields: Mapping[str, Any], tower: _Tower, text: _Text, sections: list[int]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from tokenmill.core.media import MediaInput
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.vision.spec import VisionSpec
@@ -35,6 +36,12 @@ class Tower:
     def num_bytes(self) -> int:
         """Memory of the weights."""
         return self._parts.num_bytes
+
+    def encode_input(self, one: MediaInput) -> torch.Tensor:
+        """Return the embeddings of an image as a request brings it; see `encode`."""
+        size = self.spec.patch_size
+        shape = -1, one.span.rows * size, one.span.columns * size, 3
+        return self.encode(np.frombuffer(one.content, np.uint8).reshape(shape).copy())
 
     def encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
         """Return the embeddings of an image, or of frames of a video encoded as one; and of each deepstack block.

@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """Where it comes from."""
+        """The place that it comes from."""
         return self.hub or f"package index ({self.pieces[0][0].replace('_', '-')})"
 
 

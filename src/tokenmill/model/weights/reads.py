@@ -17,7 +17,7 @@ from tokenmill.model.quantization.packed import Rows
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.checkpoint import Checkpoint
 from tokenmill.model.weights.safetensors_header import StoredTensor
-from tokenmill.model.weights.stacked_experts import StackedRead, read_stacked
+from tokenmill.model.weights.stacked_experts import StackedRead, read_stacked, stacked_name
 from tokenmill.model.weights.stored_part import part_bytes, read_mapped, read_part
 
 # Tables that old checkpoints store although they follow from the config.
@@ -104,8 +104,12 @@ def plan_reads(
 
 
 def _find(checkpoint: Checkpoint, target: Target, architecture: Architecture) -> Read | StackedRead:
-    if architecture.stacks_experts and target.key.expert is not None:
-        return read_stacked(checkpoint, target)
+    stack = architecture.expert_stack
+    if stack is not None and target.key.expert is not None:
+        name = stacked_name(stack, target.key)
+        # Of stacks that experts of their own names may stand for, these are read where they are stored.
+        if stack.takes_turns or name in checkpoint.tensors:
+            return read_stacked(checkpoint, target, name, stack.takes_turns)
     return _read(checkpoint, target)
 
 

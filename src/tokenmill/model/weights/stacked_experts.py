@@ -1,9 +1,10 @@
-"""Read experts that a checkpoint stacks, all those of a layer in one tensor (gpt-oss): as floats, or as mxfp4.
+"""Read experts that a checkpoint stacks, all those of a layer in one tensor: as floats, or gpt-oss's as mxfp4.
 
-    gate_up_proj           [E, hidden, 2 * size]           inputs by outputs; gate and up take turns
+    gate_up_proj           [E, hidden, 2 * size]           inputs by outputs; gate and up take turns (gpt-oss)
     gate_up_proj_blocks    [E, 2 * size, hidden / 32, 16]  see `Mxfp4Rows`
     gate_up_proj_scales    [E, 2 * size, hidden / 32]
     gate_up_proj_bias      [E, 2 * size]
+    gate_up_proj           [E, 2 * size, hidden]           outputs by inputs, or the other way round; gate before up
 
 down_proj has the same with `size` inputs and `hidden` outputs.
 """
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.architecture.mlp_spec import ExpertStack
 from tokenmill.model.models.targets import Target
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.layouts import FLOATS
@@ -29,6 +32,14 @@ from tokenmill.model.weights.stored_part import read_mapped
 
 # Of the outputs of `gate_up_proj`, those of each role; of `down_proj` all.
 _PHASES = {"expert_gate": 0, "expert_up": 1}
+
+
+class Order(Enum):
+    """The order of the numbers of an expert: see the head of this file."""
+
+    TURNS = auto()
+    INPUTS_FIRST = auto()
+    OUTPUTS_FIRST = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +55,15 @@ class StackedRead:
     stored: dict[str, StoredTensor]
     part: Part
     columns: Part | None = None
+    order: Order = Order.TURNS
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the expert's values."""
         if "" in self.stored:
             inputs, outputs = self.stored[""].shape[1:]
+            if self.order is Order.OUTPUTS_FIRST:
+                inputs, outputs = outputs, inputs
             return self._own(outputs), inputs
         first = next(iter(self.stored.values()))
         outputs = self._own(first.shape[1])
@@ -85,12 +99,20 @@ class StackedRead:
     def _rows(self, inputs: slice) -> Rows:
         """Return the wanted outputs over some inputs, or groups of 32 of them."""
         expert, phase, own = self.key.expert or 0, _PHASES.get(self.key.role, 0), slice(self.part.start, self.part.stop)
-        parts = {suffix: _read(tensor, suffix, expert, inputs) for suffix, tensor in self.stored.items()}
-        parts = {suffix: tensor[phase :: self._num_phases][own] for suffix, tensor in parts.items()}
+        is_flipped = self.order is not Order.OUTPUTS_FIRST
+        parts = {suffix: _read(tensor, suffix, expert, inputs, is_flipped) for suffix, tensor in self.stored.items()}
+        parts = {suffix: self._of_role(tensor, phase)[own] for suffix, tensor in parts.items()}
         if "_blocks" in parts:
             return Mxfp4Rows(*(np.ascontiguousarray(parts[suffix].values) for suffix in _MXFP4))
         (values,) = parts.values()
         return values
+
+    def _of_role(self, outputs: StoredArray, phase: int) -> StoredArray:
+        """Return the outputs of gate or of up, or all of them."""
+        if self.order is Order.TURNS:
+            return outputs[phase :: self._num_phases]
+        size = self._own(len(outputs))
+        return outputs[phase * size : (phase + 1) * size]
 
     @property
     def _num_phases(self) -> int:
@@ -100,13 +122,21 @@ class StackedRead:
         return outputs // self._num_phases
 
 
-def read_stacked(checkpoint: Checkpoint, target: Target) -> StackedRead:
+def stacked_name(stack: ExpertStack, key: WeightKey) -> str:
+    """Return the name of the tensor that has a weight of an expert."""
+    return (stack.gate_up if key.role in _PHASES else stack.down).format(layer=key.layer)
+
+
+def read_stacked(checkpoint: Checkpoint, target: Target, module: str, takes_turns: bool) -> StackedRead:
     """Plan the read of a weight or a bias of an expert.
+
+    Args:
+        module: the name of the tensor, or how the names of its parts begin.
+        takes_turns: see `ExpertStack`.
 
     Raises:
         InvalidCheckpoint: a tensor is missing or misshapen.
     """
-    module = target.name.rpartition(".")[0]
     suffixes = ("_bias",) if target.key.kind == "bias" else ("",) if module in checkpoint.tensors else _MXFP4
     stored = {}
     for suffix in suffixes:
@@ -114,7 +144,8 @@ def read_stacked(checkpoint: Checkpoint, target: Target) -> StackedRead:
             raise InvalidCheckpoint(f"{checkpoint.source} has no tensor {module}{suffix}, which config.json calls for")
         stored[suffix] = checkpoint.tensors[f"{module}{suffix}"]
         _check_form(stored[suffix], suffix)
-    read = StackedRead(target.key, stored, target.part, target.columns)
+    order = Order.TURNS if takes_turns else _order(stored[suffixes[0]], target)
+    read = StackedRead(target.key, stored, target.part, target.columns, order)
     first, last = stored[suffixes[0]], stored[suffixes[-1]]
     if first is not last and first.shape[:-1] != last.shape:
         raise InvalidCheckpoint(f"{last.file}: tensor {last.name} has shape {list(last.shape)}, not that of its blocks")
@@ -124,6 +155,13 @@ def read_stacked(checkpoint: Checkpoint, target: Target) -> StackedRead:
             f"{list(target.shape)}"
         )
     return read
+
+
+def _order(stored: StoredTensor, target: Target) -> Order:
+    """Return the order that a shape tells of; of squares, the one that transformers saves."""
+    outputs, inputs = target.shape
+    outputs *= 2 if target.key.role in _PHASES else 1
+    return Order.INPUTS_FIRST if stored.shape[1:] == (inputs, outputs) != (outputs, inputs) else Order.OUTPUTS_FIRST
 
 
 _MXFP4 = ("_blocks", "_scales")
@@ -140,9 +178,9 @@ def _check_form(stored: StoredTensor, suffix: str) -> None:
         )
 
 
-def _read(stored: StoredTensor, suffix: str, expert: int, inputs: slice) -> StoredArray:
-    """Return [outputs, ...] of one expert, mapped."""
+def _read(stored: StoredTensor, suffix: str, expert: int, inputs: slice, is_flipped: bool) -> StoredArray:
+    """Return [outputs, ...] of one expert, mapped. `is_flipped`: floats are stored inputs by outputs."""
     values = read_mapped(stored)[expert]
-    if suffix == "":
+    if suffix == "" and is_flipped:
         return StoredArray(values.values[inputs].T, values.dtype)
     return values if suffix == "_bias" else values[:, inputs]

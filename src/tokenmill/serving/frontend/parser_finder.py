@@ -77,11 +77,15 @@ _FAMILY_NOTATIONS: Mapping[str, str] = MappingProxyType(
         "GptOssForCausalLM": "openai",
         "Qwen3_5ForCausalLM": "qwen3_coder",
         "Qwen3_5ForConditionalGeneration": "qwen3_coder",
+        "Qwen3_5MoeForCausalLM": "qwen3_coder",
+        "Qwen3_5MoeForConditionalGeneration": "qwen3_coder",
         "Gemma4ForCausalLM": "gemma4",
         "Gemma4ForConditionalGeneration": "gemma4",
         "Lfm2ForCausalLM": "lfm2",
+        "Lfm2MoeForCausalLM": "lfm2",
         "Phi3ForCausalLM": "phi4_mini_json",
         "GraniteForCausalLM": "granite",
+        "GraniteMoeHybridForCausalLM": "hermes",
         "MistralForCausalLM": "mistral",
         "Qwen2ForCausalLM": "hermes",
         "Qwen2_5_VLForConditionalGeneration": "hermes",
@@ -89,6 +93,7 @@ _FAMILY_NOTATIONS: Mapping[str, str] = MappingProxyType(
         "Qwen3MoeForCausalLM": "hermes",
         "Qwen3NextForCausalLM": "hermes",
         "Qwen3VLForConditionalGeneration": "hermes",
+        "Qwen3VLMoeForConditionalGeneration": "hermes",
         "SmolLM3ForCausalLM": "hermes",
     }
 )
@@ -99,6 +104,8 @@ _FAMILY_STYLES: Mapping[str, str] = MappingProxyType(
         "Gemma4ForConditionalGeneration": "gemma4",
         "Qwen3_5ForCausalLM": "qwen3",
         "Qwen3_5ForConditionalGeneration": "qwen3",
+        "Qwen3_5MoeForCausalLM": "qwen3",
+        "Qwen3_5MoeForConditionalGeneration": "qwen3",
         "SmolLM3ForCausalLM": "qwen3",
     }
 )

@@ -29,11 +29,11 @@ from tokenmill.core.messages import (
 )
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.core.structured_outputs import StructuredOutputs
-from tokenmill.model.vision.prompts import MediaPrompts
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, Thinking
+from tokenmill.serving.frontend.media_prompts import MediaPrompts
 from tokenmill.serving.frontend.parser_finder import FoundParser, ParserFinder
 from tokenmill.serving.frontend.prompt_encoder import PromptEncoder
 from tokenmill.serving.frontend.template_budget import TakesLong
@@ -55,7 +55,7 @@ class PreparedPrompt:
     """The engine's input for one `GenerateText`.
 
     Attributes:
-        token_ids: with a placeholder for each image embedding. media: the images.
+        token_ids: with a placeholder for each embedding of media. media: images or sound.
         params: with the grammar and the bad words in the form that the engine takes.
         ending: the grammar that ends its thinking at once.
     """

@@ -54,8 +54,8 @@ from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.log_lines import logged
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.ipc.topology import request_mark
-from tokenmill.model.vision.prompts import has_media
 from tokenmill.serving.frontend.attempt import Attempt
+from tokenmill.serving.frontend.media_prompts import has_media
 from tokenmill.serving.frontend.prepare_thread import PrepareThread
 from tokenmill.serving.frontend.prompt_processor import Prepared, Question, ids_of
 from tokenmill.serving.frontend.retrials import Retrials

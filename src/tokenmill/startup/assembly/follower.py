@@ -157,7 +157,7 @@ def build_follower(
     attention = model.attention.make(size.num_allocated)
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
     has_room = attention.kv.num_bytes <= platform.available_bytes()
-    idle_work = prefault(attention.kv.tensors) if is_asked_for and has_room else iter(())
+    idle_work = prefault(attention.kv.pieces) if is_asked_for and has_room else iter(())
     decoder = on_host(model.decoder, attention)
     adapters = followed_adapters(config, model.decoder, model.kernels, isinstance(decoder, NativeDecoder))
     own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters)

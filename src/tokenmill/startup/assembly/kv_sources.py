@@ -26,7 +26,7 @@ from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import PageMover
-from tokenmill.engine.transfer.page_mover import RawPages
+from tokenmill.engine.transfer.page_mover import RawPages, layout_of
 from tokenmill.engine.transfer.protocol import SOURCE_PLUGINS, KVSource, SourceContext
 from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slots import SlotMemory
@@ -96,7 +96,7 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
             raise InvalidConfig(f"{FLAG} is for CPUs so far: pages of a GPU do not go to other engines yet")
         from tokenmill.engine.transfer.remote.source import remote_source
 
-        sources.append(remote_source(remote, context, memory.kv_tensors, layout))
+        sources.append(remote_source(remote, context, memory.kv_pieces, layout))
         policy, timeouts = remote.kv_load_failure_policy or policy, TransferTimeouts(**remote.timeouts)
     if config.kv_host_size:
         sources.append(host_tier(context, config.kv_host_size))
@@ -110,8 +110,8 @@ def _page_mover(platform: Platform, memory: StepMemory, layout: str) -> PageMove
     if platform.is_accelerator:
         from tokenmill.engine.transfer.device_pages import DevicePages
 
-        return DevicePages(platform, memory.kv_tensors, layout)
-    return RawPages(memory.kv_tensors, layout)
+        return DevicePages(platform, memory.kv_pieces, layout_of(memory.kv_tensors, layout))
+    return RawPages(memory.kv_pieces, layout_of(memory.kv_tensors, layout))
 
 
 def find_source(name: str) -> Callable[[SourceContext], KVSource]:

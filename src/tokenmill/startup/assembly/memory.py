@@ -44,6 +44,11 @@ class StepMemory:
         return (*self.attention.kv.tensors, *(() if self.draft is None else self.draft.kv.tensors))
 
     @property
+    def kv_pieces(self) -> tuple[Array, ...]:
+        """The same memory in one piece each, see `KVCache`."""
+        return (*self.attention.kv.pieces, *(() if self.draft is None else self.draft.kv.pieces))
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache."""
         return sum(tensor.nbytes for tensor in self.kv_tensors)
@@ -79,4 +84,4 @@ def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) ->
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
     if platform.is_accelerator or not is_asked_for or memory.kv_bytes > platform.available_bytes():
         return iter(())
-    return prefault(memory.kv_tensors)
+    return prefault(memory.kv_pieces)

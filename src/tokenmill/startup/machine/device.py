@@ -129,6 +129,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
         native=getattr(kernels, "native", None),
         is_invariant=config.batch_invariant,
         shares_splits=config.shared_splits,
+        is_page_first=config.kv_layout == "page-first",
     )
     return choose_attention(config.attention_backend, wanted)
 

@@ -1,4 +1,4 @@
-"""Where `LeastCost` sends a request: prefixes stay where they are, bursts spread, and nothing goes to the dead."""
+"""The engines that `LeastCost` chooses: prefixes stay where they are, bursts spread, and nothing goes to the dead."""
 
 import random
 

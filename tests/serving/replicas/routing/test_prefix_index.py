@@ -1,4 +1,4 @@
-"""What caches have, against a plain model of it: sets of prefixes."""
+"""The index of what caches have, against a plain model of it: sets of prefixes."""
 
 import random
 

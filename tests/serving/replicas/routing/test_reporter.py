@@ -1,4 +1,4 @@
-"""What text workers are told of an engine, and when."""
+"""The reports on an engine to text workers, and their times."""
 
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.part_messages import EngineReport, LeaveWorker, WatchEngine

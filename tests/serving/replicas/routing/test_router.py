@@ -1,4 +1,4 @@
-"""Which engine a text worker gives a request to, and that every request is forgotten when it ends."""
+"""The engine that a text worker gives a request to; every request is forgotten when it ends."""
 
 import random
 

@@ -1,9 +1,9 @@
 """`EncoderCache`: track which contents have been encoded, which requests need them, and what a step may encode.
 
-The runner keeps the outputs; the cache decides which ones. An image is encoded whole, in the step that computes the
-first of its placeholders, and its output is held until the last of them is computed. Outputs without holders stay until
-their room is needed, least recently used first, so that the same image is not encoded again (the rules are those of
-vLLM V1).
+The runner keeps the outputs; the cache decides which ones. An image or a clip of sound is encoded whole, in the step
+that computes the first of its placeholders, and its output is held until the last of them is computed. Outputs without
+holders stay until their room is needed, least recently used first, so that the same content is not encoded again (the
+rules are those of vLLM V1).
 
 Counts tokens, that is embeddings, and steps; knows no clock, and the same calls give the same choices.
 """
@@ -36,12 +36,12 @@ class _Entry:
 
 
 class NoEncoder(Resource):
-    """Refuses requests with images: nothing encodes them."""
+    """Refuses requests with images or sound: nothing encodes them."""
 
     def check(self, request: Request, num_tokens: int) -> None:
-        """Refuse a request with images."""
+        """Refuse a request with media."""
         if request.media:
-            raise InvalidRequest("images cannot be encoded: this engine has no encoder (--encoder-budget)", "messages")
+            raise InvalidRequest("media cannot be encoded: this engine has no encoder (--encoder-budget)", "messages")
 
 
 class EncoderCache(Resource):
@@ -74,7 +74,7 @@ class EncoderCache(Resource):
         needed = sum(lengths) if self._whole_prompts else max(lengths, default=0)
         if needed > min(self.budget, self.capacity):
             is_one = len(lengths) == 1 or not self._whole_prompts
-            what = f"an image of {needed} tokens" if is_one else f"{needed} image tokens"
+            what = f"{request.media[0].noun} of {needed} tokens" if is_one else f"{needed} tokens of media"
             raise InvalidRequest(
                 f"{what} cannot be encoded: a step encodes {self.budget} (--encoder-budget), "
                 f"{self.capacity} are kept (--encoder-cache-tokens)",
@@ -82,7 +82,7 @@ class EncoderCache(Resource):
             )
         if not self._splits and needed > self._largest_chunk:
             raise InvalidRequest(
-                f"an image of {needed} tokens is not cut (--disable-chunked-mm-input), "
+                f"{request.media[0].noun} of {needed} tokens is not cut (--disable-chunked-mm-input), "
                 f"and a step runs {self._largest_chunk}",
                 "messages",
             )
@@ -103,7 +103,7 @@ class EncoderCache(Resource):
         for span in _touched(request.media, start, start + num_tokens):
             before = max(0, span.offset - start)
             if not self._splits and span.end > start + num_tokens and start <= span.offset:
-                return before, f"needs a step with room for its image of {span.length} tokens, which is not cut"
+                return before, f"needs a step with room for {span.noun} of {span.length} tokens, which is not cut"
             entry = self._entries.get(span.digest)
             if span.digest in seen or (entry is not None and entry.users):
                 continue

@@ -193,9 +193,9 @@ class RemoteSource:
 
 
 def remote_source(
-    config: KVTransferConfig, context: SourceContext, arrays: Sequence[Array], layout: str
+    config: KVTransferConfig, context: SourceContext, pieces: Sequence[Array], layout: str
 ) -> RemoteSource:
-    """Return the source of an engine whose KV lies in these arrays of the host.
+    """Return the source of an engine whose KV lies in these pieces of the host's memory.
 
     Args:
         layout: name of the attention backend, which determines the layout of pages.
@@ -203,7 +203,7 @@ def remote_source(
     Raises:
         InvalidConfig: see `RemoteSource`.
     """
-    memory = HostPages([host_array(array).view(np.uint8) for array in arrays])
+    memory = HostPages([host_array(piece).view(np.uint8) for piece in pieces])
     # The second word tells shapes and types apart that have the same name and size.
     kind = f"{layout} {context.mover.layout[:8]}"
     format = PageFormat(context.fingerprint, kind, context.page_size, memory.page_bytes, checksum=memory.checksum)

@@ -56,8 +56,9 @@ class NativeAttention:
         self.attention: _native.Attention = native.Attention(kernels, *heads, kv.page_size)
         self._bound: dict[AttentionLayer, _native.AttentionLayer] = {}
         no_scales = (0, 0) if len(kv.tensors) == 2 else ()
+        strides = stride(kv.keys, 1), stride(kv.tensors[2], 1) if kv.tensors[2:] else 0
         self.memory: list[_native.LayerKV] = [
-            native.LayerKV(*(address(memory[layer]) for memory in kv.tensors), *no_scales)
+            native.LayerKV(*(address(memory[layer]) for memory in kv.tensors), *no_scales, *strides)
             for layer in range(spec.num_layers)
         ]
 
@@ -108,7 +109,7 @@ class NativeAttention:
         if layer.sinks is not None:
             assert is_a("bfloat16", layer.sinks) and in_one_piece(layer.sinks), "sinks are bfloat16 in one piece"
             sinks = address(layer.sinks)
-        numbers = layer.scale, layer.window or 0, sinks, layer.reads_only
+        numbers = layer.scale, layer.window or 0, sinks, layer.reads_only, layer.first_key
         bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
         return bound
 

@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 class _Switch:
-    """Whether kernels are launched so where a GPU can; `--no-pdl` turns it off for the whole process."""
+    """Switches launches of this kind on where a GPU can; `--no-pdl` turns them off for the whole process."""
 
     is_on = True
 

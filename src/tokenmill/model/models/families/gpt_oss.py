@@ -16,7 +16,7 @@ from tokenmill.model.models.family import Family
 from tokenmill.model.models.gguf_table import GGUF_NAMES, GgufHeader, GgufTable
 from tokenmill.model.models.layer_kinds import Windows, read_window, windows_by_type
 from tokenmill.model.models.mlp_config import read_sparse_mlps
-from tokenmill.model.models.weight_names import LLAMA_NAMES
+from tokenmill.model.models.weight_names import LLAMA_NAMES, LLAMA_STACK
 
 # Of the clamped gate, which has these values only.
 SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
@@ -85,10 +85,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             weight_names={
                 **LLAMA_NAMES,
                 "router": "model.layers.{layer}.mlp.router",
-                **dict.fromkeys(("expert_gate", "expert_up"), "model.layers.{layer}.mlp.experts.gate_up_proj"),
-                "expert_down": "model.layers.{layer}.mlp.experts.down_proj",
+                **dict.fromkeys(("expert_gate", "expert_up"), LLAMA_STACK.gate_up),
+                "expert_down": LLAMA_STACK.down,
             },
-            stacks_experts=True,
+            expert_stack=dataclasses.replace(LLAMA_STACK, takes_turns=True),
             gguf=GgufTable(
                 "gpt-oss",
                 {**GGUF_NAMES, "mlp_norm": "blk.{layer}.post_attention_norm"},

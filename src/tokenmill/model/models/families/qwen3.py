@@ -1,4 +1,4 @@
-"""Qwen3: norms over each head of q and k; experts in Qwen3-MoE. Qwen3-VL is the dense one beside a vision tower."""
+"""Qwen3: norms over each head of q and k; experts in Qwen3-MoE. Qwen3-VL is either beside a vision tower."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenmill.model.models.family import Family
 from tokenmill.model.models.gguf_table import GgufTable
 from tokenmill.model.models.layer_kinds import layered_windows, one_window, refuse_window
 from tokenmill.model.models.mlp_config import read_mlp, read_sparse_mlps
-from tokenmill.model.models.weight_names import LLAMA_NAMES, beside_a_tower
+from tokenmill.model.models.weight_names import LLAMA_NAMES, LLAMA_STACK, beside_a_tower, stack_beside_a_tower
 
 
 def read(config: ConfigReader) -> Architecture:
@@ -31,6 +31,19 @@ def read_beside_a_tower(config: ConfigReader) -> Architecture:
     refuse_window(config, frame.num_layers, frame.max_position)
     layer = LayerSpec(_attention(config, frame, 128), read_mlp(config), read_norm(config))
     return decoder(config, [layer] * frame.num_layers, frame.max_position)
+
+
+def read_with_experts_beside_a_tower(config: ConfigReader) -> Architecture:
+    """Read the decoder of Qwen3-VL-MoE, whose experts' weights always sum to 1."""
+    frame, norm = read_frame(config), read_norm(config)
+    refuse_window(config, frame.num_layers, frame.max_position)
+    attention = _attention(config, frame, None)
+
+    def read_experts(config: ConfigReader, num_experts: int, experts_per_token: int) -> MoeSpec:
+        return MoeSpec(num_experts, experts_per_token, config.integer("moe_intermediate_size", 1408), True)
+
+    mlps = read_sparse_mlps(config, frame.num_layers, read_experts)
+    return decoder(config, [LayerSpec(attention, mlp, norm) for mlp in mlps], frame.max_position)
 
 
 def read_with_experts(config: ConfigReader) -> Architecture:
@@ -67,6 +80,21 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             other_weights=("model.visual.",),
             takes_images=True,
             gguf=GgufTable("qwen3vl", without_tower="Qwen3ForCausalLM"),
+        ),
+        "Qwen3VLMoeForConditionalGeneration": Family(
+            read=read_with_experts_beside_a_tower,
+            defaults={
+                "rope_theta": 500000.0,
+                "max_position_embeddings": 128000,
+                "num_experts_per_tok": 4,
+                "tie_word_embeddings": True,
+            },
+            has_text_config=True,
+            weight_names=beside_a_tower(LLAMA_NAMES),
+            expert_stack=stack_beside_a_tower(LLAMA_STACK),
+            other_weights=("model.visual.",),
+            takes_images=True,
+            gguf=GgufTable("qwen3vlmoe", without_tower="Qwen3MoeForCausalLM"),
         ),
     }
 )

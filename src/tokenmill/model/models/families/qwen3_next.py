@@ -1,7 +1,7 @@
-"""Qwen3.5 and Qwen3-Next: the gated delta rule in three of four layers, and attention that a sigmoid gates.
+"""Qwen3.5, Qwen3.5-MoE and Qwen3-Next: the gated delta rule in three of four layers, attention that a sigmoid gates.
 
-The delta rule is `models.delta_net`. Qwen3-Next stores projections of one input key head by key head, and sends every
-token to one expert of its own kind besides those of the router.
+The delta rule is `models.delta_net`. Those with experts send every token to one of its own kind besides those of the
+router. Qwen3-Next stores projections of one input key head by key head, and Qwen3.5-MoE stacks experts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from tokenmill.model.models.gguf_table import (
 )
 from tokenmill.model.models.layer_kinds import read_kinds
 from tokenmill.model.models.mlp_config import read_sparse_mlps
-from tokenmill.model.models.weight_names import LLAMA_NAMES, WeightKey, beside_a_tower
+from tokenmill.model.models.weight_names import (
+    LLAMA_NAMES,
+    LLAMA_STACK,
+    WeightKey,
+    beside_a_tower,
+    stack_beside_a_tower,
+)
 
 QWEN3_5_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -42,6 +48,10 @@ QWEN3_5_NAMES: Mapping[str, str] = MappingProxyType(
         "delta": "model.layers.{layer}.linear_attn",
         "delta_norm": "model.layers.{layer}.linear_attn.norm",
         "delta_output": "model.layers.{layer}.linear_attn.out_proj",
+        "shared_gate": "model.layers.{layer}.mlp.shared_expert.gate_proj",
+        "shared_up": "model.layers.{layer}.mlp.shared_expert.up_proj",
+        "shared_down": "model.layers.{layer}.mlp.shared_expert.down_proj",
+        "shared_switch": "model.layers.{layer}.mlp.shared_expert_gate",
     }
 )
 
@@ -50,10 +60,6 @@ QWEN3_NEXT_NAMES: Mapping[str, str] = MappingProxyType(
         **QWEN3_5_NAMES,
         **dict.fromkeys(("delta_q", "delta_k", "delta_v", "delta_z"), "model.layers.{layer}.linear_attn.in_proj_qkvz"),
         **dict.fromkeys(("delta_b", "delta_a"), "model.layers.{layer}.linear_attn.in_proj_ba"),
-        "shared_gate": "model.layers.{layer}.mlp.shared_expert.gate_proj",
-        "shared_up": "model.layers.{layer}.mlp.shared_expert.up_proj",
-        "shared_down": "model.layers.{layer}.mlp.shared_expert.down_proj",
-        "shared_switch": "model.layers.{layer}.mlp.shared_expert_gate",
     }
 )
 
@@ -122,11 +128,12 @@ def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any
         "linear_conv_kernel_dim": "ssm.conv_kernel",
         "full_attention_interval": "full_attention_interval",
     }
-    sizes = {field: header.metadata.get(f"qwen35.{key}") for field, key in keys.items()}
-    inner, heads = header.metadata.get("qwen35.ssm.inner_size"), sizes["linear_num_value_heads"]
+    kind = header.metadata.get("general.architecture")
+    sizes = {field: header.metadata.get(f"{kind}.{key}") for field, key in keys.items()}
+    inner, heads = header.metadata.get(f"{kind}.ssm.inner_size"), sizes["linear_num_value_heads"]
     if inner and heads:
         sizes["linear_value_head_dim"] = inner // heads
-    rotated, head_dim = header.metadata.get("qwen35.rope.dimension_count"), fields.get("head_dim")
+    rotated, head_dim = header.metadata.get(f"{kind}.rope.dimension_count"), fields.get("head_dim")
     if rotated and head_dim:
         sizes["partial_rotary_factor"] = rotated / head_dim
     return {
@@ -158,6 +165,28 @@ def _gguf_change(key: WeightKey, num_rows: int, architecture: Architecture) -> C
     return Change(columns=values) if key.role == "delta_output" else UNCHANGED
 
 
+_GGUF = GgufTable(
+    "qwen35",
+    {
+        **GGUF_NAMES,
+        "attention_gate": "blk.{layer}.attn_q",
+        **dict.fromkeys(("delta_q", "delta_k", "delta_v"), "blk.{layer}.attn_qkv"),
+        "delta_z": "blk.{layer}.attn_gate",
+        "delta_b": "blk.{layer}.ssm_beta",
+        "delta_a": "blk.{layer}.ssm_alpha",
+        "delta_filters": "blk.{layer}.ssm_conv1d",
+        "delta_norm": "blk.{layer}.ssm_norm",
+        "delta_output": "blk.{layer}.ssm_out",
+        "mlp_norm": "blk.{layer}.post_attention_norm",
+        "shared_gate": "blk.{layer}.ffn_gate_shexp",
+        "shared_up": "blk.{layer}.ffn_up_shexp",
+        "shared_down": "blk.{layer}.ffn_down_shexp",
+        "shared_switch": "blk.{layer}.ffn_gate_inp_shexp",
+    },
+    kinds={"A_log": "ssm_a", "dt_bias": "ssm_dt.bias"},
+    fields=_gguf_fields,
+    change=_gguf_change,
+)
 _QWEN3_5 = Family(
     read=read,
     defaults={
@@ -175,24 +204,21 @@ _QWEN3_5 = Family(
     },
     weight_names=QWEN3_5_NAMES,
     other_weights=("mtp.", "model.visual."),
-    gguf=GgufTable(
-        "qwen35",
-        {
-            **GGUF_NAMES,
-            "attention_gate": "blk.{layer}.attn_q",
-            **dict.fromkeys(("delta_q", "delta_k", "delta_v"), "blk.{layer}.attn_qkv"),
-            "delta_z": "blk.{layer}.attn_gate",
-            "delta_b": "blk.{layer}.ssm_beta",
-            "delta_a": "blk.{layer}.ssm_alpha",
-            "delta_filters": "blk.{layer}.ssm_conv1d",
-            "delta_norm": "blk.{layer}.ssm_norm",
-            "delta_output": "blk.{layer}.ssm_out",
-            "mlp_norm": "blk.{layer}.post_attention_norm",
-        },
-        kinds={"A_log": "ssm_a", "dt_bias": "ssm_dt.bias"},
-        fields=_gguf_fields,
-        change=_gguf_change,
-    ),
+    gguf=_GGUF,
+)
+
+_QWEN3_5_MOE = dataclasses.replace(
+    _QWEN3_5,
+    defaults={
+        **_QWEN3_5.defaults,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+    expert_stack=LLAMA_STACK,
+    gguf=dataclasses.replace(_GGUF, name="qwen35moe"),
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -200,6 +226,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Qwen3_5ForCausalLM": _QWEN3_5,
         "Qwen3_5ForConditionalGeneration": dataclasses.replace(
             _QWEN3_5, has_text_config=True, weight_names=beside_a_tower(QWEN3_5_NAMES), gguf=None
+        ),
+        "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
+        "Qwen3_5MoeForConditionalGeneration": dataclasses.replace(
+            _QWEN3_5_MOE,
+            has_text_config=True,
+            weight_names=beside_a_tower(QWEN3_5_NAMES),
+            expert_stack=stack_beside_a_tower(LLAMA_STACK),
+            gguf=None,
         ),
         "Qwen3NextForCausalLM": dataclasses.replace(
             _QWEN3_5,

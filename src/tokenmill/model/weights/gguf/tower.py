@@ -13,11 +13,11 @@ from typing import Any
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.weights.gguf.file import GgufFile
 
-# Kind of the projector -> architecture of the whole model.
-PROJECTORS: Mapping[str, str] = MappingProxyType(
+# Kind of the projector -> architectures of the whole models that have it.
+PROJECTORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "qwen3vl_merger": "Qwen3VLForConditionalGeneration",
-        "qwen2.5vl_merger": "Qwen2_5_VLForConditionalGeneration",
+        "qwen3vl_merger": ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+        "qwen2.5vl_merger": ("Qwen2_5_VLForConditionalGeneration",),
     }
 )
 MARKS: Mapping[str, str] = MappingProxyType(
@@ -71,7 +71,7 @@ def tower_config(tower: GgufFile, model: GgufFile, fields: Mapping[str, Any]) ->
     if kind not in PROJECTORS:
         supported = ", ".join(PROJECTORS)
         raise InvalidCheckpoint(f"{tower.path}: projector {kind} is not supported; supported: {supported}")
-    if [PROJECTORS[kind]] != fields["architectures"]:
+    if fields["architectures"][0] not in PROJECTORS[kind]:
         raise InvalidCheckpoint(f"{tower.path} has the vision tower of another model than {model.path.name}")
     text = {name: value for name, value in fields.items() if name != "architectures"}
     sections = model.metadata.get(f"{model.metadata['general.architecture']}.rope.dimension_sections")

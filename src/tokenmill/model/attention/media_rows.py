@@ -1,8 +1,11 @@
-"""The runner's part of vision: pixels of living requests, outputs that the scheduler keeps, and inputs of a step."""
+"""The runner's part of media: contents of living requests, outputs that the scheduler keeps, and inputs of a step.
+
+Knows no towers: how a content becomes embeddings, and how its places turn the rotary embedding, is given to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,16 +20,43 @@ from tokenmill.core.request import RequestStatus
 from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.heads import RotaryTables
-from tokenmill.model.vision.spec import VisionSpec
-from tokenmill.model.vision.tower import Tower
 from tokenmill.platform.arrays import AnyArray
 from tokenmill.platform.tensor_memory import array_of
 
 Positions = npt.NDArray[np.int64]
 
 
-class PixelStore:
-    """The pixels of all images of living requests: a gate that lets every request through at once."""
+Encode = Callable[[MediaInput], torch.Tensor]
+"""A content -> its embeddings, [n, 1 + levels, hidden_size]; see `MediaTokens.embeddings`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaTurns:
+    """Places of media in the text model's rotary embedding; by default those of text.
+
+    Attributes:
+        sections: frequencies that turn by time, row and column; (): all by the place in the prompt.
+        is_interleaved: these take turns; else they follow each other.
+        merge: patches of a grid in each direction that are one embedding.
+    """
+
+    sections: tuple[int, int, int] | tuple[()] = ()
+    is_interleaved: bool = True
+    merge: int = 1
+
+    def axes(self, num_frequencies: int) -> npt.NDArray[np.int64]:
+        """Return the axis that each frequency turns by; see `frequency_axes`."""
+        if not self.sections:
+            return np.zeros(num_frequencies, dtype=np.int64)
+        return frequency_axes(self.sections, num_frequencies, self.is_interleaved)
+
+    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> tuple[Positions, int]:
+        """Return the positions of a prompt, and the shift of tokens behind it; see `prompt_positions`."""
+        return prompt_positions(num_tokens, media if self.sections else (), self.merge)
+
+
+class MediaStore:
+    """The contents of all media of living requests: a gate that lets every request through at once."""
 
     status = RequestStatus.WAITING
 
@@ -35,15 +65,15 @@ class PixelStore:
         self._users: dict[str, dict[str, MediaInput]] = {}  # digest -> request -> one that shows it
 
     def admit(self, message: AddRequest) -> bool:
-        """Keep the pixels that a request brings.
+        """Keep the contents that a request brings.
 
         Raises:
-            InvalidRequest: its images lie over each other, or at the prompt's end.
+            InvalidRequest: its media lie over each other, or at the prompt's end.
         """
         end = 0
         for one in message.media:
             if one.span.offset < end or one.span.end >= len(message.prompt_token_ids):
-                raise InvalidRequest("the placeholders of an image are out of place", "messages")
+                raise InvalidRequest(f"the placeholders of {one.span.noun} are out of place", "messages")
             end = one.span.end
         if message.media:
             self._requests[message.id] = message.media
@@ -56,7 +86,7 @@ class PixelStore:
         return {}
 
     def release(self, request_id: str) -> None:
-        """Drop the pixels of a request that has ended."""
+        """Drop the contents of a request that has ended."""
         for one in self._requests.pop(request_id, ()):
             users = self._users.get(one.span.digest, {})
             users.pop(request_id, None)
@@ -64,12 +94,12 @@ class PixelStore:
                 self._users.pop(one.span.digest, None)
 
     def close(self) -> None:
-        """Drop all pixels."""
+        """Drop all contents."""
         self._requests.clear()
         self._users.clear()
 
     def find(self, digest: str) -> MediaInput:
-        """Return an image that a living request has brought."""
+        """Return a content that a living request has brought."""
         return next(iter(self._users[digest].values()))
 
 
@@ -83,7 +113,7 @@ class _Row:
 
 
 class Encoder(RowExtension):
-    """Encodes the images of plans, and gives steps the embeddings and positions of their tokens.
+    """Encodes the media of plans, and gives steps the embeddings and positions of their tokens.
 
     Args:
         rotary: the tables of the text model.
@@ -94,14 +124,15 @@ class Encoder(RowExtension):
             them by.
     """
 
-    def __init__(self, spec: VisionSpec, tower: Tower, pixels: PixelStore, rotary: RotaryTables, num_rows: int) -> None:
-        self._spec = spec
-        self._tower = tower
-        self._pixels = pixels
+    def __init__(
+        self, encode: Encode, turns: MediaTurns, store: MediaStore, rotary: RotaryTables, num_rows: int
+    ) -> None:
+        self._encode = encode
+        self._turns = turns
+        self._store = store
         self._rotary = rotary
         self._device: torch.device = rotary.in_torch().cos.device
-        axes = frequency_axes(spec.sections, rotary.cos.shape[1], spec.is_interleaved)
-        self._axes = torch.from_numpy(axes).to(self._device)
+        self._axes = torch.from_numpy(turns.axes(rotary.cos.shape[1])).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
         self._outputs: dict[str, torch.Tensor] = {}
         self._rows: dict[int, _Row] = {}
@@ -119,7 +150,7 @@ class Encoder(RowExtension):
         return {"shifted_rows": np.array(rows, np.int64), "shifts": np.array(shifts, np.int64)}
 
     def apply(self, plan: StepPlan, sent: Sent) -> None:
-        """Apply a plan on the device: set shifts, forget outputs and encode images."""
+        """Apply a plan on the device: set shifts, forget outputs and encode contents."""
         if "shifted_rows" in sent:
             self.shifts[torch.as_tensor(sent["shifted_rows"])] = torch.as_tensor(sent["shifts"])
         for digest in plan.forget:
@@ -128,14 +159,14 @@ class Encoder(RowExtension):
             self._output(digest)
 
     def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
-        """Add media embeddings and positions, if a request of the batch has images."""
+        """Add media embeddings and positions, if a request of the batch has media."""
         rows = plan.rows[first:].tolist()
         if not any(row in self._rows for row in rows):
             return batch
         return replace(batch, media=self._media(batch, rows, plan.num_computed[first:].tolist(), arrays["positions"]))
 
     def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
-        """Rotate generated tokens by their positions behind images."""
+        """Rotate generated tokens by their positions behind media."""
         return replace(batch, turned=batch.positions + self.shifts[rows])
 
     def _media(
@@ -171,15 +202,12 @@ class Encoder(RowExtension):
         return MediaTokens(turned, axes, self._rotary, at, given)
 
     def _row(self, new: AdmittedRequest) -> _Row:
-        return _Row(new.media, *prompt_positions(new.num_prompt_tokens, new.media, self._spec.merge))
+        return _Row(new.media, *self._turns.positions(new.num_prompt_tokens, new.media))
 
     def _output(self, digest: str) -> torch.Tensor:
-        # One that a failed step was to encode is missing, and is encoded now: its request has brought its pixels.
+        # One that a failed step was to encode is missing, and is encoded now: its request has brought its content.
         if digest not in self._outputs:
-            one = self._pixels.find(digest)
-            size = self._spec.patch_size
-            shape = -1, one.span.rows * size, one.span.columns * size, 3
-            self._outputs[digest] = self._tower.encode(np.frombuffer(one.pixels, np.uint8).reshape(shape).copy())
+            self._outputs[digest] = self._encode(self._store.find(digest))
         return self._outputs[digest]
 
 
