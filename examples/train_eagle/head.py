@@ -107,24 +107,6 @@ class EagleHead(nn.Module):
         self.norm = RMSNorm(shape.hidden_size, shape.rms_eps)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
 
-    def begin_from(self, norm: Tensor, head: Tensor) -> None:
-        """Set the weights that training starts from: the last tap, through the model's own norm and head.
-
-        Args:
-            norm: the model's, [hidden_size]. head: the rows of its head that may be drafted.
-        """
-        layer, size = self.midlayer, self.shape.hidden_size
-        with torch.no_grad():
-            self.norm.weight.copy_(norm)
-            self.lm_head.weight.copy_(head)
-            self.fc.weight.zero_()
-            self.fc.weight[:, -size:] = torch.eye(size)
-            for linear in (layer.self_attn, layer.mlp):
-                for name, weight in linear.named_parameters():
-                    # Blocks that write to the residual stream begin by writing little.
-                    is_output = "o_proj" in name or "down_proj" in name
-                    nn.init.normal_(weight, std=weight.shape[1] ** -0.5 * (0.1 if is_output else 1.0))
-
     def forward(self, taps: Tensor, embedded: Tensor, num_depths: int) -> list[Tensor]:
         """Return the hidden states of each depth, [B, T, hidden_size]: those of depth j draft token p + 2 + j.
 
