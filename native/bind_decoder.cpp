@@ -20,7 +20,7 @@ static void norm_heads(DecoderAttention& self, Address q, int64_t q_size, Addres
 static void make_recurrence(Recurrence* self, const Projection& inputs, Address filters, Address bias, int64_t channels,
                             int64_t width) {
   check_convolution(width);
-  new (self) Recurrence{inputs, at<const uint16_t>(filters), at<const uint16_t>(bias), channels, width, {}};
+  new (self) Recurrence{inputs, at<const uint16_t>(filters), at<const uint16_t>(bias), channels, width, {}, {}};
 }
 
 static void make_delta_net(Recurrence& self, const Projection& z, const Projection& gates, Address a_log,
@@ -31,16 +31,23 @@ static void make_delta_net(Recurrence& self, const Projection& z, const Projecti
                 key_heads, value_heads, key_size, value_size};
 }
 
+static void make_state_space(Recurrence& self, const Projection& steps, Address a_log, Address dt_bias, Address skip,
+                             Address norm, float eps, int64_t heads, int64_t groups, int64_t size, int64_t state_size) {
+  check_state_space(heads, groups, size, state_size);
+  self.space = {steps, at<const uint16_t>(a_log), at<const uint16_t>(dt_bias), at<const uint16_t>(skip),
+                at<const uint16_t>(norm), eps, heads, groups, size, state_size};
+}
+
 static void make_layer(DecoderLayer* self, const LayerNorms& norms, const DecoderAttention* attention,
                        const Recurrence* recurrence, const Projection& output, const FeedForward& block,
                        float residual_multiplier, const LayerEnd& end) {
   new (self) DecoderLayer{norms, attention ? *attention : DecoderAttention{}, recurrence ? *recurrence : Recurrence{},
-                          output, block, residual_multiplier, end};
+                          output, block, residual_multiplier, end, {}};
 }
 
 static void make_decoder(Decoder* self, const std::vector<const Attention*>& attentions, int64_t hidden_size, float eps,
                          bool norms_are_offsets) {
-  new (self) Decoder{attentions, hidden_size, eps, norms_are_offsets, {}, 1, {}, nullptr, {}, {}};
+  new (self) Decoder{attentions, hidden_size, eps, norms_are_offsets, {}, 1, {}, nullptr, {}, {}, {}};
 }
 
 static void begin(Decoder& self, const Packed& embedding, float multiplier) {
@@ -61,11 +68,12 @@ static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_to
 static bool forward(const Decoder& self, const std::vector<PlannedStep*>& planned, Address token_ids, Address hidden, int64_t tokens,
                     Address output_indices, int64_t outputs, Address of_token,
                     const std::vector<const Adapter*>& adapters, const StepMedia& media, const StepStates* states,
-                    Address scratch, Address out) {
+                    Address taps, Address scratch, Address out) {
   const StepAdapters step = {at<const int32_t>(of_token), adapters};
   return self.forward({planned, at<const int64_t>(token_ids), at<const uint16_t>(hidden), tokens,
                        at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
-                       media.count ? &media : nullptr, states, at<uint16_t>(scratch), at<uint16_t>(out)});
+                       media.count ? &media : nullptr, states, at<uint16_t>(taps), at<uint16_t>(scratch),
+                       at<uint16_t>(out)});
 }
 
 static void logits(const Decoder& self, const Packed& head, Address hidden, int64_t count, Address out) {
@@ -107,7 +115,10 @@ static void bind_mixers(nb::module_& module) {
            nb::arg("width"))
       .def("delta_net", make_delta_net, nb::arg("z"), nb::arg("gates"), nb::arg("a_log"), nb::arg("dt_bias"),
            nb::arg("norm"), nb::arg("eps"), nb::arg("key_heads"), nb::arg("value_heads"), nb::arg("key_size"),
-           nb::arg("value_size"));
+           nb::arg("value_size"))
+      .def("state_space", make_state_space, nb::arg("steps"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("skip"),
+           nb::arg("norm"), nb::arg("eps"), nb::arg("heads"), nb::arg("groups"), nb::arg("size"),
+           nb::arg("state_size"));
 }
 
 static void bind_projection(nb::module_& module) {
@@ -134,12 +145,14 @@ static void bind_feed_forward(nb::module_& module) {
            nb::arg("first"), nb::arg("down"), nb::arg("gate"))
       .def("mix",
            [](FeedForward& self, const Projection& router, const Experts& experts, int64_t per_token, bool normalizes,
-              const Projection* shared_gate) {
+              const Projection* shared_gate, bool are_sigmoids, Address bias, float scale) {
              const Projection gate = shared_gate ? *shared_gate : Projection{};
-             self.mixture = std::make_shared<const Mixture>(Mixture{router, experts, per_token, normalizes, gate});
+             const SigmoidScores sigmoid{are_sigmoids, at<const float>(bias), scale};
+             self.mixture =
+                 std::make_shared<const Mixture>(Mixture{router, experts, per_token, normalizes, sigmoid, gate});
            },
            nb::arg("router"), nb::arg("experts"), nb::arg("per_token"), nb::arg("normalizes"),
-           nb::arg("shared_gate").none());
+           nb::arg("shared_gate").none(), nb::arg("are_sigmoids"), nb::arg("bias"), nb::arg("scale"));
 }
 
 void bind_decoder(nb::module_& module) {
@@ -173,7 +186,12 @@ void bind_decoder(nb::module_& module) {
            nb::arg("attention"), nb::arg("attention_out"), nb::arg("mlp"), nb::arg("mlp_out"));
   nb::class_<DecoderLayer>(module, "DecoderLayer")
       .def("__init__", make_layer, nb::arg("norms"), nb::arg("attention").none(), nb::arg("recurrence").none(),
-           nb::arg("output"), nb::arg("block"), nb::arg("residual_multiplier"), nb::arg("end"));
+           nb::arg("output"), nb::arg("block"), nb::arg("residual_multiplier"), nb::arg("end"))
+      .def("pair",
+           [](DecoderLayer& self, Address norm, bool begins_stream) {
+             self.pair = {at<const uint16_t>(norm), begins_stream};
+           },
+           nb::arg("norm"), nb::arg("begins_stream"));
   nb::class_<Decoder>(module, "Decoder")
       .def("__init__", make_decoder, nb::keep_alive<1, 2>(), nb::arg("attentions"), nb::arg("hidden_size"),
            nb::arg("eps"), nb::arg("norms_are_offsets"))
@@ -182,13 +200,15 @@ void bind_decoder(nb::module_& module) {
            nb::arg("element"), nb::arg("projection_scale"), nb::arg("table_scale"))
       .def("end", [](Decoder& self, Address norm) { self.final_norm = at<const uint16_t>(norm); }, nb::arg("norm"))
       .def("add", [](Decoder& self, const DecoderLayer& layer) { self.layers.push_back(layer); }, nb::arg("layer"))
+      .def("tap", [](Decoder& self, const std::vector<int64_t>& boundaries) { self.boundaries = boundaries; },
+           nb::arg("boundaries"))
       .def("gather", gather, nb::keep_alive<1, 2>(), nb::arg("ranks"), nb::arg("shared"), nb::arg("first_token"),
            nb::arg("first_head"))
       .def("shared_numbers", &Decoder::shared_numbers, nb::arg("tokens"))
       .def("scratch_numbers", &Decoder::scratch_numbers, nb::arg("tokens"))
       .def("forward", forward, nb::arg("steps"), nb::arg("token_ids"), nb::arg("hidden"), nb::arg("tokens"),
            nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"),
-           nb::arg("states").none(), nb::arg("scratch"), nb::arg("out"), ReleaseGil())
+           nb::arg("states").none(), nb::arg("taps"), nb::arg("scratch"), nb::arg("out"), ReleaseGil())
       .def("logits", logits, nb::arg("head"), nb::arg("hidden"), nb::arg("count"), nb::arg("out"), ReleaseGil())
       .def("best", best, nb::arg("head"), nb::arg("hidden"), nb::arg("count"), nb::arg("ids"), nb::arg("values"),
            ReleaseGil());

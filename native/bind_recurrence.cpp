@@ -44,10 +44,31 @@ static void delta_rule(const Kernels& self, const StateRows& rows, Address mixed
   self.table.delta_rule(call, rows, self.threads);
 }
 
+void check_state_space(int64_t heads, int64_t groups, int64_t size, int64_t state_size) {
+  if (!is_head_size(size) || !is_head_size(state_size)) {
+    throw std::invalid_argument("heads and states of a state space have a multiple of 16 numbers, at most 256");
+  }
+  if (groups < 1 || heads % groups) throw std::invalid_argument("as many heads share each group");
+}
+
+static void state_space(const Kernels& self, const StateRows& rows, Address mixed, int64_t mixed_stride, Address steps,
+                        int64_t steps_stride, Address a_log, Address dt_bias, Address skip, Address state,
+                        int64_t state_stride, Address out, int64_t heads, int64_t groups, int64_t size,
+                        int64_t state_size) {
+  check_state_space(heads, groups, size, state_size);
+  const StateSpaceCall call{at<const uint16_t>(mixed), mixed_stride, at<const uint16_t>(steps), steps_stride,
+                            at<const uint16_t>(a_log), at<const uint16_t>(dt_bias), at<const uint16_t>(skip),
+                            at<float>(state), state_stride, at<uint16_t>(out), heads * size, heads, groups, size,
+                            state_size};
+  self.table.state_space(call, rows, self.threads);
+}
+
 static void gated_norm(const Kernels& self, Address x, int64_t x_stride, Address gate, int64_t gate_stride,
-                       Address weight, float eps, Address out, int64_t count, int64_t heads, int64_t size) {
+                       Address weight, float eps, Address out, int64_t count, int64_t heads, int64_t size,
+                       bool gates_first) {
   const GatedNormCall call{at<const uint16_t>(x), x_stride, at<const uint16_t>(gate), gate_stride,
-                           at<const uint16_t>(weight), eps, at<uint16_t>(out), heads * size, count, heads, size};
+                           at<const uint16_t>(weight), eps, at<uint16_t>(out), heads * size, count, heads, size,
+                           gates_first};
   self.table.gated_norm(call, self.threads);
 }
 
@@ -68,9 +89,13 @@ void bind_recurrence(nb::module_& module, KernelsClass& kernels) {
               nb::arg("gates_stride"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("state"),
               nb::arg("state_stride"), nb::arg("out"), nb::arg("key_heads"), nb::arg("value_heads"),
               nb::arg("key_size"), nb::arg("value_size"), ReleaseGil());
+  kernels.def("state_space", state_space, nb::arg("rows"), nb::arg("mixed"), nb::arg("mixed_stride"), nb::arg("steps"),
+              nb::arg("steps_stride"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("skip"), nb::arg("state"),
+              nb::arg("state_stride"), nb::arg("out"), nb::arg("heads"), nb::arg("groups"), nb::arg("size"),
+              nb::arg("state_size"), ReleaseGil());
   kernels.def("gated_norm", gated_norm, nb::arg("x"), nb::arg("x_stride"), nb::arg("gate"), nb::arg("gate_stride"),
               nb::arg("weight"), nb::arg("eps"), nb::arg("out"), nb::arg("count"), nb::arg("heads"), nb::arg("size"),
-              ReleaseGil());
+              nb::arg("gates_first"), ReleaseGil());
   kernels.def("sigmoid_gate", sigmoid_gate, nb::arg("x"), nb::arg("x_stride"), nb::arg("gate"), nb::arg("gate_stride"),
               nb::arg("out"), nb::arg("count"), nb::arg("size"), ReleaseGil());
 }

@@ -48,9 +48,9 @@ static void rotary_tables(const Kernels& self, Address frequencies, int64_t posi
 }
 
 static void route(const Kernels& self, Address logits, int64_t stride, int64_t count, int64_t experts, int64_t chosen,
-                  bool normalizes, Address ids, Address weights) {
+                  bool normalizes, Address ids, Address weights, bool are_sigmoids, Address bias, float scale) {
   const RouteCall call{at<const uint16_t>(logits), stride, count, experts, chosen, normalizes, at<int64_t>(ids),
-                       at<uint16_t>(weights)};
+                       at<uint16_t>(weights), {are_sigmoids, at<const float>(bias), scale}};
   self.table.route(call, self.threads);
 }
 
@@ -106,7 +106,8 @@ void bind_rows(KernelsClass& kernels) {
   kernels.def("rotary_tables", rotary_tables, nb::arg("frequencies"), nb::arg("positions"), nb::arg("size"),
               nb::arg("cos"), nb::arg("sin"), ReleaseGil());
   kernels.def("route", route, nb::arg("logits"), nb::arg("stride"), nb::arg("count"), nb::arg("experts"),
-              nb::arg("chosen"), nb::arg("normalizes"), nb::arg("ids"), nb::arg("weights"), ReleaseGil());
+              nb::arg("chosen"), nb::arg("normalizes"), nb::arg("ids"), nb::arg("weights"), nb::arg("are_sigmoids"),
+              nb::arg("bias"), nb::arg("scale"), ReleaseGil());
   kernels.def("logprobs", logprobs, nb::arg("logits"), nb::arg("stride"), nb::arg("size"), nb::arg("count"),
               nb::arg("rows"), nb::arg("tokens"), nb::arg("lowest"), nb::arg("logprobs"), nb::arg("ranks"),
               nb::arg("largest"), nb::arg("top_ids"), nb::arg("top_logprobs"), ReleaseGil());

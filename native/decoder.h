@@ -68,15 +68,29 @@ struct DeltaNet {
   int64_t values_width() const { return value_heads * value_size; }
 };
 
-// What stands in the place of attention: a short convolution, or a gated delta network; see model/models/short_conv.py and
-// model/models/delta_net.py.
+// What makes a state space of a convolution.
+struct StateSpace {
+  Projection steps;                        // [heads], written behind the gate and what the convolution takes
+  const uint16_t *a_log, *dt_bias, *skip;  // [heads]
+  const uint16_t* norm;                    // [heads * size]
+  float eps;
+  int64_t heads, groups, size, state_size;
+
+  int64_t width() const { return heads * size; }
+};
+
+// What stands in the place of attention: a short convolution, a gated delta network, or a state space; see
+// model/models/short_conv.py, model/models/delta_net.py and model/models/mamba.py.
 struct Recurrence {
-  Projection inputs;               // [channels]; of a short convolution b, c and x, each [channels]
+  Projection inputs;               // [channels]; of a short convolution b, c and x, each [channels]; of a state space a
+                                   // gate [StateSpace::width()] before them
   const uint16_t *filters, *bias;  // [channels][width], and [channels] or null
   int64_t channels, width;
-  DeltaNet delta;  // z without rows: a short convolution
+  DeltaNet delta;    // z without rows: something else
+  StateSpace space;  // steps without rows: something else
 
   bool is_delta_net() const { return delta.z.weights.rows; }
+  bool is_state_space() const { return space.steps.weights.rows; }
 };
 
 // A mixture of experts; see model/models/moe.py.
@@ -85,6 +99,7 @@ struct Mixture {
   Experts experts;
   int64_t per_token;
   bool normalizes;         // the weights of a token's experts
+  SigmoidScores sigmoid;
   Projection shared_gate;  // of the expert that all tokens go to, the layer's feed-forward block; without rows: absent
 };
 
@@ -98,6 +113,13 @@ struct FeedForward {
   bool is_dense() const { return first.weights.rows; }
 };
 
+// What the layer of a draft head takes: the norm of a token's embedding beside that of the hidden states before it; see
+// model/models/draft_inputs.py.
+struct PairedInput {
+  const uint16_t* norm;  // [hidden], of the hidden states; null: the layer takes nothing but these
+  bool begins_stream;    // the normed hidden states are what the blocks add to
+};
+
 struct DecoderLayer {
   LayerNorms norms;
   DecoderAttention attention;  // qkv without rows: there is a recurrence
@@ -106,12 +128,14 @@ struct DecoderLayer {
   FeedForward block;
   float residual_multiplier;  // of what the layer's two blocks add to the hidden states
   LayerEnd end;
+  PairedInput pair;
 };
 
 // The states of one layer with a recurrence.
 struct LayerStates {
   uint16_t* inputs;  // [slots][channels][width - 1]
-  float* matrices;   // [slots][value_heads][key_size][value_size], of a delta network
+  float* matrices;   // [slots][value_heads][key_size][value_size], of a delta network; of a state space
+                     // [slots][heads][state_size][size]
   int64_t inputs_size, matrices_size;  // of a slot
 };
 
@@ -171,6 +195,7 @@ struct DecoderCall {
   const StepAdapters* adapters;  // null: no token has any
   const StepMedia* media;        // null: all are text
   const StepStates* states;      // null: no layer keeps any
+  uint16_t* taps;     // [tokens][boundaries][hidden], behind the last layer [outputs]...; or null: not wanted
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
   uint16_t* out;      // [outputs][hidden], where there is no final norm [tokens][hidden]; or null: not wanted
 };
@@ -186,6 +211,7 @@ struct Decoder {
   const uint16_t* final_norm;  // [hidden], or null: other layers follow elsewhere
   Gathering gathering;
   std::vector<DecoderLayer> layers;
+  std::vector<int64_t> boundaries;  // the hidden states behind so many layers that taps take
 
   int64_t scratch_numbers(int64_t tokens) const;
   int64_t shared_numbers(int64_t tokens) const;

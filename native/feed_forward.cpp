@@ -86,11 +86,17 @@ void ForwardPass::route(const Mixture& own, const Buffer& x) {
   chosen_.resize(rows_ * own.per_token);
   shares_.resize(chosen_.size());
   table_.route({qkv_.data, qkv_.stride, rows_, own.router.weights.rows, own.per_token, own.normalizes, chosen_.data(),
-                shares_.data()}, threads_);
+                shares_.data(), own.sigmoid}, threads_);
 }
 
-// Adds to a token's experts that of all tokens, as far as its gate lets it through.
+// Adds to a token's experts that of all tokens, as far as its gate lets it through, if it has one.
 void ForwardPass::add_shared(const Mixture& own, const Buffer& x) {
+  if (!own.shared_gate.weights.rows) {
+    for (int64_t m = 0; m < rows_; ++m) {
+      table_.scaled_sum({mixed_.row(m), delta_.row(m), 1, 1, decoder_.hidden_size}, threads_);
+    }
+    return;
+  }
   project(own.shared_gate, x, qkv_);
   for (int64_t m = 0; m < rows_; ++m) {
     uint16_t opened = ONE;

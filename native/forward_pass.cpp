@@ -35,13 +35,17 @@ Strides::Strides(const Decoder& decoder)
       intermediate(0),
       mixed(0),
       expert_rows(0),
-      given(decoder.inputs.projection.weights.rows) {
+      given(decoder.inputs.projection.weights.rows),
+      pair(0) {
   for (const auto& layer : decoder.layers) {
     const Recurrence& recurrence = layer.recurrence;
-    const int64_t inputs = recurrence.inputs.weights.rows + recurrence.delta.gates.weights.rows;
+    const int64_t inputs = recurrence.inputs.weights.rows + recurrence.delta.gates.weights.rows +
+                           recurrence.space.steps.weights.rows;
     qkv = std::max({qkv, stride_of(layer.attention.qkv.weights.rows), stride_of(layer.attention.gate.weights.rows),
                     stride_of(inputs)});
-    if (recurrence.is_delta_net()) intermediate = std::max(intermediate, stride_of(recurrence.channels));
+    if (layer.pair.norm) pair = stride_of(2 * decoder.hidden_size);
+    const bool is_mixed = recurrence.is_delta_net() || recurrence.is_state_space();
+    if (is_mixed) intermediate = std::max(intermediate, stride_of(recurrence.channels));
     attention_out = std::max(attention_out, stride_of(layer.output.weights.depth));
     intermediate = std::max({intermediate, stride_of(layer.block.down.weights.depth),
                              stride_of(layer.end.output.weights.depth)});
@@ -71,6 +75,7 @@ ForwardPass::ForwardPass(const Decoder& decoder, const DecoderCall& call)
   take(qkv_, strides.qkv);
   take(mixed_, strides.mixed);
   take(given_, strides.given);
+  take(pair_, strides.pair);
   if (decoder.gathering.meeting) free = decoder.gathering.shared;
   take(delta_, strides.hidden);
   take(attention_out_, strides.attention_out);
@@ -108,7 +113,7 @@ bool ForwardPass::begin() {
   for (int64_t m = 0; m < rows_; ++m) {
     std::memcpy(residual_.row(m), call_.hidden + m * decoder_.hidden_size, decoder_.hidden_size * sizeof(uint16_t));
   }
-  return true;
+  return pair_.stride ? lookup(pair_) : true;
 }
 
 // Embeddings that are multiplied are a delta to a residual stream of zeros: the first norm multiplies and rounds them.
@@ -205,9 +210,21 @@ void ForwardPass::keep_outputs() {
   adapted_.keep(call_.output_indices, rows_);
 }
 
+// Copies the hidden states behind so many layers to where they are wanted.
+void ForwardPass::tap(int64_t boundary) const {
+  const int64_t taps = static_cast<int64_t>(decoder_.boundaries.size()), size = decoder_.hidden_size;
+  for (int64_t i = 0; call_.taps && i < taps; ++i) {
+    if (decoder_.boundaries[i] != boundary) continue;
+    for (int64_t m = 0; m < rows_; ++m) {
+      std::memcpy(call_.taps + (m * taps + i) * size, residual_.row(m), size * sizeof(uint16_t));
+    }
+  }
+}
+
 void ForwardPass::end() {
   if (decoder_.final_norm) {
     if (call_.out) rms_norm(residual_, addend_, decoder_.final_norm, {call_.out, decoder_.hidden_size});
+    tap(static_cast<int64_t>(decoder_.layers.size()));
     return;
   }
   normed(decoder_.layers.back().norms.mlp);  // for the sum: what is normed nobody reads

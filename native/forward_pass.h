@@ -21,12 +21,12 @@ struct Buffer {
 
 // How many numbers of bf16 each token has in the buffers.
 struct Strides {
-  int64_t hidden, qkv, attention_out, intermediate, mixed, expert_rows, given;
+  int64_t hidden, qkv, attention_out, intermediate, mixed, expert_rows, given, pair;
 
   explicit Strides(const Decoder& decoder);
   // What each rank has of its own: the residual stream, its norm, its heads before attention, or what a recurrence
-  // takes, what experts add up to, and what layers are given besides.
-  int64_t own() const { return 2 * hidden + qkv + mixed + given; }
+  // takes, what experts add up to, what layers are given besides, and the pair of which a draft head's layer takes.
+  int64_t own() const { return 2 * hidden + qkv + mixed + given + pair; }
   // What ranks put together: the delta to be added to the residual stream, the inputs of the two products that end a
   // block, and what each expert gives.
   int64_t gathered() const { return hidden + attention_out + intermediate + expert_rows; }
@@ -54,7 +54,7 @@ class ForwardPass {
   const Buffer* addend_ = nullptr;
   float addend_scale_ = 1;
   size_t num_recurrences_ = 0;  // that have run
-  Buffer residual_, normed_, qkv_, mixed_, given_;
+  Buffer residual_, normed_, qkv_, mixed_, given_, pair_;
   Buffer delta_, attention_out_, intermediate_, expert_rows_;
 
   // --- forward_pass.cpp
@@ -67,15 +67,18 @@ class ForwardPass {
   void place_media();
   void add_media(const DecoderLayer& layer);
   void keep_outputs();
+  void tap(int64_t boundary) const;
   void end();
 
   // --- token_mixers.cpp
   void mix(const DecoderLayer& layer);
+  const Buffer& paired(const DecoderLayer& layer);
   void attend(const DecoderLayer& layer, const Buffer& x);
   void norm_heads(const JointNorms& norms) const;
   void run_short_conv(const Recurrence& own, const LayerStates& states, const Buffer& x);
   void run_delta_net(const Recurrence& own, const LayerStates& states, const Buffer& x);
-  void convolve(const Recurrence& own, const LayerStates& states, const Buffer& out, bool silu) const;
+  void run_state_space(const Recurrence& own, const LayerStates& states, const Buffer& x);
+  void convolve(const Recurrence& own, const LayerStates& states, const Buffer& x, const Buffer& out, bool silu) const;
   void gate_rows(const Buffer& x, const Buffer& gate, int64_t size, bool is_sigmoid) const;
 
   // --- feed_forward.cpp

@@ -85,6 +85,7 @@ struct KernelTable {
   // See recurrence.h.
   void (*short_conv)(const ShortConvCall& call, const StateRows& rows, int threads);
   void (*delta_rule)(const DeltaRuleCall& call, const StateRows& rows, int threads);
+  void (*state_space)(const StateSpaceCall& call, const StateRows& rows, int threads);
   // See pages.h.
   void (*copy_pages)(const PageCopy& call, Way way);
 };

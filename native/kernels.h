@@ -33,6 +33,7 @@ T* at(Address address) {
 // Throw std::invalid_argument where there is no kernel.
 void check_convolution(int64_t width);
 void check_delta_rule(int64_t key_heads, int64_t value_heads, int64_t key_size, int64_t value_size);
+void check_state_space(int64_t heads, int64_t groups, int64_t size, int64_t state_size);
 
 // Each adds the classes or methods of its file, bind_<noun>.cpp.
 void bind_linear(nanobind::module_& module, KernelsClass& kernels);

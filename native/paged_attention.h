@@ -81,6 +81,10 @@ struct AttentionLayer {
   int window;   // a token sees itself and window - 1 tokens before it; 0: all
   const uint16_t* sinks;  // [heads], scores without a value that take their part of the softmax; or null
   bool reads_only;  // the memory is another layer's, which has written it: a token has queries alone
+  int first;        // no token sees what lies before this position
+
+  // The first position that a token sees, whose own is `last`.
+  int first_seen(int last) const { return window > 0 && last + 1 - window > first ? last + 1 - window : first; }
 };
 
 // Tokens of one page whose keys and values a step writes.

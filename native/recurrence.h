@@ -49,6 +49,20 @@ struct DeltaRuleCall {
   int64_t key_heads, value_heads, key_size, value_size;
 };
 
+// The state space of Mamba-2; see model/kernels/recurrence.py and the head of isa/state_space.cpp.
+struct StateSpaceCall {
+  const uint16_t* mixed;  // [T][heads * size + 2 * groups * state_size]: x, B, C
+  int64_t mixed_stride;
+  const uint16_t* steps;  // [T][heads]
+  int64_t steps_stride;
+  const uint16_t *a_log, *dt_bias, *skip;  // [heads]
+  float* state;                            // [slots][heads][state_size][size]
+  int64_t state_stride;                    // from one slot to the next
+  uint16_t* out;                           // [T][heads * size]
+  int64_t out_stride;
+  int64_t heads, groups, size, state_size;
+};
+
 // Heads have a multiple of HEAD_STEP numbers, at most MAX_HEAD_SIZE.
 constexpr int64_t HEAD_STEP = 16, MAX_HEAD_SIZE = 256;
 

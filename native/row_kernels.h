@@ -33,17 +33,19 @@ struct LayerNormCall {
   int64_t count, size;
 };
 
-// RMSNorm of each of some heads of a row, rounded to bf16 before the product with the weight and after it, times silu(gate).
+// RMSNorm of each of some heads of a row, rounded to bf16 before the product with the weight and after it, times silu(gate);
+// or of x * silu(gate) where gates come first, by a weight for each number of the row.
 struct GatedNormCall {
   const uint16_t* x;  // [count][heads * size]
   int64_t x_stride;
   const uint16_t* gate;  // [count][heads * size]
   int64_t gate_stride;
-  const uint16_t* weight;  // [size]
+  const uint16_t* weight;  // [size], or [heads * size] where gates come first
   float eps;
   uint16_t* out;  // [count][heads * size]; may be x
   int64_t out_stride;
   int64_t count, heads, size;
+  bool gates_first;
 };
 
 // x * gate, or x * sigmoid(gate), which is rounded to bf16 before the product.
@@ -89,6 +91,14 @@ struct RotaryTableCall {
   float *cos, *sin;  // [positions][size]
 };
 
+// Scores of experts that are sigmoids of their logits. The largest of score + bias are chosen; their shares are of the
+// scores alone.
+struct SigmoidScores {
+  bool are_used;      // instead of a softmax
+  const float* bias;  // [experts], or null
+  float scale;        // of the shares
+};
+
 // The experts that each of some tokens is sent to: the largest logits, the lower number of equal ones first, and their
 // shares of a softmax over all experts, or over these.
 struct RouteCall {
@@ -97,6 +107,7 @@ struct RouteCall {
   bool normalizes;  // over those that are chosen
   int64_t* ids;       // [count][chosen]
   uint16_t* weights;  // [count][chosen] of bf16
+  SigmoidScores sigmoid;
 };
 
 // What is drawn if a logit of the row is NaN or +inf, or if all are -inf.

@@ -5,11 +5,24 @@
 namespace tokenmill {
 
 void ForwardPass::mix(const DecoderLayer& layer) {
-  const Buffer& x = normed(layer.norms.attention);
+  const Buffer& x = layer.pair.norm ? paired(layer) : normed(layer.norms.attention);
+  tap(number_of(layer));
   if (layer.attention.qkv.weights.rows) return attend(layer, x);
   const LayerStates& states = call_.states->memory.layers[num_recurrences_++];
   if (layer.recurrence.is_delta_net()) return run_delta_net(layer.recurrence, states, x);
+  if (layer.recurrence.is_state_space()) return run_state_space(layer.recurrence, states, x);
   run_short_conv(layer.recurrence, states, x);
+}
+
+// |norm of the embedding|norm of the hidden states|
+const Buffer& ForwardPass::paired(const DecoderLayer& layer) {
+  const Buffer second = pair_.from(decoder_.hidden_size);
+  rms_norm(pair_, nullptr, layer.norms.attention, pair_);
+  rms_norm(residual_, nullptr, layer.pair.norm, second);
+  for (int64_t m = 0; layer.pair.begins_stream && m < rows_; ++m) {
+    std::memcpy(residual_.row(m), second.row(m), decoder_.hidden_size * sizeof(uint16_t));
+  }
+  return pair_;
 }
 
 void ForwardPass::attend(const DecoderLayer& layer, const Buffer& x) {
@@ -38,7 +51,7 @@ void ForwardPass::norm_heads(const JointNorms& norms) const {
 void ForwardPass::run_short_conv(const Recurrence& own, const LayerStates& states, const Buffer& x) {
   project(own.inputs, x, qkv_);
   gate_rows(qkv_, qkv_.from(2 * own.channels), own.channels, false);
-  convolve(own, states, attention_out_, false);
+  convolve(own, states, qkv_, attention_out_, false);
   gate_rows(attention_out_, qkv_.from(own.channels), own.channels, false);
 }
 
@@ -48,7 +61,7 @@ void ForwardPass::run_delta_net(const Recurrence& own, const LayerStates& states
   const int64_t heads = delta.value_heads;
   project(own.inputs, x, qkv_);
   project(delta.gates, x, qkv_);
-  convolve(own, states, intermediate_, true);
+  convolve(own, states, qkv_, intermediate_, true);
   const DeltaRuleCall call{intermediate_.data, intermediate_.stride, qkv_.data + delta.gates.column, qkv_.stride,
                            delta.a_log, delta.dt_bias, states.matrices, states.matrices_size, attention_out_.data,
                            attention_out_.stride, delta.key_heads, heads, delta.key_size, delta.value_size};
@@ -56,11 +69,30 @@ void ForwardPass::run_delta_net(const Recurrence& own, const LayerStates& states
                     [&](const StateRows& rows) { table_.delta_rule(call, rows, threads_); });
   project(delta.z, x, qkv_);
   table_.gated_norm({attention_out_.data, attention_out_.stride, qkv_.data, qkv_.stride, delta.norm, delta.eps,
-                     attention_out_.data, attention_out_.stride, rows_, heads, delta.value_size}, threads_);
+                     attention_out_.data, attention_out_.stride, rows_, heads, delta.value_size, false},
+                    threads_);
 }
 
-void ForwardPass::convolve(const Recurrence& own, const LayerStates& states, const Buffer& out, bool silu) const {
-  const ShortConvCall call{qkv_.data, qkv_.stride, own.filters, own.bias, states.inputs, states.inputs_size,
+// |gate|what is convolved|steps|
+void ForwardPass::run_state_space(const Recurrence& own, const LayerStates& states, const Buffer& x) {
+  const StateSpace& space = own.space;
+  project(own.inputs, x, qkv_);
+  project(space.steps, x, qkv_);
+  convolve(own, states, qkv_.from(space.width()), intermediate_, true);
+  const StateSpaceCall call{intermediate_.data, intermediate_.stride, qkv_.data + space.steps.column, qkv_.stride,
+                            space.a_log, space.dt_bias, space.skip, states.matrices, states.matrices_size,
+                            attention_out_.data, attention_out_.stride, space.heads, space.groups, space.size,
+                            space.state_size};
+  call_.states->run(states.matrices, states.matrices_size,
+                    [&](const StateRows& rows) { table_.state_space(call, rows, threads_); });
+  table_.gated_norm({attention_out_.data, attention_out_.stride, qkv_.data, qkv_.stride, space.norm, space.eps,
+                     attention_out_.data, attention_out_.stride, rows_, space.groups, space.width() / space.groups,
+                     true}, threads_);
+}
+
+void ForwardPass::convolve(const Recurrence& own, const LayerStates& states, const Buffer& x, const Buffer& out,
+                           bool silu) const {
+  const ShortConvCall call{x.data, x.stride, own.filters, own.bias, states.inputs, states.inputs_size,
                            out.data, out.stride, own.channels, own.width, silu};
   call_.states->run(states.inputs, states.inputs_size,
                     [&](const StateRows& rows) { table_.short_conv(call, rows, threads_); });

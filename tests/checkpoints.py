@@ -27,6 +27,8 @@ FAMILIES = (
     "phi3",
     "gpt_oss",
     "lfm2",
+    "lfm2_moe",
+    "granite_hybrid",
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_next",
@@ -57,6 +59,8 @@ _CLASSES = {
     "phi3": ("Phi3Config", "Phi3ForCausalLM"),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
     "lfm2": ("Lfm2Config", "Lfm2ForCausalLM"),
+    "lfm2_moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM"),
+    "granite_hybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM"),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
@@ -148,6 +152,33 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv"],
         "block_auto_adjust_ff_dim": False,
         "tie_word_embeddings": True,
+    },
+    "lfm2_moe": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "num_dense_layers": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.3,
+    },
+    "granite_hybrid": {
+        "rms_norm_eps": 1e-2,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "position_embedding_type": "rope",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 24,
+        "shared_intermediate_size": 40,
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.5,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.6,
     },
     "qwen3_5": _QWEN3_NEXT_SHAPE,
     "qwen3_5_moe": _QWEN3_NEXT_EXPERTS,
@@ -250,6 +281,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.copy_(0.5 + torch.rand(1, generator=generator))
+        elif name.endswith("expert_bias"):
+            buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> dict[str, int]:

@@ -16,6 +16,7 @@ PROCESSES = {
     "integration": "*",
     "ipc": "python_child",
     "model/kernels": "native_workers triton_compiles",
+    "model/audio": "server",
     "model/vision": "bombs server",
     "model/weights": "hub hub_pull",
     "nixl": "*",
@@ -45,12 +46,13 @@ SLOW = {
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
     "engine/runner": "cuda_graphs draft_model drafts fake_gpu grammar_drafts not_numbers on_device torch_calls",
-    "engine/speculation": "bounds exactness mutants",
+    "engine/speculation": "bounds eagle_head exactness mutants",
     "house": "requirements",
     "lab/bench": "bench bench_serve quality",
     "llm": "async_llm llm parked_sessions session sleep threads vllm_shapes",
     "model/adapters": "batches native on_device oracle pirate reading",
     "model/attention": "flashinfer paged",
+    "model/audio": "decoding encoder llm",
     "model/kernels": (
         "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_heads triton_kernels "
         "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def make_vision_checkpoint(
     """Write a checkpoint of four text layers and a tower of four blocks, with tokenizer, template and processor."""
     folder.mkdir(parents=True, exist_ok=True)
     special = make_tokenizer(folder, VOCAB_SIZE)
-    ids = _add_marks(folder)
+    ids = add_marks(folder)
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     text = {
         "vocab_size": VOCAB_SIZE + len(MARKS),
@@ -86,7 +87,7 @@ def make_qwen25_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
     """The same of Qwen2.5-VL: windows of two by two embeddings, two blocks that see the whole image."""
     folder.mkdir(parents=True, exist_ok=True)
     special = make_tokenizer(folder, VOCAB_SIZE)
-    ids = _add_marks(folder)
+    ids = add_marks(folder)
     text = {
         "vocab_size": VOCAB_SIZE + len(MARKS),
         "hidden_size": 64,
@@ -133,17 +134,18 @@ def load_vision_oracle(folder: Path) -> transformers.PreTrainedModel:
     ).eval()
 
 
-def _add_marks(folder: Path) -> dict[str, int]:
+def add_marks(folder: Path, marks: Sequence[str] = MARKS, template: str = TEMPLATE) -> dict[str, int]:
+    """Add special tokens to a tokenizer, behind all others, and a chat template; return their ids."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     taken = {token["id"] for token in tokenizer["added_tokens"]} | set(tokenizer["model"]["vocab"].values())
     first = max(taken) + 1
-    for number, mark in enumerate(MARKS):
+    for number, mark in enumerate(marks):
         like = dict(tokenizer["added_tokens"][0])
         tokenizer["added_tokens"].append(like | {"id": first + number, "content": mark})
     _write(folder / "tokenizer.json", tokenizer)
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    _write(folder / "tokenizer_config.json", config | {"chat_template": TEMPLATE})
-    return {mark: first + number for number, mark in enumerate(MARKS)}
+    _write(folder / "tokenizer_config.json", config | {"chat_template": template})
+    return {mark: first + number for number, mark in enumerate(marks)}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

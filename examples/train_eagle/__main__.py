@@ -104,7 +104,7 @@ class Run:
         torch.manual_seed(own.seed)
         head = EagleHead(shape_of(teacher.config, own.intermediate_size, len(vocabulary.ids)))
         plan = Plan(own.depths, epochs=own.epochs, batch_tokens=own.batch_tokens, rate=own.rate, seed=own.seed)
-        trainer = Trainer(head, teacher.embedding, wanted, plan, self.folder / "state.pt")
+        trainer = Trainer(head, teacher.embedding, wanted, plan, self.folder / "state.safetensors")
         if not trainer.step:
             begin(head, features, teacher.embedding, teacher.norm, wanted)
         total = trainer.num_steps(features)

@@ -1,4 +1,4 @@
-"""How many drafts of a head are right on dialogues that it has not seen, depth by depth. Needs no engine.
+"""Count the right drafts of a head on dialogues that it has not seen, depth by depth. Needs no engine.
 
 What was answered is known, so drafting is walked through without the model: a draft is right where the answer has it.
 """

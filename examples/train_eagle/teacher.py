@@ -23,7 +23,7 @@ from tokenmill.model.weights.loader import plan_model
 
 @dataclass(frozen=True)
 class Hidden:
-    """What the model makes of a dialogue of T tokens.
+    """The hidden states of the model for a dialogue of T tokens.
 
     Attributes:
         taps: [T, 3 * hidden_size], the residual stream at three boundaries side by side.

@@ -59,8 +59,7 @@ struct FirstSubpages {
   FirstSubpages(const AttentionCall& call, const QueryTile& tile, int head)
       : pages{call.shape, call.layer.memory, call.step.page_table + tile.request * call.step.page_stride, head} {
     const int first = last_seen_by(call, tile, 0);
-    const int seen = call.layer.window > 0 ? std::max(first + 1 - call.layer.window, 0) : 0;
-    start = std::max(tile.first_split * KV_SPLIT, seen / KEY_BLOCK * KEY_BLOCK);
+    start = std::max(tile.first_split * KV_SPLIT, call.layer.first_seen(first) / KEY_BLOCK * KEY_BLOCK);
     last = tile.is_group() ? first : last_seen_by(call, tile, tile.rows - 1);
   }
 
@@ -174,8 +173,8 @@ class TileWork {
     };
     norm_and_rotate_heads(call_, call_.layer.norms.q, tile_.rows, source, angle, q_);
     for (int row = 0; row < tile_.rows; ++row) {
-      const int end = last_seen(row) + 1;
-      visible_keys_[row] = {call_.layer.window > 0 ? std::max(end - call_.layer.window, 0) : 0, end};
+      const int last = last_seen(row);
+      visible_keys_[row] = {call_.layer.first_seen(last), last + 1};
     }
   }
 

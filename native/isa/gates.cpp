@@ -25,6 +25,26 @@ void norm_head(const uint16_t* x, const uint16_t* gate, const GatedNormCall& cal
   }
 }
 
+// Norms the products of numbers and their gates, which are not rounded before, by a weight for each.
+void norm_gated(const uint16_t* x, const uint16_t* gate, const uint16_t* weight, const GatedNormCall& call,
+                uint16_t* out) {
+  const auto product = [&](int64_t i, int64_t lanes) {
+    return mul(load_partial_bf16(x + i, lanes), silu(load_partial_bf16(gate + i, lanes)));
+  };
+  F32 sums = zero();
+  for (int64_t i = 0; i < call.size; i += LANES) {
+    const F32 own = product(i, std::min<int64_t>(LANES, call.size - i));
+    sums = fma(own, own, sums);
+  }
+  float factor = reduce_add(sums);
+  inverse_rms(&factor, 1, call.size, call.eps);
+  const NormScale scaled{factor, false};
+  for (int64_t i = 0; i < call.size; i += LANES) {
+    const int64_t lanes = std::min<int64_t>(LANES, call.size - i);
+    store_partial_bf16(out + i, scaled(product(i, lanes), load_partial_bf16(weight + i, lanes)), lanes);
+  }
+}
+
 // Calls work(row) for every row of `size` numbers.
 template <class Work>
 void for_rows(int64_t count, int64_t size, int threads, const Work& work) {
@@ -43,7 +63,8 @@ void gated_norm(const GatedNormCall& call, int threads) {
   for_rows(call.count, width, threads, [&](int64_t row) {
     for (int64_t head = 0; head < width; head += call.size) {
       const uint16_t *x = call.x + row * call.x_stride + head, *gate = call.gate + row * call.gate_stride + head;
-      norm_head(x, gate, call, call.out + row * call.out_stride + head);
+      uint16_t* out = call.out + row * call.out_stride + head;
+      call.gates_first ? norm_gated(x, gate, call.weight + head, call, out) : norm_head(x, gate, call, out);
     }
   });
 }

@@ -13,6 +13,7 @@ namespace tokenmill::TM_ISA {
 namespace {
 
 constexpr int64_t ROWS_PER_PIECE = 32;
+constexpr float LEAST_SUM = 1e-6f;  // added to the sum of sigmoids; model/kernels/protocol.py: SigmoidScores
 
 // Memory for the work on a row.
 struct Scratch {
@@ -36,16 +37,42 @@ float weigh(Scratch& scratch) {
   return reduce_add(sums);
 }
 
+void choose(const RouteCall& call, Scratch& scratch, int64_t* ids) {
+  const auto end = scratch.keys.begin() + call.chosen;
+  std::partial_sort(scratch.keys.begin(), end, scratch.keys.end(), std::greater<uint64_t>());
+  for (int64_t i = 0; i < call.chosen; ++i) ids[i] = token_id(scratch.keys[i]);
+}
+
+void route_by_sigmoids(const RouteCall& call, int64_t row, Scratch& scratch) {
+  for (size_t i = 0; i < scratch.logits.size(); i += LANES) {
+    store(scratch.weights.data() + i, sigmoid(load(scratch.logits.data() + i)));
+  }
+  const float* bias = call.sigmoid.bias;
+  for (int64_t i = 0; i < call.experts; ++i) {
+    scratch.keys[i] = sort_key(bias ? scratch.weights[i] + bias[i] : scratch.weights[i], i);
+  }
+  int64_t* ids = call.ids + row * call.chosen;
+  choose(call, scratch, ids);
+  float divisor = 1.0f;
+  if (call.normalizes) {
+    divisor = 0.0f;
+    for (int64_t i = 0; i < call.chosen; ++i) divisor += scratch.weights[ids[i]];
+    divisor += LEAST_SUM;
+  }
+  for (int64_t i = 0; i < call.chosen; ++i) {
+    call.weights[row * call.chosen + i] = to_bf16(scratch.weights[ids[i]] / divisor * call.sigmoid.scale);
+  }
+}
+
 void route_row(const RouteCall& call, int64_t row, Scratch& scratch) {
   for (int64_t i = 0; i < call.experts; ++i) {
     scratch.logits[i] = to_float(call.logits[row * call.stride + i]);
     scratch.keys[i] = sort_key(scratch.logits[i], i);
   }
+  if (call.sigmoid.are_used) return route_by_sigmoids(call, row, scratch);
   float divisor = weigh(scratch);
-  const auto end = scratch.keys.begin() + call.chosen;
-  std::partial_sort(scratch.keys.begin(), end, scratch.keys.end(), std::greater<uint64_t>());
   int64_t* ids = call.ids + row * call.chosen;
-  for (int64_t i = 0; i < call.chosen; ++i) ids[i] = token_id(scratch.keys[i]);
+  choose(call, scratch, ids);
   if (call.normalizes) {
     // A sum of all that is NaN makes every share NaN.
     float chosen = divisor - divisor;

@@ -14,6 +14,7 @@
 #include "isa/rotary_tables.h"
 #include "isa/route.h"
 #include "isa/short_conv.h"
+#include "isa/state_space.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -46,6 +47,7 @@ const KernelTable& table() {
       .apply_token_bitmask = apply_token_bitmask,
       .short_conv = short_conv,
       .delta_rule = delta_rule,
+      .state_space = state_space,
       .copy_pages = copy_pages,
   };
   return kernels;

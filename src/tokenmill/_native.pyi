@@ -117,6 +117,24 @@ class Kernels:
         key_size: int,
         value_size: int,
     ) -> None: ...
+    def state_space(
+        self,
+        rows: StateRows,
+        mixed: Address,
+        mixed_stride: int,
+        steps: Address,
+        steps_stride: int,
+        a_log: Address,
+        dt_bias: Address,
+        skip: Address,
+        state: Address,
+        state_stride: int,
+        out: Address,
+        heads: int,
+        groups: int,
+        size: int,
+        state_size: int,
+    ) -> None: ...
     def gated_norm(
         self,
         x: Address,
@@ -129,6 +147,7 @@ class Kernels:
         count: int,
         heads: int,
         size: int,
+        gates_first: bool,
     ) -> None: ...
     def sigmoid_gate(
         self, x: Address, x_stride: int, gate: Address, gate_stride: int, out: Address, count: int, size: int
@@ -151,6 +170,9 @@ class Kernels:
         normalizes: bool,
         ids: Address,
         weights: Address,
+        are_sigmoids: bool,
+        bias: Address,
+        scale: float,
     ) -> None: ...
     def draw(self, logits: Address, stride: int, size: int, count: int, draws: Address, ids: Address) -> None: ...
     def logprobs(
@@ -247,6 +269,7 @@ class AttentionLayer:
         window: int,
         sinks: Address,
         reads_only: bool = False,
+        first: int = 0,
     ) -> None: ...
 
 class Attention:
@@ -292,7 +315,7 @@ class DecoderAttention:
         """Norm all heads of q together, and those of k."""
 
 class Recurrence:
-    """What stands in the place of attention: a short convolution, or a gated delta network; see native/decoder.h."""
+    """A short convolution, a gated delta network or a state space in the place of attention; see native/decoder.h."""
 
     def __init__(self, inputs: Projection, filters: Address, bias: Address, channels: int, width: int) -> None: ...
     def delta_net(
@@ -307,6 +330,19 @@ class Recurrence:
         value_heads: int,
         key_size: int,
         value_size: int,
+    ) -> None: ...
+    def state_space(
+        self,
+        steps: Projection,
+        a_log: Address,
+        dt_bias: Address,
+        skip: Address,
+        norm: Address,
+        eps: float,
+        heads: int,
+        groups: int,
+        size: int,
+        state_size: int,
     ) -> None: ...
 
 class StateMemory:
@@ -336,9 +372,17 @@ class FeedForward:
         """Send all tokens through a pair of projections; `gate`: of a first one that is gated."""
 
     def mix(
-        self, router: Projection, experts: Experts, per_token: int, normalizes: bool, shared_gate: Projection | None
+        self,
+        router: Projection,
+        experts: Experts,
+        per_token: int,
+        normalizes: bool,
+        shared_gate: Projection | None,
+        are_sigmoids: bool,
+        bias: Address,
+        scale: float,
     ) -> None:
-        """Send each token to some of the experts; with `shared_gate` the pair is an expert of all tokens."""
+        """Send each token to some of the experts; a pair of its own is an expert of all tokens, perhaps gated."""
 
 class DecoderLayer:
     """The weights and the KV memory of one layer, with attention or a recurrence; see native/decoder.h."""
@@ -353,6 +397,7 @@ class DecoderLayer:
         residual_multiplier: float,
         end: LayerEnd,
     ) -> None: ...
+    def pair(self, norm: Address, begins_stream: bool) -> None: ...
 
 class LayerEnd:
     """A third block and a number that multiplies a layer's output, where they are; see native/decoder.h."""
@@ -431,6 +476,7 @@ class Decoder:
         """Give layers inputs of their own; see native/decoder.h."""
 
     def add(self, layer: DecoderLayer) -> None: ...
+    def tap(self, boundaries: Sequence[int]) -> None: ...
     def gather(self, ranks: Ranks, shared: Address, first_token: int, first_head: int) -> None: ...
     def shared_numbers(self, tokens: int) -> int: ...
     def scratch_numbers(self, tokens: int) -> int: ...
@@ -446,6 +492,7 @@ class Decoder:
         adapters: Sequence[Adapter],
         media: StepMedia,
         states: StepStates | None,
+        taps: Address,
         scratch: Address,
         out: Address,
     ) -> bool:
@@ -534,6 +581,19 @@ class VocabularyBuilder:
     def __init__(self) -> None: ...
     def read_tokens(self, json: bytes) -> None: ...
     def read_merges(self, json: bytes) -> None: ...
+    def add_tokens(self, spellings: list[str]) -> None:
+        """Add all tokens of a model in the order of their ids."""
+
+    def add_scored_merges(self, scores: Address, marks: Address) -> None:
+        """Make every cut of a token into two a merge, where all three are marked.
+
+        Args:
+            scores: float64 of each token: merges come by falling scores of what they join, then by ids.
+            marks: uint8 of each token.
+        """
+
+    def tokens_json(self) -> bytes: ...
+    def merges_json(self) -> bytes: ...
     def add(self, id: int, spelling: str, flags: int) -> None: ...
     def find(self, spelling: str) -> int | None: ...
     def finish(self, options: int, unknown: int, notes: bytes) -> bytes: ...

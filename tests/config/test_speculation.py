@@ -39,8 +39,10 @@ def test_auto_is_suffix_on_a_cpu_and_nothing_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("eagle3", "eagle3 needs the model's hidden states"),
-        ('{"method": "mtp", "num_speculative_tokens": 2}', "mtp needs the model's hidden states"),
+        ("eagle3", "the methods draft_model and eagle3 need a model"),
+        ("medusa", "no drafter medusa"),
+        ('{"method": "mtp", "num_speculative_tokens": 2}', "no drafter mtp; of heads that .* EAGLE-3 is supported"),
+        ('{"method": "suffix", "eagle_aux_hidden_state_layer_ids": [2]}', "is for the method eagle3"),
         ("magic", "Invalid enum value 'magic'"),
         ('{"method": "ngram", "tokens": 4}', "unknown field `tokens`"),
         ('{"method": "ngram"', "Input data was truncated"),
@@ -53,8 +55,8 @@ def test_auto_is_suffix_on_a_cpu_and_nothing_elsewhere() -> None:
         ('{"method": "suffix", "suffix_decoding_max_spec_factor": 1e300}', "suffix_decoding_max_spec_factor above 0"),
         ('{"method": "suffix", "suffix_decoding_max_spec_factor": 0}', "suffix_decoding_max_spec_factor above 0"),
         ('{"method": "suffix", "suffix_decoding_min_token_prob": 1.5}', "suffix_decoding_min_token_prob"),
-        ('{"method": "draft_model"}', "the method draft_model needs a model"),
-        ('{"method": "suffix", "model": "x"}', "the method draft_model needs a model"),
+        ('{"method": "draft_model"}', "the methods draft_model and eagle3 need a model"),
+        ('{"method": "suffix", "model": "x"}', "the methods draft_model and eagle3 need a model"),
     ],
 )
 def test_what_is_not_there_is_refused(text: str, said: str) -> None:

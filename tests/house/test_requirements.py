@@ -52,7 +52,9 @@ def project_dependencies(extra: str = "") -> list[Requirement]:
     return [one for one in wanted if one.marker is None or one.marker.evaluate(machine)]
 
 
-@pytest.mark.parametrize(("extra", "name"), [("", "runtime.txt"), ("torch", "torch.txt"), ("vision", "dev.txt")])
+@pytest.mark.parametrize(
+    ("extra", "name"), [("", "runtime.txt"), ("torch", "torch.txt"), ("vision", "dev.txt"), ("audio", "dev.txt")]
+)
 def test_every_pin_lies_in_the_range_of_the_project(extra, name):
     pinned = pins(name)
     for requirement in project_dependencies(extra):
@@ -68,7 +70,7 @@ def test_torch_is_pinned_without_a_build_and_no_pin_pulls_cuda():
 
 
 def test_a_cpu_with_native_kernels_needs_no_torch():
-    assert {"torch", "sympy", "triton", "pillow"} & pins("runtime.txt").keys() == set()
+    assert {"torch", "sympy", "triton", "pillow", "soundfile"} & pins("runtime.txt").keys() == set()
     assert "torch" not in {requirement.name for requirement in project_dependencies()}
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.draft_heads import HeadShape, make_head
 from tokenmill import LLM, BeamSearchParams, LoRARequest, SamplingParams, StructuredOutputs
 
 PIRATE = Path(__file__).parents[2] / "examples" / "pirate"
@@ -150,6 +151,16 @@ class Walks:
         """A draft model, here the model itself."""
         with self._open(speculative_config={"model": self._model, "num_speculative_tokens": 2}) as llm:
             return _wishes(llm, WISHES[:3])
+
+    def eagle_head(self) -> Any:
+        """A random head that takes the model's hidden states, whose drafts change no token."""
+        head = make_head(self._scratch / "head", Path(self._model), HeadShape(num_draft_tokens=100), 3)
+        found = []
+        for options in ({}, {"speculative_config": {"model": str(head), "num_speculative_tokens": 2}}):
+            with self._open(**options) as llm:
+                found.append(_wishes(llm, WISHES[:3]))
+        assert found[0] == found[1], "drafts change no token"
+        return found[1]
 
     def sessions(self) -> Any:
         """Turns of a session, and a stream that is left."""

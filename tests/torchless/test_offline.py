@@ -26,7 +26,7 @@ WALKS = (
     ("wishes", "grammars", "vectors", "sessions"),
     ("speculation", "adapters"),
     ("sleep", "disk", "threads"),
-    ("ranks", "draft_model"),
+    ("ranks", "draft_model", "eagle_head"),
 )
 
 

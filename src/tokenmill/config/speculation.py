@@ -8,14 +8,15 @@ import msgspec
 
 from tokenmill.core.errors import InvalidConfig
 
-Method = Literal["auto", "ngram", "suffix", "draft_model"]
-# Drafters that run behind the model with its hidden states; nothing hands those out yet.
-WITH_HIDDEN_STATES = ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash")
+Method = Literal["auto", "ngram", "suffix", "draft_model", "eagle3"]
+WITH_MODEL = ("draft_model", "eagle3")
+# Other heads that run behind the model with its hidden states.
+OTHER_HEADS = ("eagle", "mtp", "medusa", "mlp_speculator", "dflash")
 # What vLLM calls the same.
 _METHOD_NAMES = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
 MOST_TOKENS = 32
 # Draft tokens at a time by default.
-_DEFAULT_TOKENS = {"ngram": 16, "suffix": 24, "draft_model": 4}
+_DEFAULT_TOKENS = {"ngram": 16, "suffix": 24, "draft_model": 4, "eagle3": 4}
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,7 +25,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Attributes:
         method: auto is suffix on a CPU and no speculation elsewhere.
         num_speculative_tokens: draft tokens of a request and step at most; 0: as many as suit the method.
-        model: the folder or hub id of a draft model.
+        model: the folder or hub id of a draft model or an EAGLE-3 head. quantization: of its weights, as
+            `--quantization` names it; None: as the model's.
+        eagle_aux_hidden_state_layer_ids: for eagle3: behind how many layers the model is tapped; empty: as the head's
+            config says.
         prompt_lookup_min, prompt_lookup_max: for ngram: how many tokens must have occurred before.
         suffix_decoding_max_tree_depth: for suffix: the most tokens of context and draft that are told apart.
         suffix_decoding_max_cached_requests: finished outputs that are remembered.
@@ -35,12 +39,14 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     method: Method = "auto"
     num_speculative_tokens: int = 0
     model: str | None = None
+    quantization: Literal["none", "int8", "int4"] | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
     suffix_decoding_max_tree_depth: int = 24
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
+    eagle_aux_hidden_state_layer_ids: tuple[int, ...] = ()
 
     @property
     def most_tokens(self) -> int:
@@ -70,10 +76,10 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
     try:
         given = {"method": text.lower()} if text.isidentifier() else msgspec.json.decode(text, type=dict)
         method = str(given.get("method", ""))
-        if method in WITH_HIDDEN_STATES:
+        if method in OTHER_HEADS:
             raise InvalidConfig(
-                f"--speculative-config: {method} needs the model's hidden states, which nothing hands out yet: "
-                "take ngram, suffix or draft_model"
+                f"--speculative-config: there is no drafter {method}; of heads that take the model's hidden states "
+                "EAGLE-3 is supported: take eagle3, draft_model, suffix or ngram"
             )
         if method in _METHOD_NAMES:
             given["method"] = _METHOD_NAMES[method]
@@ -98,8 +104,12 @@ def _check(config: SpeculativeConfig) -> None:
         or not 0.0 < config.suffix_decoding_max_spec_factor <= 32
     ):
         _refuse("suffix_decoding_min_token_prob must be in [0, 1], suffix_decoding_max_spec_factor above 0, at most 32")
-    if (config.method == "draft_model") != (config.model is not None):
-        _refuse("the method draft_model needs a model, and other methods take none")
+    if (config.method in WITH_MODEL) != (config.model is not None):
+        _refuse("the methods draft_model and eagle3 need a model, and other methods take none")
+    if config.quantization is not None and config.model is None:
+        _refuse("quantization is for the methods with a model")
+    if config.eagle_aux_hidden_state_layer_ids and config.method != "eagle3":
+        _refuse("eagle_aux_hidden_state_layer_ids is for the method eagle3")
 
 
 def _refuse(why: str) -> None:

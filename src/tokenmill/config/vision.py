@@ -1,4 +1,4 @@
-"""`VisionConfig`: the flags of models that take images; `EngineConfig` has them all."""
+"""`VisionConfig`: the flags of models that take images or sound; `EngineConfig` has them all."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ import msgspec
 from tokenmill.config.fields import flag
 from tokenmill.core.errors import InvalidConfig
 
-IMAGES_PER_PROMPT, VIDEOS_PER_PROMPT = 8, 1
+IMAGES_PER_PROMPT, VIDEOS_PER_PROMPT, CLIPS_PER_PROMPT = 8, 1, 8
 
 
 class MediaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The most images and videos of one request. Sound is never accepted."""
+    """The most images, videos and clips of sound of one request."""
 
     image: int = IMAGES_PER_PROMPT
     video: int = VIDEOS_PER_PROMPT
-    audio: int = 0
+    audio: int = CLIPS_PER_PROMPT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
-    """The settings for images; models that take text only ignore them."""
+    """The settings for images and sound; models that take text only ignore them."""
 
-    encoder_budget: int = flag(4096, "image tokens that a step encodes at most", size=True)
-    encoder_cache_tokens: int = flag(8192, "image tokens whose encoder outputs are kept at most", size=True)
-    disable_chunked_mm_input: bool = flag(False, "a step does not end within an image")
+    encoder_budget: int = flag(4096, "tokens of images and sound that a step encodes at most", size=True)
+    encoder_cache_tokens: int = flag(
+        8192, "tokens of images and sound whose encoder outputs are kept at most", size=True
+    )
+    disable_chunked_mm_input: bool = flag(False, "a step does not end within an image or a clip of sound")
     limit_mm_per_prompt: str | None = flag(
         None,
-        "images and videos of one request at most, as JSON "
-        f'(auto: {{"image": {IMAGES_PER_PROMPT}, "video": {VIDEOS_PER_PROMPT}}})',
+        "images, videos and clips of sound of one request at most, as JSON (auto: "
+        f'{{"image": {IMAGES_PER_PROMPT}, "video": {VIDEOS_PER_PROMPT}, "audio": {CLIPS_PER_PROMPT}}})',
         json=True,
     )
 
     def media_limits(self) -> MediaLimits:
-        """Return the limits on images and videos of one request.
+        """Return the limits on images, videos and clips of one request.
 
         Raises:
-            InvalidConfig: the flag is neither JSON nor `image=4,video=0`, or asks for sound.
+            InvalidConfig: the flag is neither JSON nor `image=4,video=0`, or a limit is negative.
         """
         if self.limit_mm_per_prompt is None:
             return MediaLimits()
@@ -51,8 +53,6 @@ class VisionConfig:
                 limits = msgspec.convert(pairs, MediaLimits, strict=False)
         except (msgspec.DecodeError, ValueError) as error:
             raise InvalidConfig(f'--limit-mm-per-prompt takes JSON, {{"image": 4}}: {error}') from error
-        if limits.audio or min(limits.image, limits.video) < 0:
-            raise InvalidConfig(
-                "--limit-mm-per-prompt: image and video must be 0 or more, audio, which is not taken, 0"
-            )
+        if min(limits.image, limits.video, limits.audio) < 0:
+            raise InvalidConfig("--limit-mm-per-prompt: image, video and audio must be 0 or more")
         return limits

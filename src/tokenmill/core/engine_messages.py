@@ -27,6 +27,7 @@ class EngineReady(EngineMessage, kw_only=True):
     `fingerprint`: of the model whose KV it is; see `CacheKey`. `takes_transfer_params`: clients may send parameters.
     `adapters`: those that it was started with; `max_loras`: the most in use at a time, 0: adapters are off.
     `kv_windows`: how pages behind sliding windows are handled; "": the model has none.
+    `takes_images`: prompts may have images; `max_clip_seconds`: of a clip of sound at most, 0: prompts have none.
     `num_states`: recurrent states that there is room for, in `state_bytes`; 0: the model has none.
     """
 
@@ -55,6 +56,7 @@ class EngineReady(EngineMessage, kw_only=True):
     fingerprint: str = ""
     takes_transfer_params: bool = False
     takes_images: bool = False
+    max_clip_seconds: float = 0.0
     adapters: list[AdapterRef] = msgspec.field(default_factory=list)
     max_loras: int = 0
     kv_windows: str = ""

@@ -100,10 +100,12 @@ class Proposal(NamedTuple):
     Attributes:
         token_ids: [k] int32. is_forced: its grammar leaves no other text. The model may spell that text in other
             tokens, so they are likely, not certain.
+        probabilities: [k] float32, an estimate that each is right, given that those before it are; None: there is none.
     """
 
     token_ids: TokenArray
     is_forced: bool
+    probabilities: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
+import numpy as np
+
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.parse import Setting, settings
 from tokenmill.core.adapters import AdapterRef
@@ -22,6 +24,7 @@ from tokenmill.core.regular_file import read_regular
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
 from tokenmill.llm.adapters import LoRARequest
+from tokenmill.model.audio.pieces import wav_file
 from tokenmill.serving.frontend.chat_messages import normalize_messages
 
 _C = TypeVar("_C", bound=type)
@@ -35,6 +38,8 @@ Priority = int | Sequence[int] | None
 
 # How vLLM, and how transformers, call a part with an image that is there.
 _KINDS = ("image_pil", "image")
+# Samples and their rate.
+_PAIR = 2
 
 
 class ChatOptions(TypedDict, total=False):
@@ -189,10 +194,11 @@ def generate_text(
 
 
 def with_data_urls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with all images as parts of OpenAI's form, and all videos as lists of URLs.
+    """Return the messages with all images and clips as parts with a URL, and all videos as lists of URLs.
 
     Takes `{"type": "image", "image": ...}` and `{"type": "image_pil", "image_pil": ...}` with an image of Pillow's or
-    the path of a file, and `{"type": "video", "video": [...], "fps": 2}` with a list of these.
+    the path of a file, `{"type": "video", "video": [...], "fps": 2}` with a list of these, and
+    `{"type": "audio", "audio": ...}` with the path of a file of sound, or samples and their rate.
 
     Raises:
         InvalidRequest: such a part has another content, or the file cannot be read.
@@ -209,6 +215,8 @@ def _part(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "video" and isinstance(part.get("video"), list):
         return {**part, "video": [_url(frame) for frame in part["video"]]}
+    if kind == "audio" and "audio" in part:
+        return {"type": "audio_url", "audio_url": {"url": _clip_url(part["audio"])}}
     if kind not in _KINDS:
         return part
     return {"type": "image_url", "image_url": {"url": _url(part.get(kind))}}
@@ -220,12 +228,28 @@ def _url(image: Any) -> str:
     return data_url(_bytes(image))
 
 
+def _clip_url(clip: Any) -> str:
+    if isinstance(clip, str) and clip.startswith("data:"):
+        return clip
+    if isinstance(clip, str | Path):
+        return data_url(_file(clip, "the sound"))
+    samples, rate = clip if isinstance(clip, tuple) and len(clip) == _PAIR else (clip, None)
+    mono = np.asarray(samples, dtype=np.float32)
+    if not isinstance(rate, int) or mono.ndim != 1:
+        raise InvalidRequest("a clip is the path of a file, or a pair: mono samples and their rate", "messages")
+    return data_url(wav_file(mono, rate))
+
+
+def _file(path: str | Path, noun: str) -> bytes:
+    try:
+        return read_regular(Path(path))
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {noun} {path}: {error.strerror}", "messages") from error
+
+
 def _bytes(image: Any) -> bytes:
     if isinstance(image, str | Path):
-        try:
-            return read_regular(Path(image))
-        except OSError as error:
-            raise InvalidRequest(f"cannot read the image {image}: {error.strerror}", "messages") from error
+        return _file(image, "the image")
     if not hasattr(image, "save"):
         raise InvalidRequest(f"an image is Pillow's or the path of a file, not {type(image).__name__}", "messages")
     buffer = io.BytesIO()

@@ -20,6 +20,11 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
+def needs_package(package: str, extra: str) -> str:
+    """Say, behind a subject, that it needs a package that is not installed, and which extra of this one brings it."""
+    return f"needs {package}, which is not installed (pip install 'tokenmill[{extra}]')"
+
+
 def missing_torch(wish: str, extra: str = "torch", instead: str = "") -> InvalidConfig:
     """Return the error that says how to install torch.
 
@@ -29,7 +34,7 @@ def missing_torch(wish: str, extra: str = "torch", instead: str = "") -> Invalid
         instead: what does without; "": nothing.
     """
     other = f"; {instead}" if instead else ""
-    return InvalidConfig(f"{wish} needs torch, which is not installed (pip install 'tokenmill[{extra}]'){other}")
+    return InvalidConfig(f"{wish} {needs_package('torch', extra)}{other}")
 
 
 def may_have_gpu(root: Path = Path("/")) -> bool:

@@ -50,6 +50,8 @@ SHAPES: dict[str, dict[str, object]] = {
     "phi3": {},
     "gpt_oss": {"sliding_window": 24},
     "lfm2": {},
+    "lfm2_moe": {},
+    "granite_hybrid": {},
     "olmo2": {"num_attention_heads": 4, "num_key_value_heads": 1},
     "arcee": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "qwen3_5": {"tie_word_embeddings": True},

@@ -1,4 +1,4 @@
-"""Nobody starves: each request ends after a number of steps that does not depend on who comes later."""
+"""No request starves: each ends after a number of steps that does not depend on who comes later."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
     python -m tests.engine.speculation.exactness [--tokens 1000000] [--seed 0]
 
 Models of five families in four formats, parameters of every kind, few pages (preemptions), policies, depths, sessions;
-drafters: the real ones, one that knows the outputs and lies, one that says anything. Native kernels must bring the same
-bits: tokens, ends and log probabilities. In float32 torch computes, whose sums depend on the shape of a step: what
-rounding may change is counted (`assert_same`). One line of JSON last; an error where something differs.
+drafters: the real ones, random EAGLE-3 heads among them, one that knows the outputs and lies, one that says anything.
+What a head drafts for is also run where there is none. Native kernels must bring the same bits: tokens, ends and log
+probabilities. In float32 torch computes, whose sums depend on the shape of a step: what rounding may change is counted
+(`assert_same`). One line of JSON last; an error where something differs.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from tqdm import tqdm
 
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.draft_heads import FORMS, HeadShape, make_head
 from tests.engine.runner.test_drafts import KINDS, LyingDrafter
 from tests.engine.runner.test_not_numbers import run, running
 from tests.engine.runner.told import assert_same, told
@@ -63,6 +67,8 @@ class MixedDrafter(LyingDrafter):
 
     def draft(self, request: Request, limit: int) -> TokenArray:
         source, limit = self.rng.randrange(8), min(limit, MOST_DRAFTED)
+        if source > 5 and request.proposal is not None:
+            return request.proposal.token_ids[:limit]
         if source == 0:
             return np.array([self.rng.randrange(VOCAB_SIZE) for _ in range(limit)], dtype=np.int32)
         if source < 3:
@@ -115,8 +121,10 @@ def engine_options(rng: random.Random, form: str) -> dict[str, Any]:
     }
 
 
-def compare(engine: Engine, wanted: list[AddRequest], rng: random.Random, is_exact: bool) -> Counter[str]:
-    """Run requests without drafts and with them; counts of what was seen.
+def compare(
+    engine: Engine, drafting: Engine, wanted: list[AddRequest], rng: random.Random, is_exact: bool
+) -> Counter[str]:
+    """Run requests without drafts and with them, perhaps on another engine; counts of what was seen.
 
     Raises:
         AssertionError: something differs.
@@ -124,13 +132,13 @@ def compare(engine: Engine, wanted: list[AddRequest], rng: random.Random, is_exa
     plain = run(engine, wanted)
     answers = {name: told(outputs) for name, outputs in plain.items()}
     drafter = MixedDrafter({name: one[0][0] for name, one in answers.items()}, rng)
-    engine.scheduler.state.drafters = (drafter,)
-    before = engine.stats()
-    drafted = run(engine, wanted)
-    engine.scheduler.state.drafters = ()
+    drafting.scheduler.state.drafters = (drafter,)
+    before = drafting.stats()
+    drafted = run(drafting, wanted)
+    drafting.scheduler.state.drafters = ()
     drafted_answers = [told(drafted[request.id]) for request in wanted]
     num_close = assert_same([answers[request.id] for request in wanted], drafted_answers, is_exact)
-    after = engine.stats()
+    after = drafting.stats()
     return Counter(
         tokens=sum(len(one[0][0]) for one in answers.values()),
         drafts=after.num_draft_tokens - before.num_draft_tokens,
@@ -153,6 +161,30 @@ def scenarios(seed: int, folder: Path) -> Iterator[tuple[str, Path, dict[str, An
         yield f"{number} {family} {form}", path, engine_options(rng, form), rng
 
 
+@contextmanager
+def drafting_engine(engine: Engine, model: Path, options: dict[str, Any], rng: random.Random) -> Iterator[Engine]:
+    """Another engine with a random head, or every other time the same."""
+    if rng.random() < 0.5:
+        yield engine
+        return
+    flags = {flag: True for flag in ("norm_before_residual", "norm_before_fc", "norm_output") if rng.random() < 0.3}
+    shape = HeadShape(
+        rng.choice(FORMS),
+        num_draft_tokens=rng.choice([None, 90, 200]),
+        boundaries=tuple(rng.randrange(2) for _ in range(3)),
+        has_embedding=rng.random() < 0.3,
+        flags=flags,
+    )
+    head = make_head(model / "head", model, shape, rng.randrange(2**31))
+    chosen = {"method": "eagle3", "model": str(head), "num_speculative_tokens": rng.choice([1, 4, 9])}
+    # Random heads are unsure of all that they draft, and would draft little.
+    with (
+        patch("tokenmill.engine.speculation.eagle_head.LEAST_CHANCE", 0.0),
+        running(model, **options, speculative_config=json.dumps(chosen)) as other,
+    ):
+        yield other
+
+
 def check(seed: int, num_tokens: int, num_requests: int = 40) -> Counter[str]:
     """Compare until so many tokens have been.
 
@@ -162,14 +194,16 @@ def check(seed: int, num_tokens: int, num_requests: int = 40) -> Counter[str]:
     seen: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder, tqdm(total=num_tokens, unit="tok", disable=None) as bar:
         for name, model, options, rng in scenarios(seed, Path(folder)):
-            with running(model, **options) as engine:
+            with running(model, **options) as engine, drafting_engine(engine, model, options, rng) as drafting:
                 try:
-                    found = compare(engine, wishes(rng, num_requests), rng, options["dtype"] != "float32")
+                    is_exact = options["dtype"] != "float32"
+                    found = compare(engine, drafting, wishes(rng, num_requests), rng, is_exact)
                 except AssertionError as error:
                     error.add_note(f"seed {seed}, scenario {name}: {options}")
                     raise
             seen += found
             seen["scenarios"] += 1
+            seen["heads"] += drafting is not engine
             bar.update(found["tokens"])
             if seen["tokens"] >= num_tokens:
                 return seen

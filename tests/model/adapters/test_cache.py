@@ -43,7 +43,7 @@ def request(name: str, adapter: AdapterRef | None) -> AddRequest:
 
 
 def collect(cache: AdapterCache) -> list[str]:
-    """Those who need not wait any longer; waits until somebody need not."""
+    """Return the requests that need not wait any longer, once there is one."""
     while not (news := cache.collect(SECONDS)):
         pass
     assert set(news.values()) == {None}

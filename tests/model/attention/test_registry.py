@@ -122,7 +122,7 @@ class TestOnGpus:
     def test_what_cannot_serve_says_why(self) -> None:
         with pytest.raises(InvalidConfig, match=r"--attention-backend flash: .* bfloat16 and float16, not float32"):
             on_gpu("flash", "float32")
-        with pytest.raises(InvalidConfig, match="--attention-backend flashinfer: flashinfer is not installed"):
+        with pytest.raises(InvalidConfig, match="the flashinfer attention needs flashinfer, which is not"):
             on_gpu("triton,flashinfer")
         with pytest.raises(InvalidConfig, match="--kv-cache-dtype int8 is for CPUs"):
             on_gpu("auto", kv_dtype="int8")

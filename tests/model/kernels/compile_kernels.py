@@ -135,6 +135,7 @@ NORMS = (
 JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}
 CONV = {"CHANNELS": 8192, "TAPS": 4, "HAS_BIAS": False, "SILU": True}
 DELTA = {"KEY_HEADS": 16, "HEADS": 32, "KEY_SIZE": 128, "VALUE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
+SPACE = {"GROUPS": 1, "HEADS": 48, "SIZE": 64, "STATE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
 GATED_NORM = {"HEADS": 32, "SIZE": 128, "WIDTH": 128, "TILE": recurrence.HEADS_TILE}
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
@@ -156,6 +157,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     *((recurrence._short_conv, {**CONV, "TILE": tile, "BLOCK": block}, 4) for tile, block in ((1, 256), (16, 128))),
     (recurrence._delta_rule, DELTA, 1),
+    (recurrence._state_space, SPACE, 1),
     (recurrence._gated_norm, GATED_NORM, 1),
     (recurrence._sigmoid_gate, {"SIZE": 4096, "WIDTH": 1024}, 4),
     (triton_draw._summarize, CHUNKS, 4),

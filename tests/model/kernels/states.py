@@ -117,6 +117,29 @@ class Delta:
         return replace(self, state=self.state.clone())
 
 
+@dataclass(frozen=True)
+class Space:
+    """The arguments of `state_space` without the rows."""
+
+    mixed: torch.Tensor
+    steps: torch.Tensor
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+    skip: torch.Tensor
+    state: torch.Tensor
+
+    def run(self, kernel: Callable[..., None], rows: StateRows) -> torch.Tensor:
+        vectors = self.a_log, self.dt_bias, self.skip
+        out = self.mixed.new_empty(len(self.mixed), self.state.shape[1] * self.state.shape[3])
+        return run_into(out, rows, lambda out: kernel(self.mixed, self.steps, *vectors, self.state, rows, out))
+
+    def of(self, tokens: torch.Tensor, state: torch.Tensor) -> Space:
+        return replace(self, mixed=self.mixed[tokens], steps=self.steps[tokens], state=state)
+
+    def copy(self) -> Space:
+        return replace(self, state=self.state.clone())
+
+
 def draw_conv(
     rng: np.random.Generator,
     rows: StateRows,
@@ -155,3 +178,25 @@ def draw_delta(
     inputs = (each.to(device, dtype) for each in (mixed, gates, a_log, dt_bias))
     state = poison(torch.randn(SLOTS, heads[1], *sizes) * 0.3, rows)
     return Delta(*inputs, state.to(device))
+
+
+def draw_space(
+    rng: np.random.Generator,
+    rows: StateRows,
+    heads: tuple[int, int],
+    sizes: tuple[int, int],
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
+) -> Space:
+    """Groups and heads, and the sizes of states and of heads; steps of models, from hardly any to long ones.
+
+    Tokens in no row are NaN.
+    """
+    tokens, width = int(rows.spans[-1, 1]) + int(rng.integers(0, 3)), heads[1] * sizes[1] + 2 * heads[0] * sizes[0]
+    mixed = torch.randn(tokens, width) * float(10.0 ** rng.uniform(-1, 0.5))
+    mixed[~is_in(rows, tokens)] = torch.nan
+    steps = torch.randn(tokens, heads[1]) * 3
+    a_log, dt_bias = torch.empty(heads[1]).uniform_(0.01, 16).log(), torch.randn(heads[1]) * 4 - 4
+    inputs = (each.to(device, dtype) for each in (mixed, steps, a_log, dt_bias, torch.randn(heads[1])))
+    state = poison(torch.randn(SLOTS, heads[1], *sizes) * 0.3, rows)
+    return Space(*inputs, state.to(device))

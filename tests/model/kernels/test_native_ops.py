@@ -8,6 +8,7 @@ import torch
 
 from tests.model.kernels.native import every_isa, kernels
 from tokenmill.model.kernels import native_ops, torch_kernels
+from tokenmill.model.kernels.protocol import SigmoidScores
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -102,6 +103,22 @@ def test_experts_are_chosen_as_torch_does(isa: str, rng: np.random.Generator) ->
             logits = ((steps - experts / 2) / 8).bfloat16()
             weights, ids = native_ops.route(kernels(isa, 2), logits, count, normalizes)
             want, wanted = plain.route(logits, count, normalizes)
+            assert torch.equal(ids, wanted)
+            assert steps_apart(weights, want).max() <= 1
+            assert (weights != want).float().mean() < 0.02
+
+
+@every_isa
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_experts_are_chosen_by_sigmoids_as_torch_does(isa: str, has_bias: bool, rng: np.random.Generator) -> None:
+    plain = torch_kernels.TorchKernels("bfloat16", "cpu")
+    for experts, count in ((2, 1), (5, 5), (32, 4), (37, 6)):
+        scores = SigmoidScores(torch.randn(experts) * 0.3 if has_bias else None, float(rng.uniform(0.5, 3)))
+        for normalizes in (False, True):
+            steps = torch.stack([torch.randperm(experts) for _ in range(70)]).float()
+            logits = ((steps - experts / 2) / 8).bfloat16()
+            weights, ids = native_ops.route(kernels(isa, 2), logits, count, normalizes, scores)
+            want, wanted = plain.route(logits, count, normalizes, scores)
             assert torch.equal(ids, wanted)
             assert steps_apart(weights, want).max() <= 1
             assert (weights != want).float().mean() < 0.02

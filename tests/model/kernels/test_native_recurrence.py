@@ -8,7 +8,7 @@ import torch
 
 from tests.model.kernels import native
 from tests.model.kernels.native import BEST, ISAS, every_isa
-from tests.model.kernels.states import Conv, Delta, cut, draw_conv, draw_delta, draw_step, step_of
+from tests.model.kernels.states import Conv, Delta, Space, cut, draw_conv, draw_delta, draw_space, draw_step, step_of
 from tokenmill.model.kernels import recurrence
 from tokenmill.model.kernels.native_recurrence import NativeRecurrence
 
@@ -59,6 +59,19 @@ def test_the_delta_rule_is_that_of_torch_but_for_last_bits(isa: str, rng: np.ran
         torch.testing.assert_close(own.state, delta.state, rtol=1e-4, atol=2e-6 * largest, equal_nan=True)
 
 
+@every_isa
+def test_a_state_space_is_that_of_torch_but_for_last_bits(isa: str, rng: np.random.Generator) -> None:
+    for _ in range(12):
+        rows = draw_step(rng, 40)
+        space = draw_space(rng, rows, *draw_sizes(rng))
+        own = space.copy()
+        want = space.run(recurrence.state_space, rows)
+        got = own.run(kernels(isa, int(rng.integers(1, 4))).state_space, rows)
+        torch.testing.assert_close(got, want, rtol=2 * HALF_STEP, atol=1e-5 * float(want.abs().max()) + 1e-6)
+        largest = float(space.state[rows.slots].abs().max())
+        torch.testing.assert_close(own.state, space.state, rtol=1e-4, atol=2e-6 * largest, equal_nan=True)
+
+
 def run_conv(conv: Conv, rows: recurrence.StateRows, isa: str, threads: int = 1) -> torch.Tensor:
     return conv.run(kernels(isa, threads).short_conv, rows)
 
@@ -67,14 +80,20 @@ def run_delta(delta: Delta, rows: recurrence.StateRows, isa: str, threads: int =
     return delta.run(kernels(isa, threads).delta_rule, rows)
 
 
+def run_space(space: Space, rows: recurrence.StateRows, isa: str, threads: int = 1) -> torch.Tensor:
+    return space.run(kernels(isa, threads).state_space, rows)
+
+
 def draw_case(rng: np.random.Generator, kind: str, rows: recurrence.StateRows):
     if kind == "conv":
         return draw_conv(rng, rows, int(rng.choice([30, 64, 1000])), int(rng.integers(2, 5))), run_conv
+    if kind == "space":
+        return draw_space(rng, rows, *draw_sizes(rng)), run_space
     return draw_delta(rng, rows, *draw_sizes(rng)), run_delta
 
 
 @every_isa
-@pytest.mark.parametrize("kind", ["conv", "delta"])
+@pytest.mark.parametrize("kind", ["conv", "delta", "space"])
 def test_bits_do_not_depend_on_how_tokens_are_cut_into_steps(isa: str, kind: str, rng: np.random.Generator) -> None:
     for _ in range(4):
         rows = draw_step(rng, 40)
@@ -86,7 +105,7 @@ def test_bits_do_not_depend_on_how_tokens_are_cut_into_steps(isa: str, kind: str
 
 
 @every_isa
-@pytest.mark.parametrize("kind", ["conv", "delta"])
+@pytest.mark.parametrize("kind", ["conv", "delta", "space"])
 def test_bits_depend_neither_on_company_nor_on_threads(isa: str, kind: str, rng: np.random.Generator) -> None:
     for _ in range(4):
         rows = draw_step(rng, 40)
@@ -101,7 +120,7 @@ def test_bits_depend_neither_on_company_nor_on_threads(isa: str, kind: str, rng:
         assert same_numbers(alone.state, case.state)
 
 
-@pytest.mark.parametrize("kind", ["conv", "delta"])
+@pytest.mark.parametrize("kind", ["conv", "delta", "space"])
 def test_bits_do_not_depend_on_the_level(kind: str, rng: np.random.Generator) -> None:
     for _ in range(4):
         rows = draw_step(rng, 40)
@@ -143,6 +162,8 @@ def test_sizes_without_a_kernel_are_refused(isa: str, rng: np.random.Generator) 
     for sizes in [(24, 64), (64, 24), (272, 64), (64, 272)]:
         with pytest.raises(ValueError, match="a multiple of 16 numbers, at most 256"):
             run_delta(draw_delta(rng, rows, (1, 1), sizes), rows, isa)
+        with pytest.raises(ValueError, match="a multiple of 16 numbers, at most 256"):
+            run_space(draw_space(rng, rows, (1, 1), sizes), rows, isa)
     with pytest.raises(ValueError, match="2 to 8 tokens"):
         run_conv(draw_conv(rng, rows, 16, 9), rows, isa)
 
@@ -161,6 +182,19 @@ def test_gates_are_those_of_torch_but_for_last_bits(isa: str, rng: np.random.Gen
         got, want = kernels(isa, threads).sigmoid_gate(x, gate), recurrence.sigmoid_gate(x, gate)
         torch.testing.assert_close(got, want, rtol=4 * HALF_STEP, atol=1e-6)
         assert (got != want).float().mean() < 0.01 if count > 4 else True
+
+
+@every_isa
+def test_norms_of_gated_groups_are_those_of_torch_but_for_last_bits(isa: str, rng: np.random.Generator) -> None:
+    for _ in range(10):
+        count, groups = int(rng.integers(1, 70)), int(rng.integers(1, 5))
+        size, threads = int(rng.choice([1, 7, 16, 100, 256, 1000])), int(rng.integers(1, 4))
+        wide = torch.randn(count, 2 * groups * size).bfloat16() * float(10.0 ** rng.uniform(-1, 1))
+        x, gate = wide.chunk(2, -1)
+        weight, eps = torch.randn(groups * size).bfloat16(), float(10.0 ** rng.uniform(-7, -4))
+        got = kernels(isa, threads).gated_group_norm(x, gate, weight, groups, eps)
+        want = recurrence.gated_group_norm(x, gate, weight, groups, eps)
+        torch.testing.assert_close(got, want, rtol=4 * HALF_STEP, atol=1e-6)
 
 
 @every_isa

@@ -47,5 +47,5 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there() -> None:
     ahead = {row[2]: row[8] for row in rows if row[8] != "-"}
     assert int(ahead.pop("_rms_norm")) > 0
     others = ("_gated", "_layer_norm", "_gelu", "_place_heads", "_quantize", "_few_rows")
-    recurrent = ("_short_conv", "_delta_rule", "_gated_norm", "_sigmoid_gate")
+    recurrent = ("_short_conv", "_delta_rule", "_state_space", "_gated_norm", "_sigmoid_gate")
     assert ahead == dict.fromkeys((*others, *recurrent), "0")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.model.kernels.gpu import DEVICE, HALF
-from tests.model.kernels.states import cut, draw_conv, draw_delta, draw_step
+from tests.model.kernels.states import cut, draw_conv, draw_delta, draw_space, draw_step
 from tokenmill.model.kernels import recurrence
 from tokenmill.model.kernels.triton import recurrence as kernels
 
@@ -24,12 +24,15 @@ def draw_case(rng: np.random.Generator, kind: str, rows: recurrence.StateRows, d
         return case, kernels.short_conv, recurrence.short_conv
     key_heads = int(rng.integers(1, 3))
     sizes = int(rng.choice([1, 7, 16, 40, 64])), int(rng.choice([1, 7, 16, 40, 64]))
+    if kind == "space":
+        groups, heads = key_heads, key_heads * int(rng.integers(1, 3))
+        return draw_space(rng, rows, (groups, heads), sizes, dtype, DEVICE), kernels.state_space, recurrence.state_space
     case = draw_delta(rng, rows, (key_heads, key_heads * int(rng.integers(1, 3))), sizes, dtype, DEVICE)
     return replace(case, mixed=case.mixed.clamp(-100, 100)), kernels.delta_rule, recurrence.delta_rule
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["conv", "delta"])
+@pytest.mark.parametrize("kind", ["conv", "delta", "space"])
 def test_it_equals_torch_and_touches_no_other_slot(rng: np.random.Generator, kind: str, dtype: torch.dtype) -> None:
     for _ in range(3):
         rows = draw_step(rng, 40 if kind == "conv" else 8, DEVICE)
@@ -42,7 +45,7 @@ def test_it_equals_torch_and_touches_no_other_slot(rng: np.random.Generator, kin
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["conv", "delta"])
+@pytest.mark.parametrize("kind", ["conv", "delta", "space"])
 def test_bits_do_not_depend_on_how_tokens_are_cut_into_steps(
     rng: np.random.Generator, kind: str, dtype: torch.dtype
 ) -> None:

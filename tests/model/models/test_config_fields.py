@@ -70,4 +70,4 @@ def test_a_field_changes_what_it_changes_in_transformers(family: str, tmp_path: 
             assert_close(found, expected, relative=1e-3)  # fifty models each: one of them may be ill-conditioned
             followed |= {field} if not torch.equal(found, plain) else set()
     print(f"{family}: followed {sorted(followed)}")
-    assert {"norm_eps" if family == "lfm2" else "rms_norm_eps", "rope_parameters"} <= followed
+    assert {"norm_eps" if family.startswith("lfm2") else "rms_norm_eps", "rope_parameters"} <= followed

@@ -147,6 +147,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "block_ffn_dim_multiplier": 1.3,
         },
     ),
+    "lfm 2 moe": ("lfm2_moe", {}),
+    "lfm 2 moe gqa 4, no bias, weights as they are, experts throughout": (
+        "lfm2_moe",
+        {**gqa(4), "use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0, "conv_bias": True},
+    ),
+    "granite hybrid": ("granite_hybrid", {}),
+    "granite hybrid dense gqa 4 tied, one group, no positions, no bias, chunks of 8": (
+        "granite_hybrid",
+        {
+            **gqa(4),
+            "num_local_experts": 0,
+            "tie_word_embeddings": True,
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 1,
+            "mamba_conv_bias": False,
+            "mamba_d_conv": 3,
+            "mamba_chunk_size": 8,
+            "position_embedding_type": None,
+        },
+    ),
+    "granite hybrid with all biases": (
+        "granite_hybrid",
+        {"attention_bias": True, "mamba_proj_bias": True, "mamba_expand": 3, "mamba_n_heads": 6},
+    ),
+    "granite hybrid of attention alone": (
+        "granite_hybrid",
+        {"layer_types": ["full_attention"] * 3, "num_local_experts": 0},
+    ),
     "qwen 3.5": ("qwen3_5", {}),
     "qwen 3.5 gqa 4 tied, heads of their own sizes, every second layer": (
         "qwen3_5",

@@ -49,11 +49,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": {"num_key_value_heads": 1},
     "arcee": {"num_key_value_heads": 1, "mlp_bias": True},
     "lfm2": {},
+    "lfm2_moe": {"num_experts": 3, "num_experts_per_tok": 3},
+    "granite_hybrid": {"num_local_experts": 3, "num_experts_per_tok": 3},
     "qwen3_5": {"head_dim": 32},
     "qwen3_5_moe": {"head_dim": 32, "num_experts": 3, "num_experts_per_tok": 3},
     "qwen3_next": {"head_dim": 32, "num_experts": 3, "num_experts_per_tok": 3},
 }
-WITH_STATES = ("lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+WITH_STATES = ("lfm2", "lfm2_moe", "granite_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 # Qwen2, Llama and Mistral have nothing that these have not.
 UNLIKE = [family for family in FAMILIES if family not in ("qwen2", "llama", "mistral")]
 FORMATS = {
@@ -160,6 +162,9 @@ def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path,
     requests = PagedRequests([rng.integers(0, 331, length).tolist() for length in lengths], 16, rng)
     kv_dtype = torch.int8 if rng.random() < 0.5 else None
     in_parts, whole = (native_attention(model, requests, kv_dtype) for _ in range(2))
+    # Hidden states between layers, at all places and in any order.
+    model[0].boundaries = tuple(rng.permutation(len(model[0].layers)).tolist())
+    tapped = (len(model[0].boundaries), model[0].architecture.hidden_size)
     oracle, decoder = HostDecoder(model[0]), on_host(model[0], whole)
     assert isinstance(decoder, NativeDecoder)
     # Twice the slots of requests: whose state is kept on the way is copied there.
@@ -170,8 +175,11 @@ def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path,
         kept = np.sort(rng.permutation(len(batch.token_ids))[: rng.integers(0, len(batch.token_ids) + 1)])
         batch = dataclasses.replace(batch, output_indices=torch.from_numpy(kept))
         batches = [batch if memory is None else with_states(batch, chunks, memory, saves) for memory in states]
-        first, second = map(in_arrays, batches)
+        taps = [np.zeros((len(batch.token_ids), *tapped), np.uint16) for _ in batches]
+        first, second = (dataclasses.replace(in_arrays(one), taps=own) for one, own in zip(batches, taps, strict=True))
         want, got = oracle.forward(first, in_parts), decoder.forward(second, whole)
+        assert np.array_equal(*taps), f"{chunks}: hidden states"
+        assert taps[0].any(axis=2).all(), "all are written"
         assert np.array_equal(got, want), f"{chunks}, outputs {kept.tolist()}"
         assert np.array_equal(decoder.logits(got), oracle.logits(want)), f"{chunks}: logits"
         assert np.array_equal(decoder.argmax(got), oracle.argmax(want)), f"{chunks}: best tokens"

@@ -21,7 +21,7 @@ from tokenmill.lab.simulate.replay import replay
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.models.architecture_config import read_architecture
 
-FAMILIES = ("lfm2", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+FAMILIES = ("lfm2", "lfm2_moe", "granite_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 # As published with LFM2-1.2B, Qwen3.5-0.8B and Qwen3-Next-80B-A3B, without unread fields.
 LFM2: dict[str, Any] = {
     "architectures": ["Lfm2ForCausalLM"],
@@ -89,8 +89,47 @@ QWEN3_5_MOE: dict[str, Any] = {
     "architectures": ["Qwen3_5MoeForConditionalGeneration"],
     "text_config": {"model_type": "qwen3_5_moe_text"},
 }
+LFM2_MOE: dict[str, Any] = {
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "num_hidden_layers": 24,
+    "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+}
+# As published with granite-4.0-h-tiny, without unread fields.
+GRANITE_HYBRID: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12,
+    "hidden_size": 1536,
+    "intermediate_size": 512,
+    "layer_types": ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)],
+    "logits_scaling": 6,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 48,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 12,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 4,
+    "num_local_experts": 64,
+    "position_embedding_type": "nope",
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "shared_intermediate_size": 1024,
+    "tie_word_embeddings": True,
+    "vocab_size": 100352,
+}
 ORACLES = {
     "lfm2": (LFM2, transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+    "lfm2_moe": (LFM2_MOE, transformers.Lfm2MoeConfig, transformers.Lfm2MoeForCausalLM),
+    "granite_hybrid": (
+        GRANITE_HYBRID,
+        transformers.GraniteMoeHybridConfig,
+        transformers.GraniteMoeHybridForCausalLM,
+    ),
     "qwen3_5": (QWEN3_5, transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
     "qwen3_5_moe": (QWEN3_5_MOE, transformers.Qwen3_5MoeTextConfig, transformers.Qwen3_5MoeForCausalLM),
     "qwen3_next": (QWEN3_NEXT, transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM),

@@ -184,7 +184,7 @@ def test_limits_are_read_in_the_forms_of_vllm(given: str | None, limit: tuple[in
 
 
 @pytest.mark.parametrize(
-    "given", ["4", "image=", "image=x", '{"image": -1}', '{"image": "4"}', "audio=1", '{"video": -1}', '{"sound": 1}']
+    "given", ["4", "image=", "image=x", '{"image": -1}', '{"image": "4"}', "audio=-1", '{"video": -1}', '{"sound": 1}']
 )
 def test_other_limits_are_refused_by_name(given: str) -> None:
     with pytest.raises(InvalidConfig, match="--limit-mm-per-prompt"):

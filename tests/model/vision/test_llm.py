@@ -233,7 +233,7 @@ def test_more_images_than_a_request_may_have_are_refused(llm: LLM, rng: np.rando
         ({"speculative_config": "ngram"}, "--speculative-config"),
         ({"quantization": "fp8"}, "--quantization fp8"),
         ({"encoder_budget": 0}, "--encoder-budget"),
-        ({"limit_mm_per_prompt": {"audio": 1}}, "--limit-mm-per-prompt"),
+        ({"limit_mm_per_prompt": {"audio": -1}}, "--limit-mm-per-prompt"),
     ],
 )
 def test_what_such_models_do_not_have_yet_is_refused_at_start(

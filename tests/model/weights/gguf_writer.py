@@ -36,11 +36,17 @@ ARCHITECTURES = {
     "phi3": MODEL_ARCH.PHI3,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "lfm2": MODEL_ARCH.LFM2,
+    "lfm2_moe": MODEL_ARCH.LFM2MOE,
+    "granite_hybrid": MODEL_ARCH.GRANITE_HYBRID,
     "qwen3_5": MODEL_ARCH.QWEN35,
     "qwen3_5_moe": MODEL_ARCH.QWEN35MOE,
     "olmo2": MODEL_ARCH.OLMO2,
     "arcee": MODEL_ARCH.ARCEE,
 }
+
+
+# Kept as floats, though some have two dimensions.
+PLAIN = (".bias", "conv.weight", "conv1d.weight", "norm.weight", "ssm_a", "ssm_d")
 
 
 def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
@@ -67,29 +73,34 @@ def write_gguf(folder: Path, family: str, kind: str | None = None, num_drafting:
     writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     writer.add_value_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
-    writer.add_rope_freq_base({"gemma3": 1e6, "gpt_oss": 150000.0, "lfm2": 1e6}.get(family, 10000.0))
+    writer.add_rope_freq_base({"gemma3": 1e6, "gpt_oss": 150000.0, "lfm2": 1e6, "lfm2_moe": 1e6}.get(family, 10000.0))
     writer.add_vocab_size(config["vocab_size"])
     add_own(writer, family, config)
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
-    for stored, tensor in unstacked(load_file(folder / "model.safetensors")).items():
+    tensors = load_file(folder / "model.safetensors")
+    change = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe}.get(family, unstacked)
+    tensors = change(tensors, config)
+    for stored, tensor in tensors.items():
         name, values = stored, tensor.float().numpy()
-        if family in ("llama", "smollm3", "granite", "arcee") and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if family in ("llama", "smollm3", "granite", "granite_hybrid", "arcee") and name.endswith(
+            ("q_proj.weight", "k_proj.weight")
+        ):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = interleaved(values, heads)
         if family == "gemma3" and name.endswith("norm.weight"):
             values = values + 1
         if family in ("qwen3_5", "qwen3_5_moe"):
             name, values = of_qwen35(name, values, config)
-        if name.endswith(("conv.conv.weight", "conv1d.weight", "shared_expert_gate.weight")):
-            values = values.squeeze()
-        spelled = name.replace("sinks", "sinks.weight")
+        is_thin = name.endswith(("conv.conv.weight", "conv1d.weight", "shared_expert_gate.weight"))
+        values = values.squeeze() if is_thin else values
+        spelled = name.replace("sinks", "sinks.weight").replace("expert_bias", "expert_bias.bias")
         module, suffix = re.sub(r"\.experts\.\d+", ".experts", spelled).rsplit(".", 1)
         written = names.get_name(spelled) or f"{names.get_name(module)}.{suffix}"
         stacked.setdefault(written, []).append(values)
     for name, parts in stacked.items():
         values = np.stack(parts) if len(parts) > 1 else parts[0]
-        if kind is not None and values.ndim > 1 and not name.endswith((".bias", "conv.weight", "conv1d.weight")):
+        if kind is not None and values.ndim > 1 and not name.endswith(PLAIN):
             block = GGMLQuantizationType[kind]
             writer.add_tensor(name, quants.quantize(values, block), raw_dtype=block)
         else:
@@ -105,16 +116,17 @@ def write_gguf(folder: Path, family: str, kind: str | None = None, num_drafting:
 def kv_heads(config: dict[str, Any]) -> int | list[int]:
     """Those of each layer, where some have no attention."""
     count, kinds = config["num_key_value_heads"], config.get("layer_types") or []
-    return [0 if kind == "conv" else count for kind in kinds] if "conv" in kinds else count
+    other = "linear_attention" if "mamba_n_heads" in config else "conv"
+    return [0 if kind == other else count for kind in kinds] if other in kinds else count
 
 
 def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
     """Add the values of one family."""
-    if family in ("qwen3_moe", "qwen3_5_moe"):
+    if family in ("qwen3_moe", "qwen3_5_moe", "lfm2_moe"):
         writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if family == "granite":
+    if family in ("granite", "granite_hybrid"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -123,7 +135,12 @@ def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
         add_llama3_factors(writer, config)
     if family in ("gemma3", "gpt_oss"):
         writer.add_sliding_window(config["sliding_window"])
-    if family == "lfm2":
+    if family == "granite_hybrid":
+        add_granite_hybrid(writer, config)
+    if family == "lfm2_moe":
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if family in ("lfm2", "lfm2_moe"):
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     if family in ("qwen3_5", "qwen3_5_moe"):
         add_qwen35(writer, config)
@@ -171,6 +188,51 @@ def of_qwen35(name: str, values: np.ndarray, config: dict[str, Any]) -> tuple[st
     return name, values
 
 
+def add_granite_hybrid(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config["mamba_n_groups"])
+    writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+    writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
+    writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+
+
+def of_granite_hybrid(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Gate and up apart; rates as they are applied, norms by groups, A and D as columns."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        stem, _, _ = name.rpartition(".input_linear.weight")
+        if stem:
+            layer, _, block = stem.rpartition(".")
+            shared = "mlp.shared_expert" if config["num_local_experts"] else "mlp"
+            own = shared if block == "shared_mlp" else "mlp.experts"
+            gate, up = tensor.chunk(2, -2)
+            found |= {f"{layer}.{own}.gate_proj.weight": gate, f"{layer}.{own}.up_proj.weight": up}
+        elif name.endswith("shared_mlp.output_linear.weight") and not config["num_local_experts"]:
+            found[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = tensor
+        elif name.endswith("dt_bias"):
+            found[name.replace("dt_bias", "dt_proj.bias")] = tensor
+        elif name.endswith("mamba.A_log"):
+            found[name] = -tensor.exp().unsqueeze(1)
+        elif name.endswith("mamba.D"):
+            found[name] = tensor.unsqueeze(1)
+        elif name.endswith("mamba.norm.weight"):
+            found[name] = tensor.view(config["mamba_n_groups"], -1)
+        else:
+            found[name] = tensor
+    return found
+
+
+def of_lfm2_moe(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Experts by the names that the gguf package knows."""
+    names = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    parts = [(name, re.fullmatch(r"(.*\.experts\.\d+)\.(w\d)\.weight", name)) for name in tensors]
+    return {name if own is None else f"{own[1]}.{names[own[2]]}.weight": tensors[name] for name, own in parts}
+
+
 def add_llama3_factors(writer: GGUFWriter, config: dict[str, Any]) -> None:
     """Llama 3's: a frequency is divided by the tensor's number."""
     rope = config["rope_parameters"]
@@ -205,7 +267,7 @@ def add_gpt_oss(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_expert_feed_forward_length(config["intermediate_size"])
 
 
-def unstacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def unstacked(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """gpt-oss has gate and up in turns in one tensor, and inputs before outputs; GGUF has them as others are."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():

@@ -115,7 +115,7 @@ def test_integers_of_blocks_are_kept_as_they_are(kind: str, format: str, rng: np
             "qwen3_5",
             "qwen3_5_moe",
         ),
-        *("olmo2", "arcee"),
+        *("olmo2", "arcee", "lfm2_moe", "granite_hybrid"),
     ],
 )
 def test_a_file_gives_the_logits_of_its_rounded_weights(
@@ -126,7 +126,11 @@ def test_a_file_gives_the_logits_of_its_rounded_weights(
         pytest.skip("the oracle has inputs before outputs, and biases in matrices, where rounding is another")
     if family == "gemma3":  # what no key says: one full layer in six, and a scale that is that of the heads
         shape |= {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 16}
-    if family == "lfm2":  # files without a head are tied
+    if family == "lfm2_moe":
+        shape |= {"moe_intermediate_size": 32}
+    if family == "granite_hybrid":
+        shape |= {"intermediate_size": 32, "shared_intermediate_size": 64, "mamba_n_heads": 8}
+    if family in ("lfm2", "lfm2_moe"):  # files without a head are tied
         shape["tie_word_embeddings"] = True
     if family == "qwen3_5_moe":  # widths of whole blocks; the oracle has experts in stacks
         shape |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}

@@ -46,6 +46,7 @@ FAMILIES = {
     "SmolLM3": ("SmolLM3ForCausalLM", shapes.chatml(prompt=shapes.CLOSED), HERMES + THINK, "hermes", "qwen3"),
     "Granite": ("GraniteForCausalLM", shapes.GRANITE, ["<|tool_call|>"], "granite", "granite"),
     "Granite 4": ("GraniteForCausalLM", shapes.chatml(shapes.HERMES), [*HERMES, "<|tool_call|>"], "hermes", ""),
+    "Granite 4, hybrid": ("GraniteMoeHybridForCausalLM", shapes.chatml(), HERMES, "hermes", ""),
     "gpt-oss": ("GptOssForCausalLM", shapes.HARMONY, HARMONY, "openai", "openai_gptoss"),
     "Phi-3": ("Phi3ForCausalLM", shapes.PHI, [], "", ""),
     "Phi-4-mini": ("Phi3ForCausalLM", shapes.PHI, PHI, "phi4_mini_json", ""),
@@ -55,6 +56,7 @@ FAMILIES = {
     "Gemma 4, whole": ("Gemma4ForConditionalGeneration", shapes.GEMMA_4, GEMMA_4, "gemma4", "gemma4"),
     "LFM2": ("Lfm2ForCausalLM", shapes.chatml(shown="List of tools: <|tool_list_start|>["), LFM2, "lfm2", ""),
     "LFM2.5": ("Lfm2ForCausalLM", shapes.chatml(shown="List of tools: ["), LFM2, "lfm2", ""),
+    "LFM2-MoE": ("Lfm2MoeForCausalLM", shapes.chatml(), LFM2, "lfm2", ""),
     "OLMo-2": ("Olmo2ForCausalLM", shapes.chatml(), [], "", ""),
     "Arcee": ("ArceeForCausalLM", shapes.chatml(), [], "", ""),
     "Qwen3.5": (

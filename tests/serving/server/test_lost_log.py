@@ -1,4 +1,4 @@
-"""Nobody takes what the server logs: whoever dies is started again all the same, and clients hear nothing of it."""
+"""A log that takes nothing more: a part that dies is started again all the same, and clients hear nothing of it."""
 
 import contextlib
 import os

@@ -89,7 +89,7 @@ def test_attention_that_has_no_native_kernels_says_why(tmp_path: Path, monkeypat
     folder = make_checkpoint(tmp_path / "model", "qwen3", **SHAPE | {"head_dim": 24})
     said = refusal(EngineConfig(model=str(folder), device="cpu"), monkeypatch)
     assert said.startswith("no attention backend can serve here: the native attention needs heads of a multiple of 16")
-    assert said.endswith("torch is not installed (pip install tokenmill[torch])")
+    assert said.endswith("needs torch, which is not installed (pip install 'tokenmill[torch]')")
 
 
 def test_a_native_model_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         committed: the step it took in; None: none was due. With overlap it is an older one than `plan`.
         token_ids, token_starts: what that step brought; see `StepResult`.
         failures: why requests of that step could not go on, by their place in it.
-        proposals: what may follow the tokens that it brought, by place too; see `Proposal`.
+        proposals: what may follow the tokens that it brought, by place too; see `Proposal`. chances: their estimates.
         error: why the step failed.
         waiting: why the first of the waiting requests waits.
         seconds: of scheduling, of waiting for the step, of committing.
@@ -181,6 +181,7 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     token_starts: list[int] = []
     failures: dict[int, RowFailure] = {}
     proposals: dict[int, tuple[list[int], bool]] = {}
+    chances: dict[int, list[float]] = {}
     error: str | None = None
     waiting: str = ""
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -271,7 +272,12 @@ class StepLog:
                 token_ids=result.token_ids.tolist(),
                 token_starts=result.token_starts.tolist(),
                 failures=result.failures,
-                proposals={index: (ids.tolist(), is_forced) for index, (ids, is_forced) in result.proposals.items()},
+                proposals={index: (one.token_ids.tolist(), one.is_forced) for index, one in result.proposals.items()},
+                chances={
+                    index: one.probabilities.tolist()
+                    for index, one in result.proposals.items()
+                    if one.probabilities is not None
+                },
             )
         self._keep(plan, record, news)
         if self._file is not None:

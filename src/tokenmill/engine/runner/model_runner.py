@@ -40,7 +40,7 @@ from tokenmill.model.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:
     from tokenmill.engine.runner.captured_decodes import CapturedDecodes
-    from tokenmill.engine.runner.draft_model import DraftModel
+    from tokenmill.engine.speculation.draft_model import DraftModel
     from tokenmill.platform.arrays import Array
 
 

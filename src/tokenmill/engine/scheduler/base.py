@@ -65,7 +65,7 @@ class SchedulerBase(SchedulerInterface[KVManager]):
 
     def resource(self, kind: type[Kind]) -> Kind | None:
         """Return the resource of a kind, or None."""
-        return next(iter(self.state.resources.of_kind(kind)), None)
+        return next((one for one in self.state.resources.all if isinstance(one, kind)), None)
 
     @property
     def step(self) -> int:

@@ -54,7 +54,7 @@ class SchedulerState:
         self.rows = Rows(config.max_num_seqs)
         self.pages = Pages(kv, [one for one in others if isinstance(one, PageGroup)])
         self.resources = Resources([self.rows, self.pages, *others])
-        self.transfers = self.resources.of_kind(Transfers)
+        self.transfers = [one for one in others if isinstance(one, Transfers)]
         self.drafters = tuple(drafters)
         self.queues = Queues(policy, config.patience)
         self.waiting: RequestQueue = self.queues.waiting

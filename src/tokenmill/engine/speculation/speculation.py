@@ -88,6 +88,8 @@ class Speculation:
         proposal = request.proposal
         if proposal is not None:
             token_ids = proposal.token_ids[:limit]
+            if proposal.probabilities is not None:
+                return Draft(token_ids, proposal.probabilities[:limit])
             return Draft(token_ids, np.ones(len(token_ids), dtype=np.float32))
         return NO_DRAFT if self._text is None else self._text.propose(request, limit)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.core.extension import EngineExtension, Host
 from tokenmill.core.messages import TokenOutput
@@ -53,7 +54,10 @@ class RecordedExecutor:
         if outcome is None:
             return StepOutcome.failed(RuntimeError("the recorded step brought nothing"))
         token_ids, token_starts = _array(outcome.token_ids), _array(outcome.token_starts)
-        proposals = {index: Proposal(_array(ids), is_forced) for index, (ids, is_forced) in outcome.proposals.items()}
+        proposals = {
+            index: Proposal(_array(ids), is_forced, _chances(outcome.chances.get(index)))
+            for index, (ids, is_forced) in outcome.proposals.items()
+        }
         result = StepResult(plan.step, token_ids, token_starts, failures=outcome.failures, proposals=proposals)
         return StepOutcome(lambda: result)
 
@@ -132,6 +136,10 @@ def apply_input(engine: Engine, arrived: RecordedInput) -> list[TokenOutput]:
         case _:
             engine.apply_transfer_events([arrived])
     return []
+
+
+def _chances(values: list[float] | None) -> npt.NDArray[np.float32] | None:
+    return None if values is None else np.array(values, dtype=np.float32)
 
 
 def _array(values: list[int]) -> IntArray:

@@ -22,9 +22,8 @@ from tokenmill.model.kernels.adapters import Adapter, AdapterSource
 from tokenmill.model.kernels.native_adapter import NativeAdapter
 from tokenmill.model.kernels.operands import as_like, host_floats
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
-from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.models.decoder import Decoder
-from tokenmill.model.quantization.stored_array import StoredArray
+from tokenmill.model.quantization.stored_array import StoredArray, seeded_normal
 
 Matrices = Mapping[tuple[int, str], Sequence[ReadModule]]
 """The modules of each matrix, by its layer and the role of its first projection."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tokenmill.model.architecture.draft_head_spec import DraftHeadSpec
 from tokenmill.model.architecture.mlp_spec import ExpertStack, MlpSpec, MoeSpec
 from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec
 
@@ -40,6 +41,8 @@ class SelfAttentionSpec:
         kv_from: the layer whose keys and values it attends to, having none of its own; None: it has its own.
         has_gate: its output is multiplied by the sigmoid of another projection, whose rows stand behind those of q,
             head by head.
+        num_inputs: vectors of the hidden size that it takes side by side.
+        first_key: no token attends to what lies before this position.
     """
 
     num_heads: int
@@ -57,6 +60,8 @@ class SelfAttentionSpec:
     kv_from: int | None = None
     has_gate: bool = False
     in_window_group: bool = False
+    num_inputs: int = 1
+    first_key: int = 0
 
     @property
     def q_size(self) -> int:
@@ -88,7 +93,8 @@ class SelfAttentionSpec:
         rest = num_norms * self.head_dim + self.num_heads * self.has_sinks
         rest += 0 if self.joint_norm is None else self.q_size + self.kv_size
         qkv += self.q_size * self.has_gate
-        return hidden_size * (qkv + self.q_size) + qkv * self.qkv_bias + hidden_size * self.output_bias + rest
+        projections = hidden_size * (qkv * self.num_inputs + self.q_size)
+        return projections + qkv * self.qkv_bias + hidden_size * self.output_bias + rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +182,57 @@ class DeltaNetSpec:
         return hidden_size * (inputs + self.values_width) + vectors
 
 
-RecurrenceSpec = ShortConvSpec | DeltaNetSpec
+@dataclass(frozen=True, slots=True)
+class StateSpaceSpec:
+    """A state space instead of attention (Mamba-2: Dao and Gu 2024); see `models.mamba`.
+
+    Attributes:
+        head_size: numbers of a head of x. state_size: rows of its state, and numbers of B and of C.
+        num_groups: each of B and C serves as many heads as the next.
+        kernel: tokens that the convolution before it sees, the last one among them.
+        norm: over the numbers of each group of its output.
+        has_filter_bias: the convolution has one. has_biases: the projections have them.
+    """
+
+    num_heads: int
+    head_size: int
+    num_groups: int
+    state_size: int
+    kernel: int
+    norm: NormSpec
+    has_filter_bias: bool = True
+    has_biases: bool = False
+
+    @property
+    def inner_width(self) -> int:
+        """Width of x, and of the output, of one token."""
+        return self.num_heads * self.head_size
+
+    @property
+    def mixed_width(self) -> int:
+        """Width of x, B and C together."""
+        return self.inner_width + 2 * self.num_groups * self.state_size
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token between its projections."""
+        return 2 * self.inner_width + 2 * self.mixed_width + self.num_heads
+
+    @property
+    def state(self) -> tuple[StatePart, ...]:
+        """Tensors kept for each request."""
+        matrices = (self.num_heads, self.state_size, self.head_size)
+        return StatePart((self.mixed_width, self.kernel - 1)), StatePart(matrices, is_wide=True)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Return the number of parameters of the block."""
+        inputs = self.inner_width + self.mixed_width + self.num_heads
+        biases = (inputs + hidden_size) * self.has_biases + self.mixed_width * self.has_filter_bias
+        vectors = self.mixed_width * self.kernel + 3 * self.num_heads + self.inner_width
+        return hidden_size * (inputs + self.inner_width) + vectors + biases
+
+
+RecurrenceSpec = ShortConvSpec | DeltaNetSpec | StateSpaceSpec
 """What a layer may have instead of attention: a state of each request, of one size however long the request is."""
 
 
@@ -205,6 +261,8 @@ class LayerSpec:
         residual_multiplier: factor on the output of a block.
         per_layer_size: of the embedding that a third block takes; 0: absent.
         has_scalar: the layer's output is multiplied by a number that is a weight.
+        takes_pair: its attention takes the norm of a token's embedding beside that of the hidden states (draft heads).
+        begins_normed: of such a layer: its blocks add to the latter norm instead of the hidden states.
     """
 
     attention: SelfAttentionSpec | None
@@ -216,6 +274,8 @@ class LayerSpec:
     per_layer_size: int = 0
     has_scalar: bool = False
     recurrence: RecurrenceSpec | None = None
+    takes_pair: bool = False
+    begins_normed: bool = False
 
     @property
     def mixer(self) -> SelfAttentionSpec | RecurrenceSpec:
@@ -226,7 +286,7 @@ class LayerSpec:
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the layer, without its scalar, which is not trained."""
-        norms = 2 * (self.has_in_norms + self.has_out_norms) * hidden_size
+        norms = (2 * (self.has_in_norms + self.has_out_norms) + self.takes_pair) * hidden_size
         third = (2 * self.per_layer_size + 1) * hidden_size if self.per_layer_size else 0
         return self.mixer.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms + third
 
@@ -239,9 +299,10 @@ class Architecture:
         name: as config.json says it, e.g. `Qwen3ForCausalLM`.
         weight_names: names of the weights in checkpoints; see `models.weight_names`.
         norm: the final one.
-        takes_images: a vision tower stands beside it.
+        takes_images: a vision tower stands beside it. takes_sound: an encoder of sound does.
         expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         other_weights: name prefixes of weights that are not the decoder's.
+        draft_head: it is an EAGLE-3 head; None: a model.
         tie_embeddings: the output head is the embedding table.
         embedding_multiplier: factor on the embeddings. rounds_multiplier: it is rounded to the model's dtype.
         logits_scaling: logits are divided by it.
@@ -269,8 +330,10 @@ class Architecture:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
     takes_images: bool = False
+    takes_sound: bool = False
     expert_stack: ExpertStack | None = None
     other_weights: tuple[str, ...] = ()
+    draft_head: DraftHeadSpec | None = None
 
     def for_context(self, num_tokens: int) -> Architecture:
         """Return the architecture for requests of at most this many tokens; LongRoPE's factors depend on it."""
@@ -315,6 +378,9 @@ class Architecture:
     def num_parameters(self) -> int:
         """Return the number of parameters of the model, tied embeddings counted once."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        if (head := self.draft_head) is not None:
+            rows = self.vocab_size * head.has_embedding + head.vocab_size * head.has_head
+            embeddings = rows * self.hidden_size + head.num_parameters(self.hidden_size)
         layers = sum(layer.num_parameters(self.hidden_size) for layer in self.layers)
         width = 0 if self.per_layer is None else len(self.layers) * self.per_layer.size
         given = 0 if self.per_layer is None else width * self.hidden_size + self.per_layer.size

@@ -35,7 +35,7 @@ class MlpSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStack:
-    """How checkpoints may store all experts of a layer in one tensor.
+    """The tensors in which checkpoints may store all experts of a layer.
 
     Attributes:
         gate_up, down: names of the tensors, with a place for the layer.
@@ -49,6 +49,19 @@ class ExpertStack:
 
 
 @dataclass(frozen=True, slots=True)
+class SigmoidSpec:
+    """Scores of experts that are sigmoids of their logits, and not a softmax.
+
+    Attributes:
+        has_bias: numbers are added to the scores to choose experts, and not to weigh them.
+        scale: factor on the weights of those chosen.
+    """
+
+    has_bias: bool
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class MoeSpec:
     """Mixture of experts instead of a dense feed-forward block.
 
@@ -58,8 +71,9 @@ class MoeSpec:
         norm_topk_prob: the weights of a token's experts are made to sum to 1.
         activation: as `MlpSpec.activation`, or `clamped`: see `kernels.protocol.Gate`.
         has_biases: router and experts have them.
-        shared_size: as `size`, of an expert that every token is sent to, as far as a gate of its own lets it; 0: there
-            is none.
+        shared_size: as `size`, of an expert that every token is sent to; 0: absent.
+        has_shared_gate: a token is sent to it as far as a gate of its own lets it.
+        sigmoid: None: the scores of experts are a softmax.
     """
 
     num_experts: int
@@ -69,6 +83,8 @@ class MoeSpec:
     activation: str = "silu"
     has_biases: bool = False
     shared_size: int = 0
+    has_shared_gate: bool = True
+    sigmoid: SigmoidSpec | None = None
 
     @property
     def active_size(self) -> int:
@@ -84,5 +100,5 @@ class MoeSpec:
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block, router and all experts."""
         biases = self.num_experts * (1 + 2 * self.size + hidden_size) * self.has_biases
-        shared = hidden_size * (3 * self.shared_size + 1) if self.shared_size else 0
+        shared = hidden_size * (3 * self.shared_size + self.has_shared_gate) if self.shared_size else 0
         return self.num_experts * hidden_size * (3 * self.size + 1) + biases + shared

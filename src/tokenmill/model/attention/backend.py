@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec, KVCache
 from tokenmill.platform.protocol import Platform
+from tokenmill.platform.torch_package import needs_package
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.paged import PagedImplementation
@@ -108,7 +109,7 @@ class Backend:
         if self.needs_native and config.native is None:
             return "the model does not run on native kernels"
         if self.package is not None and not _is_installed(self.package):
-            return f"{self.package} is not installed (pip install tokenmill[{self.package}])"
+            return f"the {self.name} attention {needs_package(self.package, self.package)}"
         return self.obstacle(config)
 
 

@@ -73,6 +73,8 @@ class ForwardBatch:
             None for `positions`.
         windows: slots and page table of the window group, 0 where a page is behind the window; None without one.
         states: the states of a model that keeps them; None for other models.
+        taps: [T, taps, hidden_size] in the model's dtype, for hidden states at the boundaries that the decoder has been
+            told; of the boundary behind the last layer [S, ...]. None: they are not wanted.
         lens: the lengths on the device, if they were sent along with the rest; None if not.
     """
 
@@ -90,6 +92,7 @@ class ForwardBatch:
     turned: AnyArray | None = None
     windows: BatchPages | None = None
     states: StepStates | None = None
+    taps: AnyArray | None = None
 
     @property
     def in_windows(self) -> ForwardBatch:

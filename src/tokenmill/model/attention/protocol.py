@@ -59,6 +59,7 @@ class AttentionLayer:
             dtype; None for no sinks.
         group: index of the layer's group, see `AttentionSpec.groups`.
         reads_only: the memory is another layer's, which has written it: the projection is q alone.
+        first_key: no token attends to what lies before this position, and none lies there.
     """
 
     index: int
@@ -69,6 +70,7 @@ class AttentionLayer:
     sinks: AnyArray | None = None
     group: int = 0
     reads_only: bool = False
+    first_key: int = 0
 
 
 class KVCache(ABC):

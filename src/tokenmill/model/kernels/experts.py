@@ -6,7 +6,7 @@ Imports no torch; the loop runs on tensors, by their methods.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tokenmill.model.kernels.protocol import NO_PARTS, ExpertBiases, Experts, Gate, LinearWeight, Parts, WeightRole
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenmill.platform.arrays import Array
 
 
-class ExpertMaker:
+class ExpertMaker(Protocol):
     """The part of `Kernels` that makes experts with one weight per matrix, for kernels to inherit."""
 
     def experts(
@@ -32,11 +32,9 @@ class ExpertMaker:
         self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR, parts: Parts = NO_PARTS
     ) -> LinearWeight:
         """Make an unfilled weight."""
-        raise NotImplementedError
 
     def vector(self, size: int) -> Array:
         """Make an unfilled vector."""
-        raise NotImplementedError
 
     def _mixture(
         self, gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], gate: Gate, biases: ExpertBiases | None

@@ -57,9 +57,9 @@ class MeasuringKernels:
         self.sizes += [bias.nbytes for bias in experts.biases or ()]
         return experts
 
-    def vector(self, size: int) -> Array:
+    def vector(self, size: int, is_wide: bool = False) -> Array:
         """Make an unfilled vector and record its size."""
-        vector = self._kernels.vector(size)
+        vector = self._kernels.vector(size, is_wide)
         self.sizes.append(vector.nbytes)
         return vector
 

@@ -19,18 +19,24 @@ from tokenmill.model.kernels.native_recurrence import NativeRecurrence
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.operands import contiguous, in_pieces, is_a, stride, zeros_like
 from tokenmill.model.kernels.parted_weight import PartedWeight
-from tokenmill.model.kernels.protocol import NO_PARTS, ExpertBiases, Experts, Gate, LinearWeight, Parts, WeightRole
-from tokenmill.model.kernels.random_numbers import seeded_normal
+from tokenmill.model.kernels.protocol import (
+    NO_PARTS,
+    ExpertBiases,
+    Experts,
+    Gate,
+    LinearWeight,
+    Parts,
+    SigmoidScores,
+    WeightRole,
+)
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats
-from tokenmill.model.quantization.stored_array import Floats, StoredArray
+from tokenmill.model.quantization.stored_array import Floats, StoredArray, seeded_normal
 from tokenmill.platform.arrays import address
 from tokenmill.platform.memory import Arena
 
 if TYPE_CHECKING:
     from tokenmill import _native
     from tokenmill.platform.arrays import Array
-
-BF16_BYTES = 2
 
 
 class NativeKernels(NativeRecurrence, ExpertMaker):
@@ -94,13 +100,14 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
     ) -> Experts:
         return NativeExperts(self.native, gate_up, down, gate, biases)
 
-    def vector(self, size: int) -> npt.NDArray[np.uint16]:
+    def vector(self, size: int, is_wide: bool = False) -> npt.NDArray[Any]:
         """Make an unfilled vector, in the arena if there is one."""
+        dtype = np.dtype(np.float32 if is_wide else np.uint16)
         if not self.has_memory:  # all of its numbers are one, which cannot be written
-            return np.broadcast_to(np.uint16(0), (size,))
+            return np.broadcast_to(dtype.type(0), (size,))
         if self._arena is None:
-            return np.empty(size, np.uint16)
-        return self._arena.take(size * BF16_BYTES).view(np.uint16)
+            return np.empty(size, dtype)
+        return self._arena.take(size * dtype.itemsize).view(dtype)
 
     def constant(self, values: Floats) -> npt.NDArray[np.uint16]:
         """Return the bits of numbers rounded to bfloat16."""
@@ -134,9 +141,9 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
         """Return (x + scale * delta) * factor, computed in place."""
         return native_ops.scaled_sum(self.native, x, factor, delta, scale)
 
-    def route(self, logits: Any, count: int, normalizes: bool) -> tuple[Any, Any]:
-        """Choose the experts of each token; of equal logits the lower number comes first."""
-        return native_ops.route(self.native, logits, count, normalizes)
+    def route(self, logits: Any, count: int, normalizes: bool, sigmoid: SigmoidScores | None = None) -> tuple[Any, Any]:
+        """Choose the experts of each token; of equal scores the lower number comes first."""
+        return native_ops.route(self.native, logits, count, normalizes, sigmoid)
 
     def rms_norm(self, x: Any, weight: Array, eps: float, is_offset: bool = False) -> Any:
         """Return the RMSNorm of x, times the weight."""

@@ -14,6 +14,7 @@ from tokenmill.platform.arrays import address
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.model.kernels.protocol import SigmoidScores
     from tokenmill.platform.arrays import Array
 
 # 1 in bfloat16.
@@ -93,15 +94,28 @@ def scaled_sum(native: _native.Kernels, x: Any, factor: float, delta: Array | No
     return x
 
 
-def route(native: _native.Kernels, logits: Any, count: int, normalizes: bool) -> tuple[Any, Any]:
+def route(
+    native: _native.Kernels, logits: Any, count: int, normalizes: bool, sigmoid: SigmoidScores | None = None
+) -> tuple[Any, Any]:
     """Choose the `count` experts with the largest logits [T, experts] bfloat16; see `Kernels.route`."""
     tokens, experts = logits.shape
     assert is_a("bfloat16", logits) and in_pieces(logits), "a row of bfloat16 is in one piece"
     assert 1 <= count <= experts, "a token has experts, and each once"
     weights, ids = empty_like(logits, (tokens, count)), empty_like(logits, (tokens, count), "int64")
     found = address(ids), address(weights)
-    native.route(address(logits), stride(logits), tokens, experts, count, normalizes, *found)
+    are_sigmoids, bias, scale = bound_scores(sigmoid, experts)
+    inputs, scores = (address(logits), stride(logits), tokens, experts, count), (bias, scale)
+    native.route(*inputs, normalizes, *found, are_sigmoids, *scores)
     return weights, ids
+
+
+def bound_scores(sigmoid: SigmoidScores | None, experts: int) -> tuple[bool, int, float]:
+    """Return whether scores are sigmoids, the address of their biases, and their scale."""
+    if sigmoid is None:
+        return False, 0, 1.0
+    bias = sigmoid.bias
+    assert bias is None or (is_a("float32", bias) and in_one_piece(bias) and len(bias) == experts), "one for each"
+    return True, 0 if bias is None else address(bias), sigmoid.scale
 
 
 def _check_norm(x: Array, weight: Array, delta: Array | None) -> None:

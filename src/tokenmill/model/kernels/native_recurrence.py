@@ -81,6 +81,35 @@ class NativeRecurrence:
         vectors = address(a_log), address(dt_bias)
         self.native.delta_rule(bind_rows(rows, len(mixed)), *inputs, *vectors, *memory, address(out), *sizes)
 
+    def state_space(
+        self,
+        mixed: Array,
+        steps: Array,
+        a_log: Array,
+        dt_bias: Array,
+        skip: Array,
+        state: Array,
+        rows: StateRows,
+        out: Array,
+    ) -> None:
+        """Run the state space of each request natively.
+
+        Raises:
+            ValueError: heads or states whose size is not a multiple of 16, or is above 256.
+        """
+        num_heads, state_size, size = state.shape[1:]
+        num_groups = (mixed.shape[1] - num_heads * size) // (2 * state_size)
+        assert mixed.shape[1] == num_heads * size + 2 * num_groups * state_size, "x, and B and C of whole groups"
+        assert steps.shape == (len(mixed), num_heads) and len(a_log) == len(dt_bias) == len(skip) == num_heads, "heads"
+        assert out.shape == (len(mixed), num_heads * size), "numbers of heads"
+        _check_rows(mixed, steps)
+        _check_pieces("bfloat16", a_log, dt_bias, skip, out)
+        _check_pieces("float32", state[0])
+        inputs = address(mixed), stride(mixed), address(steps), stride(steps)
+        vectors, memory = (address(a_log), address(dt_bias), address(skip)), (address(state), stride(state))
+        sizes = num_heads, num_groups, size, state_size
+        self.native.state_space(bind_rows(rows, len(mixed)), *inputs, *vectors, *memory, address(out), *sizes)
+
     def gated_rms_norm(self, x: Any, gate: Array, weight: Array, eps: float) -> Any:
         """Return the norm of x over each head, times the weight and silu(gate)."""
         assert x.shape == gate.shape and x.shape[1] % len(weight) == 0, "whole heads, each with its gate"
@@ -88,7 +117,18 @@ class NativeRecurrence:
         _check_pieces("bfloat16", weight)
         out, sizes = empty_like(x, x.shape), (len(x), x.shape[1] // len(weight), len(weight))
         inputs = address(x), stride(x), address(gate), stride(gate), address(weight)
-        self.native.gated_norm(*inputs, eps, address(out), *sizes)
+        self.native.gated_norm(*inputs, eps, address(out), *sizes, False)
+        return out
+
+    def gated_group_norm(self, x: Any, gate: Array, weight: Array, num_groups: int, eps: float) -> Any:
+        """Return the norm of x * silu(gate) over each group, times the weight."""
+        assert x.shape == gate.shape and x.shape[1:] == weight.shape, "a gate and a weight for each number"
+        assert x.shape[1] % num_groups == 0, "whole groups"
+        _check_rows(x, gate)
+        _check_pieces("bfloat16", weight)
+        out, sizes = empty_like(x, x.shape), (len(x), num_groups, x.shape[1] // num_groups)
+        inputs = address(x), stride(x), address(gate), stride(gate), address(weight)
+        self.native.gated_norm(*inputs, eps, address(out), *sizes, True)
         return out
 
     def sigmoid_gate(self, x: Any, gate: Array) -> Any:

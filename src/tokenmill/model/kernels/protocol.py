@@ -10,6 +10,7 @@ Of activations the protocol speaks as tensors; native kernels take NumPy arrays 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from tokenmill.model.quantization.stored_array import Floats, StoredArray
     from tokenmill.platform.arrays import Array
     from tokenmill.platform.memory import Arena
+
+# Added to the sum of the sigmoids of the experts that a token is sent to; see native/isa/route.cpp.
+LEAST_SUM = 1e-6
 
 
 class WeightRole(Enum):
@@ -127,6 +131,19 @@ class Experts(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class SigmoidScores:
+    """Scores of experts that are sigmoids of their logits; weights of those chosen are over their sum and `LEAST_SUM`.
+
+    Attributes:
+        bias: [experts] float32, added to the scores to choose experts, and not to weigh them; None: absent.
+        scale: factor on the weights.
+    """
+
+    bias: Array | None
+    scale: float
+
+
 class Kernels(Protocol):
     """A set of kernels: makes a model's parameters and runs every operation but attention.
 
@@ -162,8 +179,8 @@ class Kernels(Protocol):
     ) -> Experts:
         """Make unfilled experts of a mixture; `size` is that of their gated middle."""
 
-    def vector(self, size: int) -> Array:
-        """Make an unfilled bias or norm weight [size]."""
+    def vector(self, size: int, is_wide: bool = False) -> Array:
+        """Make an unfilled bias or norm weight [size]; `is_wide`: in float32 whatever the kernels' dtype is."""
 
     def constant(self, values: Floats) -> Array:
         """Return numbers in the form of a vector, rounded to the kernels' dtype; not in an arena."""
@@ -218,6 +235,24 @@ class Kernels(Protocol):
     ) -> None:
         """Run the gated delta rule over the tokens of each request; see `kernels.recurrence.delta_rule`."""
 
+    def state_space(
+        self,
+        mixed: torch.Tensor,
+        steps: torch.Tensor,
+        a_log: Array,
+        dt_bias: Array,
+        skip: Array,
+        state: torch.Tensor,
+        rows: StateRows,
+        out: torch.Tensor,
+    ) -> None:
+        """Run a state space over the tokens of each request; see `kernels.recurrence.state_space`."""
+
+    def gated_group_norm(
+        self, x: torch.Tensor, gate: torch.Tensor, weight: Array, num_groups: int, eps: float
+    ) -> torch.Tensor:
+        """Return the norm of x * silu(gate) over each group; see `kernels.recurrence.gated_group_norm`."""
+
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: Array, eps: float) -> torch.Tensor:
         """Return the norm over each head, times the weight and silu(gate); see `kernels.recurrence.gated_rms_norm`."""
 
@@ -242,8 +277,10 @@ class Kernels(Protocol):
         Each product and the sum are rounded to x's dtype. None: nothing is added.
         """
 
-    def route(self, logits: torch.Tensor, count: int, normalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose `count` experts for each token: the largest of a softmax in float32.
+    def route(
+        self, logits: torch.Tensor, count: int, normalizes: bool, sigmoid: SigmoidScores | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose `count` experts for each token: the largest of a softmax in float32, or of sigmoids.
 
         Args:
             logits: [T, experts], of the router.

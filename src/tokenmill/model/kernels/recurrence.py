@@ -88,6 +88,61 @@ def delta_rule(
     state[rows.slots] = states
 
 
+def state_space(
+    mixed: torch.Tensor,
+    steps: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    skip: torch.Tensor,
+    state: torch.Tensor,
+    rows: StateRows,
+    out: torch.Tensor,
+) -> None:
+    """Run a state space (Mamba-2: Dao and Gu 2024), one token after the other, in float32.
+
+        S = exp(-exp(a_log) step) S + B (step x)^T;   out = S^T C + skip x
+
+    with step = softplus(steps + dt_bias).
+
+    Args:
+        mixed: [T, H * P + 2 * G * N], x of all heads, B and C of all groups; H / G heads share a group.
+        steps: [T, H].
+        a_log, dt_bias, skip: [H].
+        state: [slots, H, N, P] float32.
+        out: [T, H * P] in the dtype of `mixed`, written for the tokens of `rows`; other tokens are left as they are.
+    """
+    _, num_heads, state_size, size = state.shape
+    width = num_heads * size
+    x, b, c = mixed.float().split((width, *[(mixed.shape[1] - width) // 2] * 2), -1)
+    x = x.reshape(len(mixed), num_heads, size)
+    b, c = (each.reshape(len(mixed), -1, state_size) for each in (b, c))
+    b, c = (each.repeat_interleave(num_heads // each.shape[1], 1) for each in (b, c))
+    step = functional.softplus(steps.float() + dt_bias.float())
+    decay, added = torch.exp(-a_log.float().exp() * step), x * step.unsqueeze(-1)
+    heads, lengths, states = out.view_as(x), rows.spans[:, 1] - rows.spans[:, 0], state[rows.slots]
+    for number in range(int(lengths.max())):
+        active = torch.from_numpy(np.flatnonzero(lengths > number)).to(mixed.device)
+        at = rows.starts[active].long() + number
+        now = states[active] * decay[at][..., None, None] + b[at].unsqueeze(-1) * added[at].unsqueeze(-2)
+        read = (now * c[at].unsqueeze(-1)).sum(-2)
+        heads[at] = (read + skip.float().unsqueeze(-1) * x[at]).to(out.dtype)
+        states[active] = now
+    state[rows.slots] = states
+
+
+def gated_group_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, num_groups: int, eps: float
+) -> torch.Tensor:
+    """Return the norm of x * silu(gate), both [T, N], over each group of numbers, times weight [N].
+
+    The product and its norm are computed in float32, and the norm is rounded to x's dtype before the weight.
+    """
+    product = x.float() * functional.silu(gate.float())
+    wide = product.view(len(x), num_groups, -1)
+    normed = functional.rms_norm(wide, wide.shape[2:], None, eps)
+    return weight * normed.to(x.dtype).view_as(x)
+
+
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """Return x * sigmoid(gate), both [T, N] of one dtype; x may be overwritten."""
     return x.mul_(torch.sigmoid(gate))

@@ -9,12 +9,20 @@ from torch.nn import functional
 
 from tokenmill.model.kernels import recurrence
 from tokenmill.model.kernels.experts import ExpertMaker
-from tokenmill.model.kernels.protocol import NO_PARTS, Gate, Kernels, LinearWeight, Parts, WeightRole
-from tokenmill.model.kernels.random_numbers import seeded_normal
+from tokenmill.model.kernels.protocol import (
+    LEAST_SUM,
+    NO_PARTS,
+    Gate,
+    Kernels,
+    LinearWeight,
+    Parts,
+    SigmoidScores,
+    WeightRole,
+)
 from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.stored_tensors import floats, tensor_over
 from tokenmill.model.quantization.packed import Rows
-from tokenmill.model.quantization.stored_array import Floats, StoredArray
+from tokenmill.model.quantization.stored_array import Floats, StoredArray, seeded_normal
 from tokenmill.platform.memory import Arena
 
 if TYPE_CHECKING:
@@ -141,9 +149,9 @@ class TorchKernels(ExpertMaker):
         """Make an unfilled row-major weight."""
         return TorchWeight(out_size, in_size, self._dtype, self._device)
 
-    def vector(self, size: int) -> torch.Tensor:
+    def vector(self, size: int, is_wide: bool = False) -> torch.Tensor:
         """Make an unfilled vector."""
-        return torch.empty(size, dtype=self._dtype, device=self._device)
+        return torch.empty(size, dtype=torch.float32 if is_wide else self._dtype, device=self._device)
 
     def constant(self, values: Floats) -> torch.Tensor:
         """Return numbers as a tensor."""
@@ -208,6 +216,26 @@ class TorchKernels(ExpertMaker):
         """Run the gated delta rule of each request."""
         recurrence.delta_rule(mixed, gates, a_log, dt_bias, state, rows, out)
 
+    def state_space(
+        self,
+        mixed: torch.Tensor,
+        steps: torch.Tensor,
+        a_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        skip: torch.Tensor,
+        state: torch.Tensor,
+        rows: StateRows,
+        out: torch.Tensor,
+    ) -> None:
+        """Run the state space of each request."""
+        recurrence.state_space(mixed, steps, a_log, dt_bias, skip, state, rows, out)
+
+    def gated_group_norm(
+        self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, num_groups: int, eps: float
+    ) -> torch.Tensor:
+        """Return the norm of x * silu(gate) over each group, times the weight."""
+        return recurrence.gated_group_norm(x, gate, weight, num_groups, eps)
+
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return the norm of x over each head, times the weight and silu(gate)."""
         return recurrence.gated_rms_norm(x, gate, weight, eps)
@@ -232,9 +260,24 @@ class TorchKernels(ExpertMaker):
             x.add_(delta.mul_(scale))
         return x.mul_(factor)
 
-    def route(self, logits: torch.Tensor, count: int, normalizes: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(
+        self, logits: torch.Tensor, count: int, normalizes: bool, sigmoid: SigmoidScores | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose the experts of each token."""
+        if sigmoid is not None:
+            return _route_by_sigmoids(logits, count, normalizes, sigmoid)
         weights, experts = torch.softmax(logits, -1, dtype=torch.float32).topk(count, -1)
         if normalizes:
             weights /= weights.sum(-1, keepdim=True)
         return weights.to(logits.dtype), experts
+
+
+def _route_by_sigmoids(
+    logits: torch.Tensor, count: int, normalizes: bool, sigmoid: SigmoidScores
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = logits.float().sigmoid()
+    experts = (scores if sigmoid.bias is None else scores + sigmoid.bias).topk(count, -1).indices
+    weights = scores.gather(1, experts)
+    if normalizes:
+        weights /= weights.sum(-1, keepdim=True) + LEAST_SUM
+    return weights.mul_(sigmoid.scale).to(logits.dtype), experts

@@ -14,6 +14,8 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.families import FAMILIES
 
+_WHISPER = "WhisperForConditionalGeneration"
+
 
 def read_architecture(fields: Mapping[str, Any], source: str = "config.json") -> Architecture:
     """Return the architecture that a config.json describes.
@@ -35,6 +37,7 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         name=name,
         weight_names=family.weight_names,
         takes_images=family.takes_images,
+        takes_sound=family.takes_sound,
         other_weights=family.other_weights,
         expert_stack=family.expert_stack,
     )
@@ -58,6 +61,8 @@ def _architecture_name(fields: Mapping[str, Any], source: str) -> str:
     config = ConfigReader(fields, source)
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise config.error(f"architectures must name the model's architecture; supported: {supported}")
+    if names[0] == _WHISPER:
+        raise config.error(f"{names[0]} decodes beside an encoder, which is not supported: Qwen2-Audio takes sound")
     if names[0] not in FAMILIES:
         raise config.error(f"architecture {names[0]} is not supported; supported: {supported}")
     return names[0]

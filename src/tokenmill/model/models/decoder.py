@@ -18,6 +18,7 @@ from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.kernels.operands import rounded
 from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
 from tokenmill.model.kernels.states import StateMemory
+from tokenmill.model.models.draft_inputs import DraftInputs, Taps
 from tokenmill.model.models.kv_places import KVPlace, kv_groups, kv_places
 from tokenmill.model.models.layer import Layer, ResidualStream
 from tokenmill.model.models.norm import RMSNorm
@@ -45,13 +46,17 @@ class Decoder:
         tokens: this rank's part of the vocabulary, in embedding and head.
         embedding: [tokens, hidden_size]; None: another stage's.
         head: [tokens, hidden_size]; the same matrix as `embedding` when they are tied.
+        boundaries: of its passes, where `ForwardBatch.taps` are taken; see `Taps`.
+        draft_inputs: what turns its target's taps into its input; None: it is no draft head.
         rotary: the tables of every kind of rope that a layer has.
     """
 
     __slots__ = (
         "_kernels",
         "architecture",
+        "boundaries",
         "collective",
+        "draft_inputs",
         "embedding",
         "final_norm",
         "head",
@@ -68,9 +73,11 @@ class Decoder:
         self.collective = collective
         self.shard = collective.shard
         self._kernels = kernels
+        self.boundaries: tuple[int, ...] = ()
         self.tokens = self.shard.part(architecture.vocab_size)
         self.embedding: LinearWeight | None = None
-        if self.shard.is_first_stage:
+        draft = architecture.draft_head
+        if self.shard.is_first_stage and (draft is None or draft.has_embedding):
             self.embedding = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.EMBEDDING)
         self.final_norm = RMSNorm(hidden_size, architecture.norm, kernels)
         self.rotary = all_rotary_tables(architecture, kernels)
@@ -83,8 +90,15 @@ class Decoder:
         ]
         spec = architecture.per_layer
         self.per_layer = None if spec is None else PerLayerInputs(architecture, spec, kernels)
+        self.draft_inputs: DraftInputs | None = None
         self.head = self.embedding
-        if self.shard.is_first_stage and not architecture.tie_embeddings:
+        if draft is not None:
+            self.draft_inputs = DraftInputs(draft, hidden_size, architecture.norm, kernels)
+            self.head = (
+                kernels.linear_weight(draft.vocab_size, hidden_size, WeightRole.HEAD) if draft.has_head else None
+            )
+            self.boundaries = (len(self.layers),)
+        elif self.shard.is_first_stage and not architecture.tie_embeddings:
             self.head = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.HEAD)
 
     def _layer(self, index: int, place: KVPlace | int, kernels: Kernels) -> Layer:
@@ -113,17 +127,19 @@ class Decoder:
         """Run the batch's tokens, writing their KV.
 
         Args:
-            hidden: [T, hidden_size], from the stage before this one, in memory that this one may write to;
-                None: this is the first.
+            hidden: [T, hidden_size], from the stage before this one or of a draft head, in memory that this one may
+                write to; None: this is the first.
 
         Returns:
             Final hidden states [S, hidden_size], normed, of the S >= 0 tokens at `batch.output_indices`: what `logits`
             and `argmax` take. Of a stage before the last: the hidden states of all tokens, [T, hidden_size].
         """
         plan = attention.plan(batch)
+        embeddings = None if self.draft_inputs is None else self.embed(batch.token_ids)
         hidden = self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden
         given = None if self.per_layer is None else self.per_layer.forward(batch.token_ids, hidden)
-        stream = ResidualStream(hidden, given)
+        taps = None if batch.taps is None else Taps(self.boundaries, batch.taps)
+        stream = ResidualStream(hidden, given, embeddings, taps)
         media = None if batch.media is None else batch.media.embeddings
         if batch.media is not None and media is not None:
             stream.hidden[batch.media.indices] = media[:, 0].to(stream.hidden.dtype)
@@ -138,6 +154,7 @@ class Decoder:
         only = None if every else batch.output_indices
         self.layers[-1].forward(stream, attention, plan, only, adapted[-1], batch.states)
         normed = stream.normed(self.final_norm)
+        stream.pass_boundary()
         return normed if self.shard.is_last_stage else stream.hidden
 
     def embed(self, token_ids: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
@@ -148,6 +165,18 @@ class Decoder:
             adapters.add_embeddings(token_ids, hidden)
         multiplier = self.embedding_multiplier
         return hidden if multiplier == 1 else self._kernels.scaled_sum(hidden, multiplier)
+
+    def fuse(self, taps: torch.Tensor) -> torch.Tensor:
+        """Return what a draft head takes for tokens: its target's taps [T, taps, size] -> [T, hidden_size]."""
+        assert self.draft_inputs is not None, "a draft head has a target"
+        return self.draft_inputs.forward(taps)
+
+    def borrow(self, target: Decoder) -> None:
+        """Take the embedding and the output head of the target where this draft head has none."""
+        draft = self.architecture.draft_head
+        assert draft is not None, "a draft head has a target"
+        self.embedding = self.embedding if draft.has_embedding else target.embedding
+        self.head = self.head if draft.has_head else target.head
 
     @property
     def embedding_multiplier(self) -> float:
@@ -194,8 +223,14 @@ class Decoder:
     def targets(self) -> Iterator[Target]:
         """Yield every checkpoint tensor that this model needs; nothing is wanted of those of other stages."""
         scope, shape = TargetScope(self.architecture.weight_names), (self.tokens.total, self.architecture.hidden_size)
+        draft = self.architecture.draft_head
         for role, matrix in {"embedding": self.embedding, "head": self.head}.items():
             if role == "head" and self.architecture.tie_embeddings:
+                continue
+            if draft is not None:
+                if draft.has_embedding if role == "embedding" else draft.has_head:
+                    assert matrix is not None, "it has its own"
+                    yield scope.matrix(role, matrix)
                 continue
             own = None if matrix is None else scope.matrix(role, matrix, 0, self.tokens)
             yield own or scope.elsewhere(role, shape)
@@ -210,6 +245,8 @@ class Decoder:
                 )
         if self.per_layer is not None and self.architecture.per_layer is not None:
             yield from self.per_layer.targets(scope, self.architecture.per_layer)
+        if self.draft_inputs is not None:
+            yield from self.draft_inputs.targets(scope)
         norm = scope.vector("final_norm", self.final_norm.weight)
         yield norm if self.shard.is_last_stage else norm.unwanted()
 

@@ -29,6 +29,7 @@ class Family:
         other_weights: name prefixes of weights that are not the decoder's.
         expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         takes_images: a vision tower stands beside the decoder.
+        takes_sound: an encoder of sound does.
         gguf: its form in GGUF files; None: these are not read.
     """
 
@@ -39,4 +40,5 @@ class Family:
     other_weights: tuple[str, ...] = ()
     expert_stack: ExpertStack | None = None
     takes_images: bool = False
+    takes_sound: bool = False
     gguf: GgufTable | None = None

@@ -43,6 +43,11 @@ class HostDecoder:
             start = None if hidden is None else tensor_over(hidden)
             return array_of(self._decoder.forward(tensors, attention, start))
 
+    def fuse(self, taps: Array) -> Any:
+        """Return what a draft head takes for tokens, [T, hidden_size] in the decoder's dtype."""
+        with torch.inference_mode():
+            return array_of(self._decoder.fuse(tensor_over(taps)))
+
     def logits(self, outputs: Array) -> Any:
         """Return the logits of this rank's tokens, [S, tokens] float32."""
         with torch.inference_mode():

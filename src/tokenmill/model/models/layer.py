@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, ShortConvSpec
+from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, ShortConvSpec, StateSpaceSpec
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.architecture.rope_spec import RopeSpec
 from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.kernels.operands import float32
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.delta_net import DeltaNet
+from tokenmill.model.models.draft_inputs import Taps
 from tokenmill.model.models.kv_places import KVPlace
+from tokenmill.model.models.mamba import StateSpace
 from tokenmill.model.models.mlp import MLP, PlainMLP
 from tokenmill.model.models.moe import MoE
 from tokenmill.model.models.norm import RMSNorm
@@ -43,13 +45,22 @@ class ResidualStream:
         hidden: [T, hidden_size].
         delta: [T, hidden_size] still to be added to it, times `scale`; or None.
         given: [layers, T, size], the layers' own embeddings; None: they have none.
+        embeddings: [T, hidden_size], of the tokens behind the hidden states; None but in a draft head.
     """
 
-    __slots__ = ("delta", "given", "hidden", "scale")
+    __slots__ = ("_taps", "delta", "embeddings", "given", "hidden", "scale")
 
-    def __init__(self, hidden: torch.Tensor, given: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        hidden: torch.Tensor,
+        given: torch.Tensor | None = None,
+        embeddings: torch.Tensor | None = None,
+        taps: Taps | None = None,
+    ) -> None:
         self.hidden = hidden
         self.given = given
+        self.embeddings = embeddings
+        self._taps = taps
         self.delta: torch.Tensor | None = None
         self.scale = 1.0
 
@@ -61,6 +72,11 @@ class ResidualStream:
         if norm is None:
             return self.hidden if self.delta is None else self.hidden.add_(self.delta, alpha=self.scale)
         return norm.forward(self.hidden, self.delta, self.scale)
+
+    def pass_boundary(self) -> None:
+        """Let the taps have what all layers so far have made, once it has been added up."""
+        if self._taps is not None:
+            self._taps.take(self.hidden)
 
     def keep(self, only: torch.Tensor) -> None:
         """Keep only these tokens."""
@@ -77,12 +93,14 @@ class Layer:
 
     Attributes:
         attention: None: `recurrence` stands in its place.
+        hidden_norm: of a layer that takes a pair, of the hidden states; `attention_norm` is then of the embeddings.
     """
 
     __slots__ = (
         "attention",
         "attention_norm",
         "attention_out_norm",
+        "hidden_norm",
         "mlp",
         "mlp_norm",
         "mlp_out_norm",
@@ -103,8 +121,9 @@ class Layer:
     ) -> None:
         self.spec = spec
         self.attention_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
+        self.hidden_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.takes_pair else None
         self.attention: SelfAttention | None = None
-        self.recurrence: ShortConv | DeltaNet | None = None
+        self.recurrence: ShortConv | DeltaNet | StateSpace | None = None
         if isinstance(place, KVPlace):
             assert spec.attention is not None, "a layer with KV has attention"
             self.attention = SelfAttention(spec.attention, place, hidden_size, rotary, kernels, collective)
@@ -112,6 +131,8 @@ class Layer:
             self.recurrence = ShortConv(spec.recurrence, place, hidden_size, kernels)
         elif isinstance(spec.recurrence, DeltaNetSpec):
             self.recurrence = DeltaNet(spec.recurrence, place, hidden_size, kernels)
+        elif isinstance(spec.recurrence, StateSpaceSpec):
+            self.recurrence = StateSpace(spec.recurrence, place, hidden_size, kernels)
         self.attention_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
         self.mlp_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
         if isinstance(spec.mlp, MoeSpec):
@@ -143,7 +164,10 @@ class Layer:
             adapted: which of the tokens have adapters; None: none has.
             states: of a model with recurrences.
         """
-        normed = stream.normed(self.attention_norm)
+        normed = (
+            stream.normed(self.attention_norm) if self.hidden_norm is None else self._pair(stream, self.hidden_norm)
+        )
+        stream.pass_boundary()
         if self.attention is not None:
             mixed = self.attention.attend(normed, attention, plan, adapted)
         else:
@@ -159,8 +183,18 @@ class Layer:
         if self.scalar is not None:
             self._end(stream, self.scalar)
 
+    def _pair(self, stream: ResidualStream, hidden_norm: RMSNorm) -> torch.Tensor:
+        """Return the norm of the embeddings beside that of the hidden states: [T, 2 * hidden_size]."""
+        assert stream.embeddings is not None and self.attention_norm is not None, "a draft head has both"
+        normed, size = hidden_norm.forward(stream.hidden), stream.hidden.shape[1]
+        pair = normed.new_empty(len(normed), 2 * size)
+        pair[:, :size], pair[:, size:] = self.attention_norm.forward(stream.embeddings), normed
+        if self.spec.begins_normed:
+            stream.hidden = normed
+        return pair
+
     @property
-    def mixer(self) -> SelfAttention | ShortConv | DeltaNet:
+    def mixer(self) -> SelfAttention | ShortConv | DeltaNet | StateSpace:
         """The block that mixes the tokens of a request: attention or a recurrence."""
         mixer = self.attention or self.recurrence
         assert mixer is not None, "a layer has one"
@@ -178,6 +212,7 @@ class Layer:
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this layer."""
         yield from _norm_targets(scope, "attention_norm", self.attention_norm)
+        yield from _norm_targets(scope, "hidden_norm", self.hidden_norm)
         yield from self.mixer.targets(scope)
         yield from _norm_targets(scope, "attention_out_norm", self.attention_out_norm)
         yield from _norm_targets(scope, "mlp_norm", self.mlp_norm)

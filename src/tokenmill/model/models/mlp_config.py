@@ -50,16 +50,29 @@ def read_sparse_mlps(
         InvalidCheckpoint: a value that is not supported; names the field.
     """
     dense = MlpSpec(config.integer("intermediate_size"), activation=read_activation(config, supported=("silu",)))
-    # transformers 5 saves `num_local_experts`, 4 saved `num_experts`.
-    num_experts = config.integer("num_experts", config.raw("num_local_experts", 128), low=0, high=MOST_EXPERTS)
+    num_experts, experts_per_token = read_expert_counts(config, 128, 8)
     if num_experts == 0:
         return [dense] * num_layers
     step, only_dense = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers")
     sparse = [layer for layer in range(num_layers) if layer not in only_dense and (layer + 1) % step == 0]
     if not sparse:
         return [dense] * num_layers
-    experts_per_token = config.integer("num_experts_per_tok", 8)
-    if experts_per_token > num_experts:
-        raise config.error(f"num_experts_per_tok ({experts_per_token}) must not exceed num_experts ({num_experts})")
     moe = read_experts(config, num_experts, experts_per_token)
     return [moe if layer in sparse else dense for layer in range(num_layers)]
+
+
+def read_expert_counts(config: ConfigReader, num_experts: int, experts_per_token: int) -> tuple[int, int]:
+    """Return the number of experts, 0: there are none, and how many of them a token is sent to.
+
+    Args:
+        num_experts, experts_per_token: where the config has none.
+
+    Raises:
+        InvalidCheckpoint: a value that is not supported; names the field.
+    """
+    # transformers 5 saves `num_local_experts`, 4 saved `num_experts`.
+    num_experts = config.integer("num_experts", config.raw("num_local_experts", num_experts), low=0, high=MOST_EXPERTS)
+    experts_per_token = config.integer("num_experts_per_tok", experts_per_token)
+    if 0 < num_experts < experts_per_token:
+        raise config.error(f"num_experts_per_tok ({experts_per_token}) must not exceed num_experts ({num_experts})")
+    return num_experts, experts_per_token

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec
-from tokenmill.model.kernels.protocol import Experts, Gate, Kernels, WeightRole
+from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec, SigmoidSpec
+from tokenmill.model.kernels.protocol import Experts, Gate, Kernels, SigmoidScores, WeightRole
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.mlp import MLP
 from tokenmill.model.models.targets import Target, TargetScope
@@ -27,7 +27,8 @@ class MoE:
     Every rank routes for itself. It has some of the experts or, where ranks sum, a part of each.
 
     Attributes:
-        shared: an expert that every token is sent to, by as much as `shared_gate` lets through; None: absent.
+        shared: an expert that every token is sent to, by as much as `shared_gate` lets through, or wholly; None.
+        scores: None: a softmax.
         part: this rank's experts. inner: this rank's part of the numbers between the projections of each.
     """
 
@@ -39,6 +40,7 @@ class MoE:
         "inner",
         "part",
         "router",
+        "scores",
         "shared",
         "shared_gate",
         "spec",
@@ -54,9 +56,12 @@ class MoE:
         self.experts = kernels.experts(self.part.count, hidden_size, self.inner.count, gate, has_biases)
         is_shared = not self.part.is_whole
         self.shared: MLP | None = None
+        self.shared_gate: Linear | None = None
         if spec.shared_size:
             self.shared = MLP(MlpSpec(spec.shared_size), hidden_size, kernels, collective, "shared_")
+        if spec.shared_size and spec.has_shared_gate:
             self.shared_gate = Linear(hidden_size, {"shared_switch": Part.whole(1)}, False, kernels, WeightRole.ROUTER)
+        self.scores = None if spec.sigmoid is None else _scores(spec.sigmoid, spec.num_experts, kernels)
         self._mix = SharedExperts(self.experts, self.part, collective).mix if is_shared else self.experts.mix
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
@@ -65,6 +70,8 @@ class MoE:
         mixed = mixed if self.inner.is_whole else self._collective.behind(mixed, Part.whole(mixed.shape[1]))
         if self.shared is None:
             return mixed
+        if self.shared_gate is None:
+            return self._kernels.scaled_sum(mixed, 1.0, self.shared.forward(x))
         return self._kernels.add_gated(mixed, self.shared.forward(x), self.shared_gate.forward(x))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
@@ -72,7 +79,10 @@ class MoE:
         yield from self.router.targets(scope)
         if self.shared is not None:
             yield from self.shared.targets(scope)
+        if self.shared_gate is not None:
             yield from self.shared_gate.targets(scope)
+        if self.scores is not None and self.scores.bias is not None:
+            yield scope.vector("experts", self.scores.bias, "expert_bias")
         size, (_, hidden_size) = self.spec.size, self.router.weight.shape
         for expert in range(self.spec.num_experts):
             number, own = expert - self.part.start, dataclasses.replace(scope, expert=expert)
@@ -103,8 +113,14 @@ class MoE:
             yield scope.vector_elsewhere("expert_down", len(second), "bias")
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weights [T, k] in x's dtype and expert ids [T, k], from a softmax over all experts in float32."""
-        return self._kernels.route(self.router.forward(x), self.spec.experts_per_token, self.spec.norm_topk_prob)
+        """Return weights [T, k] in x's dtype and expert ids [T, k], from scores of all experts in float32."""
+        spec, logits = self.spec, self.router.forward(x)
+        return self._kernels.route(logits, spec.experts_per_token, spec.norm_topk_prob, self.scores)
+
+
+def _scores(spec: SigmoidSpec, num_experts: int, kernels: Kernels) -> SigmoidScores:
+    # Rounded to a narrow type, close scores would choose other experts.
+    return SigmoidScores(kernels.vector(num_experts, is_wide=True) if spec.has_bias else None, spec.scale)
 
 
 class SharedExperts:

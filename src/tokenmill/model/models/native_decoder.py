@@ -8,7 +8,7 @@ Arrays are NumPy's, bfloat16 as its bits. Knows no torch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from tokenmill.platform.arrays import address
 from tokenmill.platform.memory import zeroed_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from tokenmill import _native
     from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
     from tokenmill.model.attention.protocol import AttentionBackend
@@ -70,7 +72,7 @@ class NativeDecoder:
 
         Args:
             batch: of NumPy arrays.
-            hidden: [T, hidden_size] bfloat16, from the stage before this one; None: this is the first.
+            hidden: [T, hidden_size] bfloat16, from the stage before this one or of a draft head; None: absent.
 
         Returns:
             [S, hidden_size] bfloat16, as its bits.
@@ -86,11 +88,16 @@ class NativeDecoder:
         inputs = (_begin(batch.token_ids), _begin(hidden), tokens, _begin(batch.output_indices), outputs)
         states = None if batch.states is None else self._states_of(batch.states.memory).step(batch.states, tokens)
         assert states is not None or not self._decoder.architecture.recurrences, "recurrences have states"
-        more = (*_adapters(batch.adapters), _media(batch.media), states)
+        more = (*_adapters(batch.adapters), _media(batch.media), states, _begin(batch.taps))
         scratch = self._scratch.take(self._native.scratch_numbers(tokens))
         if not self._native.forward(steps, *inputs, *more, scratch, address(out) if shard.rank == 0 else 0):
             raise self._decoder.collective.failure()
         return out
+
+    def fuse(self, taps: Array) -> Any:
+        """Return what a draft head takes for tokens, [T, hidden_size] bfloat16, as its bits."""
+        # Written for tensors, which these kernels take arrays in place of.
+        return self._decoder.fuse(cast("torch.Tensor", taps))
 
     def logits(self, outputs: Array) -> npt.NDArray[np.float32]:
         """Return the logits of this rank's tokens, [S, tokens] float32."""
@@ -223,4 +230,5 @@ def _bind(decoder: Decoder, groups: list[NativeAttention]) -> _native.Decoder:
         bound.end(address(norm.weight))
     for layer in decoder.layers:
         bound.add(bind_layer(layer, groups))
+    bound.tap(decoder.boundaries)
     return bound

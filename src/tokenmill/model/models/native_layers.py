@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_kernels import NativeExperts
+from tokenmill.model.kernels.native_ops import bound_scores
 from tokenmill.model.kernels.native_weight import STORED_ELEMENTS
 from tokenmill.model.kernels.operands import in_one_piece, rounded
 from tokenmill.model.models.layer import Layer
@@ -44,6 +45,8 @@ def bind_layer(layer: Layer, groups: Sequence[NativeAttention]) -> _native.Decod
         residual_multiplier=layer.spec.residual_multiplier,
         end=_bind_end(native, layer),
     )
+    if layer.hidden_norm is not None:
+        bound.pair(address_of(layer.hidden_norm.weight), layer.spec.begins_normed)
     return bound
 
 
@@ -94,8 +97,9 @@ def _bind_mixture(bound: _native.FeedForward, moe: MoE) -> None:
     experts.share(moe.part.start, moe.part.total)
     if moe.shared is not None:
         _bind_dense(bound, moe.shared)
-        gate = bind_projection(moe.shared_gate)
-    bound.mix(bind_projection(moe.router), experts, moe.spec.experts_per_token, moe.spec.norm_topk_prob, gate)
+        gate = None if moe.shared_gate is None else bind_projection(moe.shared_gate)
+    spec, scores = moe.spec, bound_scores(moe.scores, moe.spec.num_experts)
+    bound.mix(bind_projection(moe.router), experts, spec.experts_per_token, spec.norm_topk_prob, gate, *scores)
 
 
 def _bind_end(native: Any, layer: Layer) -> _native.LayerEnd:

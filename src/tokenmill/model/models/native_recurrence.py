@@ -10,6 +10,7 @@ from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_recurrence import bind_rows
 from tokenmill.model.kernels.states import StateMemory, StepStates
 from tokenmill.model.models.delta_net import DeltaNet
+from tokenmill.model.models.mamba import StateSpace
 from tokenmill.model.models.native_projection import address_of, bind_projection
 from tokenmill.model.models.short_conv import ShortConv
 from tokenmill.platform.arrays import address
@@ -45,7 +46,7 @@ class NativeStates:
         return bound
 
 
-def bind_recurrence(own: ShortConv | DeltaNet) -> _native.Recurrence:
+def bind_recurrence(own: ShortConv | DeltaNet | StateSpace) -> _native.Recurrence:
     """Bind a layer's recurrence by its addresses.
 
     Raises:
@@ -56,11 +57,24 @@ def bind_recurrence(own: ShortConv | DeltaNet) -> _native.Recurrence:
         inputs = bind_projection(own.inputs), address(own.weight), address_of(own.bias)
         short: _native.Recurrence = native.Recurrence(*inputs, *own.weight.shape)
         return short
+    if isinstance(own, StateSpace):
+        return _bind_state_space(own)
     spec, (channels, width) = own.spec, own.filters.shape
     bound: _native.Recurrence = native.Recurrence(bind_projection(own.mixed), address(own.filters), 0, channels, width)
     vectors = address(own.a_log), address(own.dt_bias), address(own.norm)
     heads = spec.num_key_heads, spec.num_value_heads, spec.key_size, spec.value_size
     bound.delta_net(bind_projection(own.z), bind_projection(own.gates, channels), *vectors, spec.norm.eps, *heads)
+    return bound
+
+
+def _bind_state_space(own: StateSpace) -> _native.Recurrence:
+    spec, (channels, width) = own.spec, own.filters.shape
+    filters = address(own.filters), address_of(own.bias)
+    inputs, steps = bind_projection(own.inputs), bind_projection(own.steps, spec.inner_width + channels)
+    bound: _native.Recurrence = importlib.import_module(MODULE).Recurrence(inputs, *filters, channels, width)
+    vectors = address(own.a_log), address(own.dt_bias), address(own.skip), address(own.norm)
+    sizes = spec.num_heads, spec.num_groups, spec.head_size, spec.state_size
+    bound.state_space(steps, *vectors, spec.norm.eps, *sizes)
     return bound
 
 

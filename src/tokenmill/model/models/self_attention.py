@@ -57,7 +57,7 @@ class SelfAttention:
         self.heads, kv_heads = shard.heads(spec)
         q, kv = self.heads.times(spec.head_dim), kv_heads.times(spec.head_dim)
         parts = {"q": q} if place.reads_only else {"q": q, "k": kv, "v": kv}
-        self.qkv = Linear(hidden_size, parts, spec.qkv_bias, kernels)
+        self.qkv = Linear(spec.num_inputs * hidden_size, parts, spec.qkv_bias, kernels)
         self.gate = Linear(hidden_size, {"attention_gate": q}, spec.qkv_bias, kernels) if spec.has_gate else None
         self.output = second_linear("output", q, hidden_size, spec.output_bias, kernels, collective)
         self.joint_norms: dict[str, RMSNorm] = {}
@@ -72,7 +72,7 @@ class SelfAttention:
             norms = HeadNorms(of_q, of_k, spec.head_norm.eps, spec.head_norm.is_offset, of_v)
         tables = None if spec.rope is None else rotary[spec.rope]
         sinks = kernels.vector(self.heads.count) if spec.has_sinks else None
-        where = place.group, place.reads_only
+        where = place.group, place.reads_only, spec.first_key
         self.layer = AttentionLayer(place.index, spec.scale, spec.window, norms, tables, sinks, *where)
 
     def attend(

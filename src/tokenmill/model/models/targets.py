@@ -163,7 +163,8 @@ def _every(order: Order, num_rows: int) -> list[int]:
 def _set(vector: Array, values: Values) -> None:
     """Set a vector, or all filters, to values of as many numbers."""
     if isinstance(vector, np.ndarray) and isinstance(values, StoredArray):
-        vector[...] = values.bfloat16().reshape(vector.shape)
+        rounded = values.float32() if vector.dtype == np.float32 else values.bfloat16()
+        vector[...] = rounded.reshape(vector.shape)
         return
     # Imported here: native kernels run where there is no torch.
     from tokenmill.model.kernels.stored_tensors import fill_vector

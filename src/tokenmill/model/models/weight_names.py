@@ -41,7 +41,7 @@ LLAMA_STACK = ExpertStack("model.layers.{layer}.mlp.experts.gate_up_proj", "mode
 def stack_beside_a_tower(stack: ExpertStack) -> ExpertStack:
     """Return the names of stacked experts where a vision tower stands beside the decoder."""
     names = beside_a_tower({"gate_up": stack.gate_up, "down": stack.down})
-    return dataclasses.replace(stack, **names)
+    return dataclasses.replace(stack, gate_up=names["gate_up"], down=names["down"])
 
 
 def beside_a_tower(names: Mapping[str, str]) -> Mapping[str, str]:

@@ -86,3 +86,10 @@ class StoredArray:
         bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
         bits >>= np.uint32(16)
         return np.where(is_number, bits, np.uint32(NOT_A_NUMBER)).astype(np.uint16)
+
+
+def seeded_normal(shape: tuple[int, ...], deviation: float, seed: int) -> StoredArray:
+    """Return normally distributed numbers around 0, the same for a seed, in float32: weights that no file has."""
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    values *= np.float32(deviation)
+    return StoredArray(values, "F32")

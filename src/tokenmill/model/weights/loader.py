@@ -15,11 +15,10 @@ from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.kernels.measuring import MeasuringKernels
 from tokenmill.model.kernels.protocol import Kernels
-from tokenmill.model.kernels.random_numbers import seeded_normal
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormats, Rows, WeightedRows
-from tokenmill.model.quantization.stored_array import StoredArray
+from tokenmill.model.quantization.stored_array import StoredArray, seeded_normal
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.model.weights.checkpoint import open_checkpoint, stored_scheme
 from tokenmill.model.weights.gguf.file import open_gguf

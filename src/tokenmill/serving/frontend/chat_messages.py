@@ -19,7 +19,8 @@ MAX_KWARGS_BYTES = 64 << 10
 MAX_PICTURES = 4096
 # At what rate the makers of such models sample videos, where a client does not say it.
 FRAMES_PER_SECOND = 2.0
-_PARTS = ("text", "image_url", "image", "video", "video_url")
+_PARTS = ("text", "image_url", "image", "video", "video_url", "input_audio", "audio_url", "audio")
+_SOUND = ("input_audio", "audio_url", "audio")
 _FRAMES = "data:video/jpeg;base64,"
 _THINKING = ("reasoning_content", "reasoning")
 
@@ -28,9 +29,9 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
     """Check messages and join their text parts.
 
     Content given as `[{"type": "text", "text": ...}]` becomes one string, the parts joined by newlines, unless there
-    are images or videos between them; the JSON arguments of tool calls become objects, and arguments that are not JSON
-    stay strings. A video becomes a list of the URLs of its frames, however it was given. Earlier thinking gets every
-    name that templates know. Other keys are passed on as they are.
+    are images, videos or sound between them; the JSON arguments of tool calls become objects, and arguments that are
+    not JSON stay strings. A video becomes a list of the URLs of its frames, and sound a URL, however they were given.
+    Earlier thinking gets every name that templates know. Other keys are passed on as they are.
 
     Raises:
         InvalidRequest: naming the message at fault.
@@ -40,7 +41,9 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
     check_depth(messages, "messages")
     normal = [_normalize(message, f"messages[{i}]") for i, message in enumerate(messages)]
     if (count := sum(_num_pictures(message.get("content")) for message in normal)) > MAX_PICTURES:
-        raise InvalidRequest(f"messages show {count} images and frames; at most {MAX_PICTURES} are read", "messages")
+        raise InvalidRequest(
+            f"messages have {count} images, frames and clips; at most {MAX_PICTURES} are read", "messages"
+        )
     return normal
 
 
@@ -126,16 +129,16 @@ def _content_text(content: object, where: str) -> str | list[dict[str, Any]] | N
 
 
 def _num_pictures(content: object) -> int:
-    """Count the images and video frames in a message's content."""
+    """Count the images, video frames and clips of sound in a message's content."""
     parts = content if isinstance(content, list) else ()
     return sum(len(part.get("video", "1")) for part in parts if part["type"] != "text")
 
 
 def _part(part: object, where: str) -> dict[str, Any]:
-    """Check and normalize a part; an image or video that was extracted before is a part without a URL."""
+    """Check and normalize a part; an image, video or clip that was extracted before is a part without a URL."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in _PARTS:
-        sentence = f"{where}: only text parts, image_url and lists of frames are supported, got type {kind!r}"
+        sentence = f"{where}: only text, image_url, lists of frames and input_audio are supported, got type {kind!r}"
         raise InvalidRequest(sentence, "messages")
     if kind == "image" or (kind == "video" and "video" not in part):
         return {"type": kind}
@@ -143,6 +146,8 @@ def _part(part: object, where: str) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": _url(part, kind, where)}}
     if kind in ("video", "video_url"):
         return _video(part, kind, where)
+    if kind in _SOUND:
+        return _clip(part, kind, where)
     if not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{where}.text must be a string", "messages")
     return {"type": "text", "text": part["text"]}
@@ -154,6 +159,18 @@ def _url(part: dict[str, Any], kind: str, where: str) -> str:
     if not isinstance(url, str):
         raise InvalidRequest(f"{where}.{kind} must be an object with a url", "messages")
     return url
+
+
+def _clip(part: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
+    """Return a clip of sound as vLLM's clients send it, by URL; OpenAI's send base64 and a format."""
+    if kind != "input_audio":
+        if kind == "audio" and "audio_url" not in part:
+            return {"type": "audio"}
+        return {"type": "audio_url", "audio_url": {"url": _url(part, "audio_url", where)}}
+    given = part.get("input_audio")
+    if not isinstance(given, dict) or not isinstance(given.get("data"), str):
+        raise InvalidRequest(f"{where}.input_audio must be an object with data, in base64, and a format", "messages")
+    return {"type": "audio_url", "audio_url": {"url": f"data:audio/any;base64,{given['data']}"}}
 
 
 def _video(part: dict[str, Any], kind: str, where: str) -> dict[str, Any]:

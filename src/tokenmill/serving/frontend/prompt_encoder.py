@@ -34,7 +34,7 @@ class PromptEncoder:
     def __init__(
         self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, media: MediaPrompts | None = None
     ) -> None:
-        """`media` builds prompts of chats with images; None: the model takes text only."""
+        """`media` builds prompts of chats with images or sound; None: the model takes text only."""
         self._tokenizer = tokenizer
         self._media = media
         self._chat_template = chat_template
@@ -55,7 +55,7 @@ class PromptEncoder:
         return self._tokenizer.ids_outside_text(self.vocab_size)
 
     def prompt(self, message: GenerateText, attempt: Attempt) -> tuple[list[int], list[MediaInput]]:
-        """Return the token ids of a request's prompt, and its images.
+        """Return the token ids of a request's prompt, and its media.
 
         Raises:
             InvalidRequest: it is empty, too long, outside the vocabulary, or the chat template refuses it.
@@ -80,7 +80,10 @@ class PromptEncoder:
         check_ids(token_ids, self.vocab_size, param)
         if message.truncate_prompt_tokens is not None:
             if media:
-                raise InvalidRequest("a prompt with images cannot be cut", "truncate_prompt_tokens")
+                raise InvalidRequest(
+                    f"a prompt with {self._media.nouns if self._media else 'media'} cannot be cut",
+                    "truncate_prompt_tokens",
+                )
             num_output_tokens = 0 if message.needs_no_output else message.params.max_tokens or 1
             token_ids = self._cut(token_ids, message.truncate_prompt_tokens, num_output_tokens)
         if self.max_model_len and len(token_ids) >= self.max_model_len + message.needs_no_output:
@@ -173,11 +176,11 @@ class PromptEncoder:
     def _chat(
         self, message: GenerateText | EncodeText, attempt: Attempt, is_cut: bool, adds_special_tokens: bool
     ) -> tuple[list[int], list[MediaInput]]:
-        """Return the tokens of a chat, and its images. Special tokens are rarely added: templates spell them out."""
+        """Return the tokens of a chat, and its media. Special tokens are rarely added: templates spell them out."""
         if self._media is None:
             text = self._render(message, attempt, is_cut)
             return self._encode(text, attempt, "messages", is_cut, adds_special_tokens=adds_special_tokens), []
-        assert message.messages is not None, "only chats have images"
+        assert message.messages is not None, "only chats have media"
         bare, items = self._media.take_media(message.messages)
         (bare, tools), mark = self._media.hide([bare, message.tools])
         text = self._render(msgspec.structs.replace(message, messages=bare, tools=tools), attempt, is_cut)
@@ -192,7 +195,7 @@ class PromptEncoder:
             raise InvalidRequest("this model has no chat template; use /v1/completions or serve with --chat-template")
         assert message.messages is not None, "only chats are rendered"
         if self._media is None and any(isinstance(one.get("content"), list) for one in message.messages):
-            raise InvalidRequest("this model takes no images and no videos", "messages")
+            raise InvalidRequest("this model takes text only: no images, no videos and no sound", "messages")
         # A template takes longer than this look at what it will be given, and long chats are as quickly sent as texts.
         num_bytes = len(msgspec.json.encode((message.messages, message.tools)))
         if self._cannot_fit(num_bytes // _MOST_BYTES, is_cut):

@@ -45,6 +45,8 @@ from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.demo import demo_model_path
+from tokenmill.model.audio.prompts import SoundReader
+from tokenmill.model.audio.spec import read_audio
 from tokenmill.model.vision.prompts import ImageReader
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.serving.frontend.answer_parser import AnswerParser, answer_parser
@@ -354,14 +356,18 @@ def load_text_processor(
 
 
 def _media_prompts(folder: Path, config: EngineConfig, tokenizer: Tokenizer) -> MediaPrompts | None:
-    """Return the builder of prompts with images, or None for a text model."""
-    spec = read_vision(folder)
-    if spec is None:
+    """Return the builder of prompts with images or sound, or None for a text model."""
+    reader: ImageReader | SoundReader
+    if (vision := read_vision(folder)) is not None:
+        special = {token_id: tokenizer.token(token_id) for token_id in vision.special_ids}
+        names = {token_id: token for token_id, token in special.items() if token is not None}
+        reader, typed = ImageReader(vision, config.media_limits(), names), list(names.values())
+    elif (audio := read_audio(folder)) is not None:
+        reader = SoundReader(audio, config.media_limits())
+        typed = [mark for mark in (tokenizer.token(audio.token_id), *audio.marks) if mark is not None]
+    else:
         return None
-    special = {token_id: tokenizer.token(token_id) for token_id in spec.special_ids}
-    names = {token_id: token for token_id, token in special.items() if token is not None}
-    reader = ImageReader(spec, config.media_limits(), names)
-    return MediaPrompts(reader, lambda text: tokenizer.encode(text, add_special_tokens=False), list(names.values()))
+    return MediaPrompts(reader, lambda text: tokenizer.encode(text, add_special_tokens=False), typed)
 
 
 def _max_string_length(folder: Path, config: EngineConfig) -> int:

@@ -105,9 +105,9 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "corrupted_requests", "Requests ended by NaN or infinite logits", stats.num_corrupted
     yield "prompt_tokens", "Prompt tokens processed", stats.prompt_tokens
     yield "generation_tokens", "Tokens generated", stats.generation_tokens
-    yield "mm_encoder_tokens", "Image tokens encoded", stats.encoder_tokens
-    yield "mm_cache_queries", "Images that steps needed", stats.encoder_queries
-    yield "mm_cache_hits", "Images whose encoder output was cached", stats.encoder_hits
+    yield "mm_encoder_tokens", "Tokens of images and sound encoded", stats.encoder_tokens
+    yield "mm_cache_queries", "Images and clips of sound that steps needed", stats.encoder_queries
+    yield "mm_cache_hits", "Images and clips whose encoder output was cached", stats.encoder_hits
     yield "state_saves", "Recurrent states kept for prefixes", stats.num_states_kept
     yield "state_hits", "Requests that began with a kept recurrent state", stats.num_state_hits
     yield "state_evictions", "Kept recurrent states that were evicted", stats.num_states_given_up

@@ -34,7 +34,7 @@ from tokenmill.serving.proxy.relay import EVENTS, Head, Relay, disconnected, who
 from tokenmill.serving.proxy.servers import Server, Servers
 from tokenmill.serving.server.http.body import MAX_BODY_BYTES, read_body
 from tokenmill.serving.server.http.body_budget import BodyBudget
-from tokenmill.serving.server.http.browser_guard import UPLOAD_ROUTE
+from tokenmill.serving.server.http.browser_guard import FILES_ROUTE
 from tokenmill.serving.server.http.errors import ServerStopping
 from tokenmill.serving.server.http.page import page_routes
 from tokenmill.serving.server.http.stack import guard
@@ -275,7 +275,7 @@ def _limited(request: Request) -> AsyncIterator[bytes]:
     Raises:
         TooLarge: its declared length is larger than the servers take; the iterator raises it if that shows later.
     """
-    if request.url.path.endswith(UPLOAD_ROUTE):
+    if request.url.path.endswith(FILES_ROUTE):
         return request.stream()
     too_large = TooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
     declared = request.headers.get("content-length", "")

@@ -22,6 +22,11 @@ from tokenmill.serving.server.http.openapi import body_of, complete, query_of
 from tokenmill.serving.server.http.page import page_routes
 from tokenmill.serving.server.http.stack import guard
 from tokenmill.serving.server.llama_cpp.infill import InfillBody, InfillRoute
+from tokenmill.serving.server.ollama.body import OllamaChatBody, OllamaGenerateBody
+from tokenmill.serving.server.ollama.embed import EmbedBody, EmbedRoutes
+from tokenmill.serving.server.ollama.generation import GenerationRoutes
+from tokenmill.serving.server.ollama.models import ModelBody, ModelRoutes
+from tokenmill.serving.server.openai.audio import AudioRoutes, TranscriptionForm, TranslationForm
 from tokenmill.serving.server.openai.batches import BatchBody, BatchesQuery, BatchesRoutes
 from tokenmill.serving.server.openai.chat import ChatBody, ChatRoute
 from tokenmill.serving.server.openai.completions import TextBody, TextRoute
@@ -48,6 +53,10 @@ _BODIES = (
     ResponsesBody,
     NativeBody,
     InfillBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    EmbedBody,
+    ModelBody,
     TokenizeBody,
     DetokenizeBody,
     AbortBody,
@@ -58,7 +67,10 @@ _BODIES = (
     BatchBody,
     SessionBody,
     UploadForm,
+    TranscriptionForm,
+    TranslationForm,
 )
+_FORMS = (UploadForm, TranscriptionForm, TranslationForm)
 
 
 def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = False) -> Application:
@@ -77,7 +89,7 @@ def _add_routes(app: Application, context: ServerContext) -> None:
     """Add all routes; the first that fits a path answers it."""
     routes = _Routes(context)
     for path, post, *bodies in routes.with_bodies():
-        described = body_of(bodies, MULTIPART if bodies == [UploadForm] else JSON)
+        described = body_of(bodies, MULTIPART if bodies[0] in _FORMS else JSON)
         app.add_described("POST", path, post, described)
     for path, act, query in routes.actions():
         app.add_described("POST", path, act, None if query is None else query_of(query))
@@ -90,6 +102,12 @@ def _add_routes(app: Application, context: ServerContext) -> None:
     for path, look in (("/health", info.health), ("/ping", info.ping), ("/version", info.version)):
         app.add("HEAD", path, look)
     app.add_described("POST", "/ping", info.ping)
+    # Ollama's clients ask whether it runs, and may ask for what only a keeper of models can do.
+    named = routes.named
+    for path, look in (("/", named.running), ("/api/version", named.version), ("/api/tags", named.tags)):
+        app.add("HEAD", path, look)
+    for method, verb in (("POST", "copy"), ("POST", "create"), ("POST", "push"), ("DELETE", "delete")):
+        app.add(method, f"/api/{verb}", named.refuse)
     app.add_described("DELETE", "/v1/responses/{response_id}", routes.responses.delete)
     app.add_described("DELETE", "/v1/files/{file_id}", files.delete)
     app.add_described("DELETE", "/v1/sessions/{session_id}", routes.sessions.delete)
@@ -104,22 +122,31 @@ class _Routes:
         self._engines = EngineRoutes(context)
         self.info, self.responses = InfoRoutes(context), ResponsesRoutes(context)
         self.files, self.batches = FilesRoutes(context), BatchesRoutes(context)
-        self.sessions = SessionsRoutes(context)
+        self.sessions, self.named = SessionsRoutes(context), ModelRoutes(context)
 
     def with_bodies(self) -> Iterable[tuple[str, Handler, *tuple[type[msgspec.Struct], ...]]]:
         """Return what is posted with a body: path, handler, forms of the body."""
         context, tokens, messages = self._context, self._tokens, MessagesRoutes(self._context)
-        adapters = AdapterRoutes(context)
+        adapters, audio = AdapterRoutes(context), AudioRoutes(context)
+        ollama, vectors = GenerationRoutes(context), EmbedRoutes(context)
         return (
             ("/v1/chat/completions", ChatRoute(context).post, ChatBody),
             ("/v1/completions", TextRoute(context).post, TextBody),
             ("/v1/embeddings", EmbeddingRoute(context).post, EmbeddingBody),
+            ("/v1/audio/transcriptions", audio.transcribe, TranscriptionForm),
+            ("/v1/audio/translations", audio.translate, TranslationForm),
             ("/v1/responses", self.responses.create, ResponsesBody),
             ("/v1/responses/input_tokens", self.responses.input_tokens, ResponsesBody),
             ("/v1/messages", messages.post, MessagesBody),
             ("/v1/messages/count_tokens", messages.count_tokens, PromptBody),
             ("/generate", NativeRoute(context).post, NativeBody),
             ("/infill", InfillRoute(context).post, InfillBody),
+            ("/api/chat", ollama.chat, OllamaChatBody),
+            ("/api/generate", ollama.generate, OllamaGenerateBody),
+            ("/api/embed", vectors.embed, EmbedBody),
+            ("/api/embeddings", vectors.embeddings, EmbedBody),
+            ("/api/show", self.named.show, ModelBody),
+            ("/api/pull", self.named.pull, ModelBody),
             ("/tokenize", tokens.tokenize, TokenizeBody),
             ("/detokenize", tokens.detokenize, DetokenizeBody),
             ("/abort_requests", self._admin.abort_requests, AbortBody),
@@ -176,4 +203,7 @@ class _Routes:
             ("/get_model_info", sglang.model_info),
             ("/tokenizer_info", self._tokens.info),
             ("/metrics", info.metrics),
+            ("/api/version", self.named.version),
+            ("/api/tags", self.named.tags),
+            ("/api/ps", self.named.ps),
         )

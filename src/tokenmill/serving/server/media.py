@@ -1,4 +1,4 @@
-"""Fetch the images and frames that requests name by URL, only from hosts that the operator allows.
+"""Fetch the images, frames and clips of sound that requests name by URL, only from hosts that the operator allows.
 
 A name is resolved once, all its addresses must be on the public internet, and the connection goes to one of these: a
 name that resolves differently a moment later does not matter. Redirects are not followed, no proxy is used, and a
@@ -12,7 +12,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -28,9 +28,29 @@ MOST_BYTES = 20 << 20
 MOST_FRAMES, MOST_BYTES_TOGETHER = 32, 160 << 20
 _PORTS = {"http": 80, "https": 443}
 _AGENT = "tokenmill"
+_SOUND = "audio_url"
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port -> its addresses, as text."""
+
+
+class _Wanted(NamedTuple):
+    """A URL to fetch, of sound or else of an image."""
+
+    url: str
+    is_sound: bool
+
+    @property
+    def noun(self) -> str:
+        return "a clip of sound" if self.is_sound else "an image"
+
+    @property
+    def nouns(self) -> str:
+        return "clips of sound" if self.is_sound else "images"
+
+    @property
+    def kinds(self) -> str:
+        return "audio/*" if self.is_sound else "image/*"
 
 
 class MediaFetcher:
@@ -63,73 +83,79 @@ class MediaFetcher:
         return [await self._fetched(prompt) for prompt in prompts]
 
     async def _fetched(self, prompt: GenerateText) -> GenerateText:
-        urls = [url for part in _media_parts(prompt.messages or ()) for url in _urls(part) if _is_remote(url)]
-        if not urls:
+        wanted = [one for part in _media_parts(prompt.messages or ()) for one in _wanted(part)]
+        if not wanted:
             return prompt
         if not self._domains:
-            raise _refusal("an image must be a data: URL: nothing is fetched without --allowed-media-domains")
-        is_video = any(part.get("type") == "video" for part in _media_parts(prompt.messages or ()))
-        most = self._limits.image + (MOST_FRAMES if is_video else 0)
-        if len(urls) > most:
-            raise _refusal(f"{len(urls)} images; at most {most} (--limit-mm-per-prompt) are fetched")
+            raise _refusal(f"{wanted[0].noun} must be a data: URL: nothing is fetched without --allowed-media-domains")
+        self._check_count(wanted, prompt)
         try:
             async with asyncio.timeout(SECONDS):
-                found = await asyncio.gather(*(self._data_url(url, len(urls)) for url in urls))
+                found = await asyncio.gather(*(self._data_url(one, len(wanted)) for one in wanted))
         except TimeoutError:
-            raise _refusal(f"the images did not come within {SECONDS:g} seconds") from None
-        data = dict(zip(urls, found, strict=True))
+            raise _refusal(f"the images or clips did not come within {SECONDS:g} seconds") from None
+        data = dict(zip((one.url for one in wanted), found, strict=True))
         return msgspec.structs.replace(prompt, messages=_replaced(prompt.messages, data))
 
-    async def _data_url(self, url: str, num_urls: int) -> str:
-        parts = self._checked(url)
+    def _check_count(self, wanted: Sequence[_Wanted], prompt: GenerateText) -> None:
+        is_video = any(part.get("type") == "video" for part in _media_parts(prompt.messages or ()))
+        num_clips = sum(one.is_sound for one in wanted)
+        images = len(wanted) - num_clips, self._limits.image + (MOST_FRAMES if is_video else 0)
+        for what, (count, most) in {"images": images, "clips of sound": (num_clips, self._limits.audio)}.items():
+            if count > most:
+                raise _refusal(f"{count} {what}; at most {most} (--limit-mm-per-prompt) are fetched")
+
+    async def _data_url(self, wanted: _Wanted, num_urls: int) -> str:
+        parts = self._checked(wanted)
         host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
         try:
             addresses = await self._resolve(host, port)
         except OSError:
-            raise _refusal(f"the host {host} of an image is not known") from None
+            raise _refusal(f"the host {host} of {wanted.noun} is not known") from None
         if not addresses or not all(map(self._is_public, addresses)):
-            raise _refusal(f"the host {host} of an image has addresses that are not public")
-        data = await _get(parts, addresses[0], port, num_urls)
+            raise _refusal(f"the host {host} of {wanted.noun} has addresses that are not public")
+        data = await _get(parts, addresses[0], port, num_urls, wanted)
         return data_url(data)
 
-    def _checked(self, url: str) -> SplitResult:
+    def _checked(self, wanted: _Wanted) -> SplitResult:
         """Return the parts of a URL that may be fetched and can be read in only one way."""
+        url = wanted.url
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:
-            raise _refusal("the address of an image is not a URL") from None
+            raise _refusal(f"the address of {wanted.noun} is not a URL") from None
         if not host or parts.username is not None or parts.password is not None or not url.isascii() or " " in url:
-            raise _refusal("the address of an image is not a URL")
+            raise _refusal(f"the address of {wanted.noun} is not a URL")
         name = host if port is None else f"{host}:{port}"
         if name not in self._domains:
-            raise _refusal(f"images of {name[:100]} are not fetched: it is not among --allowed-media-domains")
+            raise _refusal(f"{wanted.nouns} of {name[:100]} are not fetched: it is not among --allowed-media-domains")
         return parts
 
 
-async def _get(parts: SplitResult, address: str, port: int, num_urls: int) -> bytes:
+async def _get(parts: SplitResult, address: str, port: int, num_urls: int, wanted: _Wanted) -> bytes:
     """Fetch the body at a URL from one address of its host, whose certificate it checks; `num_urls`: of the request."""
     import httpx  # a tenth of a second of every start that few need
 
     most = min(MOST_BYTES, MOST_BYTES_TOGETHER // num_urls)
     host = f"[{address}]" if ":" in address else address
     url = f"{parts.scheme}://{host}:{port}{parts.path or '/'}" + (f"?{parts.query}" if parts.query else "")
-    headers = {"Host": parts.netloc, "User-Agent": _AGENT, "Accept": "image/*", "Accept-Encoding": "identity"}
+    headers = {"Host": parts.netloc, "User-Agent": _AGENT, "Accept": wanted.kinds, "Accept-Encoding": "identity"}
     try:
         async with (
             httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SECONDS) as client,
             client.stream("GET", url, headers=headers, extensions={"sni_hostname": parts.hostname}) as reply,
         ):
             if reply.status_code != httpx.codes.OK:
-                raise _refusal(f"the host of an image answers with status {reply.status_code}")
+                raise _refusal(f"the host of {wanted.noun} answers with status {reply.status_code}")
             data = bytearray()
             async for chunk in reply.aiter_raw():
                 data += chunk
                 if len(data) > most:
-                    raise _refusal(f"an image of more than {most >> 20} MiB")
+                    raise _refusal(f"{wanted.noun} of more than {most >> 20} MiB")
             return bytes(data)
     except (httpx.HTTPError, httpx.InvalidURL):
-        raise _refusal(f"the host {parts.hostname} of an image cannot be reached") from None
+        raise _refusal(f"the host {parts.hostname} of {wanted.noun} cannot be reached") from None
 
 
 def is_public_address(address: str) -> bool:
@@ -169,10 +195,15 @@ def _media_parts(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]
         yield from content if isinstance(content, list) else ()
 
 
+def _wanted(part: dict[str, Any]) -> list[_Wanted]:
+    return [_Wanted(url, part.get("type") == _SOUND) for url in _urls(part) if _is_remote(url)]
+
+
 def _urls(part: dict[str, Any]) -> list[str]:
-    if part.get("type") == "video":
+    kind = part.get("type")
+    if kind == "video":
         return list(part.get("video", ()))
-    return [part["image_url"]["url"]] if part.get("type") == "image_url" else []
+    return [part[kind]["url"]] if kind in ("image_url", _SOUND) else []
 
 
 def _replaced(messages: list[dict[str, Any]] | None, data: dict[str, str]) -> list[dict[str, Any]]:
@@ -180,8 +211,8 @@ def _replaced(messages: list[dict[str, Any]] | None, data: dict[str, str]) -> li
 
     def part_of(part: dict[str, Any]) -> dict[str, Any]:
         urls = [data.get(url, url) for url in _urls(part)]
-        if part.get("type") == "image_url":
-            return {**part, "image_url": {"url": urls[0]}}
+        if (kind := part.get("type")) in ("image_url", _SOUND):
+            return {**part, kind: {"url": urls[0]}}
         return {**part, "video": urls} if urls else part
 
     return [

@@ -9,16 +9,17 @@ from tokenmill.startup.assembly.adapters import Adapters
 from tokenmill.startup.assembly.capability import Capability
 from tokenmill.startup.assembly.grammars import Grammars
 from tokenmill.startup.assembly.kv_transfer import KVEvents, KVTransfers
+from tokenmill.startup.assembly.media import Images, Sound
 from tokenmill.startup.assembly.prompt_progress import PromptsInProgress
 from tokenmill.startup.assembly.recurrent_states import RecurrentStates
 from tokenmill.startup.assembly.speculation import Speculation
-from tokenmill.startup.assembly.vision import Images
 from tokenmill.startup.assembly.windows import Windows
 
 CAPABILITIES: tuple[type[Capability], ...] = (
     Grammars,  # outputs that follow a schema, a regex or a grammar
     Adapters,  # LoRA
     Images,  # prompts with images
+    Sound,  # prompts with sound
     RecurrentStates,  # layers with a state instead of KV
     Windows,  # layers that attend to the last tokens only
     Speculation,  # drafts: by n-grams, by a suffix tree, by a draft model

@@ -1,4 +1,4 @@
-"""Find the draft model that `--speculative-config` names, check it against the target model and load it."""
+"""Load the draft model that `--speculative-config` names: check it against its target, and choose kernels for it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.speculation import SpeculativeConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.sizes import size_text
-from tokenmill.engine.runner.draft_model import DraftModel, check_draft, num_scratch_pages
 from tokenmill.engine.runner.row_tables import RowTables
+from tokenmill.engine.speculation.draft_model import DraftModel, check_draft, num_scratch_pages
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.registry import AttentionChoice
+from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.host_model import on_host
 from tokenmill.model.weights.checkpoint import read_architecture
-from tokenmill.model.weights.hub import fetch
 from tokenmill.model.weights.loader import ModelPlan, plan_model
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.machine.device import choose_backend, choose_kernels
@@ -34,8 +34,7 @@ _OTHER_CHOICES: tuple[dict[str, Any], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """The model to draft for: its architecture, the folder of its tokenizer, and the threads that both models share."""
 
     architecture: Architecture
@@ -75,6 +74,14 @@ class LoadedDraft:
         """Bytes of the pages that it does not share."""
         return self.num_scratch_pages * self.page_bytes
 
+    def attach(self, target: Decoder) -> None:
+        """Take from the target, and tell it, what both need to run; called before either is bound to memory."""
+
+    @property
+    def extensions(self) -> tuple[RowExtension, ...]:
+        """Its parts of the rows of the target's runner."""
+        return ()
+
     def bind(self, attention: AttentionBackend, tables: RowTables, max_model_len: int) -> DraftModel:
         """Return a drafter for the rows of these tables, with its KV in this attention's cache."""
         max_len = min(max_model_len, self.architecture.max_position)
@@ -92,9 +99,10 @@ def load_draft(
     config: EngineConfig,
     platform: Platform,
     target: Target,
+    folder: Path,
     progress: Callable[[int, int], None],
 ) -> LoadedDraft:
-    """Load the draft model that the config names, in the same formats as the model where its shape allows that.
+    """Load the draft model in a folder, in the same formats as the model where its shape allows that.
 
     Args:
         speculative: the config's settings; they name a draft model.
@@ -106,26 +114,46 @@ def load_draft(
         InvalidCheckpoint: it cannot be found or read.
         OutOfMemory: it does not fit.
     """
-    assert speculative.model is not None, "a draft model is named"
-    if platform.is_accelerator:
-        raise InvalidConfig("--speculative-config: a draft model runs on CPUs so far; ngram and suffix run anywhere")
-    folder = fetch(speculative.model, None, config.download_dir, progress)
     architecture = read_architecture(folder)
     check_draft(target.architecture, target.tokenizer, architecture, folder)
-    plan, attention, note = _choose(config, platform, folder, architecture, target.num_threads)
+    return LoadedDraft(*load_decoder(speculative, config, platform, architecture, folder, target.num_threads, progress))
+
+
+def load_decoder(
+    speculative: SpeculativeConfig,
+    config: EngineConfig,
+    platform: Platform,
+    architecture: Architecture,
+    folder: Path,
+    num_threads: int,
+    progress: Callable[[int, int], None],
+) -> tuple[Path, Architecture, Decoder, AttentionChoice, int, int, str]:
+    """Load the weights of what drafts; return the first fields of a `LoadedDraft`.
+
+    Raises:
+        InvalidConfig, InvalidCheckpoint, OutOfMemory: see `load_draft`.
+    """
+    if speculative.quantization is not None:
+        config = dataclasses.replace(config, quantization=speculative.quantization)
+    load_format = "dummy" if config.load_format == "dummy" and architecture.draft_head is None else "auto"
+    plan, attention, note = _choose(config, platform, folder, architecture, num_threads, load_format)
     free = platform.available_bytes()
     if plan.weight_bytes + plan.spare_bytes > free:
         needed = size_text(plan.weight_bytes + plan.spare_bytes)
         raise OutOfMemory(f"the draft model {folder} needs {needed} of memory and {size_text(free)} are free")
     decoder = plan.load(progress)
-    return LoadedDraft(folder, architecture, decoder, attention, plan.weight_bytes, speculative.most_tokens, note)
+    return folder, architecture, decoder, attention, plan.weight_bytes, speculative.most_tokens, note
 
 
 def _choose(
-    config: EngineConfig, platform: Platform, folder: Path, architecture: Architecture, num_threads: int
+    config: EngineConfig,
+    platform: Platform,
+    folder: Path,
+    architecture: Architecture,
+    num_threads: int,
+    load_format: str,
 ) -> tuple[ModelPlan, AttentionChoice, str]:
     """Choose kernels and attention for the draft model, like the model's where possible; says what differs and why."""
-    load_format = "dummy" if config.load_format == "dummy" else "auto"
     refusal: InvalidConfig | None = None
     for choices in (dict[str, Any](), *_OTHER_CHOICES):
         own = dataclasses.replace(config, **choices)

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.config.model_files import read_json
 from tokenmill.config.speculation import SpeculativeConfig, parse_config, settled
-from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.models.draft_head_config import is_draft_head
+from tokenmill.model.weights.checkpoint import CONFIG_NAME, read_architecture
+from tokenmill.model.weights.hub import fetch
 from tokenmill.platform.protocol import Platform
 
 if TYPE_CHECKING:
@@ -23,7 +27,7 @@ def find_draft(
     num_threads: int,
     phase: Callable[[str], AbstractContextManager[Callable[[int, int], None]]],
 ) -> LoadedDraft | None:
-    """Load the draft model that a config names for the model in a folder; None: it names none.
+    """Load the draft model, or EAGLE-3 head, that a config names for the model in a folder; None: it names none.
 
     Args:
         phase: opens a phase of the start-up; see `StartupTimer`.
@@ -34,11 +38,16 @@ def find_draft(
     speculative = speculation_of(config, platform)
     if speculative is None or speculative.model is None:
         return None
+    if platform.is_accelerator:
+        raise InvalidConfig("--speculative-config: a draft model runs on CPUs so far; ngram and suffix run anywhere")
     from tokenmill.startup.assembly.draft_loading import Target, load_draft
+    from tokenmill.startup.assembly.head_loading import load_head
 
     target = Target(read_architecture(folder), Path(config.tokenizer or folder), num_threads)
     with phase("loading the draft model") as progress:
-        return load_draft(speculative, config, platform, target, progress)
+        own = fetch(speculative.model, None, config.download_dir, progress)
+        is_head = speculative.method == "eagle3" or is_draft_head(read_json(own, CONFIG_NAME))
+        return (load_head if is_head else load_draft)(speculative, config, platform, target, own, progress)
 
 
 def speculation_of(config: EngineConfig, platform: Platform) -> SpeculativeConfig | None:

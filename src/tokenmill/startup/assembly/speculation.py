@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
@@ -12,6 +13,7 @@ from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.runner.model_runner import ModelRunner, PipelinedRunner
+from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.drafting import speculation_of
 from tokenmill.startup.assembly.memory import StepMemory
@@ -25,18 +27,27 @@ class Speculation(Capability):
         self._assembly = assembly
         self._config = config
         self._settings: SpeculationSettings | None = None
+        self._num_bytes = 0
 
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
         """Speculate if the config says how on this platform. A draft model has been loaded with the model."""
         config = speculation_of(assembly.config, assembly.platform)
+        if assembly.model.draft is not None:
+            assembly.model.draft.attach(assembly.model.decoder)
         return None if config is None else cls(assembly, config)
+
+    def row_extensions(self, memory: StepMemory) -> Sequence[RowExtension]:
+        """Let steps keep what a draft head takes."""
+        draft = self._assembly.model.draft
+        return () if draft is None else draft.extensions
 
     def complete(self, runner: ModelRunner, memory: StepMemory) -> None:
         """Let the draft model, if there is one, propose what may follow each step."""
         draft = self._assembly.model.draft
         if draft is not None and memory.draft is not None and not isinstance(runner, PipelinedRunner):
             runner.draft_model = draft.bind(memory.draft, memory.tables, memory.size.max_model_len)
+            self._num_bytes = runner.draft_model.num_bytes
 
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
         """Add everything that decides drafts, unless no step can be measured that has any."""
@@ -52,6 +63,7 @@ class Speculation(Capability):
         draft = self._assembly.model.draft
         if draft is not None:
             ready.weight_bytes += draft.weight_bytes
+            ready.kv_bytes += self._num_bytes
         if self._settings is not None:
             ready.speculation = _describe(self._settings, "" if draft is None else f" of {draft.describe()}")
 

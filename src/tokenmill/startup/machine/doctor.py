@@ -129,7 +129,7 @@ def _gpu(platform: Platform, root: Path) -> Finding:
 
 def _torch() -> Finding:
     """Tell whether torch is there; a CPU with native kernels is well without."""
-    users = "GPUs, images, --dtype float32 and float16, and reference kernels"
+    users = "GPUs, images, sound, --dtype float32 and float16, and reference kernels"
     version = _version("torch") if has_torch() else None
     return Finding("torch", f"{version or 'not installed'}; {users} need it (pip install 'tokenmill[torch]')")
 

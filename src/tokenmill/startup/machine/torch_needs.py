@@ -58,12 +58,19 @@ def _images(config: EngineConfig, architecture: Architecture | None) -> str | No
     return f"the vision tower of {architecture.name}"
 
 
+def _sound(config: EngineConfig, architecture: Architecture | None) -> str | None:
+    if architecture is None or not architecture.takes_sound:
+        return None
+    return f"the encoder of sound of {architecture.name}"
+
+
 NEEDS: dict[str, TorchNeed] = {
     "kernels": TorchNeed(_kernels, instead="--kernels auto does without"),
     "dtype": TorchNeed(_dtype, instead="--dtype bfloat16 does without"),
     "attention": TorchNeed(_attention, instead="--attention-backend auto does without"),
     "machine": TorchNeed(_machine, instead="`tokenmill doctor` says what this machine has"),
     "images": TorchNeed(_images, "vision"),
+    "sound": TorchNeed(_sound, "audio"),
 }
 
 

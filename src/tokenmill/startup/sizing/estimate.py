@@ -99,11 +99,11 @@ def _notes(config: EngineConfig) -> str:
 
 
 def _tower_text(tower: TowerMemory) -> str:
-    """Return a sentence on the vision tower; "": the model has none."""
+    """Return a sentence on the tower of images or sound; "": the model has neither."""
     if not tower.weights:
         return ""
     return (
-        f"\nOf the weights {size_text(tower.weights)} are a vision tower, which only images need; "
+        f"\nOf the weights {size_text(tower.weights)} are {tower.noun}, which only {tower.users} need; "
         f"{size_text(tower.reserved)} are left for what it makes (--encoder-budget, --encoder-cache-tokens)."
     )
 

@@ -10,7 +10,7 @@ import dataclasses
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sizes import size_text
-from tokenmill.model.architecture.architecture import Architecture, DeltaNetSpec
+from tokenmill.model.architecture.architecture import Architecture, DeltaNetSpec, StateSpaceSpec
 
 # Of one request that runs: its own, and what it leaves for the next turn and for others.
 STATES_PER_ROW = 4
@@ -51,10 +51,14 @@ def check_recurrence_sizes(architecture: Architecture, kernels: str) -> None:
     for spec in architecture.recurrences:
         if not 2 <= spec.kernel <= MAX_NATIVE_KERNEL:
             raise InvalidConfig(f"native kernels have no convolutions of {spec.kernel} tokens; use --kernels torch")
-        sizes = (spec.key_size, spec.value_size) if isinstance(spec, DeltaNetSpec) else ()
-        for size in sizes:
+        sizes: dict[int, str] = {}
+        if isinstance(spec, DeltaNetSpec):
+            sizes = dict.fromkeys((spec.key_size, spec.value_size), "delta rule of heads")
+        elif isinstance(spec, StateSpaceSpec):
+            sizes = {spec.head_size: "state space of heads", spec.state_size: "state space of states"}
+        for size, part in sizes.items():
             if size % NATIVE_HEAD_STEP or size > MAX_NATIVE_HEAD:
-                raise InvalidConfig(f"native kernels have no delta rule of heads of {size}; use --kernels torch")
+                raise InvalidConfig(f"native kernels have no {part} of {size}; use --kernels torch")
 
 
 def bytes_per_state(config: EngineConfig, architecture: Architecture) -> int:

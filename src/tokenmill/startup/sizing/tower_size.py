@@ -1,4 +1,4 @@
-"""Compute the bytes that the vision tower of a model takes, from its config alone."""
+"""Compute the bytes that a vision tower or an encoder of sound takes, from its config alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.model.audio.shapes import encoder_shapes
+from tokenmill.model.audio.spec import AudioSpec, read_audio
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.vision.tower_shapes import tower_shapes
@@ -14,15 +16,18 @@ from tokenmill.model.vision.tower_shapes import tower_shapes
 
 @dataclass(frozen=True, slots=True)
 class TowerMemory:
-    """Bytes that a vision tower takes besides the decoder; 0 if the model takes text only.
+    """Bytes that a tower takes besides the decoder; 0 if the model takes text only.
 
     Attributes:
         weights: of the tower.
         reserved: for the outputs that are kept, and for encoding as many tokens as a step may.
+        noun: what it is. users: the only contents that need it.
     """
 
     weights: int = 0
     reserved: int = 0
+    noun: str = "a vision tower"
+    users: str = "images"
 
 
 def tower_memory(config: EngineConfig, folder: Path, item_bytes: int) -> TowerMemory:
@@ -36,9 +41,19 @@ def tower_memory(config: EngineConfig, folder: Path, item_bytes: int) -> TowerMe
     """
     spec = read_vision(folder)
     if spec is None:
-        return TowerMemory()
+        return _sound_memory(config, folder, item_bytes)
     num_weights = sum(map(math.prod, tower_shapes(spec).values()))
     return TowerMemory(item_bytes * num_weights, reserved_bytes(config, spec, item_bytes))
+
+
+def _sound_memory(config: EngineConfig, folder: Path, item_bytes: int) -> TowerMemory:
+    spec = read_audio(folder)
+    if spec is None:
+        return TowerMemory()
+    num_weights, reserved = sum(map(math.prod, encoder_shapes(spec).values())), reserved_for_sound
+    return TowerMemory(
+        item_bytes * num_weights, reserved(config, spec, item_bytes), "an encoder of sound", "clips of sound"
+    )
 
 
 def reserved_bytes(config: EngineConfig, spec: VisionSpec, item_bytes: int) -> int:
@@ -51,3 +66,12 @@ def reserved_bytes(config: EngineConfig, spec: VisionSpec, item_bytes: int) -> i
     # Of a patch: itself, its norm, q, k and v, what it attends to; and the middle of a block, as it is and with GELU.
     working = config.encoder_budget * spec.merge**2 * (6 * spec.hidden_size + 2 * spec.intermediate_size)
     return item_bytes * (kept + working)
+
+
+def reserved_for_sound(config: EngineConfig, spec: AudioSpec, item_bytes: int) -> int:
+    """Return the bytes of the outputs that are kept and of encoding one clip: clips are encoded one after the other."""
+    kept = config.encoder_cache_tokens * spec.out_size
+    # As of a patch; and before the layers the spectrogram, and what the first convolution makes of it.
+    working = spec.max_positions * (6 * spec.hidden_size + 2 * spec.intermediate_size)
+    before = 2 * spec.max_positions * (2 * spec.hidden_size + spec.num_bins)
+    return item_bytes * (kept + max(working, before))

@@ -17,8 +17,9 @@ A resource decides by its arguments alone, never by a clock or a random number: 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from tokenmill.core.hooks import overriding
 from tokenmill.core.plan import StepPlan
@@ -115,7 +116,7 @@ class Resource:
         """
 
 
-class PageGroup(Resource):
+class PageGroup(Resource, ABC):
     """Pages beside those of the full group, for layers that keep less: a request holds as many as its full pages say.
 
     Attributes:
@@ -125,27 +126,24 @@ class PageGroup(Resource):
     name = ""
 
     @property
+    @abstractmethod
     def num_left(self) -> int:
         """Number of pages that requests can still take."""
-        raise NotImplementedError
 
+    @abstractmethod
     def num_wanted(self, num_pages: int) -> int:
         """Return how many pages of this group a request with `num_pages` full pages holds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def num_held(self, request: Request) -> int:
         """Return how many pages of this group a request holds; 0 without a row."""
-        raise NotImplementedError
 
     def resize(self, request: Request) -> None:
         """Take in that the number of a request's full pages has changed."""
 
+    @abstractmethod
     def shortage(self, num_pages: int) -> str:
         """Return why a request with `num_pages` full pages must wait for pages of this group."""
-        raise NotImplementedError
-
-
-_Kind = TypeVar("_Kind")
 
 
 class Resources:
@@ -173,10 +171,6 @@ class Resources:
         self.end_step = overriding(self.all, Resource.end_step)
         self.ended = overriding(self.all, Resource.ended)
         self.release = overriding(self.all, Resource.release)[::-1]
-
-    def of_kind(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
-        """Return the resources of a kind."""
-        return tuple(one for one in self.all if isinstance(one, kind))
 
     def check_all(self, request: Request, num_tokens: int) -> None:
         """Raise InvalidRequest for a request that could never run to `num_tokens` tokens."""

@@ -57,14 +57,14 @@ class CpuPlan:
     Attributes:
         slot_rows: rows of the cache to which the tokens are written.
         prefills: requests with several tokens: index, and the rows of all its pages in the cache.
-        buckets: decode buckets by window, made when the first layer with that window asks.
+        buckets: decode buckets by window and first key, made when the first layer with these asks.
     """
 
     batch: ForwardBatch
     angles: StepAngles
     slot_rows: torch.Tensor
     prefills: tuple[tuple[int, torch.Tensor], ...]
-    buckets: dict[int | None, list[DecodeBucket]] = field(default_factory=dict)
+    buckets: dict[tuple[int | None, int], list[DecodeBucket]] = field(default_factory=dict)
 
 
 class CpuAttention:
@@ -88,15 +88,15 @@ class CpuAttention:
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: CpuPlan) -> torch.Tensor:
         """Write k and v into the cache, then attend decodes by bucket and prefills one by one."""
-        batch, window = plan.batch, layer.window
+        batch, seen = plan.batch, (layer.window, layer.first_key)
         heads = (self.spec.num_heads, 0 if layer.reads_only else self.spec.num_kv_heads)
         q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.angles_of(layer.rotary))
         if not layer.reads_only:
             self.kv.write(layer.index, plan.slot_rows, k, v)
-        if window not in plan.buckets:
-            plan.buckets[window] = decode_buckets(batch, self.kv, window)
+        if seen not in plan.buckets:
+            plan.buckets[seen] = decode_buckets(batch, self.kv, *seen)
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for bucket in plan.buckets[window]:
+        for bucket in plan.buckets[seen]:
             output.index_copy_(0, bucket.tokens, self._decode(q.index_select(0, bucket.tokens), layer, bucket))
         for request, page_rows in plan.prefills:
             start, end = batch.query_starts[request : request + 2].tolist()
@@ -140,7 +140,8 @@ class CpuAttention:
             end = min(start + step, n)
             #  |first|<- visible to some of these queries ->|last|
             last = computed + end
-            first = 0 if layer.window is None else max(0, computed + start + 1 - layer.window)
+            behind = 0 if layer.window is None else computed + start + 1 - layer.window
+            first = max(layer.first_key, behind)
             chunk = packed[:, :, start:end].reshape(kv_heads, -1, head_dim)
             scores = torch.bmm(chunk, keys[:, first:last].transpose(1, 2)).mul_(layer.scale)
             apart = scores.view(kv_heads, self._group, end - start, last - first)
@@ -168,7 +169,7 @@ def padded_lengths(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return -(-lengths // step) * step
 
 
-def decode_buckets(batch: ForwardBatch, kv: HeadMajorKV, window: int | None) -> list[DecodeBucket]:
+def decode_buckets(batch: ForwardBatch, kv: HeadMajorKV, window: int | None, first_key: int = 0) -> list[DecodeBucket]:
     """Sort the batch's single-token requests into buckets of equal padded length.
 
     With a window, only the pages that it touches are taken.
@@ -178,7 +179,7 @@ def decode_buckets(batch: ForwardBatch, kv: HeadMajorKV, window: int | None) -> 
     if not len(requests):
         return []
     ends = batch.context_lens[requests].astype(np.int64)
-    begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
+    begins = np.maximum(first_key if window is None else ends - window, np.full_like(ends, first_key))
     first_pages = begins // page_size
     num_pages = -(-padded_lengths(ends - first_pages * page_size) // page_size)
     buckets = []

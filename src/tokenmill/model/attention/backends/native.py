@@ -109,7 +109,7 @@ class NativeAttention:
         if layer.sinks is not None:
             assert is_a("bfloat16", layer.sinks) and in_one_piece(layer.sinks), "sinks are bfloat16 in one piece"
             sinks = address(layer.sinks)
-        numbers = layer.scale, layer.window or 0, sinks, layer.reads_only
+        numbers = layer.scale, layer.window or 0, sinks, layer.reads_only, layer.first_key
         bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
         return bound
 

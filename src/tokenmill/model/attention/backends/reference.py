@@ -61,7 +61,8 @@ def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, l
     group = q.shape[1] // len(keys)
     length = keys.shape[1]
     # What lies behind the window of all queries is not read at all: it may be another request's, or no numbers.
-    first = 0 if layer.window is None else max(0, length - q.shape[0] + 1 - layer.window)
+    behind = 0 if layer.window is None else length - q.shape[0] + 1 - layer.window
+    first = max(layer.first_key, behind)
     key_positions = torch.arange(first, length, device=q.device)
     query_positions = torch.arange(length - q.shape[0], length, device=q.device)[:, None]
     keys = keys[:, first:].float().repeat_interleave(group, 0)

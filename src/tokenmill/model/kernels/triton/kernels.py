@@ -172,6 +172,20 @@ class TritonKernels(TorchKernels):
         """Run the gated delta rule of each request."""
         recurrence.delta_rule(mixed, gates, a_log, dt_bias, state, rows, out)
 
+    def state_space(
+        self,
+        mixed: torch.Tensor,
+        steps: torch.Tensor,
+        a_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        skip: torch.Tensor,
+        state: torch.Tensor,
+        rows: StateRows,
+        out: torch.Tensor,
+    ) -> None:
+        """Run the state space of each request."""
+        recurrence.state_space(mixed, steps, a_log, dt_bias, skip, state, rows, out)
+
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return the norm of x over each head, times the weight and silu(gate)."""
         return recurrence.gated_rms_norm(x, gate, weight, eps)

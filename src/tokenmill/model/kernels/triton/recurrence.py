@@ -1,4 +1,4 @@
-"""Layers that keep a state of each request: short convolutions, the gated delta rule, and the gates behind them.
+"""Layers that keep a state of each request: short convolutions, delta rule, state spaces, and the gates behind them.
 
 The reference is `kernels.recurrence`. The first token of a request is read on the device, so a captured graph serves
 any slots. A token's bits depend neither on how its request is cut into steps nor on the other requests: its numbers
@@ -212,6 +212,99 @@ def delta_rule(
         *(mixed, gates, a_log, dt_bias, state, rows.slots, rows.starts, rows.stops, out),
         *(mixed.stride(0), gates.stride(0), state.stride(0), key_size**-0.5, L2_EPS),
         *(key_heads, num_heads, key_size, value_size, triton.next_power_of_2(key_size), COLUMNS),
+        num_warps=1,
+        **dependent(mixed),
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots", "starts", "stops"])
+def _state_space(
+    mixed,
+    steps,
+    a_log,
+    dt_bias,
+    skip,
+    memory,
+    slots,
+    starts,
+    stops,
+    output,
+    mixed_stride,
+    steps_stride,
+    state_stride,
+    GROUPS: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    STATE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Run one request, head and block of columns per program, a warp, with its part of the state in registers.
+
+    The inputs of the next token are loaded while the state takes in those of this one.
+    """
+    follow(PDL)
+    request = tl.program_id(0) // HEADS
+    head = tl.program_id(0) % HEADS
+    row = tl.arange(0, ROWS)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_row = row < STATE_SIZE
+    is_column = column < SIZE
+    token = tl.load(starts + request).to(tl.int64)
+    end = tl.load(stops + request)
+    inside = is_row[:, None] & is_column[None, :]
+    own = memory + tl.load(slots + request) * state_stride + head * (STATE_SIZE * SIZE)
+    own += row[:, None] * SIZE + column[None, :]
+    state = tl.load(own, inside, 0.0)
+    rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
+    shift = tl.load(dt_bias + head).to(tl.float32)
+    kept = tl.load(skip + head).to(tl.float32)
+    value = mixed + token * mixed_stride + head * SIZE + column
+    key = mixed + token * mixed_stride + HEADS * SIZE + head // (HEADS // GROUPS) * STATE_SIZE + row
+    time = steps + token * steps_stride + head
+    x = tl.load(value, is_column & (token < end), 0.0)
+    b = tl.load(key, is_row & (token < end), 0.0)
+    c = tl.load(key + GROUPS * STATE_SIZE, is_row & (token < end), 0.0)
+    t = tl.load(time, token < end, 0.0)
+    for at in range(token, end):
+        wide_x = x.to(tl.float32)
+        wide_b = b.to(tl.float32)
+        wide_c = c.to(tl.float32)
+        step = t.to(tl.float32) + shift
+        value += mixed_stride
+        key += mixed_stride
+        time += steps_stride
+        has_next = at + 1 < end
+        x = tl.load(value, is_column & has_next, 0.0)
+        b = tl.load(key, is_row & has_next, 0.0)
+        c = tl.load(key + GROUPS * STATE_SIZE, is_row & has_next, 0.0)
+        t = tl.load(time, has_next, 0.0)
+        step = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(step)))
+        state = tl.exp(rate * step) * state + wide_b[:, None] * (step * wide_x)[None, :]
+        result = tl.sum(state * wide_c[:, None], 0) + kept * wide_x
+        tl.store(output + (at * HEADS + head) * SIZE + column, result.to(output.dtype.element_ty), is_column)
+    tl.store(own, state, inside)
+
+
+def state_space(
+    mixed: torch.Tensor,
+    steps: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    skip: torch.Tensor,
+    state: torch.Tensor,
+    rows: StateRows,
+    out: torch.Tensor,
+) -> None:
+    """Run the state space of each request; each row, each state and `out` contiguous."""
+    num_heads, state_size, size = state.shape[1:]
+    groups = (mixed.shape[1] - num_heads * size) // (2 * state_size)
+    assert out.is_contiguous(), "its rows follow one another"
+    _state_space[(len(rows.slots) * num_heads, triton.cdiv(size, COLUMNS))](
+        *(mixed, steps, a_log, dt_bias, skip, state, rows.slots, rows.starts, rows.stops, out),
+        *(mixed.stride(0), steps.stride(0), state.stride(0)),
+        *(groups, num_heads, size, state_size, triton.next_power_of_2(state_size), COLUMNS),
         num_warps=1,
         **dependent(mixed),
     )

@@ -84,8 +84,11 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
     tensor = file.tensors.get(name)
     if tensor is None:
         raise InvalidCheckpoint(f"{file.path} has no tensor {name}, which the architecture calls for")
-    if tensor.shape == target.shape[1:] and target.shape[:1] == (1,):
-        tensor = dataclasses.replace(tensor, shape=target.shape)  # the converter leaves out dimensions of one
+    if tensor.shape[:1] == (target.part.count,) and _is_apart(target.key.role, architecture, table):
+        shape = target.part.count, *target.shape[1:]
+        target = dataclasses.replace(target, shape=shape, part=Part.whole(target.part.count))
+    if expert is None and _is_alike(tensor.shape, target.shape):
+        tensor = dataclasses.replace(tensor, shape=target.shape)
     shape = tensor.shape if expert is None else tensor.shape[1:]
     # Of a convolution the input channels, one for each output, are left out.
     if shape != (target.shape[:1] + target.shape[2:] if len(target.shape) == 3 else target.shape):
@@ -98,6 +101,20 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
     if expert is not None or not part.is_whole:
         tensor = tensor.rows((expert or 0) * part.total + part.start, part.count)
     return GgufRead(target.key, tensor, _change_of(target.key, tensor.shape[0], architecture, table))
+
+
+def _is_alike(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Return True for shapes of the same numbers in one order: a vector as rows, or a dimension of one left out."""
+    if len(wanted) == 1:
+        return math.prod(stored) == wanted[0]
+    return len(wanted) == 2 and [size for size in stored if size > 1] == [size for size in wanted if size > 1]
+
+
+def _is_apart(role: str, architecture: Architecture, table: GgufTable) -> bool:
+    """Return True for a role that shares a tensor with others in checkpoints, and has one of its own in files."""
+    names = architecture.weight_names
+    others = [other for other, name in names.items() if name == names[role] and other in table.names]
+    return len({table.names[other] for other in others}) > 1
 
 
 def _is_drafting(name: str, file: GgufFile, num_layers: int) -> bool:

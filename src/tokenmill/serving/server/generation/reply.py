@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,13 +31,31 @@ from tokenmill.serving.server.http.middleware import SEND_BODY, is_background, o
 
 _logger = logging.getLogger(__name__)
 
-# A comment, which clients skip: whatever stands between them and us sees that the stream lives.
-_REMARK = b": recovering\n\n"
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """The form of a stream.
+
+    Attributes:
+        media_type: its content type.
+        remark: clients skip it; whatever stands between them and us sees that the stream lives.
+    """
+
+    media_type: bytes
+    remark: bytes
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers of a stream."""
+        return [
+            (b"content-type", self.media_type),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+
+
+EVENTS = StreamFormat(b"text/event-stream; charset=utf-8", b": recovering\n\n")
+JSON_LINES = StreamFormat(b"application/x-ndjson", b"")
 
 
 class GenerationFailed(TokenMillError):
@@ -65,6 +84,7 @@ class GenerationReply(Response):
 
     Attributes:
         waited: seconds of the call's timeout that have passed before.
+        content_type: of a reply that is not streamed.
     """
 
     def __init__(
@@ -75,6 +95,7 @@ class GenerationReply(Response):
         writer: ReplyWriter,
         label: str,
         headers: ReplyHeaders | None = None,
+        stream_format: StreamFormat = EVENTS,
     ) -> None:
         """Make a reply; operators find its requests by `label`, its id. `headers`: those of a reply that has begun."""
         super().__init__()
@@ -86,10 +107,12 @@ class GenerationReply(Response):
         self._label = label
         self._call = call
         self._head = headers or ReplyHeaders()
+        self._format = stream_format
         self._outcome = ""
         self._generation: Generation | None = None
         self._is_ended = False
         self.waited = 0.0
+        self.content_type = b"application/json"
         self._usage = UsageCounter(prompts[0].params.n, prompts[0].volatile)
 
     def end_requests(self) -> None:
@@ -154,7 +177,7 @@ class GenerationReply(Response):
         async for index, output in generation:
             outputs.setdefault(index, []).append(self._take(index, output))
         body = self._writer.document({index: merge(parts) for index, parts in outputs.items()}, self._usage)
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers = [(b"content-type", self.content_type), (b"content-length", str(len(body)).encode())]
         await self._head.send(send, headers)
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -167,14 +190,14 @@ class GenerationReply(Response):
                 if output.progress is not None:
                     events = self._writer.events(index, output, self._usage)
                 elif not output.token_ids and output.finish_reason is None:
-                    events = _REMARK if self._head.is_sent and not silence.is_due else b""
+                    events = self._format.remark if self._head.is_sent and not silence.is_due else b""
                 else:
                     events = self._writer.events(index, self._take(index, output), self._usage)
                 if not events and silence.is_due:
                     events = self._writer.ping
                 if events:
                     silence.sent()
-                    await self._head.send(send, STREAM_HEADERS)
+                    await self._head.send(send, self._format.headers)
                     await send_body({"type": "http.response.body", "body": events, "more_body": True})
         finally:
             silence.close()

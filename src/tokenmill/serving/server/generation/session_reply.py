@@ -21,7 +21,7 @@ from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.generation.placement import SESSION
-from tokenmill.serving.server.generation.reply import STREAM_HEADERS, GenerationReply, ReplyHeaders, disconnected
+from tokenmill.serving.server.generation.reply import EVENTS, GenerationReply, ReplyHeaders, disconnected
 from tokenmill.serving.server.generation.writer import ReplyWriter, UsageCounter
 from tokenmill.serving.server.http.errors import RequestTimedOut, error_response
 from tokenmill.serving.server.http.middleware import owner_of
@@ -111,7 +111,7 @@ class SessionReply(Response):
         silence = self._context.sse_ping if self._call.stream else 0.0
         try:
             while not (await asyncio.wait((begins, gone), timeout=silence or None, return_when=FIRST_COMPLETED))[0]:
-                await self._head.send(send, STREAM_HEADERS)
+                await self._head.send(send, EVENTS.headers)
                 await send({"type": "http.response.body", "body": self._writer.ping, "more_body": True})
             return begins.result() if begins.done() else None
         finally:

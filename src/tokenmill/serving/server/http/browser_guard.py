@@ -24,7 +24,8 @@ ANY = "*"
 JSON = "application/json"
 # A page of another origin may send this without asking first: taken where it is needed, and with its Origin checked.
 MULTIPART = "multipart/form-data"
-UPLOAD_ROUTE = "/v1/files"
+FILES_ROUTE = "/v1/files"
+UPLOAD_ROUTES = (FILES_ROUTE, "/v1/audio/transcriptions", "/v1/audio/translations")
 
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+|\*))(?::\d*)?")
 
@@ -51,7 +52,7 @@ class BrowserGuard:
     def _refusal(self, scope: Scope) -> TokenMillError | None:
         headers, method = Headers(scope=scope), scope["method"]
         host = headers.get("host", "")
-        kind = MULTIPART if scope["path"].endswith(UPLOAD_ROUTE) else JSON
+        kind = MULTIPART if scope["path"].endswith(UPLOAD_ROUTES) else JSON
         if self._checks_hosts and not self._is_known(host_name(host)):
             return Forbidden("the Host header names another machine; --allowed-hosts says which names this server has")
         if method in SAFE_METHODS:

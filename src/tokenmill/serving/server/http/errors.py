@@ -16,6 +16,7 @@ _logger = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
 ANTHROPIC_PATH = "/v1/messages"
+OLLAMA_PATH = "/api/"
 
 
 class ModelNotFound(InvalidRequest):
@@ -137,6 +138,18 @@ def anthropic_body(error: Exception) -> AnthropicErrorBody:
     return AnthropicErrorBody(AnthropicError(kind, error_body(error).error.message))
 
 
+def ollama_body(error: Exception) -> dict[str, str]:
+    """Return an error's body in Ollama's form."""
+    return {"error": error_body(error).error.message}
+
+
+def _body(error: Exception, path: str) -> ErrorBody | AnthropicErrorBody | dict[str, str]:
+    """Return an error's body in the form of the API that a path belongs to."""
+    if path.startswith(OLLAMA_PATH):
+        return ollama_body(error)
+    return anthropic_body(error) if path.startswith(ANTHROPIC_PATH) else error_body(error)
+
+
 def error_status(error: Exception) -> int:
     """Return the HTTP status of an error."""
     return error.status if isinstance(error, TokenMillError) else TokenMillError.status
@@ -149,8 +162,9 @@ def error_response(error: Exception, path: str = "") -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, QueueFull | Unavailable):
         headers["Retry-After"] = str(error.retry_after)
-    body = anthropic_body(error) if path.startswith(ANTHROPIC_PATH) else error_body(error)
-    return Response(msgspec.json.encode(body), error_status(error), headers, media_type="application/json")
+    return Response(
+        msgspec.json.encode(_body(error, path)), error_status(error), headers, media_type="application/json"
+    )
 
 
 async def handle_error(request: Request, error: Exception) -> Response:

@@ -21,6 +21,7 @@ _EMPTY = ("/health", "/health_generate", "/ping")
 _STREAMED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate"),
     "/v1/sessions/{session_id}/input",
+    "/v1/audio/transcriptions",
 )
 
 

@@ -18,7 +18,7 @@ from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.http.body import read_query
 from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.http.middleware import owner_of
-from tokenmill.serving.server.openai.upload import Upload
+from tokenmill.serving.server.openai.upload import Upload, UploadForm
 
 # What stands around the file in its body.
 _ENVELOPE_BYTES = 64 << 10
@@ -47,7 +47,7 @@ class FilesRoutes:
             raise TooLarge(f"a file has at most {MAX_FILE_BYTES} bytes", "file")
         incoming = await service.begin_file()
         try:
-            form = await Upload(partial(service.write_file, incoming)).read(request)
+            form = await Upload(partial(service.write_file, incoming), UploadForm).read(request)
             seconds = None if form.expires_after is None else form.expires_after.seconds
             file = await service.keep_file(owner_of(request.scope), incoming, form.file, seconds)
         finally:

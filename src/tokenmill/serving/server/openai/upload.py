@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,9 +20,11 @@ from tokenmill.serving.server.http.body import convert_texts
 from tokenmill.serving.server.http.browser_guard import MULTIPART
 from tokenmill.serving.server.http.errors import UnsupportedMediaType
 
-MAX_PARTS = 8
+MAX_PARTS = 16
 MAX_FIELD_BYTES = 1024
 
+T = TypeVar("T", bound=msgspec.Struct)
+_LIST = "[]"
 _PART_OF = re.compile(r"(?P<field>[^\[\]]+)\[(?P<part>[^\[\]]+)\]")
 
 
@@ -40,29 +43,49 @@ class UploadForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     expires_after: ExpiresAfter | None = None
 
 
-class Upload:
+class Upload(Generic[T]):
     """One upload; the parser and the function that writes the file run in another thread than the event loop's."""
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        """Parse an upload; `write` takes the bytes of its file."""
+    def __init__(self, write: Callable[[bytes], object], form: type[T]) -> None:
+        """Parse an upload with the fields of `form`; `write` takes the bytes of its file.
+
+        A field whose name ends with `[]` may be sent several times.
+        """
         self._write = write
+        self._form = form
         self._texts: dict[str, bytes] = {}
+        self._lists: dict[str, list[bytes]] = {}
+        self._num_parts = 0
         self._header = [b"", b""]
         self._disposition: dict[bytes, bytes] = {}
         self._part = ""
 
-    async def read(self, request: Request) -> UploadForm:
-        """Read the whole body.
+    async def read(self, request: Request) -> T:
+        """Read the whole body as it comes.
 
         Raises:
             UnsupportedMediaType: the body is not multipart/form-data.
             InvalidRequest: the body is broken, ends too early, or has other parts than an upload.
             ClientDisconnect: the client has left.
         """
+        parser = self._parser(request)
+        with _explained():
+            async for chunk in request.stream():
+                await asyncio.to_thread(parser.write, chunk)
+        return self._whole(parser)
+
+    def parse(self, request: Request, data: bytes | bytearray) -> T:
+        """Parse a body that has come; raise as `read` does."""
+        parser = self._parser(request)
+        with _explained():
+            parser.write(bytes(data))
+        return self._whole(parser)
+
+    def _parser(self, request: Request) -> MultipartParser:
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != MULTIPART.encode() or not options.get(b"boundary"):
             raise UnsupportedMediaType(f"the body must be {MULTIPART}, with a boundary")
-        parser = MultipartParser(
+        return MultipartParser(
             options[b"boundary"],
             {
                 "on_header_field": partial(self._add_to_header, 0),
@@ -72,14 +95,11 @@ class Upload:
                 "on_part_data": self._add,
             },
         )
-        try:
-            async for chunk in request.stream():
-                await asyncio.to_thread(parser.write, chunk)
-        except FormParserError as error:
-            raise InvalidRequest(f"the body is not valid {MULTIPART}") from error
+
+    def _whole(self, parser: MultipartParser) -> T:
         if parser.state is not MultipartState.END:
             raise InvalidRequest("the body ends before its last part does")
-        return convert_texts(self._given(), UploadForm)
+        return convert_texts(self._given(), self._form)
 
     def _given(self) -> dict[str, Any]:
         """Return the fields; `a[b]` is field b of a, which then has no text of its own.
@@ -97,7 +117,8 @@ class Upload:
                 parts.setdefault(found["field"], {})[found["part"]] = value
         for name in wholes.keys() & parts.keys():
             raise InvalidRequest(f"{name[:64]} was sent as a whole and in parts: send only one of them", name[:64])
-        return wholes | parts
+        lists = {name: [text.decode("utf-8", "replace") for text in texts] for name, texts in self._lists.items()}
+        return wholes | parts | lists
 
     # --- called by the parser ---------------------------------------------------------------------------------------
 
@@ -112,15 +133,31 @@ class Upload:
 
     def _begin_part(self) -> None:
         name = self._part = self._disposition.get(b"name", b"").decode("utf-8", "replace")
-        if name in self._texts or len(self._texts) == MAX_PARTS:
+        self._num_parts += 1
+        if name in self._texts or self._num_parts > MAX_PARTS:
             raise InvalidRequest(f"{name[:64]} was sent twice, or there are too many fields", name[:64])
+        if name.endswith(_LIST):
+            self._lists.setdefault(name, []).append(b"")
+            self._disposition = {}
+            return
         self._texts[name] = self._disposition.get(b"filename", b"file.jsonl") if name == "file" else b""
         self._disposition = {}
 
     def _add(self, data: bytes, start: int, end: int) -> None:
         if self._part == "file":
             self._write(data[start:end])
-        elif len(self._texts[self._part]) + end - start > MAX_FIELD_BYTES:
+            return
+        texts: Any = self._texts if self._part in self._texts else self._lists[self._part]
+        place = self._part if self._part in self._texts else -1
+        texts[place] += data[start:end]
+        if len(texts[place]) > MAX_FIELD_BYTES:
             raise InvalidRequest(f"{self._part[:64]} is too long", self._part[:64])
-        else:
-            self._texts[self._part] += data[start:end]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say in a client's terms why a body cannot be parsed."""
+    try:
+        yield
+    except FormParserError as error:
+        raise InvalidRequest(f"the body is not valid {MULTIPART}") from error

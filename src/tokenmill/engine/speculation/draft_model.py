@@ -10,10 +10,6 @@ which no other row uses and which are written anew each time.
 
 Whatever is in those pages, the model verifies what is proposed: KV that is missing or wrong makes drafts wrong, and no
 token of an output. Knows rows and plans; not requests, and not the choice of the drafts that are run.
-
-A head that needs the model's hidden states (EAGLE-3, MTP) would stand where this one does. `ModelRunner.start` has
-them, as `outputs` of those tokens that are sampled from; such a head needs them of every token of a step and of
-several layers, and KV of its own for them, which a prefix from the cache has here too.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -30,11 +27,12 @@ from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.plan import IntArray, StepPlan, StepResult
 from tokenmill.core.request import Proposal
-from tokenmill.engine.runner.model import Hidden, Model
-from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import AnyArray
 
 LongArray = npt.NDArray[np.int64]
 
@@ -42,6 +40,24 @@ LongArray = npt.NDArray[np.int64]
 MOST_ROWS = 32
 # Steps that a row whose drafts are not run sits out at most, before it is drafted for again.
 MOST_REST = 31
+
+
+class DraftingModel(Protocol):
+    """The part of a decoder that drafts need."""
+
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend, hidden: AnyArray | None = None) -> Any:
+        """Return the final hidden states of the batch's `output_indices`."""
+
+    def argmax(self, outputs: Any) -> AnyArray:
+        """Return the most likely tokens, [S] int64; -1 where logits are NaN or infinite."""
+
+
+class Tables(Protocol):
+    """The tokens and pages of rows; see `RowTables`."""
+
+    tokens: AnyArray
+    pages: AnyArray
+    page_size: int
 
 
 def num_scratch_pages(num_tokens: int, page_size: int) -> int:
@@ -57,7 +73,7 @@ class _Chase:
     """Positions of n rows that the draft model has to run to catch up with a step, and how far to draft behind each.
 
     Attributes:
-        indices: [n], places in the step's batch. rows: [n].
+        indices: [n], places in the step's batch, those with the longest drafts first. rows: [n].
         starts, stops: [n], the positions that it runs: from the first, up to before the second.
         limits: [n], tokens to draft; 0: none.
         pages: [n, P] int32, page ids, those of scratch pages among them; 0 where nothing is run.
@@ -77,10 +93,15 @@ class DraftModel:
     Rows whose drafts were not run are drafted for more rarely, up to every thirty-second step: the scheduler may find
     that drafts do not pay, and drafting costs. Of the other rows the model runs whole pages, as they are filled: the
     prefix cache may give these to any request.
+
+    Attributes:
+        first_position: of a text that is run; a draft head has nothing before it.
     """
 
+    first_position = 0
+
     def __init__(
-        self, model: Model, attention: AttentionBackend, tables: RowTables, num_tokens: int, max_len: int
+        self, model: DraftingModel, attention: AttentionBackend, tables: Tables, num_tokens: int, max_len: int
     ) -> None:
         """
         Args:
@@ -107,6 +128,11 @@ class DraftModel:
         # Where a new row begins: with the shortest rest of those that were judged last.
         self._newest_rest = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it keeps for the tokens of its pages besides KV."""
+        return 0
+
     def propose(self, plan: StepPlan, result: StepResult) -> dict[int, Proposal]:
         """Run what a step has brought, and draft behind it. Called once it has ended, before the next one begins.
 
@@ -121,14 +147,15 @@ class DraftModel:
         drafted = np.flatnonzero(chase.limits)
         if not len(drafted):
             return {}
-        # Those with the longest drafts first: the rows of each further pass are the first ones of the pass before.
-        order = np.argsort(-chase.limits[drafted], kind="stable")
-        drafted, ids = drafted[order], np.asarray(self._model.argmax(outputs))[order]
-        drafts = self._decode(chase, drafted, ids)
+        drafts = self._decode(chase, drafted, self._best(outputs))
         lengths = (drafts >= 0).cumprod(axis=1).sum(axis=1)
         self._has_drafts[chase.rows[drafted]] = lengths > 0
-        columns = zip(chase.indices[drafted].tolist(), drafts, lengths.tolist(), strict=True)
-        return {index: Proposal(token_ids[:length], is_forced=False) for index, token_ids, length in columns if length}
+        indices, ends = chase.indices[drafted].tolist(), lengths.tolist()
+        return {
+            index: self._proposal(place, drafts[place, :length])
+            for place, (index, length) in enumerate(zip(indices, ends, strict=True))
+            if length
+        }
 
     def _enter(self, plan: StepPlan) -> None:
         """Take in new rows, and which drafts of the other rows were run."""
@@ -139,7 +166,8 @@ class DraftModel:
             end = self._max_len if params.max_tokens is None else new.num_prompt_tokens + params.max_tokens
             self._ends[row] = min(end, self._max_len) if is_drafted_for else 0
             # What it has computed it has found in the cache, or filled before it paused: whole pages are written.
-            self._num_written[row] = num_computed[row] // self._page_size * self._page_size
+            written = num_computed[row] // self._page_size * self._page_size
+            self._num_written[row] = max(written, self.first_position)
             self._has_drafts[row] = False
             self._rest[row], self._next_step[row] = self._newest_rest, plan.step + self._newest_rest
         judged = self._has_drafts[plan.rows] & (plan.num_samples > 0)
@@ -174,6 +202,8 @@ class DraftModel:
         indices = np.flatnonzero(starts < stops)
         if not len(indices):
             return None
+        # Those with the longest drafts first: the rows of each further pass are the first ones of the pass before.
+        indices = indices[np.argsort(-limits[indices], kind="stable")]
         rows, starts, stops, limits = rows[indices], starts[indices], stops[indices], limits[indices]
         pages = self._pages_of(rows, num_pages[indices], stops, limits)
         return _Chase(indices, rows, starts, stops, limits, pages)
@@ -181,7 +211,7 @@ class DraftModel:
     def _pages_of(self, rows: IntArray, num_pages: IntArray, stops: LongArray, limits: LongArray) -> IntArray:
         """Build the page table: each row's `num_pages` first pages, then its scratch pages if it is drafted for."""
         width = -(-int((stops + np.maximum(limits - 1, 0)).max()) // self._page_size)
-        pages = self._pages[rows, :width]
+        pages: IntArray = self._pages[rows, :width]
         if width > num_pages.min():
             behind = np.arange(width) - num_pages[:, None]
             scratch = self._first_scratch + (np.cumsum(limits > 0) - 1)[:, None] * self._scratch_per_row + behind
@@ -189,7 +219,7 @@ class DraftModel:
             pages = np.where(behind < 0, pages, np.where(is_scratch, scratch, 0)).astype(np.int32)
         return pages
 
-    def _run_known(self, chase: _Chase) -> Hidden:
+    def _run_known(self, chase: _Chase) -> Any:
         """Run the known tokens; return outputs [., hidden_size] of the newest token of each row to draft for."""
         lens = (chase.stops - chase.starts).astype(np.int32)
         query_starts = np.zeros(len(lens) + 1, dtype=np.int32)
@@ -206,14 +236,33 @@ class DraftModel:
             query_starts=query_starts,
             output_indices=query_starts[1:][chase.limits > 0].astype(np.int64) - 1,
         )
+        return self._forward_known(batch, self._slots(chase.pages, own, np.maximum(positions - 1, 0)))
+
+    def _forward_known(self, batch: ForwardBatch, slots_before: LongArray) -> Any:
+        """Run known tokens. `slots_before`: [T], of the tokens before them."""
         return self._model.forward(batch, self._attention)
+
+    def _forward_drafts(self, batch: ForwardBatch) -> Any:
+        """Run the newest draft of each of the first rows of the pass before."""
+        return self._model.forward(batch, self._attention)
+
+    def _best(self, outputs: Any) -> LongArray:
+        """Return the most likely tokens, -1 where there are no finite numbers."""
+        return np.asarray(self._model.argmax(outputs))
+
+    def _goes_on(self, count: int) -> bool:
+        """Return True if further drafts of the first `count` rows of the first pass are worth a pass."""
+        return True
+
+    def _proposal(self, place: int, token_ids: IntArray) -> Proposal:
+        """Make the proposal of a row, given its place in the first pass."""
+        return Proposal(token_ids, is_forced=False)
 
     def _decode(self, chase: _Chase, drafted: LongArray, ids: LongArray) -> IntArray:
         """Go on from the first draft token of each row.
 
         Args:
-            drafted: [m], places of the rows, longest drafts first.
-            ids: [m] int64, first tokens.
+            drafted: [m], places of the rows, the first ones. ids: [m] int64, first tokens.
 
         Returns:
             [m, k] int32, -1 from where the draft model has no finite numbers, and behind the row's limit.
@@ -229,6 +278,8 @@ class DraftModel:
         query_starts = np.arange(len(own) + 1, dtype=np.int32)
         for number in range(1, limits[0]):
             count = int(np.count_nonzero(limits > number))
+            if not self._goes_on(count):
+                break
             batch = ForwardBatch(
                 token_ids=np.maximum(drafts[:count, number - 1], 0).astype(np.int64),
                 positions=positions[number - 1, :count],
@@ -239,7 +290,7 @@ class DraftModel:
                 query_starts=query_starts[: count + 1],
                 output_indices=own[:count],
             )
-            drafts[:count, number] = np.asarray(self._model.argmax(self._model.forward(batch, self._attention)))
+            drafts[:count, number] = self._best(self._forward_drafts(batch))
         return drafts
 
     def _slots(self, pages: IntArray, own: LongArray, positions: LongArray) -> LongArray:

@@ -1,0 +1,38 @@
+"""`DraftHeadSpec`: the parts and sizes of an EAGLE-3 head, a decoder of one layer that drafts from hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TapNorm = Literal["none", "together", "apart"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHeadSpec:
+    """An EAGLE-3 head (Li et al., arXiv 2503.01840).
+
+    Attributes:
+        num_taps: hidden states of its target that it takes for each token.
+        tapped_size: size of each.
+        boundaries: behind how many of the target's layers they are taken; None: its config does not say.
+        vocab_size: tokens that it may draft.
+        tap_norm: how they are normed: all as one vector, each by itself, or not at all.
+        recycles_normed: the next draft begins with the normed output of the one before; else with what is normed.
+        has_embedding: it embeds tokens by itself; else as its target does.
+        has_head: it has an output head; else that of its target is its own.
+    """
+
+    num_taps: int
+    tapped_size: int
+    boundaries: tuple[int, ...] | None
+    vocab_size: int
+    tap_norm: TapNorm = "none"
+    recycles_normed: bool = False
+    has_embedding: bool = False
+    has_head: bool = True
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Return the number of parameters that turn the taps of a token into one vector."""
+        width = self.num_taps * self.tapped_size
+        return width * hidden_size + (width if self.tap_norm != "none" else 0)

@@ -1,0 +1,163 @@
+"""`AudioSpec`: an encoder of sound, its placeholder, and how its clips are prepared; read from a checkpoint's files.
+
+Read by both sides: text workers prepare clips by it, the engine builds the encoder. Knows no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.config.model_files import read_json
+from tokenmill.core.errors import InvalidCheckpoint, InvalidRequest
+
+QWEN2_AUDIO = "Qwen2AudioForConditionalGeneration"
+# Samples a second; from one frame of the spectrogram to the next; and of each frame.
+RATE, HOP, FRAME = 16_000, 160, 400
+# The encoder takes two frames for a position, and averages two positions to an embedding.
+_FRAMES_PER_POSITION, POOLED = 2, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioSpec:
+    """An encoder of sound: two convolutions, learned positions, layers, an average of two, a projection.
+
+    Attributes:
+        depth: layers. hidden_size, intermediate_size, num_heads: of each of them. out_size: of the text model.
+        num_bins: frequencies of the spectrogram.
+        max_positions: positions of the longest clip.
+        token_id: the placeholder.
+        marks: tokens that stand around it, as text.
+    """
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_size: int
+    num_bins: int
+    max_positions: int
+    token_id: int
+    marks: tuple[str, ...] = ("<|audio_bos|>", "<|audio_eos|>")
+
+    @property
+    def max_samples(self) -> int:
+        """Samples of the longest clip, to which all are padded."""
+        return self.max_positions * _FRAMES_PER_POSITION * HOP
+
+    @property
+    def max_seconds(self) -> float:
+        """Seconds of the longest clip."""
+        return self.max_samples / RATE
+
+
+def num_positions(num_samples: int) -> int:
+    """Return how many positions of the encoder a clip has."""
+    num_frames = -(-num_samples // HOP)
+    return (num_frames - 1) // _FRAMES_PER_POSITION + 1
+
+
+def num_tokens(num_samples: int) -> int:
+    """Return how many embeddings, and so placeholders, a clip has.
+
+    Raises:
+        InvalidRequest: it is too short for any.
+    """
+    count = num_positions(num_samples) // POOLED
+    if not count:
+        raise InvalidRequest(f"a clip of {num_samples / RATE:.3f} s of sound is too short to be heard", "messages")
+    return count
+
+
+class _Encoder(msgspec.Struct, kw_only=True):
+    """`audio_config`. Its defaults are transformers'."""
+
+    d_model: int = 1280
+    encoder_layers: int = 32
+    encoder_ffn_dim: int = 5120
+    encoder_attention_heads: int = 20
+    num_mel_bins: int = 128
+    max_source_positions: int = 1500
+    activation_function: str = "gelu"
+    scale_embedding: bool = False
+
+
+class _Processor(msgspec.Struct, kw_only=True):
+    """The config of transformers' WhisperFeatureExtractor; its defaults are the published model's."""
+
+    feature_size: int = 128
+    sampling_rate: int = RATE
+    hop_length: int = HOP
+    n_fft: int = FRAME
+    chunk_length: int = 30
+    dither: float = 0.0
+    do_normalize: bool = False
+
+
+class _Text(msgspec.Struct):
+    hidden_size: int = 4096
+
+
+class _Model(msgspec.Struct, kw_only=True):
+    audio_config: _Encoder = msgspec.field(default_factory=_Encoder)
+    text_config: _Text = msgspec.field(default_factory=_Text)
+    audio_token_index: int | None = None
+    audio_token_id: int | None = None
+
+
+def read_audio(folder: Path) -> AudioSpec | None:
+    """Read the part of a checkpoint that hears; None: its model takes no sound.
+
+    Raises:
+        InvalidCheckpoint: it has one that is not supported; names the field.
+    """
+    fields = read_json(folder, "config.json")
+    if (fields.get("architectures") or [""])[0] != QWEN2_AUDIO:
+        return None
+    stored = read_json(folder, "preprocessor_config.json")
+    stored = stored or read_json(folder, "processor_config.json").get("feature_extractor") or {}
+    try:
+        model = msgspec.convert(fields, _Model)
+        processor = msgspec.convert(stored, _Processor)
+    except msgspec.ValidationError as error:
+        raise InvalidCheckpoint(f"{folder}: {error}") from error
+    _check(model.audio_config, processor if stored else None, folder)
+    encoder = model.audio_config
+    ids = (one for one in (model.audio_token_index, model.audio_token_id) if one is not None)
+    return AudioSpec(
+        depth=encoder.encoder_layers,
+        hidden_size=encoder.d_model,
+        intermediate_size=encoder.encoder_ffn_dim,
+        num_heads=encoder.encoder_attention_heads,
+        out_size=model.text_config.hidden_size,
+        num_bins=encoder.num_mel_bins,
+        max_positions=encoder.max_source_positions,
+        token_id=next(ids, 151646),
+    )
+
+
+def _check(encoder: _Encoder, processor: _Processor | None, folder: Path) -> None:
+    """Raise InvalidCheckpoint for the first field with a value that is not supported."""
+    right = {
+        "audio_config.activation_function": encoder.activation_function == "gelu",
+        "audio_config.scale_embedding": not encoder.scale_embedding,
+        "audio_config.encoder_attention_heads": encoder.encoder_attention_heads > 0
+        and encoder.d_model % encoder.encoder_attention_heads == 0,
+        "audio_config.max_source_positions": encoder.max_source_positions > POOLED,
+    }
+    if processor is not None:
+        samples = encoder.max_source_positions * _FRAMES_PER_POSITION * HOP
+        right |= {
+            "feature_size": processor.feature_size == encoder.num_mel_bins,
+            "sampling_rate": processor.sampling_rate == RATE,
+            "hop_length": processor.hop_length == HOP,
+            "n_fft": processor.n_fft == FRAME,
+            "chunk_length": processor.chunk_length * RATE == samples,
+            "dither": not processor.dither,
+            "do_normalize": not processor.do_normalize,
+        }
+    for field, is_right in right.items():
+        if not is_right:
+            raise InvalidCheckpoint(f"{folder}: this value of {field} is not supported")

@@ -1,0 +1,117 @@
+"""Serve POST /api/embed and /api/embeddings: vectors for texts."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import GenerateText, TextOutput
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.generation.call import GenerationCall, messages_of, split_prompts
+from tokenmill.serving.server.generation.fields import PositiveInt
+from tokenmill.serving.server.generation.reply import GenerationReply
+from tokenmill.serving.server.generation.timings import StreamTimer
+from tokenmill.serving.server.generation.writer import PING, UsageCounter
+from tokenmill.serving.server.http.body import read_as
+from tokenmill.serving.server.ollama.names import find_model
+from tokenmill.serving.server.ollama.options import check_keep_alive
+
+MAX_INPUTS = 2048
+_NANOSECONDS = 1_000_000  # of a millisecond
+
+
+class EmbedBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of /api/embed, and of the older /api/embeddings, which has a `prompt`.
+
+    Attributes:
+        truncate: cut inputs that are too long, which is the default; else they are refused.
+    """
+
+    model: str | None = None
+    input: str | list[str] | None = None
+    prompt: str | None = None
+    truncate: bool | None = None
+    dimensions: PositiveInt | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: float | str | None = None
+
+
+class EmbedRoutes:
+    """The handlers of both routes."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def embed(self, request: Request) -> Response:
+        """Turn one or more inputs into vectors."""
+        return await self._answer(request, "input")
+
+    async def embeddings(self, request: Request) -> Response:
+        """Turn one prompt into a vector."""
+        return await self._answer(request, "prompt")
+
+    async def _answer(self, request: Request, field: str) -> Response:
+        def read(body: EmbedBody) -> tuple[str, GenerationCall, list[GenerateText]]:
+            call = _call(body, field, self._context)
+            return body.model or "", call, messages_of(call, self._context)
+
+        model, call, prompts = await read_as(request, EmbedBody, self._context.bodies, read)
+        writer = VectorWriter(model, is_list=field == "input")
+        return GenerationReply(self._context, call, prompts, writer, request.state.request_id)
+
+
+def _call(body: EmbedBody, field: str, context: ServerContext) -> GenerationCall:
+    check_keep_alive(body.keep_alive)
+    if body.dimensions is not None:
+        raise InvalidRequest("dimensions: this model's vectors cannot be shortened", "dimensions")
+    given = getattr(body, field)
+    if not given:
+        raise InvalidRequest(f"{field} is missing", field)
+    return GenerationCall(
+        model=find_model(context, body.model),
+        params={"max_tokens": 1, "temperature": 0.0, "ignore_eos": True},
+        prompts=split_prompts(given, field, MAX_INPUTS),
+        truncate_prompt_tokens=None if body.truncate is False else -1,
+        pooling="mean",
+    )
+
+
+class VectorWriter:
+    """A `ReplyWriter` for vectors, which are never streamed."""
+
+    ping = PING
+
+    def __init__(self, model: str, is_list: bool) -> None:
+        """Write vectors; `is_list`: in the form of /api/embed."""
+        self._model = model
+        self._is_list = is_list
+        self._timer = StreamTimer()
+
+    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
+        """Return all vectors as JSON."""
+        vectors = [array.array("f", outputs[i].embedding or b"").tolist() for i in sorted(outputs)]
+        if not self._is_list:
+            return msgspec.json.encode({"embedding": vectors[0]})
+        for output in outputs.values():
+            self._timer.note(output)
+        duration = round(self._timer.timings(usage).prompt_ms * _NANOSECONDS)
+        counts = {"total_duration": duration, "load_duration": 0, "prompt_eval_count": usage.usage().prompt_tokens}
+        return msgspec.json.encode({"model": self._model, "embeddings": vectors} | counts)
+
+    def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
+        """Return b"": the reply is never streamed."""
+        return b""
+
+    def last_events(self, usage: UsageCounter) -> bytes:
+        """Return b"": the reply is never streamed."""
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        """Return b"": the reply is never streamed."""
+        return b""

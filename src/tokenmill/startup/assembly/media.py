@@ -1,0 +1,149 @@
+"""Prompts with images and sound: load what encodes them, and refuse the features that do not support them yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.audio.spec import read_audio
+from tokenmill.model.vision.spec_reader import read_vision
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.assembly.capability import Assembly, Capability
+from tokenmill.startup.assembly.loading import LoadedModel
+from tokenmill.startup.assembly.memory import StepMemory
+from tokenmill.startup.sizing.state_size import BYTES_OF
+from tokenmill.startup.sizing.tower_size import TowerMemory, reserved_bytes, reserved_for_sound
+
+if TYPE_CHECKING:
+    from tokenmill.model.attention.media_rows import Encoder, MediaStore
+
+
+class Media(Capability):
+    """The two ends of a modality in an engine: the contents that requests bring, and their encoder."""
+
+    def __init__(self, contents: MediaStore, encoder: Encoder, memory: TowerMemory) -> None:
+        self.reserved_bytes = memory.reserved
+        self._contents = contents
+        self._encoder = encoder
+        self._memory = memory
+
+    def gates(self) -> tuple[MediaStore]:
+        """Return the store of contents, which lets every request through."""
+        return (self._contents,)
+
+    def row_extensions(self, memory: StepMemory) -> tuple[Encoder]:
+        """Return the encoder."""
+        return (self._encoder,)
+
+    def describe(self, ready: EngineReady, memory: StepMemory) -> None:
+        """Tell what the tower weighs."""
+        ready.weight_bytes += self._memory.weights
+
+
+class Images(Media):
+    """Prompts with images."""
+
+    @classmethod
+    def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
+        """Refuse features that models with images or sound do not support yet."""
+        check_media(config, architecture)
+
+    @classmethod
+    def install(cls, assembly: Assembly) -> Self | None:
+        """Load the vision tower of a model that takes images.
+
+        Raises:
+            InvalidCheckpoint: the tower is broken or not supported.
+        """
+        if not assembly.model.architecture.takes_images:
+            return None
+        with assembly.timer.phase("loading the vision tower"):
+            return cls._load(assembly.config, assembly.model, assembly.platform)
+
+    @classmethod
+    def _load(cls, config: EngineConfig, model: LoadedModel, platform: Platform) -> Self | None:
+        spec = read_vision(model.folder)
+        if spec is None:
+            return None
+        # Towers run on torch, which models of text do without.
+        from tokenmill.model.attention.media_rows import Encoder, MediaStore, MediaTurns
+        from tokenmill.model.vision.tower import load_tower
+
+        platform.set_num_threads(model.num_threads)
+        contents, tower = MediaStore(), load_tower(model.folder, spec, model.kernels)
+        (rotary,) = model.decoder.rotary.values()
+        turns = MediaTurns(sections=spec.sections, is_interleaved=spec.is_interleaved, merge=spec.merge)
+        encoder = Encoder(tower.encode_input, turns, contents, rotary, config.max_num_seqs)
+        reserved = reserved_bytes(config, spec, BYTES_OF[config.dtype])
+        return cls(contents, encoder, TowerMemory(tower.num_bytes, reserved))
+
+    def describe(self, ready: EngineReady, memory: StepMemory) -> None:
+        """Tell that prompts may have images, and what the tower weighs."""
+        super().describe(ready, memory)
+        ready.takes_images = True
+
+
+class Sound(Media):
+    """Prompts with sound; `Images` refuses what neither supports."""
+
+    _max_seconds = 0.0
+
+    @classmethod
+    def install(cls, assembly: Assembly) -> Self | None:
+        """Load the encoder of a model that takes sound.
+
+        Raises:
+            InvalidCheckpoint: the encoder is broken or not supported.
+        """
+        model, config = assembly.model, assembly.config
+        spec = read_audio(model.folder) if model.architecture.takes_sound else None
+        if spec is None:
+            return None
+        # Encoders run on torch, which models of text do without.
+        from tokenmill.model.attention.media_rows import Encoder, MediaStore, MediaTurns
+        from tokenmill.model.audio.encoder import load_encoder
+
+        with assembly.timer.phase("loading the encoder of sound"):
+            assembly.platform.set_num_threads(model.num_threads)
+            contents, tower = MediaStore(), load_encoder(model.folder, spec, model.kernels)
+        (rotary,) = model.decoder.rotary.values()
+        encoder = Encoder(tower.encode_input, MediaTurns(), contents, rotary, config.max_num_seqs)
+        reserved = reserved_for_sound(config, spec, BYTES_OF[config.dtype])
+        sound = cls(contents, encoder, TowerMemory(tower.num_bytes, reserved))
+        sound._max_seconds = spec.max_seconds
+        return sound
+
+    def describe(self, ready: EngineReady, memory: StepMemory) -> None:
+        """Tell how long a clip may be, and what the encoder weighs."""
+        super().describe(ready, memory)
+        ready.max_clip_seconds = self._max_seconds
+
+
+def check_media(config: EngineConfig, architecture: Architecture) -> None:
+    """Refuse features that models with images or sound do not support yet.
+
+    Raises:
+        InvalidConfig: the config asks for such a feature.
+    """
+    if not (architecture.takes_images or architecture.takes_sound):
+        return
+    refused = {
+        "--tensor-parallel-size, --pipeline-parallel-size": config.num_ranks > 1,
+        "--enable-lora": config.enable_lora,
+        "--lora-merge": config.lora_merge is not None,
+        "--speculative-config": config.speculative_config is not None,
+        "--kv-transfer-config": config.kv_transfer_config is not None,
+        "--kv-source": bool(config.kv_source),
+        "--kv-host-size": config.kv_host_size is not None,
+        f"--quantization {config.quantization}": config.quantization not in ("none", "int8", "int4"),
+        "--load-format dummy": config.load_format == "dummy",
+    }
+    what = "images" if architecture.takes_images else "sound"
+    for flag, is_given in refused.items():
+        if is_given:
+            raise InvalidConfig(f"{flag}: {architecture.name} takes {what}, and models that do cannot have it yet")
+    if min(config.encoder_budget, config.encoder_cache_tokens) < 1:
+        raise InvalidConfig("--encoder-budget and --encoder-cache-tokens must be at least 1")
