@@ -102,9 +102,8 @@ def route(
     assert is_a("bfloat16", logits) and in_pieces(logits), "a row of bfloat16 is in one piece"
     assert 1 <= count <= experts, "a token has experts, and each once"
     weights, ids = empty_like(logits, (tokens, count)), empty_like(logits, (tokens, count), "int64")
-    found = address(ids), address(weights)
-    scores = bound_scores(sigmoid, experts)
-    native.route(address(logits), stride(logits), tokens, experts, count, normalizes, *found, *scores)
+    call = address(logits), stride(logits), tokens, experts, count, normalizes, address(ids), address(weights)
+    native.route(*call, *bound_scores(sigmoid, experts))
     return weights, ids
 
 

@@ -118,7 +118,7 @@ def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any
         **{field: size for field, size in sizes.items() if size is not None},
         **({"mamba_expand": inner // fields["hidden_size"]} if inner else {}),
         "layer_types": ["attention" if count else "mamba" for count in each],
-        "num_key_value_heads": int(max(each, default=0)),
+        "num_key_value_heads": max((int(count or 0) for count in each), default=0),
         "num_local_experts": fields.get("num_experts", 0),
         "shared_intermediate_size": fields.get("shared_expert_intermediate_size", fields.get("intermediate_size")),
         "intermediate_size": fields.get("moe_intermediate_size", fields.get("intermediate_size")),
