@@ -102,7 +102,9 @@ def assert_refused(reply, param=None, statuses=(400,)):
 def bystander(echo_server):
     """A stream that runs while bad requests come in, and must not notice them."""
     body = {"messages": MESSAGES, "max_tokens": 60}
-    expected = echo_server.post("/v1/chat/completions", body).json()["choices"]
+    alone = echo_server.post("/v1/chat/completions", body)
+    assert alone.status_code == 200, f"{alone.text}\n{echo_server.output()}"
+    expected = alone.json()["choices"]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         reply = pool.submit(echo_server.post, "/v1/chat/completions", body)
         yield
