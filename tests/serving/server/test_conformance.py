@@ -27,6 +27,7 @@ def test_every_route_is_described_and_only_those():
     assert there - described == {("GET", path) for path in page_routes()} | {
         ("GET", "/openapi.json"), ("HEAD", "/openapi.json"),
         ("HEAD", "/health"), ("HEAD", "/ping"), ("HEAD", "/version"),
+        ("HEAD", "/"), ("HEAD", "/api/version"), ("HEAD", "/api/tags"),
     }  # fmt: skip
     assert described <= there
 

@@ -107,7 +107,7 @@ def _add_routes(app: Application, context: ServerContext) -> None:
     for path, look in (("/", named.running), ("/api/version", named.version), ("/api/tags", named.tags)):
         app.add("HEAD", path, look)
     for method, verb in (("POST", "copy"), ("POST", "create"), ("POST", "push"), ("DELETE", "delete")):
-        app.add(method, f"/api/{verb}", named.refuse)
+        app.add_described(method, f"/api/{verb}", named.refuse)
     app.add_described("DELETE", "/v1/responses/{response_id}", routes.responses.delete)
     app.add_described("DELETE", "/v1/files/{file_id}", files.delete)
     app.add_described("DELETE", "/v1/sessions/{session_id}", routes.sessions.delete)
