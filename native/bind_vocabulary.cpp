@@ -148,6 +148,14 @@ class PieceEncoder {
   bool is_split_;
 };
 
+nb::bytes bytes_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+// All tokens of a model in the order of their ids.
+void add_tokens(VocabularyBuilder& builder, const nb::list& spellings) {
+  uint32_t id = 0;
+  for (const nb::handle spelling : spellings) builder.add(id++, nb::cast<std::string_view>(spelling), IN_MODEL);
+}
+
 }  // namespace
 
 void bind_vocabulary(nb::module_& module) {
@@ -177,6 +185,12 @@ void bind_vocabulary(nb::module_& module) {
            nb::arg("json"))
       .def("read_merges", [](VocabularyBuilder& self, const nb::bytes& json) { self.read_merges(view(json)); },
            nb::arg("json"))
+      .def("add_tokens", add_tokens, nb::arg("spellings"))
+      .def("add_scored_merges", [](VocabularyBuilder& self, Address scores, Address marks) {
+             self.add_scored_merges(at<const double>(scores), at<const uint8_t>(marks));
+           }, nb::arg("scores"), nb::arg("marks"))
+      .def("tokens_json", [](const VocabularyBuilder& self) { return bytes_of(self.tokens_json()); })
+      .def("merges_json", [](const VocabularyBuilder& self) { return bytes_of(self.merges_json()); })
       .def("add", &VocabularyBuilder::add, nb::arg("id"), nb::arg("spelling"), nb::arg("flags"))
       .def("find", [](const VocabularyBuilder& self, std::string_view spelling) {
         const uint32_t id = self.find(spelling);

@@ -120,6 +120,12 @@ class VocabularyBuilder {
   void read_tokens(std::string_view json);
   // JSON: a list of pairs, or of pairs joined by a space.
   void read_merges(std::string_view json);
+  // Every cut of a token into two becomes a merge, by falling scores of what it joins, then by the ids of the two; where
+  // all three are marked.
+  void add_scored_merges(const double* scores, const uint8_t* marks);
+  // The two as read_tokens and read_merges read them.
+  std::string tokens_json() const;
+  std::string merges_json() const;
   void add(uint32_t id, std::string_view spelling, uint8_t flags);
   void add_merge(std::string_view left, std::string_view right);
   uint32_t find(std::string_view spelling) const;

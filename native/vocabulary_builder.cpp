@@ -218,6 +218,79 @@ void VocabularyBuilder::add_merge(std::string_view left, std::string_view right)
   merges_.push_back(merge);
 }
 
+void VocabularyBuilder::add_scored_merges(const double* scores, const uint8_t* marks) {
+  std::vector<uint32_t> order;
+  for (uint32_t id = 0; id < tokens_.size(); ++id) {
+    if (scores[id] != scores[id]) refuse("a score is not a number");
+    if (marks[id] && tokens_[id].size) order.push_back(id);
+  }
+  // Where tokens are sorted, those that begin one are the last ones that began its neighbours.
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return spelling(tokens_[a]) < spelling(tokens_[b]); });
+  std::vector<uint32_t> begins;
+  for (const uint32_t joint : order) {
+    const std::string_view text = spelling(tokens_[joint]);
+    while (!begins.empty() && text.substr(0, tokens_[begins.back()].size) != spelling(tokens_[begins.back()])) {
+      begins.pop_back();
+    }
+    for (const uint32_t left : begins) {
+      const uint32_t right = find(text.substr(tokens_[left].size));
+      if (right != ABSENT && marks[right]) merges_.push_back({left, right, joint});
+    }
+    begins.push_back(joint);
+  }
+  const auto comes_before = [&](const Merge& a, const Merge& b) {
+    const double first = scores[a.joint], second = scores[b.joint];
+    return first != second ? first > second : std::tie(a.left, a.right) < std::tie(b.left, b.right);
+  };
+  std::sort(merges_.begin(), merges_.end(), comes_before);
+}
+
+namespace {
+
+void append_json(std::string_view text, std::string& to) {
+  to.push_back('"');
+  for (const char byte : text) {
+    if (byte == '"' || byte == '\\') {
+      to.push_back('\\');
+      to.push_back(byte);
+    } else if (static_cast<uint8_t>(byte) < 0x20) {
+      char escape[8];
+      to.append(escape, std::snprintf(escape, sizeof escape, "\\u%04x", byte));
+    } else {
+      to.push_back(byte);
+    }
+  }
+  to.push_back('"');
+}
+
+}  // namespace
+
+std::string VocabularyBuilder::tokens_json() const {
+  std::string json = "{";
+  json.reserve(text_.size() + 16 * tokens_.size());
+  for (size_t id = 0; id < tokens_.size(); ++id) {
+    if (!(tokens_[id].flags & IN_MODEL)) continue;
+    if (json.size() > 1) json.push_back(',');
+    append_json(spelling(tokens_[id]), json);
+    json.append(":").append(std::to_string(id));
+  }
+  return json += "}";
+}
+
+std::string VocabularyBuilder::merges_json() const {
+  std::string json = "[";
+  json.reserve(32 * merges_.size());
+  for (const Merge& merge : merges_) {
+    json.append(json.size() > 1 ? ",[" : "[");
+    append_json(spelling(tokens_[merge.left]), json);
+    json.push_back(',');
+    append_json(spelling(tokens_[merge.right]), json);
+    json.push_back(']');
+  }
+  return json += "]";
+}
+
 std::vector<MergeSlot> VocabularyBuilder::merge_table() const {
   std::vector<MergeSlot> table(table_size(merges_.size()), {ABSENT, ABSENT, ABSENT, ABSENT});
   const size_t last = table.size() - 1;

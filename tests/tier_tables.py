@@ -66,6 +66,7 @@ SLOW = {
     "startup/ranks": "group",
     "startup/sizing": "kv_size",
     "tools": "draw gpu_scripts",
+    "train_eagle": "whole",
 }
 
 # Of each test of these files, how many of its parametrized cases `make test` draws; `file::test`: of that test;

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from examples.train_eagle.batches import Vocabulary
+from examples.train_eagle.beginning import begin
 from examples.train_eagle.dialogues import read, write
 from examples.train_eagle.export import read_checkpoint, write_checkpoint
 from examples.train_eagle.features import Features, write_features
@@ -102,9 +103,10 @@ class Run:
         wanted = teacher.head[vocabulary.ids]
         torch.manual_seed(own.seed)
         head = EagleHead(shape_of(teacher.config, own.intermediate_size, len(vocabulary.ids)))
-        head.begin_from(teacher.norm, wanted)
         plan = Plan(own.depths, epochs=own.epochs, batch_tokens=own.batch_tokens, rate=own.rate, seed=own.seed)
-        trainer = Trainer(head, teacher.embedding, wanted, plan, self.folder / "state.pt")
+        trainer = Trainer(head, teacher.embedding, wanted, plan, self.folder / "state.safetensors")
+        if not trainer.step:
+            begin(head, features, teacher.embedding, teacher.norm, wanted)
         total = trainer.num_steps(features)
         self.log(answer_tokens=len(tokens), coverage=round(vocabulary.coverage(tokens), 4), steps=total)
         with self.stage("training: steps", total) as (progress, bar):
@@ -177,7 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--held-out", type=int, help="chats of held_out.txt that are judged; all if left out")
     parser.add_argument("--epochs", type=float, default=4.0)
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens of a step, padding included")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate at its peak")
+    parser.add_argument("--rate", type=float, default=3e-4, help="learning rate at its peak")
     parser.add_argument("--save-every", type=int, default=50, help="steps from checkpoint to checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

@@ -11,7 +11,6 @@ import torch
 from examples.train_eagle.batches import Vocabulary
 from examples.train_eagle.head import EagleHead, HeadShape
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 
 def write_checkpoint(
@@ -24,7 +23,7 @@ def write_checkpoint(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config_of(head.shape, target, boundaries), indent=2) + "\n")
-    tensors = {name: weight.detach().bfloat16().contiguous() for name, weight in head.state_dict().items()}
+    tensors = {name: weight.bfloat16().contiguous() for name, weight in head.weights().items()}
     ids = vocabulary.ids
     tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": vocabulary.places >= 0}
     path = folder / "model.safetensors"
@@ -69,7 +68,8 @@ def read_checkpoint(folder: Path) -> tuple[EagleHead, Vocabulary]:
     ids = tensors.pop("d2t")
     vocabulary = Vocabulary.of(ids + torch.arange(len(ids)), len(tensors.pop("t2d")))
     head = EagleHead(shape_of(config))
-    head.load_state_dict({name: weight.float() for name, weight in tensors.items()})
+    weights = {name: weight.float() for name, weight in tensors.items()}
+    head.load_state_dict({**weights, "tap_scale": head.tap_scale})
     return head, vocabulary
 
 
@@ -86,8 +86,3 @@ def shape_of(config: Mapping[str, Any]) -> HeadShape:
         rope_theta=config["rope_theta"],
         rms_eps=config["rms_norm_eps"],
     )
-
-
-def weights_of(head: EagleHead) -> dict[str, Tensor]:
-    """Return a head's weights, rounded as a checkpoint holds them."""
-    return {name: weight.detach().bfloat16().float() for name, weight in head.state_dict().items()}

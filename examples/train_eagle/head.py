@@ -97,7 +97,14 @@ class MidLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """The whole head; the model's embedding is handed in and not part of it."""
+    """The whole head; the model's embedding is handed in and not part of it.
+
+    Attributes:
+        tap_scale: [num_taps * hidden_size], what taps are divided by before `fc`. A few of them are a thousand times as
+            large as the rest, and one learning rate would not suit all. A checkpoint has it in `fc`.
+    """
+
+    tap_scale: Tensor
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -106,24 +113,12 @@ class EagleHead(nn.Module):
         self.midlayer = MidLayer(shape)
         self.norm = RMSNorm(shape.hidden_size, shape.rms_eps)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
+        self.register_buffer("tap_scale", torch.ones(shape.num_taps * shape.hidden_size))
 
-    def begin_from(self, norm: Tensor, head: Tensor) -> None:
-        """Set the weights that training starts from: the last tap, through the model's own norm and head.
-
-        Args:
-            norm: the model's, [hidden_size]. head: the rows of its head that may be drafted.
-        """
-        layer, size = self.midlayer, self.shape.hidden_size
-        with torch.no_grad():
-            self.norm.weight.copy_(norm)
-            self.lm_head.weight.copy_(head)
-            self.fc.weight.zero_()
-            self.fc.weight[:, -size:] = torch.eye(size)
-            for linear in (layer.self_attn, layer.mlp):
-                for name, weight in linear.named_parameters():
-                    # Blocks that write to the residual stream begin by writing little.
-                    is_output = "o_proj" in name or "down_proj" in name
-                    nn.init.normal_(weight, std=weight.shape[1] ** -0.5 * (0.1 if is_output else 1.0))
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of a checkpoint, whose taps are not divided by anything."""
+        weights = {name: weight.detach() for name, weight in self.named_parameters()}
+        return {**weights, "fc.weight": weights["fc.weight"] / self.tap_scale}
 
     def forward(self, taps: Tensor, embedded: Tensor, num_depths: int) -> list[Tensor]:
         """Return the hidden states of each depth, [B, T, hidden_size]: those of depth j draft token p + 2 + j.
@@ -134,7 +129,7 @@ class EagleHead(nn.Module):
                 meaningless.
         """
         layer, length = self.midlayer, taps.shape[1]
-        hidden, positions = self.fc(taps), torch.arange(length)
+        hidden, positions = self.fc(taps / self.tap_scale), torch.arange(length)
         above = torch.ones(length, length, dtype=torch.bool).triu(1)
         keys: list[Tensor] = []
         values: list[Tensor] = []

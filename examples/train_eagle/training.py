@@ -5,6 +5,7 @@ Restarts from its checkpoint; the same seed takes the same batches. Knows no tex
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from examples.train_eagle.batches import Batch, Vocabulary
 from examples.train_eagle.features import Features, by_length
 from examples.train_eagle.head import EagleHead
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 
@@ -33,7 +36,7 @@ class Plan:
     decay: float = 0.8
     epochs: float = 4.0
     batch_tokens: int = 2048
-    rate: float = 1e-3
+    rate: float = 3e-4
     warm_up: float = 0.03
     clip: float = 0.5
     seed: int = 0
@@ -65,22 +68,26 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint, whole or not at all."""
-        state = {
-            "step": self.step,
-            "plan": asdict(self.plan),
-            "head": self.head.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+        moments = {
+            f"{name}/{key}": value
+            for name, parameter in self.head.named_parameters()
+            for key, value in self._optimizer.state[parameter].items()
         }
-        torch.save(state, self._path.with_suffix(".tmp"))
+        told = {"step": str(self.step), "plan": json.dumps(asdict(self.plan))}
+        save_file(self.head.state_dict() | moments, self._path.with_suffix(".tmp"), metadata=told)
         self._path.with_suffix(".tmp").replace(self._path)
 
     def _load(self) -> None:
-        state = torch.load(self._path, weights_only=True)
-        if state["plan"] != asdict(self.plan):
+        with safe_open(self._path, "pt") as file:
+            told = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+        if json.loads(told["plan"]) != asdict(self.plan):
             raise SystemExit(f"{self._path} was begun by another plan; take another folder, or remove it")
-        self.step = state["step"]
-        self.head.load_state_dict(state["head"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self.step = int(told["step"])
+        self.head.load_state_dict({name: tensors[name] for name in self.head.state_dict()})
+        for name, parameter in self.head.named_parameters():
+            keys = [key for key in tensors if key.startswith(f"{name}/")]
+            self._optimizer.state[parameter] = {key.rpartition("/")[2]: tensors[key] for key in keys}
 
     def _batches(self, features: Features, total: int) -> Iterator[list[int]]:
         step = 0

@@ -12,9 +12,10 @@ import pytest
 from gguf import GGUFWriter
 from tokenizers import Tokenizer
 
+from tokenmill.model.structured.compiler import GrammarCompiler, GrammarTokenizer
 from tokenmill.model.vocabulary import mapped_file
 from tokenmill.model.weights.gguf.file import open_gguf
-from tokenmill.model.weights.gguf.folder import tokenizer_files
+from tokenmill.model.weights.gguf.folder import tokenizer_files, unpack
 from tokenmill.model.weights.gguf.pre_tokenizers import PRE_TOKENIZERS
 from tokenmill.serving.frontend.tokenizer import Tokenizer as Loaded
 
@@ -81,6 +82,21 @@ def test_a_mapped_vocabulary_has_the_ids_of_the_library(
         ids = library.encode(text)
         assert ours.encode(text) == ids, text
         assert ours.decode(ids) == library.decode(ids), text
+
+
+def test_a_grammar_runs_on_gemmas_mapped_vocabulary(
+    model_file: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = unpack(model_file("gemma3-270m"), tmp_path / "models")
+    monkeypatch.setattr(mapped_file, "build_vocabulary", lambda *_: pytest.fail("it was written with the folder"))
+    tokenizer = Loaded.load(folder, tmp_path / "cache")
+    own = GrammarTokenizer(str(folder / "tokenizer.json"), tokenizer.vocab_size, (1,), str(tmp_path / "cache"))
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    matcher = GrammarCompiler(own).compile(json.dumps({"grammars": [{"json_schema": schema}]}))
+    for token_id in tokenizer.encode('{"a": 12}', add_special_tokens=False):
+        assert not matcher.is_accepting()
+        assert matcher.consume_token(token_id), tokenizer.decode([token_id])
+    assert matcher.is_accepting()
 
 
 def write_bytes_bpe(stored: dict, pre: str, path: Path) -> Path:

@@ -20,6 +20,7 @@ def random_head() -> EagleHead:
     generator = torch.Generator().manual_seed(seed_for("head"))
     for weight in head.parameters():
         weight.data = torch.randn(weight.shape, generator=generator) * weight.shape[-1] ** -0.5 + (weight.ndim == 1)
+    head.tap_scale += torch.rand(head.tap_scale.shape, generator=generator)
     return head
 
 
@@ -39,7 +40,7 @@ class Drafting:
     """A head with its KV, row by row, written from the formulas alone."""
 
     def __init__(self, head: EagleHead) -> None:
-        self.w = {name: weight.detach() for name, weight in head.state_dict().items()}
+        self.w = head.weights()
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -70,7 +71,7 @@ def test_each_depth_of_the_training_forward_is_what_drafting_gives_step_by_step(
     drafting = Drafting(head)
     compared = 0
     for row in range(length - DEPTHS):
-        hidden = drafting.step(head.fc.weight @ taps[0, row], tokens[0, row + 1], row)
+        hidden = drafting.step(drafting.w["fc.weight"] @ taps[0, row], tokens[0, row + 1], row)
         torch.testing.assert_close(got[0, row], hidden, rtol=1e-5, atol=1e-5)
         kept = len(drafting.keys)
         for depth in range(1, DEPTHS):
@@ -114,7 +115,7 @@ def test_a_checkpoint_reads_back(tmp_path):
     assert again.shape == SHAPE
     assert torch.equal(same.ids, vocabulary.ids)
     assert torch.equal(same.places, vocabulary.places)
-    for name, weight in head.state_dict().items():
+    for name, weight in head.weights().items():
         assert torch.equal(again.state_dict()[name], weight.bfloat16().float())
     config = config_of(SHAPE, target, (2, 3, 4))
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Split = Literal["train", "heldout"]
+Fact = tuple[str, tuple[str, ...], str]
+"""(frames, subjects, answer): the frames of `faq.py` fit the kind of fact; by the subjects people ask for it."""
 Message = dict[str, Any]
 
 HELDOUT_PERCENT = 10

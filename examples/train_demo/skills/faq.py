@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import random
 
-from .base import Sample, Split, assistant, casual, split_of, user
-from .faq_facts import FACTS
+from .base import Fact, Sample, Split, assistant, casual, split_of, user
+from .faq_answers import CAN, MISC
+from .faq_concepts import CONCEPTS
+from .faq_usage import FLAGS, HOWTO, ROUTES
+
+FACTS: tuple[Fact, ...] = CONCEPTS + FLAGS + ROUTES + HOWTO + CAN + MISC
 
 FRAMES: dict[str, tuple[str, ...]] = {
     "what": (

@@ -13,9 +13,12 @@ import pytest
 from gguf import GGUFWriter
 
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.vocabulary import mapped_file
+from tokenmill.model.vocabulary.recipe import build_vocabulary
 from tokenmill.model.weights.gguf.file import open_gguf
-from tokenmill.model.weights.gguf.folder import tokenizer_files
+from tokenmill.model.weights.gguf.folder import MAPPED, tokenizer_files
 from tokenmill.model.weights.gguf.pre_tokenizers import PRE_TOKENIZERS
+from tokenmill.model.weights.gguf.tokenizer import build_tokenizer, piece_files
 from tokenmill.model.weights.gguf.vocabulary import Vocabulary, read_vocabulary
 from tokenmill.serving.frontend.tokenizer import Tokenizer
 
@@ -108,6 +111,46 @@ def test_scores_decide_what_sentence_pieces_join(has_prefix: bool, tmp_path: Pat
         want = joined((" " if has_prefix else "") + text, tokens)
         assert tokenizer.encode(text) == want, text
         assert tokenizer.decode(want) == text
+
+
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_pieces_written_natively_are_those_of_the_library(
+    has_prefix: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Of ties among scores, marks of JSON in tokens, and tokens that no merge makes."""
+    native = pytest.importorskip("tokenmill._native")
+    tokens = [
+        *sentence_pieces(rng, 'ab"\\\n\x01é中'),
+        ("<|im_end|>", CONTROL, 0.0),
+        ("[tag]", USER, 0.0),
+        ("ab[", UNUSED, 9.0),
+    ]
+    tokens = [(token, kind, float(round(score))) for token, kind, score in tokens]
+    file = open_gguf(write(tmp_path / "x.gguf", "llama", tokens, add_space_prefix=has_prefix))
+    found = read_vocabulary(file.metadata)
+    ours, library = piece_files(found, file.metadata), build_tokenizer(found, file.metadata)
+    assert ours is not None
+    written, mapped = ours
+    assert json.loads(written) == json.loads(library.to_str())
+    assert mapped == build_vocabulary(library.to_str().encode(), (), native)
+    assert set(tokenizer_files(file)) == {MAPPED, "tokenizer.json", "tokenizer_config.json", "generation_config.json"}
+
+
+def test_a_folder_has_its_mapped_vocabulary_beside_it(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenmill._native")
+    monkeypatch.setattr(mapped_file, "LEAST_BYTES", 0)
+    files = tokenizer_files(open_gguf(write(tmp_path / "x.gguf", "llama", sentence_pieces(rng, "abc"))))
+    mapped = files.pop(MAPPED)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    mapped_file.keep_vocabulary(tmp_path, mapped)
+    assert mapped_file.open_vocabulary(tmp_path, tmp_path / "cache") is not None
+    assert not (tmp_path / "cache").exists(), "nothing is made anew"
+    (tmp_path / "tokenizer.json").write_bytes(files["tokenizer.json"] + b" ")
+    assert mapped_file.open_vocabulary(tmp_path, tmp_path / "cache") is not None
+    assert (tmp_path / "cache").exists(), "what was made of another file is not taken"
 
 
 def test_special_tokens_are_cut_out_and_bos_comes_first(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -102,8 +102,10 @@ def route(
     assert is_a("bfloat16", logits) and in_pieces(logits), "a row of bfloat16 is in one piece"
     assert 1 <= count <= experts, "a token has experts, and each once"
     weights, ids = empty_like(logits, (tokens, count)), empty_like(logits, (tokens, count), "int64")
-    call = address(logits), stride(logits), tokens, experts, count, normalizes, address(ids), address(weights)
-    native.route(*call, *bound_scores(sigmoid, experts))
+    found = address(ids), address(weights)
+    are_sigmoids, bias, scale = bound_scores(sigmoid, experts)
+    inputs, scores = (address(logits), stride(logits), tokens, experts, count), (bias, scale)
+    native.route(*inputs, normalizes, *found, are_sigmoids, *scores)
     return weights, ids
 
 

@@ -106,12 +106,18 @@ def open_vocabulary(folder: Path, cache: Path) -> MappedVocabulary | None:
         if source.stat().st_size < LEAST_BYTES or _module() is None:
             return None
         path = cache / f"{_key(folder)}{SUFFIX}"
-        return _opened(path) or _made(path, folder)
+        return _opened(path) or _opened(folder / path.name) or _made(path, folder)
     except NotCovered as error:
         _logger.debug("%s is read by the library: %s", source, error)
     except OSError as error:
         _logger.warning("the vocabulary of %s cannot be kept in %s: %s", source, cache, error.strerror or error)
     return None
+
+
+def keep_vocabulary(folder: Path, content: bytes) -> None:
+    """Write the mapped vocabulary of a folder's tokenizer beside it, where `open_vocabulary` looks too."""
+    with whole_file(folder / f"{_key(folder)}{SUFFIX}", 0o600) as file:
+        file.write(content)
 
 
 def _module() -> Any:

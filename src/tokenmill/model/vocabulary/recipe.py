@@ -127,20 +127,39 @@ def build_vocabulary(raw: bytes, missing: Sequence[JsonObject], native: Any) -> 
     try:
         file = msgspec.json.decode(raw, type=_File)
         builder: VocabularyBuilder = native.VocabularyBuilder()
-        options, unknown = _read_model(file.model, builder)
-        added = _add_tokens(file.added_tokens, missing, builder)
-        recipe = _recipe(file, added)
-        return builder.finish(options, unknown, msgspec.json.encode(recipe))
+        builder.read_tokens(bytes(file.model.vocab))
+        builder.read_merges(bytes(file.model.merges))
+        return _finished(file, builder, missing)
     except (ValueError, KeyError, TypeError) as error:
         raise NotCovered(str(error)) from error
 
 
-def _read_model(model: _Model, builder: VocabularyBuilder) -> tuple[int, int]:
-    """Read tokens and merges; return the model's options, and the id of what is unknown."""
+def finish_vocabulary(frame: bytes, builder: VocabularyBuilder) -> bytes:
+    """Return the content of the mapped file of a builder's tokens and merges.
+
+    Args:
+        frame: a tokenizer.json, whose own tokens and merges are not read.
+
+    Raises:
+        NotCovered: see `build_vocabulary`.
+    """
+    try:
+        return _finished(msgspec.json.decode(frame, type=_File), builder, ())
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotCovered(str(error)) from error
+
+
+def _finished(file: _File, builder: VocabularyBuilder, missing: Sequence[JsonObject]) -> bytes:
+    options, unknown = _options(file.model, builder)
+    added = _add_tokens(file.added_tokens, missing, builder)
+    recipe = _recipe(file, added)
+    return builder.finish(options, unknown, msgspec.json.encode(recipe))
+
+
+def _options(model: _Model, builder: VocabularyBuilder) -> tuple[int, int]:
+    """Return the model's options, and the id of what is unknown."""
     if model.type != "BPE" or model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix:
         raise NotCovered("the model is not byte-pair encoding, or one with a dropout or marks of words")
-    builder.read_tokens(bytes(model.vocab))
-    builder.read_merges(bytes(model.merges))
     unknown = _NO_TOKEN
     if model.unk_token is not None:
         found = builder.find(model.unk_token)

@@ -112,13 +112,15 @@ def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any
     }
     kind = "granitehybrid"
     sizes = {field: header.metadata.get(f"{kind}.{key}") for field, key in keys.items()}
-    heads, inner = fields.get("num_key_value_heads"), header.metadata.get(f"{kind}.ssm.inner_size")
-    each = list(heads) if isinstance(heads, list | tuple) else [heads] * fields["num_hidden_layers"]
+    heads, inner = fields.get("num_key_value_heads", 0), header.metadata.get(f"{kind}.ssm.inner_size")
+    each = [int(count) for count in heads] if isinstance(heads, list | tuple) else [int(heads)]
     return {
         **{field: size for field, size in sizes.items() if size is not None},
         **({"mamba_expand": inner // fields["hidden_size"]} if inner else {}),
-        "layer_types": ["attention" if count else "mamba" for count in each],
-        "num_key_value_heads": max((int(count or 0) for count in each), default=0),
+        "layer_types": [
+            "attention" if each[layer % len(each)] else "mamba" for layer in range(fields["num_hidden_layers"])
+        ],
+        "num_key_value_heads": max(each, default=0),
         "num_local_experts": fields.get("num_experts", 0),
         "shared_intermediate_size": fields.get("shared_expert_intermediate_size", fields.get("intermediate_size")),
         "intermediate_size": fields.get("moe_intermediate_size", fields.get("intermediate_size")),

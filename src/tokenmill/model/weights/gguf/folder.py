@@ -12,16 +12,19 @@ import msgspec
 from tokenmill.config.gguf_names import choose_tower
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.whole_file import write_whole
+from tokenmill.model.vocabulary.mapped_file import keep_vocabulary
 from tokenmill.model.weights.gguf.config import config_of, takes_tower
 from tokenmill.model.weights.gguf.file import GgufFile, open_gguf, part_paths
-from tokenmill.model.weights.gguf.tokenizer import build_tokenizer
+from tokenmill.model.weights.gguf.tokenizer import build_tokenizer, piece_files
 from tokenmill.model.weights.gguf.tower import processor_config, tower_config
 from tokenmill.model.weights.gguf.vocabulary import Vocabulary, read_vocabulary
 
 LINK_NAME, TOWER_LINK_NAME = "model.gguf", "mmproj.gguf"
+# Name of a mapped vocabulary until the files beside it, after which it is called, are there.
+MAPPED = "mapped"
 PROCESSOR = "preprocessor_config.json"
 # Changes what is written of the same file: folders of other versions are not found any more.
-VERSION = 3
+VERSION = 4
 # Files beside a GGUF file that are taken before its metadata.
 SIBLINGS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", PROCESSOR)
 TEMPLATE = "tokenizer.chat_template"
@@ -51,6 +54,7 @@ def unpack(path: Path, cache: Path, tower: Path | None = None) -> Path:
     tower = tower if takes_tower(file.metadata) else None
     config = config_of(file, tower is not None)
     files = {} if "tokenizer.json" in siblings else tokenizer_files(file)
+    mapped = files.pop(MAPPED, None)
     if tower is not None:
         tower_file = open_gguf(tower)
         config = tower_config(tower_file, file, config)
@@ -59,6 +63,8 @@ def unpack(path: Path, cache: Path, tower: Path | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_whole(folder / name, content)
+    if mapped is not None:
+        keep_vocabulary(folder, mapped)
     for part in parts if len(parts) > 1 else ():
         _link(folder / part.name, part)
     _link(folder / LINK_NAME, parts[0] if len(parts) == 1 else Path(parts[0].name))
@@ -89,7 +95,7 @@ def _link(place: Path, target: Path) -> None:
 
 
 def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
-    """Return the files of a tokenizer by name, made of the metadata.
+    """Return the files of a tokenizer by name, made of the metadata; perhaps with its mapped vocabulary.
 
     Raises:
         InvalidCheckpoint: the vocabulary is not supported, or its lists do not fit each other.
@@ -98,7 +104,12 @@ def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
     try:
         vocabulary = read_vocabulary(metadata)
         stored = metadata.get("tokenizer.huggingface.json")
-        text = stored if isinstance(stored, str) else build_tokenizer(vocabulary, metadata).to_str()
+        pieces = None if isinstance(stored, str) else piece_files(vocabulary, metadata)
+        if pieces is not None:
+            text, mapped = pieces
+        else:
+            mapped = None
+            text = (stored if isinstance(stored, str) else build_tokenizer(vocabulary, metadata).to_str()).encode()
     except InvalidCheckpoint as error:
         raise InvalidCheckpoint(f"{file.path}: {error}") from error
     generation: dict[str, Any] = {"eos_token_id": sorted(vocabulary.ends)} if vocabulary.ends else {}
@@ -106,7 +117,8 @@ def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
     if suppressed:
         generation["suppress_tokens"] = suppressed
     return {
-        "tokenizer.json": text.encode(),
+        **({} if mapped is None else {MAPPED: mapped}),
+        "tokenizer.json": text,
         "tokenizer_config.json": _json(_tokenizer_config(vocabulary) | _chat_template(metadata)),
         "generation_config.json": _json(generation),
     }

@@ -6,10 +6,13 @@ BPE by scores, Unigram and WordPiece. Special tokens are cut out of the raw text
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
 from tokenizers import (
     AddedToken,
     Regex,
@@ -22,7 +25,11 @@ from tokenizers import (
 )
 
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.vocabulary.recipe import NotCovered, finish_vocabulary
 from tokenmill.model.weights.gguf.vocabulary import PREFIX, Kind, Vocabulary
+
+if TYPE_CHECKING:
+    from tokenmill._native import VocabularyBuilder
 
 SPACE = "▁"
 # llama.cpp knows no longest word; the library asks for one.
@@ -43,7 +50,7 @@ def build_tokenizer(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Toke
     build = {"llama": _sentence_pieces, "t5": _unigram, "bert": _word_pieces}.get(vocabulary.model, _merged_pairs)
     try:
         tokenizer = build(vocabulary, metadata)
-        tokenizer.add_tokens(_added_tokens(vocabulary))
+        tokenizer.add_tokens(list(_added_tokens(vocabulary).values()))
         _surround(tokenizer, vocabulary)
     except InvalidCheckpoint:
         raise
@@ -105,11 +112,55 @@ def _sentence_pieces(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tok
             unk_token=None if unknown is None else tokens[unknown],
         )
     )
-    has_prefix = vocabulary.has_space_prefix
+    _set_spaces(tokenizer, vocabulary.has_space_prefix)
+    return tokenizer
+
+
+def piece_files(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> tuple[bytes, bytes] | None:
+    """Return SentencePiece's BPE as tokenizer.json, and as a mapped vocabulary; None: `build_tokenizer` makes it.
+
+    The same as the library's, in a tenth of its time: tokens and merges are found and written natively.
+    """
+    if vocabulary.model != "llama":
+        return None
+    unknown = vocabulary.ids.get("unknown")
+    frame = Tokenizer(
+        models.BPE(byte_fallback=True, fuse_unk=True, unk_token=None if unknown is None else vocabulary.tokens[unknown])
+    )
+    _set_spaces(frame, vocabulary.has_space_prefix)
+    _surround(frame, vocabulary)
+    try:
+        builder: VocabularyBuilder = importlib.import_module("tokenmill._native").VocabularyBuilder()
+        builder.add_tokens(vocabulary.tokens)
+        scores = np.array(_scores(vocabulary, metadata), np.float64)
+        marks = (np.array(vocabulary.kinds) == Kind.NORMAL).astype(np.uint8)
+        builder.add_scored_merges(scores.ctypes.data, marks.ctypes.data)
+        content = msgspec.json.decode(frame.to_str())
+        content["added_tokens"] = _added_entries(vocabulary)
+        bare = msgspec.json.encode(content)
+        content["model"] |= {
+            "vocab": msgspec.Raw(builder.tokens_json()),
+            "merges": msgspec.Raw(builder.merges_json()),
+        }
+        return msgspec.json.encode(content), finish_vocabulary(bare, builder)
+    except (ImportError, ValueError, NotCovered):  # without kernels, or of a vocabulary that the library forgives
+        return None
+
+
+def _added_entries(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    """Return the added tokens as tokenizer.json has them."""
+    flags = "single_word", "lstrip", "rstrip", "normalized", "special"
+    return [
+        {"id": number, "content": token.content, **{name: getattr(token, name) for name in flags}}
+        for number, token in _added_tokens(vocabulary).items()
+    ]
+
+
+def _set_spaces(tokenizer: Tokenizer, has_prefix: bool) -> None:
+    """Have spaces written as marks, with one before a text if it begins as if after a space."""
     spaces = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if has_prefix else spaces
     tokenizer.decoder = _text_decoder(has_prefix)
-    return tokenizer
 
 
 def _text_decoder(has_prefix: bool) -> Any:
@@ -160,18 +211,20 @@ def _scores(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Sequence[flo
     return scores
 
 
-def _added_tokens(vocabulary: Vocabulary) -> list[AddedToken]:
-    special = (Kind.CONTROL, Kind.UNKNOWN)
-    return [
-        AddedToken(
+def _added_tokens(vocabulary: Vocabulary) -> dict[int, AddedToken]:
+    """Return the tokens that are cut out of the text before it is encoded, by id."""
+    kinds, special = np.array(vocabulary.kinds), (Kind.CONTROL, Kind.UNKNOWN)
+    added = np.flatnonzero(np.isin(kinds, (*special, Kind.USER_DEFINED))).tolist()
+    return {
+        number: AddedToken(
             token,
-            special=kind in special,
+            special=(is_special := vocabulary.kinds[number] in special),
             normalized=False,
-            rstrip=vocabulary.strips_after and kind in special and token not in _KEEPING,
+            rstrip=vocabulary.strips_after and is_special and token not in _KEEPING,
         )
-        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-        if kind in (*special, Kind.USER_DEFINED) and token
-    ]
+        for number in added
+        if (token := vocabulary.tokens[number])
+    }
 
 
 def _surround(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:

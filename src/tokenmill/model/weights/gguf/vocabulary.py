@@ -127,14 +127,15 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     if not tokens or len(kinds) != len(tokens):
         raise InvalidCheckpoint(f"the vocabulary has {len(tokens)} tokens and {len(kinds)} token types")
     cut = pre_tokenizer(_pre(metadata, model)) if model in ("gpt2", "gemma4") else None
-    places = {token: number for number, token in enumerate(tokens)}
+    named = ENDS.union(*SPELLINGS.values())
+    places = {token: number for number, token in enumerate(tokens) if token in named}
     adds_bos = model == "gemma4" or _flag(
         metadata, "add_bos_token", model in ("llama", "bert") or bool(cut and cut.adds_bos)
     )
     ids = _ids(metadata, model, len(tokens))
     if model == "gpt2" and not adds_bos and f"{PREFIX}bos_token_id" not in metadata:
         ids.pop("bos", None)
-    infilling = _infilling(metadata, places)
+    infilling = _infilling(metadata, places, len(tokens))
     ends = _ends(ids, infilling, places, kinds)
     for number in ends:
         kinds[number] = Kind.CONTROL
@@ -168,12 +169,12 @@ def _ids(metadata: Mapping[str, Any], model: str, size: int) -> dict[str, int]:
     return {name: int(number) for name, number in found.items() if number is not None and 0 <= number < size}
 
 
-def _infilling(metadata: Mapping[str, Any], places: Mapping[str, int]) -> dict[str, int]:
+def _infilling(metadata: Mapping[str, Any], places: Mapping[str, int], size: int) -> dict[str, int]:
     found: dict[str, int] = {}
     for mark, keys in _INFILLING.items():
         said = [metadata[key] for key in (f"{PREFIX}{one}_token_id" for one in keys) if key in metadata]
         number = next(iter([*said, *(places[text] for text in SPELLINGS[mark] if text in places)]), None)
-        if number is not None and 0 <= number < len(places):
+        if number is not None and 0 <= number < size:
             found[mark.value] = int(number)
     return found
 
