@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.audio_checkpoints import make_audio_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.vision_checkpoints import make_vision_checkpoint
 from tokenmill.config.configs import EngineConfig
@@ -26,6 +27,7 @@ ROWS: dict[str, tuple[str, dict[str, str], str, str]] = {
     "attention": ("qwen3", {"attention_backend": "cpu"}, "--attention-backend cpu", "torch"),
     "machine": ("qwen3", {}, "a machine without the native kernels, which were not built,", "torch"),
     "images": ("vision", {}, "the vision tower of Qwen3VLForConditionalGeneration", "vision"),
+    "sound": ("sound", {}, "the encoder of sound of Qwen2AudioForConditionalGeneration", "audio"),
 }
 
 
@@ -37,6 +39,8 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def checkpoint(family: str, folder: Path) -> Path:
     if family == "vision":
         return make_vision_checkpoint(folder)
+    if family == "sound":
+        return make_audio_checkpoint(folder)
     return make_checkpoint(folder, family, **SHAPE)
 
 
