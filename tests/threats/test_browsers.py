@@ -7,6 +7,7 @@ from tests.serving.server.running_server import start_server
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, exchange, status
 from tokenmill.config.configs import EngineConfig
+from tokenmill.serving.server.http.browser_guard import UPLOAD_ROUTES
 
 FRIEND = "https://friend.example"
 JSON = "Content-Type: application/json"
@@ -85,7 +86,7 @@ def test_a_body_must_say_that_it_is_json(opened, routes):
                        "Content-Type: application/jsonp", "Content-Type:"):  # fmt: skip
             found = send(opened, method, path, header, body=b"{}")
             # Files come as forms; a page of another origin is known by its Origin all the same.
-            is_file = (method, path) == ("POST", "/v1/files") and "multipart" in header
+            is_file = method == "POST" and path in UPLOAD_ROUTES and "multipart" in header
             assert (found == 415) == (method != "GET" and not is_file), (method, path, header, found)
     body = b'{"prompt": "x", "max_tokens": 1}'
     for header in (JSON, "content-type: Application/JSON; charset=utf-8"):

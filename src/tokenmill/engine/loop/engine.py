@@ -123,7 +123,7 @@ class Engine:
             Nothing, or the terminal error output of a request that can never run.
         """
         if message.id in self.scheduler.requests:
-            # Whatever was answered under this id would be taken for the other's.
+            # An answer under this id would be taken for the first request's.
             logger.error("request id %s is in use already: the second request is dropped", message.id)
             return []
         if message.adapter is not None and not self.scheduler.config.max_loras:

@@ -83,7 +83,7 @@ class PromptReports(RowExtension):
 
     def __init__(self, max_rows: int, vocab_size: int, native: _native.Kernels | None = None) -> None:
         self._rows: list[_Row | None] = [None] * max_rows
-        # Where the prompt of a row with wishes ends; 0: it has none.
+        # Where the prompt of a row that reports on it ends; 0: the row does not.
         self._ends = np.zeros(max_rows, dtype=np.int64)
         self.watch: Callable[[npt.NDArray[np.float32]], None] | None = None
         self._native = native
@@ -98,9 +98,9 @@ class PromptReports(RowExtension):
     def _set(self, new_row: AdmittedRequest) -> None:
         """Set the report settings of `new_row.row` from its new request."""
         num_logprobs, pooling = new_row.params.prompt_logprobs, new_row.pooling
-        has_wishes = num_logprobs is not None or bool(pooling)
-        self._rows[new_row.row] = _Row(new_row.num_prompt_tokens, num_logprobs, pooling) if has_wishes else None
-        self._ends[new_row.row] = new_row.num_prompt_tokens if has_wishes else 0
+        is_reported = num_logprobs is not None or bool(pooling)
+        self._rows[new_row.row] = _Row(new_row.num_prompt_tokens, num_logprobs, pooling) if is_reported else None
+        self._ends[new_row.row] = new_row.num_prompt_tokens if is_reported else 0
 
     def outputs_of(self, plan: StepPlan, samples: Samples) -> OutputTokens:
         """Return the tokens that are sampled from, and all tokens of the rows that report."""
@@ -137,7 +137,7 @@ class PromptReports(RowExtension):
         reports = Reports()
         for index, (first, end) in spans.items():
             row, number = self._rows[plan.rows[index]], int(plan.rows[index])
-            assert row is not None, "a row that reports has wishes"
+            assert row is not None, "a row that reports has settings"
             start = int(plan.num_computed[index])
             own = outputs[first : min(end, first + row.num_prompt_tokens - start)]
             if row.num_logprobs is not None:

@@ -40,17 +40,12 @@ class Admission:
                 request.wait_reason = f"is {request.status.value.replace('_', ' ')}"
         elif request.awaited_page is not None and self._kv.writer_of(request.awaited_page, request):
             request.wait_reason = _SAME_PROMPT
-        elif reason := self._lacks_resource(request):
+        elif request.row is None and (reason := self._state.resources.reason_to_pass_over(request, self._builder.step)):
             request.wait_reason = reason
         else:
             request.awaited_page = None
             return False
         return True
-
-    def _lacks_resource(self, request: Request) -> str:
-        if request.row is not None:
-            return ""
-        return self._state.resources.reason_to_pass_over(request, self._builder.step)
 
     def awaits_page(self, request: Request, match: PrefixMatch) -> bool:
         """Pass a request over while one of no worse class is about to compute the page that follows its match."""
@@ -63,7 +58,7 @@ class Admission:
 
     def num_tokens_to_hold(self, request: Request, end: int) -> int:
         """Return the tokens whose pages a request gets that is to have computed `end`."""
-        # One that was preempted and cannot go on where it was begins anew only where all of it fits.
+        # A request that was preempted and cannot go on where it was begins anew only where all of it fits.
         again = request.num_tokens if request.num_preemptions and not self._state.can_rewind(request) else 0
         return max(end, again, self._policy.num_tokens_to_hold(request, end, self._state))
 

@@ -62,7 +62,7 @@ class CommitPass:
             request.num_inflight_steps -= 1
             if num_samples > 1:
                 self._observe_drafts(request, num_samples - 1, max(0, stop - start - 1))
-            # One that ended, or paused and perhaps got new input, has no use for what was launched before that.
+            # A request that ended, or paused and perhaps got new input, has no use for what was launched before that.
             was_running = request.status is RequestStatus.RUNNING
             if (was_running or request.awaits_step) and not request.mask_missed:
                 fills = has_full_page and index not in result.failures

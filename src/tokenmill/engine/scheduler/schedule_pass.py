@@ -5,7 +5,7 @@ There is no prefill and no decode here: a request's computed tokens catch up wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from tokenmill.core.request import Request, RequestStatus
 from tokenmill.engine.scheduler.admission import Admission
@@ -85,7 +85,9 @@ class SchedulePass:
         self._pages.unreserve_all()
         reserved = self._pages.reserved
         if which is not None:
-            self._reserve_next_pages(request for request in running if not which(request))
+            for request in running:
+                if not which(request):
+                    self._pages.reserve(request, request.num_computed_tokens + 1)
         for number, request in enumerate(running):
             if request.status is not RequestStatus.RUNNING or request.id in reserved:
                 continue  # preempted by an earlier one in this very pass, or not meant
@@ -95,10 +97,6 @@ class SchedulePass:
             if num_tokens:
                 enough_pages &= self._advance_one(request, num_tokens)
         return enough_pages
-
-    def _reserve_next_pages(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            self._pages.reserve(request, request.num_computed_tokens + 1)
 
     def _next_tokens(self, request: Request) -> tuple[int, str]:
         """Return how many tokens of a running request the step runs, and why none if it is 0.
@@ -112,7 +110,9 @@ class SchedulePass:
         remaining = num_tokens - request.num_computed_tokens
         if remaining == 0 or num_tokens >= request.max_tokens_total:
             return 0, request.wait_reason  # its last token is being sampled by a launched step
-        if request.num_pending_tokens and (self._config.num_stages > 1 or self._is_held(request)):
+        if request.num_pending_tokens and (
+            self._config.num_stages > 1 or self._drafts.holds(request, len(self._state.running))
+        ):
             return 0, "waiting for the in-flight step that samples its next token"
         if self.builder.budget == 0:
             return 0, _BUDGET_USED_UP
@@ -124,9 +124,6 @@ class SchedulePass:
             count, reason = 1, ""
         self._num_decodes_left -= remaining == count == 1
         return count, reason
-
-    def _is_held(self, request: Request) -> bool:
-        return self._drafts.holds(request, len(self._state.running))
 
     def _advance_one(self, request: Request, num_tokens: int) -> bool:
         """Schedule a running request; return True if there were pages for it without taking any from others."""
