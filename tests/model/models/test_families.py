@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.model.architecture.architecture import Architecture, NormSpec, SelfAttentionSpec
+from tokenmill.model.architecture.architecture import Architecture, SelfAttentionSpec
 from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec
+from tokenmill.model.architecture.norm_spec import NormSpec
 from tokenmill.model.architecture.rope_spec import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 from tokenmill.model.models.architecture_config import read_architecture
 from tokenmill.model.models.families import FAMILIES
@@ -384,7 +385,7 @@ def test_what_cannot_be_served_is_refused_by_name(change: dict[str, Any], messag
         ({**GRANITE, "hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({**ARCEE, "hidden_act": "silu"}, "hidden_act 'silu' is not supported; supported: relu2"),
         ({**GRANITE, "architectures": ["GraniteMoeForCausalLM"]}, "GraniteMoeForCausalLM is not supported"),
-        ({**GRANITE, "architectures": ["GraniteMoeHybridForCausalLM"]}, "ForCausalLM is not supported; supported: A"),
+        ({**GRANITE, "architectures": ["GraniteMoeSharedForCausalLM"]}, "ForCausalLM is not supported; supported: A"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

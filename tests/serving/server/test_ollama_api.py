@@ -188,8 +188,8 @@ def test_a_request_for_nothing_says_that_the_model_is_loaded(server, client):
         ("generate", {"model": "echo", "prompt": "x", "context": [1, 2]}, 400, "context"),
         ("embed", {"model": "echo"}, 400, "input is missing"),
         ("pull", {"model": "other"}, 404, "model 'other' not found"),
-        ("create", {"model": "mine"}, 501, "create"),
-        ("copy", {"source": "echo", "destination": "b"}, 501, "copy"),
+        ("create", {"model": "mine"}, 400, "create"),
+        ("copy", {"source": "echo", "destination": "b"}, 400, "copy"),
     ],
 )
 def test_a_bad_request_gets_a_sentence(server, path, body, status, says):

@@ -13,15 +13,9 @@ from dataclasses import dataclass
 
 from tokenmill.model.architecture.draft_head_spec import DraftHeadSpec
 from tokenmill.model.architecture.mlp_spec import ExpertStack, MlpSpec, MoeSpec
+from tokenmill.model.architecture.norm_spec import NormSpec
+from tokenmill.model.architecture.recurrence_spec import RecurrenceSpec
 from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec
-
-
-@dataclass(frozen=True, slots=True)
-class NormSpec:
-    """An RMSNorm. `is_offset`: its weight is an offset from 1 (Gemma)."""
-
-    eps: float
-    is_offset: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,145 +89,6 @@ class SelfAttentionSpec:
         qkv += self.q_size * self.has_gate
         projections = hidden_size * (qkv * self.num_inputs + self.q_size)
         return projections + qkv * self.qkv_bias + hidden_size * self.output_bias + rest
-
-
-@dataclass(frozen=True, slots=True)
-class StatePart:
-    """A tensor of the state that a layer keeps for a request. `is_wide`: float32 whatever the model's dtype is."""
-
-    shape: tuple[int, ...]
-    is_wide: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConvSpec:
-    """A gated convolution over the last tokens instead of attention (LFM2); see `models.short_conv`.
-
-    Attributes:
-        kernel: tokens that it sees, the last one among them.
-    """
-
-    size: int
-    kernel: int
-    bias: bool = False
-
-    @property
-    def widest(self) -> int:
-        """Numbers of a token between its projections."""
-        return 4 * self.size
-
-    @property
-    def state(self) -> tuple[StatePart, ...]:
-        """Tensors kept for each request."""
-        return (StatePart((self.size, self.kernel - 1)),)
-
-    def num_parameters(self, hidden_size: int) -> int:
-        """Return the number of parameters of the block."""
-        return 4 * self.size * hidden_size + self.size * self.kernel + (4 * self.size + hidden_size) * self.bias
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNetSpec:
-    """The gated delta rule instead of attention (Yang et al. 2024, as Qwen3-Next has it); see `models.delta_net`.
-
-    Attributes:
-        num_key_heads, num_value_heads: each key head serves as many value heads as the next.
-        kernel: tokens that the convolution before it sees, the last one among them.
-        norm: over the heads of its output.
-    """
-
-    num_key_heads: int
-    num_value_heads: int
-    key_size: int
-    value_size: int
-    kernel: int
-    norm: NormSpec
-
-    @property
-    def keys_width(self) -> int:
-        """Width of the queries, or of the keys, of one token."""
-        return self.num_key_heads * self.key_size
-
-    @property
-    def values_width(self) -> int:
-        """Width of the values of one token."""
-        return self.num_value_heads * self.value_size
-
-    @property
-    def mixed_width(self) -> int:
-        """Width of queries, keys and values together."""
-        return 2 * self.keys_width + self.values_width
-
-    @property
-    def widest(self) -> int:
-        """Numbers of a token between its projections."""
-        return 2 * self.mixed_width + 2 * self.values_width
-
-    @property
-    def state(self) -> tuple[StatePart, ...]:
-        """Tensors kept for each request."""
-        matrices = (self.num_value_heads, self.key_size, self.value_size)
-        return StatePart((self.mixed_width, self.kernel - 1)), StatePart(matrices, is_wide=True)
-
-    def num_parameters(self, hidden_size: int) -> int:
-        """Return the number of parameters of the block."""
-        inputs = self.mixed_width + self.values_width + 2 * self.num_value_heads
-        vectors = self.mixed_width * self.kernel + 2 * self.num_value_heads + self.value_size
-        return hidden_size * (inputs + self.values_width) + vectors
-
-
-@dataclass(frozen=True, slots=True)
-class StateSpaceSpec:
-    """A state space instead of attention (Mamba-2: Dao and Gu 2024); see `models.mamba`.
-
-    Attributes:
-        head_size: numbers of a head of x. state_size: rows of its state, and numbers of B and of C.
-        num_groups: each of B and C serves as many heads as the next.
-        kernel: tokens that the convolution before it sees, the last one among them.
-        norm: over the numbers of each group of its output.
-        has_filter_bias: the convolution has one. has_biases: the projections have them.
-    """
-
-    num_heads: int
-    head_size: int
-    num_groups: int
-    state_size: int
-    kernel: int
-    norm: NormSpec
-    has_filter_bias: bool = True
-    has_biases: bool = False
-
-    @property
-    def inner_width(self) -> int:
-        """Width of x, and of the output, of one token."""
-        return self.num_heads * self.head_size
-
-    @property
-    def mixed_width(self) -> int:
-        """Width of x, B and C together."""
-        return self.inner_width + 2 * self.num_groups * self.state_size
-
-    @property
-    def widest(self) -> int:
-        """Numbers of a token between its projections."""
-        return 2 * self.inner_width + 2 * self.mixed_width + self.num_heads
-
-    @property
-    def state(self) -> tuple[StatePart, ...]:
-        """Tensors kept for each request."""
-        matrices = (self.num_heads, self.state_size, self.head_size)
-        return StatePart((self.mixed_width, self.kernel - 1)), StatePart(matrices, is_wide=True)
-
-    def num_parameters(self, hidden_size: int) -> int:
-        """Return the number of parameters of the block."""
-        inputs = self.inner_width + self.mixed_width + self.num_heads
-        biases = (inputs + hidden_size) * self.has_biases + self.mixed_width * self.has_filter_bias
-        vectors = self.mixed_width * self.kernel + 3 * self.num_heads + self.inner_width
-        return hidden_size * (inputs + self.inner_width) + vectors + biases
-
-
-RecurrenceSpec = ShortConvSpec | DeltaNetSpec | StateSpaceSpec
-"""What a layer may have instead of attention: a state of each request, of one size however long the request is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenmill.model.architecture.architecture import Architecture, LayerSpec, NormSpec, PerLayerSpec
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec, PerLayerSpec
+from tokenmill.model.architecture.norm_spec import NormSpec
 from tokenmill.model.architecture.rope_spec import RopeSpec
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.rope_config import read_rope

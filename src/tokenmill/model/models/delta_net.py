@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from tokenmill.model.architecture.architecture import DeltaNetSpec
+from tokenmill.model.architecture.recurrence_spec import DeltaNetSpec
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.targets import Target, TargetScope

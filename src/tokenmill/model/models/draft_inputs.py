@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tokenmill.model.architecture.architecture import NormSpec
 from tokenmill.model.architecture.draft_head_spec import DraftHeadSpec
+from tokenmill.model.architecture.norm_spec import NormSpec
 from tokenmill.model.kernels.operands import contiguous
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.linear import Linear

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, ShortConvSpec, StateSpaceSpec
+from tokenmill.model.architecture.architecture import LayerSpec
 from tokenmill.model.architecture.mlp_spec import MoeSpec
+from tokenmill.model.architecture.recurrence_spec import DeltaNetSpec, ShortConvSpec, StateSpaceSpec
 from tokenmill.model.architecture.rope_spec import RopeSpec
 from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.kernels.operands import float32

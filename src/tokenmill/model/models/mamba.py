@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tokenmill.model.architecture.architecture import StateSpaceSpec
+from tokenmill.model.architecture.recurrence_spec import StateSpaceSpec
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.targets import Target, TargetScope

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tokenmill.model.architecture.architecture import NormSpec
+from tokenmill.model.architecture.norm_spec import NormSpec
 from tokenmill.model.kernels.protocol import Kernels
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tokenmill.model.architecture.architecture import Architecture, NormSpec, PerLayerSpec
+from tokenmill.model.architecture.architecture import Architecture, PerLayerSpec
+from tokenmill.model.architecture.norm_spec import NormSpec
 from tokenmill.model.kernels.operands import rounded
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.linear import Linear

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tokenmill.model.architecture.architecture import ShortConvSpec
+from tokenmill.model.architecture.recurrence_spec import ShortConvSpec
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.targets import Target, TargetScope

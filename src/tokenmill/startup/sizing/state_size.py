@@ -10,7 +10,8 @@ import dataclasses
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sizes import size_text
-from tokenmill.model.architecture.architecture import Architecture, DeltaNetSpec, StateSpaceSpec
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.architecture.recurrence_spec import DeltaNetSpec, StateSpaceSpec
 
 # Of one request that runs: its own, and what it leaves for the next turn and for others.
 STATES_PER_ROW = 4

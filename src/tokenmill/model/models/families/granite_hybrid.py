@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.model.architecture.architecture import Architecture, LayerSpec, SelfAttentionSpec, StateSpaceSpec
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec, SelfAttentionSpec
 from tokenmill.model.architecture.mlp_spec import ExpertStack, MlpSpec, MoeSpec
+from tokenmill.model.architecture.recurrence_spec import StateSpaceSpec
 from tokenmill.model.architecture.rope_spec import RopeSpec
 from tokenmill.model.models.attention_config import read_attention
 from tokenmill.model.models.config_reader import ConfigReader

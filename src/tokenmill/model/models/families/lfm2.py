@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.model.architecture.architecture import Architecture, LayerSpec, NormSpec, ShortConvSpec
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec, SigmoidSpec
+from tokenmill.model.architecture.norm_spec import NormSpec
+from tokenmill.model.architecture.recurrence_spec import ShortConvSpec
 from tokenmill.model.models.attention_config import read_attention
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.decoder_config import decoder, read_depth, read_frame

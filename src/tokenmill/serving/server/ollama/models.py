@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmill.core.errors import TokenMillError
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.version import VERSION
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.reply import JSON_LINES
@@ -20,13 +20,6 @@ from tokenmill.serving.server.ollama.names import find_model, known_names, tagge
 
 # Ollama's word for a model that is never unloaded is a day far away.
 _NEVER = "2318-01-01T00:00:00Z"
-
-
-class Unchangeable(TokenMillError):
-    """The models of a server are those that it was started with."""
-
-    status = 501
-    type = "not_implemented_error"
 
 
 class ModelBody(msgspec.Struct, kw_only=True):
@@ -100,7 +93,7 @@ class ModelRoutes:
     async def refuse(self, request: Request) -> Response:
         """Refuse what makes, copies or deletes models."""
         verb = request.scope["path"].rstrip("/").rpartition("/")[2][:40]
-        raise Unchangeable(f"{verb}: the models of this server are those that it was started with")
+        raise InvalidRequest(f"{verb}: the models of this server are those that it was started with")
 
     async def _named(self, request: Request) -> tuple[ModelBody, str]:
         body = await read_body(request, ModelBody, self._context.bodies)
