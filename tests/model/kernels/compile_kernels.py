@@ -37,7 +37,7 @@ from tokenmill.model.sampling import triton_draw, triton_select
 ACTIVATIONS = (
     *("x", "delta", "weight", "bias", "sinks", "output", "gate_up", "qkv", "q_norm", "k_norm"),
     *("cos_table", "sin_table", "q", "keys", "values", "logits", "a", "b", "y"),
-    *("gate", "before", "mixed", "gates", "a_log", "dt_bias"),
+    *("gate", "before", "mixed", "gates", "steps", "a_log", "dt_bias", "skip"),
 )
 POINTERS = {
     **dict.fromkeys(("parts", "scales", "inner", "memory"), "*fp32"),
@@ -49,7 +49,7 @@ POINTERS = {
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
     **dict.fromkeys(("rounded", "exponents"), "*u8"),
 }
-RECURRENT_STRIDES = ("x_stride", "gate_stride", "mixed_stride", "gates_stride", "state_stride")
+RECURRENT_STRIDES = ("x_stride", "gate_stride", "mixed_stride", "gates_stride", "steps_stride", "state_stride")
 NUMBERS = {
     **dict.fromkeys(("eps", "scale"), "fp32"),
     **dict.fromkeys(

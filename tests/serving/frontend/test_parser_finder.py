@@ -29,6 +29,7 @@ FAMILIES = {
     "Qwen3-Coder": ("Qwen3MoeForCausalLM", shapes.chatml(shapes.QWEN_CODER), HERMES, "qwen3_coder", ""),
     "Qwen3-VL": ("Qwen3VLForConditionalGeneration", shapes.chatml(shapes.HERMES), HERMES, "hermes", ""),
     "Qwen3-VL-MoE": ("Qwen3VLMoeForConditionalGeneration", shapes.chatml(), HERMES, "hermes", ""),
+    "Qwen2-Audio": ("Qwen2AudioForConditionalGeneration", shapes.chatml(), [], "", ""),
     "Qwen2.5-VL": ("Qwen2_5_VLForConditionalGeneration", shapes.chatml(), HERMES, "hermes", ""),
     "Qwen2.5": ("Qwen2ForCausalLM", shapes.chatml(shapes.HERMES, shown=shapes.QWEN_TEXT), HERMES, "hermes", ""),
     "QwQ": ("Qwen2ForCausalLM", shapes.chatml(shapes.HERMES, prompt="<think>\n"), HERMES, "hermes", "qwen3"),

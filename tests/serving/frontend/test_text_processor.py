@@ -141,7 +141,7 @@ def test_a_chat_is_rendered_without_a_second_bos(processor):
         ({"text": "a", "params": SamplingParams(stop_token_ids=(9999,))}, "stop_token_ids", "9999"),
         ({"text": "a", "params": SamplingParams(stop=("x" * 5000,))}, "stop", "5000 characters"),
         ({"messages": []}, "messages", "at least one message"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "takes no images"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "no images"),
     ],
 )
 def test_a_prompt_that_cannot_be_served_is_rejected_naming_the_field(processor, fields, param, words):
