@@ -16,6 +16,7 @@ CHAT = {
     "messages": [{"role": "user", "content": "the same words each time: pages are shared"}],
     "max_tokens": 9,
 }
+NUM_REQUESTS = 7
 FUNCTIONS = {"sum", "avg", "rate", "histogram_quantile", "by", "label_values"}
 
 
@@ -28,6 +29,7 @@ def server(tiny_checkpoint):
         with running.http.stream("POST", f"{running.url}/v1/chat/completions", json=CHAT | {"stream": True}) as reply:
             next(reply.iter_lines())
         running.wait_until_unused()
+        running.wait_for(lambda: running.metric("request_success_total") == NUM_REQUESTS)
         running.usages = [reply["usage"] for reply in replies]
         yield running
 
@@ -86,7 +88,7 @@ def test_the_numbers_are_those_that_clients_were_told(server):
     assert total("request_success_total", finished_reason="abort") <= 1
     assert total("request_success_total", finished_reason="error") == 0
     num_requests = total("request_success_total")
-    assert num_requests == 7
+    assert num_requests == NUM_REQUESTS
     assert total("e2e_request_latency_seconds_count") == num_requests
     assert total("time_to_first_token_seconds_count") == num_requests
     assert total("generation_tokens_total") >= told["completion_tokens"]
