@@ -75,7 +75,7 @@ def load_audio_oracle(folder: Path) -> transformers.PreTrainedModel:
 
 
 def features_of(clips: list[Samples]) -> dict[str, torch.Tensor]:
-    """What transformers' processor makes of clips at 16 kHz."""
+    """Features that transformers' processor makes of clips at 16 kHz."""
     if not clips:
         return {}
     extractor = transformers.WhisperFeatureExtractor(feature_size=BINS, chunk_length=SECONDS)

@@ -19,7 +19,7 @@ NAMES = {"vllm": "LlamaForCausalLMEagle3", "sglang": "Eagle3LlamaForCausalLM", "
 
 @dataclass(frozen=True)
 class HeadShape:
-    """What a random head is to be."""
+    """The shape and form of a random head."""
 
     form: str = "vllm"
     num_heads: int = 4

@@ -232,11 +232,11 @@ class StateRows:
     def __init__(self, slots: Address, starts: Address, stops: Address, requests: int) -> None: ...
 
 class PlannedStep:
-    """How the attention of a step is divided into pieces of work."""
+    """The pieces of work that the attention of a step is divided into."""
 
     @property
     def shared_splits(self) -> list[int]:
-        """How many leading KV splits of each request are read for several requests at once."""
+        """The number of leading KV splits of each request that are read for several requests at once."""
 
 class LayerKV:
     """KV memory of one layer; scales are 0 for bf16. Numbers and scales from a page to the next."""
@@ -257,7 +257,7 @@ class HeadNorms:
     def __init__(self, q: Address, k: Address, v: Address, eps: float, are_offsets: bool) -> None: ...
 
 class AttentionLayer:
-    """What attention is in one layer; cos and sin are 0 where it does not rotate, window and sinks if it has none."""
+    """The attention of one layer; cos and sin are 0 where it does not rotate, window and sinks if it has none."""
 
     def __init__(
         self,
@@ -352,7 +352,7 @@ class StateMemory:
     def add(self, inputs: Address, inputs_size: int, matrices: Address, matrices_size: int) -> None: ...
 
 class StepStates:
-    """What a step's tokens run through; see native/decoder.h."""
+    """The layers that a step's tokens run through; see native/decoder.h."""
 
     def __init__(
         self,
@@ -407,7 +407,7 @@ class LayerEnd:
     def gate(self, gate: Projection, output: Projection, norm: Address) -> None: ...
 
 class Adapter:
-    """What an adapter adds to the matrices of each layer: 0 qkv, 1 output, 2 gate_up or up, 3 down."""
+    """The matrices that an adapter adds to those of each layer: 0 qkv, 1 output, 2 gate_up or up, 3 down."""
 
     def __init__(self, layers: int) -> None: ...
     def shrink(self, layer: int, matrix: int, a: Address, ranks: int, depth: int) -> None:
@@ -427,10 +427,10 @@ class Adapter:
         """A part's B: [blocks of ADAPTER_BLOCK columns][rank][ADAPTER_BLOCK] of bf16, padded with zeros."""
 
     def embed(self, a: Address, rank: int, b: Packed, scale: float) -> None:
-        """What is added to embeddings; a: [vocabulary][rank] of bf16."""
+        """Set the addition to embeddings; a: [vocabulary][rank] of bf16."""
 
 class StepMedia:
-    """What stands in the place of embeddings, and is added behind the first layers; see native/decoder.h."""
+    """Rows in the place of embeddings, and others to add behind the first layers; see native/decoder.h."""
 
     def __init__(self, tokens: Address, count: int, values: Address, levels: int) -> None: ...
 
@@ -505,7 +505,7 @@ class Decoder:
         """Write the row of the largest logit, the lowest of equals, and its value; see `LinearWeight.best`."""
 
 class Ranks:
-    """Where ranks wait for each other; see native/ranks.h. Outcomes: 0 over, 1 timeout, 2 given up, 3 gone.
+    """The place where ranks wait for each other; see native/ranks.h. Outcomes: 0 over, 1 timeout, 2 given up, 3 gone.
 
     Args:
         memory: RANKS_BYTES that all ranks map, zeros at first.
@@ -544,7 +544,7 @@ class Vocabulary:
 
     def __init__(self, data: Address, size: int) -> None: ...
     def is_unchanged(self) -> bool:
-        """Whether the checksum is that of the content: all of it is read."""
+        """Return True if the checksum is that of the content: all of it is read."""
     @property
     def num_ids(self) -> int:
         """The highest id and one."""

@@ -14,7 +14,7 @@ from tokenmill.config.flags import add_config_file_flag, add_flags, build, check
 from tokenmill.config.parser import Parser
 
 NODE_MODULE = "tokenmill.startup.ranks.node"
-"""What all machines run but the one that serves."""
+"""The command of all machines but the one that serves."""
 
 
 def run(arguments: Sequence[str]) -> int:

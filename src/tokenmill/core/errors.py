@@ -134,4 +134,4 @@ class QueueFull(TokenMillError):
 
 
 Refusal = InvalidRequest | Unavailable
-"""Why a request cannot begin: by its own fault, or for a reason that may pass."""
+"""The reasons that a request cannot begin: its own fault, or one that may pass."""

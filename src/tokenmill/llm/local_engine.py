@@ -35,7 +35,7 @@ from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 TAGS = frozenset({"weights", "kv_cache"})
 
 Inbox = deque[messages.TextOutput]
-"""What steps brought the requests of one call, and its reader has not taken yet."""
+"""Outputs of steps for the requests of one call that its reader has not taken yet."""
 
 TurnEnded = Callable[[FinishReason], None]
 """Called with the reason why the current turn of a session has ended."""

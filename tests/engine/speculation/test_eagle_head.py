@@ -49,7 +49,7 @@ BOUNDS = {"float32": (1e-5, 1e-4), "bfloat16": (0.1, 0.6)}
 
 @dataclass
 class Watch:
-    """What a head has proposed: the text so far, the drafts, and their logits."""
+    """The proposals of a head: the text so far, the drafts, and their logits."""
 
     head: EagleHead
     seen: list[tuple[list[int], list[int], list[np.ndarray[Any, Any]]]] = field(default_factory=list)

@@ -40,7 +40,7 @@ def client(server: RunningServer) -> openai.OpenAI:
 
 
 def answers(checkpoint: Path, clips: list[np.ndarray], question: str) -> list[str]:
-    """What an engine without a server writes for each clip."""
+    """Return the text that an engine without a server writes for each clip."""
     chats = [
         [{"role": "user", "content": [{"type": "audio", "audio": (clip, RATE)}, {"type": "text", "text": question}]}]
         for clip in clips

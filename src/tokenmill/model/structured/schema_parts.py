@@ -17,9 +17,9 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.model.structured.schema_walk import Places, Schema
 
 IsUsed = Callable[[str, list[str]], bool]
-"""Whether a regular expression for keys is exhausted by these keys: no other one matches it."""
+"""A test of a regular expression for keys: True if these keys exhaust it, no other one matches."""
 IsUsable = Callable[[Schema], bool]
-"""Whether llguidance takes a schema, be it that nothing matches it."""
+"""A test of a schema: True if llguidance takes it, be it that nothing matches."""
 
 _PLACES = Places(
     single=(

@@ -10,7 +10,7 @@ from tests.engine.runner.fake_platform import FakePlatform
 from tokenmill.platform.communicator import Communicator
 
 Call = tuple[str, tuple[int, ...], str]
-"""What was called, with what shape and type."""
+"""A call, with the shape and type that it was given."""
 
 
 class CountingCommunicator:
