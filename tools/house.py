@@ -31,10 +31,8 @@ CAPABILITIES = {
 FAMILIES = "model.models.families"
 LONGEST_FUNCTION, LONGEST_CLASS, CRUMB = 50, 300, 60
 # A docstring, of an attribute too, that names a thing by a clause instead of saying what the code does.
-NOUN_CLAUSE = re.compile(
-    r'^ *r?"""(What(ever)?|Who(ever)?|Whose|Where|Which|Whether|Why|That which|Those (that|who)|How|Nobody|There (is|are)) ',
-    re.MULTILINE,
-)
+CLAUSES = "What(ever)?|Who(ever)?|Whose|Where|Which|Whether|Why|That which|Those (that|who)|How|Nobody|There (is|are)"
+NOUN_CLAUSE = re.compile(f'^ *r?"""({CLAUSES}) ', re.MULTILINE)
 FOLDERS = ("src", "tests", "tools", "benchmarks", "examples")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from subprocess import SubprocessError
+
 import numpy as np
 import torch
 
@@ -27,7 +29,7 @@ def obstacle_of(
         layer, output = AttentionLayer(0, spec.head_dim**-0.5, window), torch.full_like(q, torch.nan)
         try:
             attention.attend(q, (memory[0], memory[1]), output, attention.plan(requests), layer)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError, OSError) as error:
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, OSError, SubprocessError) as error:
             return f"{name} refuses pages of {page_size} tokens here: {str(error).split('. ')[0]}"
         wanted = []
         for part, pages, context in zip(q.split(QUERY_LENS), requests.page_table, requests.context_lens, strict=True):
