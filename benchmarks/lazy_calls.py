@@ -1,6 +1,6 @@
 """Measure what the grammar of calls under `tool_choice: "auto"` costs free text: processor time a step, 16 streams.
 
-    python benchmarks/lazy_calls.py [--streams 16] [--rounds 5]
+    python benchmarks/lazy_calls.py [--streams 16] [--rounds 5] [--parser llama3_json]
 
 The same prompts with the same tools and seeds, with `--tool-grammar on` and `off`, in turns; the demo model writes
 text, not calls, so its tokens are the same. Prints the medians of steps that only decode, and their ratio; beside it
@@ -39,10 +39,10 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 
 
-def ask(text: TextProcessor, engine: Engine, number: int, is_lazy: bool, params: dict[str, Any]) -> None:
+def ask(text: TextProcessor, engine: Engine, number: int, parser: str, is_lazy: bool, params: dict[str, Any]) -> None:
     """Start one request."""
     names = [tool["function"]["name"] for tool in TOOLS]
-    rules = CallRules("hermes", names, is_required=False, is_parallel=True, is_lazy=is_lazy)
+    rules = CallRules(parser, names, is_required=False, is_parallel=True, is_lazy=is_lazy)
     message = GenerateText(
         ids=[str(number)],
         messages=[{"role": "user", "content": f"Tell me a long story about {number} dogs."}],
@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=tuple(PARAMS), help="measure one kind of sampling")
+    parser.add_argument("--parser", default="hermes", help="the notation of calls")
     options = parser.parse_args()
     folder = demo_model_path()
     config = EngineConfig(model=str(folder), num_threads=1, num_pages=2000, max_num_seqs=options.streams).resolve()
@@ -88,7 +89,7 @@ def main() -> None:
         for number in range(2 * options.rounds + 2):
             is_lazy = number % 2 == 1
             for stream in range(options.streams):
-                ask(text, engine, stream, is_lazy, params)
+                ask(text, engine, stream, options.parser, is_lazy, params)
             seconds, outputs[is_lazy] = steps(engine, options.streams)
             if number > 1:  # the first round compiles
                 found[is_lazy] += seconds
