@@ -160,15 +160,15 @@ def fill(options: argparse.Namespace) -> dict[str, Any]:
     """Store pages of the prompt as they lie in an engine's memory that has computed nothing."""
     engine = start(options, has_tier=True)
     assert isinstance(engine.executor, TransferExecutor), "an engine with a tier"
-    (tier,), mover = engine.executor.connector.sources, engine.executor.connector.mover
+    (tier,), movers = engine.executor.connector.sources, engine.executor.connector.movers
     num_pages, done = options.prompt // 16, threading.Event()
     tokens = np.array(prompt_of(options)[: 16 * num_pages], dtype=np.int32)
     key = CacheKey(engine.limits.fingerprint)
     began = time.perf_counter()
-    tier.save(PageSave(SaveOrder(1, 0, list(range(1, num_pages + 1))), key, tokens, mover, done.set))
+    tier.save(PageSave(SaveOrder(1, 0, list(range(1, num_pages + 1))), key, tokens, movers, done.set))
     done.wait()
     seconds = time.perf_counter() - began
-    return {"stored_s": round(seconds, 2), "gib_per_s": round(num_pages * mover.page_bytes / seconds / 2**30, 2)}
+    return {"stored_s": round(seconds, 2), "gib_per_s": round(num_pages * movers.pages.page_bytes / seconds / 2**30, 2)}
 
 
 class Counting:

@@ -53,6 +53,7 @@ class LoadOrder(msgspec.Struct, frozen=True):
         first_page: number of pages of the prompt before them.
         page_ids: the pages to be filled, in order.
         where: the source's own note of their place; only the source reads it.
+        state_slot: to be filled with the recurrent state behind the last page; -1: the model has no states.
     """
 
     id: int
@@ -61,18 +62,21 @@ class LoadOrder(msgspec.Struct, frozen=True):
     first_page: int
     page_ids: list[int]
     where: bytes
+    state_slot: int = -1
 
 
 class SaveOrder(msgspec.Struct, frozen=True):
-    """Offer pages to the sources that store them; they stay as they are until `Released`.
+    """Offer pages to the sources that store them; they stay as they are until `Released`, and so do the states.
 
     Attributes:
         first_page: number of pages of the prefix before them.
+        states: recurrent states of the prefix: the number of its pages that one stands behind, and its slot.
     """
 
     id: int
     first_page: int
     page_ids: list[int]
+    states: list[tuple[int, int]] = []
 
 
 class PlanTransfers(msgspec.Struct, frozen=True):
@@ -103,10 +107,15 @@ class Found(_TransferEvent, frozen=True):
 
 
 class Loaded(_TransferEvent, frozen=True):
-    """Report that a load is over. Its pages are filled and verified up to the first `num_tokens` of the prompt."""
+    """Report that a load is over. Its pages are filled and verified up to the first `num_tokens` of the prompt.
+
+    Attributes:
+        has_state: the recurrent state behind its last page is filled too.
+    """
 
     id: int
     num_tokens: int
+    has_state: bool = False
 
 
 class Released(_TransferEvent, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from tests.engine.scheduler.harness import Harness, Settings, plans
 from tests.engine.scheduler.test_late_samples import LateRunner
 from tests.engine.scheduler.test_random_traces import SchedulerTrace
 from tests.tiers import scaled
+from tokenmill.core.request import CacheKey
 from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 from tokenmill.lab.conformance.memory_runner import expected_output
 
@@ -112,6 +114,42 @@ def test_the_last_state_left_becomes_the_request_s_own() -> None:
     longer = harness.add([*prompt, 20, 21, 22, 23, 24], 2)
     harness.drain()
     assert cached(harness, longer) == [8]
+
+
+def test_a_source_fills_no_state_that_a_launched_step_reads() -> None:
+    harness = Harness(Settings(max_num_seqs=1, state_slots=2, num_pages=40, max_model_len=64, depth=2))
+    prompt = list(range(9))
+    harness.add(prompt, 2)
+    harness.drain()
+    states = harness.scheduler.resource(StateSlots)
+    assert states is not None and states.num_kept == 1
+    request = harness.add([*prompt, 20, 21], 2)
+    harness.step()
+    # The slot that is left holds the state with which the launched step begins.
+    assert states.num_kept == 1 and states.begin_load() is None
+    harness.drain()
+    assert cached(harness, request) == [8]
+    slot = states.begin_load()
+    assert slot is not None
+    states.end_load(slot, None)
+    harness.scheduler.check_invariants()
+
+
+def test_a_state_that_is_saved_is_not_given_up() -> None:
+    harness = Harness(Settings(max_num_seqs=1, state_slots=2, num_pages=40, max_model_len=64))
+    prompt = list(range(9))
+    harness.add(prompt, 2)
+    harness.drain()
+    states = harness.scheduler.resource(StateSlots)
+    assert states is not None
+    pages = harness.kv.cache.peek(CacheKey(), np.array(prompt, dtype=np.int32)).tolist()
+    ((num_pages, _),) = states.pin_unsaved(pages)
+    assert num_pages == len(pages)
+    other = harness.add([40, 41, 42, 43, 44], 2)
+    harness.drain()
+    assert cached(harness, other) == [0] and states.num_kept == 1
+    states.unpin(pages[-1], is_saved=True)
+    assert states.pin_unsaved(pages) == [], "it was saved"
 
 
 def test_without_a_prefix_cache_nothing_is_kept() -> None:

@@ -18,7 +18,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import KVQuery, TransferSettings
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
-from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
+from tokenmill.engine.transfer.orders import Movers, PageLoad, PageSave
 from tokenmill.engine.transfer.protocol import Answer, KeptPages
 from tokenmill.engine.transfer.state import TransferState
 from tokenmill.lab.conformance.memory_runner import VOCAB_SIZE, PagedMemoryRunner
@@ -47,18 +47,49 @@ class TokenMover:
         self._memory[page] = np.frombuffer(data, dtype=np.int64)
 
 
+class StateMover:
+    """Recurrent states of the paged-memory runner, as bytes: the number of tokens that one has seen, then these."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+        self.page_bytes = 4 * 64  # prompts of traces are shorter
+        self.layout = "states"
+
+    def read(self, slot: int, data: memoryview) -> None:
+        seen = self._harness.runner.states[slot]
+        numbers = np.zeros(len(data) // 4, dtype=np.int32)
+        numbers[: len(seen) + 1] = [len(seen), *seen]
+        data[:] = numbers.tobytes()
+
+    def write(self, slot: int, data: memoryview) -> None:
+        assert slot not in self._used(), "a state is loaded where a launched step reads or writes one"
+        count, *numbers = np.frombuffer(data, dtype=np.int32).tolist()
+        self._harness.runner.states[slot] = numbers[:count]
+
+    def _used(self) -> set[int]:
+        """Return the slots of the launched steps."""
+        used: set[int] = set()
+        for step in self._harness.scheduler.in_flight:
+            used |= {self._harness.runner.state_slots[row] for row in step.plan.rows.tolist()}
+            if (states := step.plan.states) is not None:
+                for slots in (states.load_slots, states.load_sources, states.save_slots):
+                    used |= set(slots.tolist())
+        return used
+
+
 class FakeSource:
     """A source of KV with the faults of a bad network and a bad peer. `trouble`: how often one happens, 0 to 1."""
 
     def __init__(
-        self, name: str, mover: PageMover, page_size: int, generator: random.Random, trouble: float, stores: bool = True
+        self, name: str, movers: Movers, page_size: int, generator: random.Random, trouble: float, stores: bool = True
     ) -> None:
         self.name = name
         self.stores = stores
         self.pages: dict[tuple[CacheKey, bytes], bytes] = {}
+        self.states: dict[tuple[CacheKey, bytes], bytes] = {}
         self.known: dict[str, None] = {}
-        self.counts = dict.fromkeys(("later", "loaded", "lost", "late", "saved", "kept", "expired"), 0)
-        self._mover = mover
+        self.counts = dict.fromkeys(("later", "loaded", "lost", "late", "saved", "kept", "expired", "states"), 0)
+        self._mover, self._states = movers.pages, movers.states
         self._page_size = page_size
         self._generator = generator
         self._trouble = trouble
@@ -73,7 +104,16 @@ class FakeSource:
         """Have the pages of a prompt, as if another engine had computed them."""
         for end in range(self._page_size, len(tokens) + 1, self._page_size):
             page = np.array(tokens[end - self._page_size : end], dtype=np.int64)
-            self.pages[key, np.array(tokens[:end], dtype=np.int32).tobytes()] = page.tobytes()
+            prefix = np.array(tokens[:end], dtype=np.int32)
+            self.pages[key, prefix.tobytes()] = page.tobytes()
+            if self._states is not None and self._generator.random() < 0.5:
+                self.states[key, prefix.tobytes()] = self._state_of(prefix)
+
+    def _state_of(self, prefix: TokenArray) -> bytes:
+        assert self._states is not None
+        numbers = np.zeros(self._states.page_bytes // 4, dtype=np.int32)
+        numbers[: len(prefix) + 1] = [len(prefix), *_as_written(prefix)]
+        return numbers.tobytes()
 
     def arrived(self, request_id: str, params: dict[str, Any]) -> None:
         if params.get("bad"):
@@ -88,6 +128,10 @@ class FakeSource:
         ends = range(self._page_size, len(query.tokens) + 1, self._page_size)
         num_pages = next((n for n, end in enumerate(ends) if not self._page(query.cache_key, query.tokens, end)), None)
         found = len(ends) if num_pages is None else num_pages
+        while (
+            self._states is not None and found and not self._has_state(query.cache_key, query.tokens, ends[found - 1])
+        ):
+            found -= 1
         if self._goes_wrong():
             found = self._generator.randint(0, found + 2)
         keeps = bool(params and params.get("keep"))
@@ -95,6 +139,9 @@ class FakeSource:
 
     def _page(self, key: CacheKey, tokens: TokenArray, end: int) -> bytes | None:
         return self.pages.get((key, tokens[:end].tobytes()))
+
+    def _has_state(self, key: CacheKey, tokens: TokenArray, end: int) -> bool:
+        return (key, tokens[:end].tobytes()) in self.states
 
     def load(self, load: PageLoad) -> None:
         self._loads.append(load)
@@ -129,6 +176,10 @@ class FakeSource:
                 continue  # lost, or not there yet
             if self._generator.random() < 0.6:
                 self._fill(load, number)
+        state = self.states.get((load.cache_key, load.tokens.tobytes()))
+        if state is not None and load.order.state_slot >= 0 and not self._goes_wrong():
+            load.fill_state(memoryview(state))
+            self.counts["states"] += load.has_state
         if load.is_over:
             return True
         if load.num_filled == len(load.order.page_ids) or self._goes_wrong():
@@ -160,6 +211,12 @@ class FakeSource:
             expected = _as_written(save.tokens[end - self._page_size : end]).tobytes()
             assert bytes(data) == expected, "a page that is saved holds something else"
             self.pages[save.cache_key, save.tokens[:end].tobytes()] = bytes(data)
+        for num_pages, slot in save.order.states:
+            prefix, state = save.tokens[: num_pages * self._page_size], bytearray(len(self._state_of(save.tokens[:0])))
+            if not save.read_state(slot, memoryview(state)):
+                return True
+            assert bytes(state) == self._state_of(prefix), "a state that is saved has seen something else"
+            self.states[save.cache_key, prefix.tobytes()] = bytes(state)
         self.counts["saved"] += 1
         save.finish(is_saved=not self._goes_wrong())
         return True
@@ -177,6 +234,7 @@ class FakeSource:
 
     def reset(self) -> None:
         self.pages.clear()
+        self.states.clear()
 
     def close(self) -> None:
         self._loads, self._saves, self._kept = [], [], {}
@@ -198,13 +256,14 @@ class TransferHarness(Harness):
         settings.transfers = TransferSettings(("store",), save_chunk=2, min_saved=1)
 
         def connect(harness: Harness) -> KVConnector:
-            mover = TokenMover(harness.runner)
+            states = StateMover(harness) if settings.state_slots else None
+            movers = Movers(TokenMover(harness.runner), states)
             self.sources = [
-                FakeSource("peer", mover, settings.page_size, generator, trouble, stores=False),
-                FakeSource("store", mover, settings.page_size, generator, trouble),
+                FakeSource("peer", movers, settings.page_size, generator, trouble, stores=False),
+                FakeSource("store", movers, settings.page_size, generator, trouble),
             ]
             state = harness.scheduler.resource(TransferState)
-            return ImpatientDesk(self.sources, state, mover, policy, PATIENCE, lambda: self.turn)  # type: ignore[arg-type]
+            return ImpatientDesk(self.sources, state, movers, policy, PATIENCE, lambda: self.turn)  # type: ignore[arg-type]
 
         settings.connect = connect
         super().__init__(settings)

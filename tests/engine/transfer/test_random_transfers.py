@@ -36,9 +36,12 @@ class TransferTrace(SchedulerTrace):
         trouble=st.sampled_from([0.0, 0.1, 0.4]),
     )
     def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
+        self.begin_with_sources(num_pages, page_size, **overrides)
+
+    def begin_with_sources(self, num_pages: int, page_size: int, **overrides: object) -> None:
         self.generator = random.Random(overrides.pop("seed"))  # type: ignore[arg-type]
         self.trouble = overrides.pop("trouble")
-        super().start(num_pages, page_size, **overrides)  # type: ignore[misc]
+        self.begin(num_pages, page_size, **overrides)
 
     def make_harness(self, settings: Settings) -> Harness:
         return TransferHarness(settings, self.generator, self.trouble)  # type: ignore[arg-type]
@@ -53,10 +56,31 @@ class TransferTrace(SchedulerTrace):
         self.harness.add(prompt, max_tokens, kv_transfer_params={"keep": True})
 
 
-TestTransferTrace = TransferTrace.TestCase
-TestTransferTrace.settings = settings(
-    max_examples=scaled(30),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
+class StateTransferTrace(TransferTrace):
+    """The same for a model with recurrent states, which are stored, loaded and lost with their pages."""
+
+    @initialize(
+        num_pages=st.integers(8, 20),
+        page_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 5),
+        spare=st.integers(0, 8),
+        budget=st.integers(5, 24),
+        policy=st.sampled_from(["fair", "fcfs", "priority"]),
+        admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
+        depth=st.sampled_from([1, 2, 4]),
+        eos=st.frozensets(st.integers(0, 49), max_size=6),
+        seed=st.integers(0, 2**32),
+        trouble=st.sampled_from([0.0, 0.1, 0.4]),
+    )
+    def start(self, num_pages: int, page_size: int, spare: int, max_num_seqs: int, **overrides: object) -> None:
+        slots = max_num_seqs + spare
+        self.begin_with_sources(num_pages, page_size, max_num_seqs=max_num_seqs, state_slots=slots, **overrides)
+
+
+SETTINGS = settings(
+    max_examples=scaled(30), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+TestTransferTrace = TransferTrace.TestCase
+TestTransferTrace.settings = SETTINGS
+TestStateTransferTrace = StateTransferTrace.TestCase
+TestStateTransferTrace.settings = SETTINGS

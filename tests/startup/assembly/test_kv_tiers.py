@@ -15,7 +15,7 @@ from tests.full_disk import room_for
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.request import CacheKey
 from tokenmill.core.transfers import KVQuery, LoadOrder, SaveOrder
-from tokenmill.engine.transfer.orders import PageLoad, PageSave
+from tokenmill.engine.transfer.orders import Movers, PageLoad, PageSave
 from tokenmill.engine.transfer.protocol import SourceContext
 from tokenmill.startup.assembly.kv_sources import disk_tier, disk_tiers, host_tier
 
@@ -54,14 +54,14 @@ class Tier:
 
     def save(self, tokens: np.ndarray, pages: list[int], first: int = 0, key: CacheKey = KEY) -> bool:
         done = threading.Event()
-        save = PageSave(SaveOrder(1, first, pages), key, tokens, self.memory, done.set)
+        save = PageSave(SaveOrder(1, first, pages), key, tokens, Movers(self.memory), done.set)
         self.disk.save(save)
         assert done.wait(SECONDS)
         return save.is_saved
 
     def load(self, tokens: np.ndarray, pages: list[int], first: int = 0, key: CacheKey = KEY) -> int:
         done = threading.Event()
-        load = PageLoad(LoadOrder(1, "r", "disk", first, pages, b""), key, tokens, self.memory, done.set)
+        load = PageLoad(LoadOrder(1, "r", "disk", first, pages, b""), key, tokens, Movers(self.memory), done.set)
         self.disk.load(load)
         assert done.wait(SECONDS)
         return load.num_filled
@@ -94,7 +94,7 @@ def test_what_was_stored_is_there_after_a_restart_and_after_a_kill(
     if is_closed:
         tier.disk.close()
     else:
-        tier.disk._store.close()  # what a kill leaves: nothing is written at the end
+        tier.disk._pages.store.close()  # what a kill leaves: nothing is written at the end
     again = Tier(tmp_path)
     assert again.found(tokens) == 3
     assert again.load(tokens, [9, 8, 7]) == 3
@@ -139,7 +139,7 @@ def test_what_is_torn_or_damaged_is_a_miss_and_never_a_wrong_page(
     tier, tokens = Tier(tmp_path), tokens_of(rng, 3)
     content = fill(tier, rng, [1, 2, 3])
     tier.save(tokens, [1, 2, 3])
-    number = tier.disk._slots[next(iter(tier.disk._slots))].number
+    number = tier.disk._pages._slots[next(iter(tier.disk._pages._slots))].number
     tier.disk.close()
     pages, index = pages_file(tmp_path), index_file(tmp_path)
     if what == "page":
@@ -295,8 +295,8 @@ def test_a_load_or_a_save_that_was_taken_back_touches_no_page(tmp_path: Path, rn
     tier, tokens = Tier(tmp_path), tokens_of(rng, 2)
     fill(tier, rng, [1, 2])
     tier.save(tokens, [1, 2])
-    load = PageLoad(LoadOrder(1, "r", "disk", 0, [5, 6], b""), KEY, tokens, tier.memory, lambda: None)
-    save = PageSave(SaveOrder(2, 0, [1, 2]), KEY, tokens_of(rng, 2), tier.memory, lambda: None)
+    load = PageLoad(LoadOrder(1, "r", "disk", 0, [5, 6], b""), KEY, tokens, Movers(tier.memory), lambda: None)
+    save = PageSave(SaveOrder(2, 0, [1, 2]), KEY, tokens_of(rng, 2), Movers(tier.memory), lambda: None)
     load.cancel()
     save.cancel()
     tier.disk.load(load)
@@ -313,7 +313,7 @@ def test_a_reset_forgets_all_for_good(tmp_path: Path, rng: np.random.Generator) 
     tier.save(tokens, [1, 2])
     tier.disk.reset()
     assert tier.found(tokens) == 0
-    tier.disk._store.close()
+    tier.disk._pages.store.close()
     again = Tier(tmp_path)
     assert again.found(tokens) == 0
     again.disk.close()
@@ -322,7 +322,7 @@ def test_a_reset_forgets_all_for_good(tmp_path: Path, rng: np.random.Generator) 
 def test_an_index_that_has_grown_is_begun_anew(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.engine.transfer.tier.LEAST_RECORDS", 10)
+    monkeypatch.setattr("tokenmill.engine.transfer.slot_table.LEAST_RECORDS", 10)
     tier = Tier(tmp_path, num_slots=2)
     for _ in range(30):
         fill(tier, rng, [1])
@@ -330,7 +330,7 @@ def test_an_index_that_has_grown_is_begun_anew(
         assert tier.save(tokens, [1])
     assert index_file(tmp_path).stat().st_size < 20 * 50 + 200
     assert tier.found(tokens) == 1
-    tier.disk._store.close()
+    tier.disk._pages.store.close()
     again = Tier(tmp_path, num_slots=2)
     assert again.load(tokens, [5]) == 1
     again.disk.close()
@@ -361,15 +361,15 @@ def test_a_disk_that_hangs_finds_nothing_any_more_until_it_goes_on(
     fill(tier, rng, [1, 2])
     tier.save(tokens, [1, 2])
     reading, go_on = threading.Event(), threading.Event()
-    read = tier.disk._store.read
+    read = tier.disk._pages.store.read
 
     def hang(*arguments: Any) -> bool:
         reading.set()
         assert go_on.wait(SECONDS)
         return read(*arguments)
 
-    monkeypatch.setattr(tier.disk._store, "read", hang)
-    load = PageLoad(LoadOrder(1, "r", "disk", 0, [5, 6], b""), KEY, tokens, tier.memory, lambda: None)
+    monkeypatch.setattr(tier.disk._pages.store, "read", hang)
+    load = PageLoad(LoadOrder(1, "r", "disk", 0, [5, 6], b""), KEY, tokens, Movers(tier.memory), lambda: None)
     tier.disk.load(load)
     assert reading.wait(SECONDS)
     assert tier.found(tokens) == 2, "it may take its time"
@@ -379,5 +379,5 @@ def test_a_disk_that_hangs_finds_nothing_any_more_until_it_goes_on(
     tier.disk.close()
     go_on.set()
     tier.disk._thread.join(SECONDS)
-    tier.disk._store.close()
+    tier.disk._pages.store.close()
     assert not tier.memory.pages[[5, 6]].any()

@@ -72,16 +72,17 @@ class RadixTree:
             node = child
         return PrefixMatch(node, np.concatenate(found) if found else _NOTHING, depth)
 
-    def peek(self, key: CacheKey, tokens: TokenArray) -> int:
-        """Return how many tokens `match` would find, without any trace, not even in the order of eviction."""
-        node, depth = self._root(key), 0
+    def peek(self, key: CacheKey, tokens: TokenArray) -> PageArray:
+        """Return the pages that `match` would find, without any trace, not even in the order of eviction."""
+        node, depth, found = self._root(key), 0, [_NOTHING]
         while (child := self._child(node, tokens[depth:])) is not None:
             common = child.num_common_pages(tokens[depth:])
+            found.append(child.pages[:common])
             depth += common * self.page_size
             if common < child.num_pages:
                 break
             node = child
-        return depth
+        return np.concatenate(found)
 
     def has_page(self, node: RadixNode, tokens: TokenArray) -> bool:
         """Return True if the first page of `tokens` stands below `node`."""

@@ -153,7 +153,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
         if self.transfers is not None:
             from tokenmill.engine.transfer.state import TransferState
 
-            standard.append(TransferState(kv, self.transfers))
+            standard.append(TransferState(kv, self.transfers, standard))
         make = find_scheduler(self.scheduler.scheduler_cls)
         return make(self.scheduler, kv, (*standard, *resources), () if drafter is None else (drafter,))
 

@@ -32,7 +32,7 @@ from tokenmill.core.transfers import (
     SaveOrder,
     TransferEvent,
 )
-from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
+from tokenmill.engine.transfer.orders import Movers, PageLoad, PageSave
 from tokenmill.engine.transfer.protocol import Answer, KeptPages, KVSource
 from tokenmill.engine.transfer.state import TransferState
 
@@ -83,7 +83,7 @@ class KVConnector:
         self,
         sources: Sequence[KVSource],
         state: TransferState,
-        mover: PageMover,
+        movers: Movers,
         policy: str = RECOMPUTE,
         timeouts: TransferTimeouts | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -91,7 +91,7 @@ class KVConnector:
         self.sources = tuple(sources)
         self.timeouts = timeouts or TransferTimeouts()
         self._state = state
-        self.mover = mover
+        self.movers = movers
         self._policy = policy
         self._clock = clock
         self._questions: dict[str, _Question] = {}
@@ -202,13 +202,13 @@ class KVConnector:
         request = self._state.loads[order.id].request
         end = (order.first_page + len(order.page_ids)) * self._state.page_size
         source = next(source for source in self.sources if source.name == order.source)
-        load = PageLoad(order, request.cache_key, request.token_ids[:end].copy(), self.mover, self._teller(order.id))
+        load = PageLoad(order, request.cache_key, request.token_ids[:end].copy(), self.movers, self._teller(order.id))
         self._loads[order.id] = load, deadline
         _fetch(source, load)
 
     def _begin_save(self, order: SaveOrder, cache_key: CacheKey, tokens: TokenArray, deadline: float) -> None:
         stores = [source for source in self.sources if source.stores]
-        saves = [PageSave(order, cache_key, tokens, self.mover, self._teller(order.id)) for _ in stores]
+        saves = [PageSave(order, cache_key, tokens, self.movers, self._teller(order.id)) for _ in stores]
         self._saves[order.id] = saves, deadline
         for source, save in zip(stores, saves, strict=True):
             _offer(source, save)
@@ -260,7 +260,7 @@ class KVConnector:
         num_filled = load.num_filled
         if may_fail and self._policy == FAIL and num_filled < len(load.order.page_ids):
             self._failed.append(load.order.request_id)
-        return Loaded(order_id, (load.order.first_page + num_filled) * self._state.page_size)
+        return Loaded(order_id, (load.order.first_page + num_filled) * self._state.page_size, load.has_state)
 
     def _late(self) -> list[TransferEvent]:
         """End loads, saves and kept pages that take too long."""
@@ -331,8 +331,8 @@ class KVConnector:
         deadline = self._clock() + self.timeouts.close
         if (orders := self._state.take_orders()) is not None:
             self.begin_transfers(PlanTransfers([], orders.saves))
-        for number, (key, tokens, pages, first) in enumerate(self._state.unsaved(), 1):
-            self._begin_save(SaveOrder(-number, first, pages[first:].tolist()), key, tokens, deadline)
+        for number, (key, tokens, pages, first, states) in enumerate(self._state.unsaved(), 1):
+            self._begin_save(SaveOrder(-number, first, pages[first:].tolist(), states), key, tokens, deadline)
         while self._saves and self._clock() < deadline:
             self.collect()
             if self._saves:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from tokenmill.core.request import CacheKey, TokenArray
@@ -16,7 +17,7 @@ from tokenmill.core.transfers import LoadOrder, SaveOrder
 
 
 class PageMover(Protocol):
-    """Copies whole pages between the KV memory and bytes, in the memory's own layout.
+    """Copies whole pages between the KV memory and bytes, in the memory's own layout; recurrent states likewise.
 
     Any thread may call it, for pages that a load or a save holds: no step touches those.
 
@@ -35,13 +36,22 @@ class PageMover(Protocol):
         """Fill a page with bytes from `read`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Movers:
+    """The movers of an engine: of its pages, and of its recurrent states, slot by slot, if the model has any."""
+
+    pages: PageMover
+    states: PageMover | None = None
+
+
 class _Order:
     """Base of both orders. It calls `told` once, when the source says that the order is over."""
 
-    def __init__(self, cache_key: CacheKey, tokens: TokenArray, mover: PageMover, told: Callable[[], None]) -> None:
+    def __init__(self, cache_key: CacheKey, tokens: TokenArray, movers: Movers, told: Callable[[], None]) -> None:
         self.cache_key = cache_key
         self.tokens = tokens
-        self._mover = mover
+        self._mover = movers.pages
+        self._states = movers.states
         self._told = told
         self._lock = threading.Lock()
         self._is_over = False
@@ -64,13 +74,15 @@ class PageLoad(_Order):
     Attributes:
         order: the pages, and where the source has found them.
         cache_key, tokens: whose KV the pages will hold: all tokens of the prompt up to the end of the last page.
+        has_state: the state that the order asks for is filled.
     """
 
     def __init__(
-        self, order: LoadOrder, cache_key: CacheKey, tokens: TokenArray, mover: PageMover, told: Callable[[], None]
+        self, order: LoadOrder, cache_key: CacheKey, tokens: TokenArray, movers: Movers, told: Callable[[], None]
     ) -> None:
-        super().__init__(cache_key, tokens, mover, told)
+        super().__init__(cache_key, tokens, movers, told)
         self.order = order
+        self.has_state = False
         self._is_filled = bytearray(len(order.page_ids))
 
     def fill(self, number: int, data: memoryview) -> bool:
@@ -95,6 +107,13 @@ class PageLoad(_Order):
             self._is_filled[first : first + num_good] = b"\1" * num_good
             return num_good
 
+    def fill_state(self, data: memoryview) -> None:
+        """Fill the state that the order asks for with verified bytes, unless the load is over."""
+        with self._lock:
+            if not self._is_over and self._states is not None:
+                self._states.write(self.order.state_slot, data)
+                self.has_state = True
+
     def finish(self) -> None:
         """End the load: no more pages come. A second call changes nothing."""
         if not self.cancel():
@@ -117,9 +136,9 @@ class PageSave(_Order):
     """
 
     def __init__(
-        self, order: SaveOrder, cache_key: CacheKey, tokens: TokenArray, mover: PageMover, told: Callable[[], None]
+        self, order: SaveOrder, cache_key: CacheKey, tokens: TokenArray, movers: Movers, told: Callable[[], None]
     ) -> None:
-        super().__init__(cache_key, tokens, mover, told)
+        super().__init__(cache_key, tokens, movers, told)
         self.order = order
         self.is_saved = False
 
@@ -129,6 +148,14 @@ class PageSave(_Order):
             if self._is_over:
                 return False
             self._mover.read(self.order.page_ids[number], data)
+            return True
+
+    def read_state(self, slot: int, data: memoryview) -> bool:
+        """Copy a state of the order to `data`; return False if the save is over."""
+        with self._lock:
+            if self._is_over or self._states is None:
+                return False
+            self._states.read(slot, data)
             return True
 
     def finish(self, is_saved: bool = True) -> None:

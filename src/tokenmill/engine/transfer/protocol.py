@@ -36,6 +36,7 @@ class SourceContext:
         num_pages: pages in the engine's KV memory.
         options: the source's own, as the user has given them.
         engine: the index of the engine, where there are several.
+        states: moves recurrent states, slot by slot; None: the model has none.
     """
 
     mover: PageMover
@@ -44,6 +45,7 @@ class SourceContext:
     fingerprint: str
     options: dict[str, Any] = field(default_factory=dict)
     engine: int = 0
+    states: PageMover | None = None
 
 
 @dataclass(frozen=True, slots=True)

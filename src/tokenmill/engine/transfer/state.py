@@ -32,6 +32,8 @@ from tokenmill.core.transfers import (
 from tokenmill.engine.kv.kv_manager import CachedPages, KVManager
 from tokenmill.engine.kv.radix_node import PageArray, RadixNode
 from tokenmill.engine.kv.radix_tree import PrefixMatch
+from tokenmill.engine.scheduler.resources.resource import Resource
+from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 from tokenmill.engine.scheduler.resources.transfers import Transfers
 
 # While this part of all pages is pinned for saving, no more is offered, but what sessions would lose else.
@@ -55,7 +57,7 @@ class Pin:
         node: the deepest node, locked.
         tokens: of the whole prefix, [pages * page_size] int32.
         pages: of the whole prefix.
-        num_saving: how many of them, the last ones, are being saved.
+        num_saving: how many of them, the last ones, are being saved. states: those behind which a state is.
         kept_of, kept_for: the request whose pages are kept, and the source that wants them; "": they are being saved.
     """
 
@@ -64,6 +66,7 @@ class Pin:
     tokens: TokenArray
     pages: PageArray
     num_saving: int = 0
+    states: tuple[int, ...] = ()
     kept_of: str = ""
     kept_for: str = ""
 
@@ -77,13 +80,17 @@ class _Orders:
 class TransferState(Transfers):
     """Implements `Transfers` for the sources of an engine.
 
+    Args:
+        resources: of the scheduler. Recurrent states, if it has any, are saved with their pages, and a prefix is
+            loaded up to one.
+
     Attributes:
         loads: loads that are not over, by id.
         pins: saves and kept pages that are not over, by id.
         kept: ids of the pins of kept pages, by request.
     """
 
-    def __init__(self, kv: KVManager, settings: TransferSettings) -> None:
+    def __init__(self, kv: KVManager, settings: TransferSettings, resources: Iterable[Resource] = ()) -> None:
         assert kv.shares_prefixes, "what is loaded is found in the prefix cache"
         self.loads: dict[int, Load] = {}
         self.pins: dict[int, Pin] = {}
@@ -92,6 +99,7 @@ class TransferState(Transfers):
         self.num_loaded_tokens = 0
         self.num_stored_tokens = 0
         self._kv = kv
+        self._states = next((one for one in resources if isinstance(one, StateSlots)), None)
         self._settings = settings
         self._queries: list[KVQuery] = []
         self._asked: dict[str, Request] = {}
@@ -110,7 +118,7 @@ class TransferState(Transfers):
     @property
     def saving(self) -> Iterable[RadixNode]:
         """Deepest nodes of the paths that are locked for saves."""
-        return [pin.node for pin in self.pins.values() if pin.num_saving]
+        return [pin.node for pin in self.pins.values() if not pin.kept_of]
 
     @property
     def is_busy(self) -> bool:
@@ -132,8 +140,9 @@ class TransferState(Transfers):
 
     def _ask(self, request: Request) -> None:
         tokens = self._kv.matchable(request)
-        num_local = self._kv.cache.peek(request.cache_key, tokens)
-        self._queries.append(KVQuery(request.id, request.cache_key, tokens, num_local))
+        pages = self._kv.cache.peek(request.cache_key, tokens)
+        num_local = len(pages) if self._states is None else self._states.num_begun_by(pages.tolist())
+        self._queries.append(KVQuery(request.id, request.cache_key, tokens, num_local * self._kv.page_size))
         self._asked[request.id] = request
         request.move_to(RequestStatus.WAITING_FOR_REMOTE_KV)
         request.wait_reason = "waiting for KV sources to look up its prompt"
@@ -145,19 +154,26 @@ class TransferState(Transfers):
             self._ask(request)
             return request.wait_reason
         end = min(found.num_tokens, len(self._kv.matchable(request))) // self._kv.page_size * self._kv.page_size
-        if end <= match.num_tokens:
+        if end <= match.num_tokens or (self._states is not None and end < found.num_tokens):
             return ""
         if len(self.loads) >= num_free_rows:
             return "waiting to load KV: requests that do have claimed all free rows"
         if not self._kv.acquire(request, match, end, step, spare):
             return f"needs {self._kv.num_pages_for(end - match.num_tokens)} pages to load KV into"
-        self._load(request, found, len(match.pages))
+        slot = -1
+        if self._states is not None:
+            state = self._states.begin_load()
+            if state is None:  # it does without
+                self._kv.release(request, step)
+                return ""
+            slot = state
+        self._load(request, found, len(match.pages), slot)
         return request.wait_reason
 
-    def _load(self, request: Request, found: Found, first_page: int) -> None:
+    def _load(self, request: Request, found: Found, first_page: int, state_slot: int) -> None:
         pages = self._kv.pages(request)[first_page:]
         self._last_id += 1
-        order = LoadOrder(self._last_id, request.id, found.source, first_page, list(pages), found.where)
+        order = LoadOrder(self._last_id, request.id, found.source, first_page, list(pages), found.where, state_slot)
         self.loads[order.id] = Load(order, request)
         self._orders.loads.append(order)
         # Once: whatever becomes of it, the next turn of the request is its own.
@@ -187,21 +203,23 @@ class TransferState(Transfers):
         self._num_new.pop(request.id, None)
 
     def _save(self, request: Request) -> None:
-        """Offer all pages of a request's path from the first one on that was not offered before."""
+        """Offer all pages of a request's path from the first one on that was not offered before, and their states."""
         node = self._kv.node(request)
         pages = node.path_pages()
-        unsaved = np.flatnonzero(~self._is_saved[pages])
-        if not len(unsaved) or (len(pages) < self._settings.min_saved and not request.is_resumable):
+        if len(pages) < self._settings.min_saved and not request.is_resumable:
             return
-        first = int(unsaved[0])
-        num_saving = len(pages) - first
         if not request.is_resumable and self.num_saving_pages >= SAVING_SHARE * self._kv.pool.num_usable:
+            return
+        unsaved = np.flatnonzero(~self._is_saved[pages])
+        first = int(unsaved[0]) if len(unsaved) else len(pages)
+        states = [] if self._states is None else self._states.pin_unsaved(pages.tolist())
+        if first == len(pages) and not states:
             return
         self._num_new.pop(request.id, None)
         self._is_saved[pages[first:]] = True
-        self.num_saving_pages += num_saving
-        pin_id = self._pin(request, node, pages, num_saving)
-        self._orders.saves.append(SaveOrder(pin_id, first, pages[first:].tolist()))
+        self.num_saving_pages += len(pages) - first
+        pin_id = self._pin(request, node, pages, len(pages) - first, states)
+        self._orders.saves.append(SaveOrder(pin_id, first, pages[first:].tolist(), states))
 
     def ended(self, request: Request) -> None:
         """Forget the answer for an ended request, and pin its pages if a source wants them kept."""
@@ -212,12 +230,21 @@ class TransferState(Transfers):
             node = self._kv.node(request)
             self.kept[request.id] = self._pin(request, node, node.path_pages(), kept_for=found.kept_for)
 
-    def _pin(self, request: Request, node: RadixNode, pages: PageArray, num_saving: int = 0, kept_for: str = "") -> int:
+    def _pin(
+        self,
+        request: Request,
+        node: RadixNode,
+        pages: PageArray,
+        num_saving: int = 0,
+        states: Sequence[tuple[int, int]] = (),
+        kept_for: str = "",
+    ) -> int:
         self._kv.cache.lock(node)
         tokens = request.token_ids[: len(pages) * self._kv.page_size].copy()
         kept_of = request.id if kept_for else ""
+        ends = tuple(int(pages[number - 1]) for number, _ in states)
         self._last_id += 1
-        self.pins[self._last_id] = Pin(node, request.cache_key, tokens, pages, num_saving, kept_of, kept_for)
+        self.pins[self._last_id] = Pin(node, request.cache_key, tokens, pages, num_saving, ends, kept_of, kept_for)
         return self._last_id
 
     def plan_fields(self) -> Mapping[str, Any]:
@@ -241,8 +268,8 @@ class TransferState(Transfers):
         match event:
             case Found():
                 self._take_answer(event)
-            case Loaded(load_id, num_tokens):
-                self._end_load(load_id, num_tokens, step)
+            case Loaded():
+                self._end_load(event, step)
             case Released(pin_id, is_saved):
                 self._unpin(pin_id, is_saved, step)
 
@@ -254,17 +281,21 @@ class TransferState(Transfers):
             request.move_to(RequestStatus.WAITING)
             request.wait_reason = ""
 
-    def _end_load(self, load_id: int, num_tokens: int, step: int) -> None:
-        load = self.loads.pop(load_id, None)
+    def _end_load(self, loaded: Loaded, step: int) -> None:
+        load = self.loads.pop(loaded.id, None)
         if load is None:
             return
-        request, order = load.request, load.order
+        request, order, num_tokens = load.request, load.order, loaded.num_tokens
         first = order.first_page * self._kv.page_size
         if num_tokens > first:
             self.num_loaded_tokens += num_tokens - first
             self._kv.cache_full_pages(request, num_tokens, step)
             if order.source in self._settings.stores:
                 self._is_saved[order.page_ids[: (num_tokens - first) // self._kv.page_size]] = True
+        if self._states is not None:
+            is_whole = loaded.has_state and num_tokens == first + len(order.page_ids) * self._kv.page_size
+            page = self._kv.cached_page(request, num_tokens) if is_whole else None
+            self._states.end_load(order.state_slot, page)
         self._kv.release(request, step)
         if request.awaits_kv:
             request.move_to(RequestStatus.WAITING)
@@ -274,6 +305,9 @@ class TransferState(Transfers):
         pin = self.pins.pop(pin_id, None)
         if pin is None:
             return
+        for page in pin.states:
+            assert self._states is not None, "states are pinned, and there are none"
+            self._states.unpin(page, is_saved)
         self._kv.cache.unlock(pin.node, step)
         if pin.kept_of:
             del self.kept[pin.kept_of]
@@ -284,17 +318,23 @@ class TransferState(Transfers):
         else:
             self._is_saved[pin.pages[len(pin.pages) - pin.num_saving :]] = False
 
-    def unsaved(self) -> list[tuple[CacheKey, TokenArray, PageArray, int]]:
-        """Return paths with unsaved pages, for the end of an engine: key, tokens, pages, index of the first unsaved."""
+    def unsaved(self) -> list[tuple[CacheKey, TokenArray, PageArray, int, list[tuple[int, int]]]]:
+        """Return paths with unsaved pages or states, for the end of an engine.
+
+        Each is: key, tokens, pages, index of the first unsaved, and the unsaved states as in a `SaveOrder`.
+        """
         found = []
         for node in self._kv.cache.nodes():
             pages = node.path_pages() if node.is_leaf else node.pages[:0]
+            if len(pages) < self._settings.min_saved:
+                continue
             missing: Sequence[int] = np.flatnonzero(~self._is_saved[pages]).tolist()
-            if len(missing) and len(pages) >= self._settings.min_saved:
+            states = [] if self._states is None else self._states.pin_unsaved(pages.tolist())
+            if missing or states:
                 path = node.path()
-                key = path[0].cache_key
+                key, tokens = path[0].cache_key, np.concatenate([part.tokens for part in path])
                 assert key is not None, "a path begins at a root"
-                found.append((key, np.concatenate([part.tokens for part in path]), pages, missing[0]))
+                found.append((key, tokens, pages, missing[0] if missing else len(pages), states))
         return found
 
     def counts(self) -> Mapping[str, Any]:

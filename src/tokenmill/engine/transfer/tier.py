@@ -3,14 +3,18 @@
 The engine's thread looks up keys in memory; one thread of its own reads and writes pages, loads before saves, page by
 page. The pages used least recently make room, those at the end of a prefix before those at its beginning. A page is
 written as soon as it is offered and not when it is evicted: a killed process evicts nothing.
+
+A recurrent state is kept by the key of the page that it stands behind, in slots of its own. A model that has states can
+begin only behind one, so of a prefix as much is found as lies before the last of them.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from tokenmill.core.request import CacheKey, TokenArray
@@ -18,34 +22,31 @@ from tokenmill.core.transfers import KVQuery
 from tokenmill.engine.transfer.orders import PageLoad, PageSave
 from tokenmill.engine.transfer.page_keys import page_keys
 from tokenmill.engine.transfer.protocol import Answer, KeptPages
+from tokenmill.engine.transfer.slot_table import SlotTable
 from tokenmill.engine.transfer.slots import Slot, SlotStore
 
 logger = logging.getLogger(__name__)
 
-# The index is begun anew when it has so many records for each slot, and so many at all.
-RECORDS_PER_SLOT, LEAST_RECORDS = 4, 4096
 # How long the end waits for a page that is being read or written.
 CLOSE_SECONDS = 5.0
 
 
 class Tier:
-    """A source that stores pages in slots. Its thread starts with the first order."""
+    """A source that stores pages in slots. Its thread starts with the first order.
+
+    Args:
+        states: where recurrent states are stored; None: the model has none.
+    """
 
     stores = True
 
-    def __init__(self, name: str, store: SlotStore, page_size: int) -> None:
+    def __init__(self, name: str, store: SlotStore, page_size: int, states: SlotStore | None = None) -> None:
         self.name = name
-        self._store = store
         self._page_size = page_size
-        self._buffer = memoryview(bytearray(store.page_bytes))
-        # By key, least recently used first.
-        self._slots: OrderedDict[bytes, Slot] = OrderedDict((slot.key, slot) for slot in store.slots())
-        used = {slot.number for slot in self._slots.values()}
-        self._free = [number for number in reversed(range(self._store.num_slots)) if number not in used]
-        self._num_records = 0
-        self._is_closing = self._is_broken = False
-        self._rewrite()
-        self._lock = threading.Lock()  # of the slots, and of what is next
+        self._pages = SlotTable(name, store)
+        self._states = None if states is None else SlotTable(name, states)
+        self._is_closing = False
+        self._lock = threading.Lock()  # of the tables, and of what is next
         self._work = threading.Condition(self._lock)
         self._loads: deque[PageLoad] = deque()
         self._saves: deque[PageSave] = deque()
@@ -55,12 +56,12 @@ class Tier:
     @property
     def num_pages(self) -> int:
         """Number of stored pages."""
-        return len(self._slots)
+        return len(self._pages)
 
     @property
     def num_slots(self) -> int:
         """Number of pages that fit."""
-        return self._store.num_slots
+        return self._pages.store.num_slots
 
     # --- the engine's thread ----------------------------------------------------------------------------------------
 
@@ -76,14 +77,17 @@ class Tier:
             return Answer(len(self._find(query.cache_key, query.tokens)) * self._page_size)
 
     def _find(self, key: CacheKey, tokens: TokenArray) -> list[Slot]:
-        """Return the slots of the longest prefix that is there."""
+        """Return the slots of the longest prefix that is there, and behind which a request can begin."""
         found: list[Slot] = []
+        num_usable = 0
         for page_key, page_tokens in page_keys(key, tokens, self._page_size):
-            slot = self._slots.get(page_key)
-            if slot is None or slot.tokens != page_tokens:
+            slot = self._pages.find(page_key, page_tokens)
+            if slot is None:
                 break
             found.append(slot)
-        return found
+            if self._states is None or self._states.find(page_key, page_tokens) is not None:
+                num_usable = len(found)
+        return found[:num_usable]
 
     def load(self, load: PageLoad) -> None:
         """Queue a load for the tier's thread."""
@@ -115,14 +119,13 @@ class Tier:
         """Do nothing: a tier keeps no pages of requests."""
 
     def reset(self) -> None:
-        """Forget all stored pages."""
+        """Forget all stored pages and states."""
         with self._lock:
-            self._free.extend(slot.number for slot in self._slots.values())
-            self._slots.clear()
-            self._rewrite()
+            for table in self._tables():
+                table.clear()
 
     def close(self) -> None:
-        """End the thread and close the store. The index is left in the order of use."""
+        """End the thread and close the stores. The indexes are left in the order of use."""
         with self._work:
             self._is_closing = True
             self._work.notify()
@@ -131,8 +134,12 @@ class Tier:
             if self._thread.is_alive():
                 logger.error("KV tier %s abandoned: it hangs", self.name)
                 return
-        self._rewrite()
-        self._store.close()
+        for table in self._tables():
+            table.rewrite()
+            table.store.close()
+
+    def _tables(self) -> list[SlotTable]:
+        return [self._pages] if self._states is None else [self._pages, self._states]
 
     # --- its own thread ---------------------------------------------------------------------------------------------
 
@@ -154,37 +161,53 @@ class Tier:
         try:
             with self._lock:
                 found = self._find(load.cache_key, load.tokens)
-                self._touch(found)
-            for number, slot in enumerate(found[load.order.first_page :]):
-                if not self._store.read(slot, self._buffer):
-                    logger.warning("KV tier %s: a page is damaged and is computed again", self.name)
-                    self._drop(slot)
-                    break
-                if not load.fill(number, self._buffer):
-                    break
-        except OSError as error:
-            self._give_up(error)
+                self._touch([slot.key for slot in found])
+            if self._read_pages(load, found[load.order.first_page :]) and self._states is not None:
+                self._read_state(load, self._states, found[-1])
         finally:
             self._current = before
             load.finish()
 
-    def _touch(self, prefix: list[Slot]) -> None:
-        """Mark the pages of a prefix as used: the last pages first, so that the first ones are dropped last."""
-        for slot in reversed(prefix):
-            self._slots.move_to_end(slot.key)
+    def _touch(self, prefix: list[bytes]) -> None:
+        """Mark a prefix as used: the last pages first, so that the first ones are dropped last."""
+        for table in self._tables():
+            table.touch(reversed(prefix))
 
-    def _drop(self, slot: Slot) -> None:
+    def _read_pages(self, load: PageLoad, slots: list[Slot]) -> bool:
+        """Fill the pages of a load from these slots; return True if all that it asks for is there."""
+        for number, slot in enumerate(slots):
+            if not self._read_slot(self._pages, slot) or not load.fill(number, self._pages.buffer):
+                return False
+        return len(slots) == len(load.order.page_ids)
+
+    def _read_state(self, load: PageLoad, states: SlotTable, behind: Slot) -> None:
+        """Fill the state of a load, which stands behind its last page."""
         with self._lock:
-            if self._slots.get(slot.key) is slot:
-                del self._slots[slot.key]
-                self._free.append(slot.number)
+            slot = states.find(behind.key, behind.tokens)
+        if slot is not None and self._read_slot(states, slot):
+            load.fill_state(states.buffer)
+
+    def _read_slot(self, table: SlotTable, slot: Slot) -> bool:
+        """Read a slot into its table's buffer; return False, and forget it, if it is damaged."""
+        try:
+            is_whole = table.read(slot)
+        except OSError as error:
+            table.give_up(error)
+            return False
+        if not is_whole:
+            logger.warning("KV tier %s: a page is damaged and is computed again", self.name)
+            with self._lock:
+                table.drop(slot)
+        return is_whole
 
     def _write(self, save: PageSave) -> None:
         is_saved, self._current = False, save
         try:
-            is_saved = not self._is_broken and self._write_pages(save)
+            is_saved = not self._pages.is_broken and self._write_pages(save)
+            if is_saved and self._states is not None:
+                is_saved = self._write_states(save, self._states)
         except OSError as error:
-            self._give_up(error)
+            self._pages.give_up(error)
         finally:
             self._current = None
             save.finish(is_saved)
@@ -197,17 +220,35 @@ class Tier:
             self._read_waiting()
             key, tokens = wanted[position]
             with self._lock:
-                if key in self._slots:
+                if key in self._pages:
                     continue
-                number = self._take_slot(own)
+                number = self._pages.take(own)
             if number is None:
                 break  # it is larger than the tier
-            slot = self._write_page(save, position - save.order.first_page, number, key, tokens)
-            if slot is None:
+            index = position - save.order.first_page
+            if not self._write_slot(self._pages, number, key, tokens, partial(save.read, index)):
                 return False
         with self._lock:
-            self._touch([self._slots[key] for key, _ in wanted if key in self._slots])
+            self._touch([key for key, _ in wanted])
         return True
+
+    def _write_states(self, save: PageSave, states: SlotTable) -> bool:
+        """Write the states that are missing; return False if the engine has taken them back, or the disk fails."""
+        wanted = list(page_keys(save.cache_key, save.tokens, self._page_size))
+        for num_pages, state in save.order.states:
+            self._read_waiting()
+            key, tokens = wanted[num_pages - 1]
+            with self._lock:
+                if states.is_broken or key in states:
+                    continue
+                number = states.take()
+            assert number is not None, "a store has a slot"
+            try:
+                if not self._write_slot(states, number, key, tokens, partial(save.read_state, state)):
+                    return False
+            except OSError as error:
+                states.give_up(error)
+        return not states.is_broken
 
     def _read_waiting(self) -> None:
         """Do the waiting loads, which come before the next page of a save."""
@@ -218,46 +259,21 @@ class Tier:
                 load = self._loads.popleft()
             self._read(load)
 
-    def _take_slot(self, own: set[bytes]) -> int | None:
-        """Return a free slot, or that of the page used least recently; None if that page is one of `own`."""
-        if self._free:
-            return self._free.pop()
-        oldest = next(iter(self._slots))
-        return None if oldest in own else self._slots.pop(oldest).number
-
-    def _write_page(self, save: PageSave, index: int, number: int, key: bytes, tokens: bytes) -> Slot | None:
+    def _write_slot(
+        self, table: SlotTable, number: int, key: bytes, tokens: bytes, read: Callable[[memoryview], bool]
+    ) -> bool:
+        """Write what `read` copies to a slot that was taken; return False if it copies nothing any more."""
         slot = None
         try:
-            if save.read(index, self._buffer):
-                self._store.write(number, self._buffer)
-                slot = Slot(number, key, tokens, self._store.checksum(self._buffer))
-                self._append(slot)
+            if read(table.buffer):
+                slot = table.write(number, key, tokens)
         finally:
             with self._lock:
                 if slot is None:
-                    self._free.append(number)
+                    table.give_back(number)
                 else:
-                    self._slots[key] = slot
-        return slot
-
-    def _append(self, slot: Slot) -> None:
-        self._store.append([slot])
-        self._num_records += 1
-        if self._num_records > max(LEAST_RECORDS, RECORDS_PER_SLOT * self._store.num_slots):
+                    table.put(slot)
+        if table.is_index_long:
             with self._lock:
-                self._rewrite()
-
-    def _rewrite(self) -> None:
-        if self._is_broken:
-            return
-        try:
-            self._store.rewrite(list(self._slots.values()))
-            self._num_records = len(self._slots)
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        """Write nothing more, as the disk is full or broken; stored pages can still be read."""
-        if not self._is_broken:
-            logger.error("KV tier %s disabled: writes failed: %s", self.name, error.strerror or error)
-        self._is_broken = True
+                table.rewrite()
+        return slot is not None

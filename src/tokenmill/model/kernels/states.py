@@ -59,6 +59,11 @@ class StateMemory:
         """Bytes of all slots."""
         return sum(state.nbytes for states in self.layers for state in states)
 
+    @property
+    def pieces(self) -> tuple[Array, ...]:
+        """The arrays of all layers as [1, num_slots, ...]: what lies in a slot, as pages lie in KV memory."""
+        return tuple(state[None] for states in self.layers for state in states)
+
     def copy(self, sources: Array, targets: Array) -> None:
         """Copy slots `sources` to slots `targets`, both [N] int64; a source below 0 is a state of zeros."""
         is_new, there = sources < 0, self._arrays.at_least(sources, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -25,7 +25,7 @@ from tokenmill.core.transfers import TransferSettings
 from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
-from tokenmill.engine.transfer.orders import PageMover
+from tokenmill.engine.transfer.orders import Movers, PageMover
 from tokenmill.engine.transfer.page_mover import RawPages, layout_of
 from tokenmill.engine.transfer.protocol import SOURCE_PLUGINS, KVSource, SourceContext
 from tokenmill.engine.transfer.slot_file import SlotFile
@@ -36,6 +36,7 @@ from tokenmill.platform.protocol import Platform
 
 if TYPE_CHECKING:
     from tokenmill.engine.loop.step_log import LogHeader
+    from tokenmill.platform.arrays import Array
     from tokenmill.startup.assembly.memory import StepMemory
 
 logger = logging.getLogger(__name__)
@@ -49,14 +50,14 @@ class Connection:
     """The sources of an engine.
 
     Attributes:
-        mover: moves the pages that the sources fill and read.
+        movers: of the pages and states that the sources fill and read.
         policy: what happens to a request whose load fails.
         timeouts: how long an outside source may take.
         takes_params: clients may send parameters to these sources.
     """
 
     sources: tuple[KVSource, ...]
-    mover: PageMover
+    movers: Movers
     policy: str
     timeouts: TransferTimeouts
     takes_params: bool
@@ -70,7 +71,7 @@ class Connection:
         """Return the connector between the sources and a scheduler, which is made from a header `with_settings`."""
         state = scheduler.resource(TransferState)
         assert state is not None, "a header with settings makes a scheduler with transfers"
-        return KVConnector(self.sources, state, self.mover, self.policy, self.timeouts)
+        return KVConnector(self.sources, state, self.movers, self.policy, self.timeouts)
 
 
 def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str) -> Connection:
@@ -85,9 +86,10 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
     """
     if config.kv_host_size and not platform.is_accelerator:
         raise InvalidConfig("--kv-host-size is for GPUs: on a CPU all KV is in the host's memory; see --num-pages")
-    mover = _page_mover(platform, memory, layout)
+    movers = _movers(platform, memory, layout)
     index, _ = config.replica
-    context = SourceContext(mover, config.page_size, memory.size.num_pages, fingerprint, engine=index)
+    num_pages = memory.size.num_pages
+    context = SourceContext(movers.pages, config.page_size, num_pages, fingerprint, engine=index, states=movers.states)
     sources = [find_source(name)(context) for name in config.kv_source]
     policy, timeouts = config.kv_load_failure_policy, TransferTimeouts()
     remote = parse_kv_transfer_config(config.kv_transfer_config)
@@ -103,15 +105,23 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
     if config.kv_disk:
         folder = Path(config.kv_disk).expanduser()
         sources += disk_tiers(context, folder, config.kv_disk_size)
-    return Connection(tuple(sources), mover, policy, timeouts, bool(remote or config.kv_source))
+    return Connection(tuple(sources), movers, policy, timeouts, bool(remote or config.kv_source))
 
 
-def _page_mover(platform: Platform, memory: StepMemory, layout: str) -> PageMover:
+def _movers(platform: Platform, memory: StepMemory, layout: str) -> Movers:
+    pages = _mover(platform, memory.kv_pieces, layout_of(memory.kv_tensors, layout))
+    if memory.states is None:
+        return Movers(pages)
+    pieces = memory.states.pieces
+    return Movers(pages, _mover(platform, pieces, layout_of(pieces, "states")))
+
+
+def _mover(platform: Platform, pieces: Sequence[Array], layout: str) -> PageMover:
     if platform.is_accelerator:
         from tokenmill.engine.transfer.device_pages import DevicePages
 
-        return DevicePages(platform, memory.kv_pieces, layout_of(memory.kv_tensors, layout))
-    return RawPages(memory.kv_pieces, layout_of(memory.kv_tensors, layout))
+        return DevicePages(platform, pieces, layout)
+    return RawPages(pieces, layout)
 
 
 def find_source(name: str) -> Callable[[SourceContext], KVSource]:
@@ -154,13 +164,19 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
     Raises:
         InvalidConfig: the folder cannot be used, or `limit` holds no page.
     """
-    whose = f"{VERSION}/{context.fingerprint}/{context.mover.layout}/{context.page_size}"
+    parts = _parts(context, limit)
+    layouts = "/".join(mover.layout for mover, _ in parts)
+    whose = f"{VERSION}/{context.fingerprint}/{layouts}/{context.page_size}"
     name = f"{blake2b(whose.encode(), digest_size=8).hexdigest()}-{context.engine}"
+    opened: list[SlotFile] = []
     try:
-        store = SlotFile(folder, name, context.mover.page_bytes, context.page_size, limit)
+        for (mover, share), kind in zip(parts, ("", "-states"), strict=False):
+            opened.append(SlotFile(folder, name + kind, mover.page_bytes, context.page_size, share))
     except OSError as error:
+        for store in opened:
+            store.close()
         raise InvalidConfig(f"--kv-disk {folder}: {error.strerror or error}") from error
-    return Tier("disk", store, context.page_size)
+    return Tier("disk", opened[0], context.page_size, *opened[1:])
 
 
 def host_tier(context: SourceContext, limit: int) -> Tier:
@@ -169,9 +185,19 @@ def host_tier(context: SourceContext, limit: int) -> Tier:
     Raises:
         InvalidConfig: `limit` holds no page.
     """
-    if limit < context.mover.page_bytes:
-        raise InvalidConfig(f"--kv-host-size: {limit} bytes hold no page of {context.mover.page_bytes}")
-    return Tier("host", SlotMemory(context.mover.page_bytes, limit), context.page_size)
+    parts = _parts(context, limit)
+    for mover, share in parts:
+        if share < mover.page_bytes:
+            raise InvalidConfig(f"--kv-host-size: {share} bytes hold no page or state of {mover.page_bytes}")
+    pages, *states = (SlotMemory(mover.page_bytes, share) for mover, share in parts)
+    return Tier("host", pages, context.page_size, *states)
+
+
+def _parts(context: SourceContext, limit: int) -> list[tuple[PageMover, int]]:
+    """Return what a tier stores, and the bytes for each: pages, and as much for states if the model has them."""
+    if context.states is None:
+        return [(context.mover, limit)]
+    return [(context.mover, limit - limit // 2), (context.states, limit // 2)]
 
 
 def _free_share(folder: Path) -> int:

@@ -13,7 +13,7 @@ from tokenmill.config.kv_transfer import parse_kv_transfer_config
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import FinishReason
 from tokenmill.core.transfers import KVQuery, LoadOrder
-from tokenmill.engine.transfer.orders import PageLoad
+from tokenmill.engine.transfer.orders import Movers, PageLoad
 from tokenmill.engine.transfer.protocol import KeptPages
 from tokenmill.engine.transfer.remote.host_pages import HostPages
 from tokenmill.engine.transfer.remote.messages import PageFormat
@@ -63,7 +63,7 @@ def offered(producer: RemoteSource, pages=(7, 3, 5, 9), kept_id: int = 1) -> dic
 
 def make_load(pages: list[int], first_page: int = 0, told=lambda: None) -> PageLoad:
     order = LoadOrder(1, "c", "remote", first_page, pages, b"")
-    return PageLoad(order, KEY, TOKENS[: (first_page + len(pages)) * PAGE_SIZE], None, told)
+    return PageLoad(order, KEY, TOKENS[: (first_page + len(pages)) * PAGE_SIZE], Movers(None), told)
 
 
 def test_what_one_has_the_other_loads(producer, consumer, parts):

@@ -13,8 +13,9 @@ state (the next one that shares it; after Marconi, Pan et al. 2025), where anoth
 then at the newest page of the text that goes on. Any of these may be given up for a request that needs a slot, the
 least recently used first.
 
-Slots are reused at once: steps run in order, so whatever reads a slot has read it before a later step writes it.
-Knows no clock; the same calls give the same choices.
+Slots are reused at once: steps run in order, so whatever reads a slot has read it before a later step writes it. But
+sources of KV read and write slots beside the steps: a state that is being saved is pinned, and one that is loaded comes
+into a slot that no launched step uses. Knows no clock; the same calls give the same choices.
 """
 
 from __future__ import annotations
@@ -42,10 +43,17 @@ MOST_CHECKPOINT_REQUESTS = 4
 
 @dataclass(slots=True)
 class _Kept:
-    """A state at the end of a page. `tail_of`: the request whose newest it is, which will replace it; "": none."""
+    """A state at the end of a page.
+
+    Attributes:
+        tail_of: the request whose newest it is, which will replace it; "": none.
+        is_pinned: a save reads it. is_saved: a source has it, or will.
+    """
 
     slot: int
     tail_of: str = ""
+    is_pinned: bool = False
+    is_saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,9 @@ class StateSlots(Resource):
         self._checkpoints: dict[str, list[int]] = {}  # by request: tokens behind which its state is wanted, increasing
         self._saving: dict[int, dict[str, _Save]] = {}  # by step and request
         self._orders = _Orders()
+        self._loading: set[int] = set()  # slots that a source fills
+        self._used_in = [0] * num_slots  # by slot, the last step that reads or writes it
+        self._last_ended = 0
         kv.on_cached.append(self._cached)
         kv.on_evicted.append(self._forget)
         kv.on_replaced.append(self._move)
@@ -110,7 +121,7 @@ class StateSlots(Resource):
     def shorten(self, request: Request, match: PrefixMatch, step: int) -> PrefixMatch:
         """Return the prefix up to the last page with a kept state; `longer` is then the match."""
         pages = match.pages.tolist()
-        depth = next((number for number in range(len(pages), 0, -1) if pages[number - 1] in self._kept), 0)
+        depth = self.num_begun_by(pages)
         if depth == len(pages):
             return match
         return dataclasses.replace(self._kv.match(request, step, depth * self._page_size), longer=match)
@@ -141,15 +152,15 @@ class StateSlots(Resource):
             kept = self._kept[page] = self._kept.pop(page)  # the last to be given up
         slot = self._take()
         if slot is None:
-            return "needs a recurrent state, in-flight steps use all that are left"
+            return "needs a recurrent state: steps in flight and saves use all that are left"
         self._owned[request.id], self._checkpoints[request.id] = slot, self._checkpoints_behind(request, match)
+        self._used_in[slot] = step
         if kept is None:
             self._orders.loads.append((slot, -1))
             return ""
         self._counts.num_hits += 1
-        if kept.tail_of:  # others share it
-            del self._tails[kept.tail_of]
-            kept.tail_of = ""
+        self._let_stand(kept)  # others share it
+        self._used_in[kept.slot] = step
         if kept.slot != slot:  # else it was the last one left: its own now
             self._orders.loads.append((slot, kept.slot))
         return ""
@@ -187,6 +198,7 @@ class StateSlots(Resource):
         if slot is not None:
             assert request.row is not None, "a request that runs has a row"
             self._saving.setdefault(step, {})[request.id] = _Save(checkpoint, slot, is_tail)
+            self._used_in[slot] = step
             self._orders.saves.append((request.row, checkpoint, slot))
 
     def can_rewind(self, request: Request) -> bool:
@@ -215,6 +227,7 @@ class StateSlots(Resource):
 
     def end_step(self, step: int) -> None:
         """Release the states that a committed or failed step has kept without use."""
+        self._last_ended = max(self._last_ended, step)
         for save in self._saving.pop(step, {}).values():
             self._give_back(save.slot)
 
@@ -226,12 +239,53 @@ class StateSlots(Resource):
         if page is not None:
             self._kept[page].tail_of = ""
 
+    def num_begun_by(self, pages: Sequence[int]) -> int:
+        """Return how many of these pages, of a path from the root on, a request could begin behind."""
+        return next((number for number in range(len(pages), 0, -1) if pages[number - 1] in self._kept), 0)
+
+    def pin_unsaved(self, pages: Sequence[int]) -> list[tuple[int, int]]:
+        """Pin the states of a locked path that were not saved: each one's number of pages, and its slot."""
+        found = []
+        for number, page in enumerate(pages, 1):
+            kept = self._kept.get(page)
+            if kept is not None and not kept.is_saved:
+                self._let_stand(kept)
+                kept.is_saved = kept.is_pinned = True
+                found.append((number, kept.slot))
+        return found
+
+    def unpin(self, page: int, is_saved: bool) -> None:
+        """Let go of the state behind a page, which was saved or not."""
+        kept = self._kept[page]
+        kept.is_pinned, kept.is_saved = False, is_saved
+
+    def begin_load(self) -> int | None:
+        """Return a slot for a state that a source loads, which no launched step uses; None if there is none."""
+        slot = next((slot for slot in self._free if self._used_in[slot] <= self._last_ended), None)
+        if slot is not None:
+            self._free.remove(slot)
+            heapq.heapify(self._free)
+        else:
+            slot = self._give_up(self._last_ended)
+        if slot is not None:
+            self._loading.add(slot)
+        return slot
+
+    def end_load(self, slot: int, page: int | None) -> None:
+        """Keep a loaded state behind a page; None: it did not come."""
+        self._loading.remove(slot)
+        if page is None or page in self._kept:
+            self._give_back(slot)
+        else:
+            self._kept[page] = _Kept(slot, is_saved=True)
+
     def _forget(self, pages: Iterable[int]) -> None:
         """Release the states of pages that the prefix cache has given up."""
         for page in pages:
             kept = self._kept.pop(page, None)
             if kept is not None:
-                self._let_go(kept)
+                assert not kept.is_pinned, "a page whose state is read was not locked"
+                self._let_stand(kept)
                 self._give_back(kept.slot)
 
     def _move(self, old: Iterable[int], new: Iterable[int]) -> None:
@@ -262,19 +316,23 @@ class StateSlots(Resource):
 
     def _take(self) -> int | None:
         """Take a free slot, or that of the least recently used state; None if there is none."""
-        if self._free:
-            return heapq.heappop(self._free)
-        page = next(iter(self._kept), None)
-        if page is None:
-            return None
-        self._counts.num_given_up += 1
-        kept = self._kept.pop(page)
-        self._let_go(kept)
-        return kept.slot
+        return heapq.heappop(self._free) if self._free else self._give_up()
 
-    def _let_go(self, kept: _Kept) -> None:
+    def _give_up(self, last_step: int | None = None) -> int | None:
+        """Return the slot of the least recently used state that nobody reads, nor any step after `last_step`."""
+        for page, kept in self._kept.items():
+            if not kept.is_pinned and (last_step is None or self._used_in[kept.slot] <= last_step):
+                self._counts.num_given_up += 1
+                del self._kept[page]
+                self._let_stand(kept)
+                return kept.slot
+        return None
+
+    def _let_stand(self, kept: _Kept) -> None:
+        """Let no request replace this state by its newest."""
         if kept.tail_of:
             del self._tails[kept.tail_of]
+            kept.tail_of = ""
 
     def _give_back(self, slot: int) -> None:
         heapq.heappush(self._free, slot)
@@ -282,7 +340,8 @@ class StateSlots(Resource):
     def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if a slot is lost, has two owners, or an owner that is gone."""
         saving = [save.slot for saves in self._saving.values() for save in saves.values()]
-        slots = [*self._free, *self._owned.values(), *(kept.slot for kept in self._kept.values()), *saving]
+        kept_slots = [kept.slot for kept in self._kept.values()]
+        slots = [*self._free, *self._owned.values(), *kept_slots, *saving, *self._loading]
         assert sorted(slots) == list(range(self.num_slots)), "a slot is lost, or is that of two"
         assert self._owned.keys() == {request.id for request in owners}, "a slot for a request without a row"
         assert self._owned.keys() == self._checkpoints.keys(), "checkpoints of a request without a row"

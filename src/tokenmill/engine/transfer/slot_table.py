@@ -1,0 +1,124 @@
+"""`SlotTable`: find what a store has in its slots by key; the least recently used makes room.
+
+Knows neither threads nor orders: its owner holds a lock where several threads call it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Container, Iterable
+
+from tokenmill.engine.transfer.slots import Slot, SlotStore
+
+logger = logging.getLogger(__name__)
+
+# The index is begun anew when it has so many records for each slot, and so many at all.
+RECORDS_PER_SLOT, LEAST_RECORDS = 4, 4096
+
+
+class SlotTable:
+    """The slots of one store by key, with a buffer for the content of one.
+
+    Attributes:
+        name: of the tier, for the log.
+        buffer: `page_bytes` of the store.
+    """
+
+    def __init__(self, name: str, store: SlotStore) -> None:
+        self.name = name
+        self.store = store
+        self.buffer = memoryview(bytearray(store.page_bytes))
+        # By key, least recently used first.
+        self._slots: OrderedDict[bytes, Slot] = OrderedDict((slot.key, slot) for slot in store.slots())
+        used = {slot.number for slot in self._slots.values()}
+        self._free = [number for number in reversed(range(store.num_slots)) if number not in used]
+        self._num_records = 0
+        self._is_broken = False
+        self.rewrite()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._slots
+
+    @property
+    def is_broken(self) -> bool:
+        """True once a write has failed: stored content can still be read."""
+        return self._is_broken
+
+    def find(self, key: bytes, tokens: bytes) -> Slot | None:
+        """Return the slot of this key, if it is that of these tokens."""
+        slot = self._slots.get(key)
+        return slot if slot is not None and slot.tokens == tokens else None
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Mark content as used, in this order; what is not there is passed over."""
+        for key in keys:
+            if key in self._slots:
+                self._slots.move_to_end(key)
+
+    def take(self, own: Container[bytes] = ()) -> int | None:
+        """Return a free slot, or that of the content used least recently; None if that is one of `own`."""
+        if self._free:
+            return self._free.pop()
+        oldest = next(iter(self._slots))
+        return None if oldest in own else self._slots.pop(oldest).number
+
+    def put(self, slot: Slot) -> None:
+        """Enter the new content of a slot that was taken."""
+        self._slots[slot.key] = slot
+
+    def give_back(self, number: int) -> None:
+        """Give back a slot that was taken and not filled."""
+        self._free.append(number)
+
+    def drop(self, slot: Slot) -> None:
+        """Forget content, unless its key has another slot by now."""
+        if self._slots.get(slot.key) is slot:
+            del self._slots[slot.key]
+            self._free.append(slot.number)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._free.extend(slot.number for slot in self._slots.values())
+        self._slots.clear()
+        self.rewrite()
+
+    def write(self, number: int, key: bytes, tokens: bytes) -> Slot:
+        """Write the buffer to a slot that was taken, and return its record, to be put.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
+        self.store.write(number, self.buffer)
+        slot = Slot(number, key, tokens, self.store.checksum(self.buffer))
+        self.store.append([slot])
+        self._num_records += 1
+        return slot
+
+    @property
+    def is_index_long(self) -> bool:
+        """True if the index has so many old records that it should be rewritten."""
+        return self._num_records > max(LEAST_RECORDS, RECORDS_PER_SLOT * self.store.num_slots)
+
+    def read(self, slot: Slot) -> bool:
+        """Read a slot into the buffer; return False if it is damaged. Raises OSError."""
+        return self.store.read(slot, self.buffer)
+
+    def rewrite(self) -> None:
+        """Begin the index anew, in the order of use."""
+        if self._is_broken:
+            return
+        try:
+            self.store.rewrite(list(self._slots.values()))
+            self._num_records = len(self._slots)
+        except OSError as error:
+            self.give_up(error)
+
+    def give_up(self, error: OSError) -> None:
+        """Write nothing more, as the disk is full or broken; stored content can still be read."""
+        if not self._is_broken:
+            logger.error("KV tier %s disabled: writes failed: %s", self.name, error.strerror or error)
+        self._is_broken = True
