@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -145,7 +146,9 @@ class PagedRequests:
                 batch = self.batch(chunks)
                 if self.states is not None:
                     slots = self.slots[[request for request, _ in chunks]]
-                    batch = dataclasses.replace(batch, states=states_of_step(self.states, slots, batch.query_starts))
+                    batch = msgspec.structs.replace(
+                        batch, states=states_of_step(self.states, slots, batch.query_starts)
+                    )
                 step = tensor_over(decoder.logits(decoder.forward(batch, attention)))
             for (request, _), rows in zip(chunks, step.split([count for _, count in chunks]), strict=True):
                 logits[request].append(rows)

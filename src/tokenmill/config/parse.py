@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, fields
 from importlib.metadata import entry_points
 from typing import Any
+
+import msgspec
 
 from tokenmill.config.fields import Flag
 from tokenmill.core.errors import InvalidConfig
@@ -19,8 +21,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """One config field that users may set.
 
     Attributes:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tokenmill.config.parser import Parser
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.lab.bench.offline import (
@@ -36,8 +38,7 @@ if TYPE_CHECKING:
     from tokenmill.llm.llm import LLM
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The points to measure: every batch size with every input length."""
 
     batch_sizes: tuple[int, ...]

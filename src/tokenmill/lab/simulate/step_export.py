@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import IO, Any
 
 import msgspec
@@ -20,8 +19,7 @@ from tokenmill.engine.loop.step_log import Aborted, Added, LogHeader, StepRecord
 PARTS = ("schedule", "run", "commit")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration of the engine's loop.
 
     Attributes:

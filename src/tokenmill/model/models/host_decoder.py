@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -39,7 +40,9 @@ class HostDecoder:
             tensors: ForwardBatch = _in_tensors(batch)
             if batch.states is not None and tensors.states is not None:
                 memory = self._memory_of(batch.states.memory)
-                tensors = dataclasses.replace(tensors, states=dataclasses.replace(tensors.states, memory=memory))
+                tensors = msgspec.structs.replace(
+                    tensors, states=msgspec.structs.replace(tensors.states, memory=memory)
+                )
             start = None if hidden is None else tensor_over(hidden)
             return array_of(self._decoder.forward(tensors, attention, start))
 

@@ -9,9 +9,10 @@ OpenAI's definition (over the output), repetition that of CTRL (Keskar et al., 2
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from tokenmill.platform.arrays import address
@@ -27,8 +28,7 @@ PADDING = -1
 Part = TypeVar("Part")
 
 
-@dataclass(frozen=True, slots=True)
-class LogitEntries:
+class LogitEntries(msgspec.Struct, frozen=True):
     """Values to add to single logits: m of them.
 
     Attributes:
@@ -42,8 +42,7 @@ class LogitEntries:
     values: Array
 
 
-@dataclass(frozen=True, slots=True)
-class Penalties:
+class Penalties(msgspec.Struct, frozen=True):
     """Rows with a penalty; n of them.
 
     Attributes:
@@ -62,8 +61,7 @@ class Penalties:
     repetition: Array
 
 
-@dataclass(frozen=True, slots=True)
-class BadWords:
+class BadWords(msgspec.Struct, frozen=True):
     """The bad words of the rows of a step; m in all, the longest of 1 + L tokens.
 
     Attributes:

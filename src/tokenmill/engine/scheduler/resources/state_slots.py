@@ -20,12 +20,12 @@ Knows no clock; the same calls give the same choices.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.plan import PlanStates, StepPlan
@@ -48,8 +48,7 @@ class _Kept:
     tail_of: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Save:
+class _Save(msgspec.Struct, frozen=True):
     """A state that a launched step keeps: of the request's first `end` tokens."""
 
     end: int
@@ -113,7 +112,7 @@ class StateSlots(Resource):
         depth = next((number for number in range(len(pages), 0, -1) if pages[number - 1] in self._kept), 0)
         if depth == len(pages):
             return match
-        return dataclasses.replace(self._kv.match(request, step, depth * self._page_size), longer=match)
+        return msgspec.structs.replace(self._kv.match(request, step, depth * self._page_size), longer=match)
 
     def can_follow(self, request: Request, writer: Request, match: PrefixMatch) -> bool:
         """Return True if `writer` will keep its state where it and the request part."""

@@ -9,7 +9,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -67,8 +67,7 @@ APP_MODULE = "tokenmill.serving.server.app"
 REMARK_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """The exit code and the reason of the server's end; a request to stop has no `error`."""
 
     exit_code: int = 0
