@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,13 +35,13 @@ def states_of_step(memory: StateMemory, slots: np.ndarray, query_starts: np.ndar
 def in_arrays(part: Any) -> Any:
     """A batch, or a part of one, with NumPy arrays in the place of tensors."""
     changed: dict[str, Any] = {}
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
+    for name in part.__struct_fields__:
+        value = getattr(part, name)
         if isinstance(value, torch.Tensor):
-            changed[field.name] = array_of(value)
-        elif dataclasses.is_dataclass(value):
-            changed[field.name] = in_arrays(value)
-    return dataclasses.replace(part, **changed)
+            changed[name] = array_of(value)
+        elif isinstance(value, msgspec.Struct):
+            changed[name] = in_arrays(value)
+    return msgspec.structs.replace(part, **changed)
 
 
 def unrotated(length: int, head_dim: int, dtype: torch.dtype = torch.float32) -> RotaryTables:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ def test_embeddings_that_adapters_change_have_the_bits_of_the_decoder_s(
     hidden = decoder.embed(batch.token_ids, AdapterRows((adapter,), torch.from_numpy(of_row)))
     batch = in_arrays(batch)
     want = model.forward(batch, attention, array_of(hidden))
-    got = model.forward(dataclasses.replace(batch, adapters=AdapterRows((adapter,), of_row)), attention)
+    got = model.forward(msgspec.structs.replace(batch, adapters=AdapterRows((adapter,), of_row)), attention)
     assert np.array_equal(got, want)
     assert not np.array_equal(got, model.forward(batch, attention)), "the adapter makes a difference"
 

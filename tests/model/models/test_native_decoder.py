@@ -5,7 +5,6 @@ The pass in one call has the bits of the pass kernel by kernel, whatever of its 
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +176,9 @@ def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path,
         batch = msgspec.structs.replace(batch, output_indices=torch.from_numpy(kept))
         batches = [batch if memory is None else with_states(batch, chunks, memory, saves) for memory in states]
         taps = [np.zeros((len(batch.token_ids), *tapped), np.uint16) for _ in batches]
-        first, second = (dataclasses.replace(in_arrays(one), taps=own) for one, own in zip(batches, taps, strict=True))
+        first, second = (
+            msgspec.structs.replace(in_arrays(one), taps=own) for one, own in zip(batches, taps, strict=True)
+        )
         want, got = oracle.forward(first, in_parts), decoder.forward(second, whole)
         assert np.array_equal(*taps), f"{chunks}: hidden states"
         assert taps[0].any(axis=2).all(), "all are written"

@@ -7,7 +7,6 @@ decode steps of the whole batch.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import statistics
 import sys
@@ -131,7 +130,7 @@ def measure(llm: LLM, plan: Plan) -> tuple[dict[str, Any], list[Sample]]:
     document = {
         "benchmark": "latency",
         "points": points,
-        "workload": {**dataclasses.asdict(plan), "temperature": 0.0, "ignore_eos": True},
+        "workload": {**msgspec.structs.asdict(plan), "temperature": 0.0, "ignore_eos": True},
         "engine": engine_facts(llm),
         "machine": {**machine_facts(), "peak_memory_bytes": peak_memory_bytes()},
     }

@@ -14,7 +14,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from math import inf, isnan
 from typing import Any
 
@@ -84,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     document = summarize(answered, seconds) | {
         "errors": dict(Counter(stream.error for stream in streams if stream.error is not None)),
         "workload": {
-            **asdict(load.workload),
+            **msgspec.to_builtins(load.workload),
             "profile": namespace.profile,
             "length_scale": namespace.length_scale,
             # JSON has no infinity: an unlimited rate is null.

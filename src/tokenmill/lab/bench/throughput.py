@@ -6,7 +6,6 @@ The recipe is the one that small engines publish: requests with uniformly random
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import sys
 from collections.abc import Sequence
@@ -97,10 +96,10 @@ def measure(llm: LLM, workload: Workload, repeats: int) -> tuple[dict[str, Any],
         "benchmark": "throughput",
         "output_tokens_per_second": statistics.median(one.output_tokens_per_second for one in runs),
         "total_tokens_per_second": statistics.median(one.total_tokens_per_second for one in runs),
-        "workload": {**dataclasses.asdict(workload), "temperature": TEMPERATURE, "ignore_eos": True},
+        "workload": {**msgspec.to_builtins(workload), "temperature": TEMPERATURE, "ignore_eos": True},
         "engine": engine_facts(llm),
         "machine": {**machine_facts(), "peak_memory_bytes": peak_memory_bytes()},
-        "runs": [dataclasses.asdict(one) for one in runs],
+        "runs": [msgspec.structs.asdict(one) for one in runs],
     }
     return document, traces
 

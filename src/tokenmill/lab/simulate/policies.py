@@ -123,7 +123,7 @@ def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
     records = list(stored)
     if others and Feature.BATCHES not in find_scheduler(header.scheduler.scheduler_cls).serves:
         raise InvalidConfig(f"the log's scheduler {header.scheduler.scheduler_cls} does not serve {Feature.BATCHES}")
-    configs = [msgspec.structs.replace(header.scheduler, **fields) for fields in ({}, *others)]  # type: ignore[arg-type]
+    configs = [msgspec.structs.replace(header.scheduler, **fields) for fields in ({}, *others)]
     for config in configs:
         find_policies(config.policy, config.batch_policy, config.admission)
     return [_simulate(header, config, records) for config in configs]

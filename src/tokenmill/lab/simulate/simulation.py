@@ -87,7 +87,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_policies(self, fields: Mapping[str, str]) -> Simulation:
         """Return a copy with other fields of `SchedulerConfig`."""
-        scheduler = msgspec.structs.replace(self.header.scheduler, **fields)  # type: ignore[arg-type]
+        scheduler = msgspec.structs.replace(self.header.scheduler, **fields)
         return msgspec.structs.replace(self, header=msgspec.structs.replace(self.header, scheduler=scheduler))
 
     def with_engines(self, num_engines: int) -> Simulation:

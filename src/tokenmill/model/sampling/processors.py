@@ -9,7 +9,6 @@ OpenAI's definition (over the output), repetition that of CTRL (Keskar et al., 2
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -80,12 +79,12 @@ class BadWords(msgspec.Struct, frozen=True):
 
 
 def moved(part: Part, logits: Array) -> Part:
-    """Return a dataclass of the host's arrays where logits are: as it is, or on their device."""
+    """Return a part of the host's arrays where logits are: as it is, or on their device."""
     if isinstance(logits, np.ndarray):
         return part
     own: Any = part
     from_host = library_of(logits).from_host
-    return type(part)(*(from_host(getattr(own, field.name)) for field in fields(own)))
+    return type(part)(*(from_host(array) for array in msgspec.structs.astuple(own)))
 
 
 @np.errstate(all="ignore")

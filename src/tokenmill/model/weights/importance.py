@@ -8,7 +8,6 @@ runs in int8, layer after layer, each of which is in memory only for its own tur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -49,8 +48,7 @@ class _Stage(Alone):
         self.shard = Shard(stage=layer, num_stages=num_layers)
 
 
-@dataclass(frozen=True)
-class InputImportance:
+class InputImportance(msgspec.Struct, frozen=True, dict=True):
     """The measuring of a model's inputs; nothing runs before `measure`.
 
     Attributes:
