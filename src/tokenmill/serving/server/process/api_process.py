@@ -65,6 +65,8 @@ _logger = logging.getLogger(__name__)
 APP_MODULE = "tokenmill.serving.server.app"
 # Less than what proxies wait for a stream that says nothing.
 REMARK_SECONDS = 1.0
+# How often a server without open requests looks whether it has some: each look wakes the machine.
+UNUSED_SECONDS = 5.0
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -264,7 +266,7 @@ class ApiProcess(ABC):
     async def _remark(self) -> None:
         """Send a comment now and then on open streams while a part recovers."""
         while True:
-            await asyncio.sleep(REMARK_SECONDS)
+            await asyncio.sleep(REMARK_SECONDS if self._client.num_open else UNUSED_SECONDS)
             if self._parts.is_recovering:
                 self._client.remark()
 
