@@ -12,7 +12,6 @@ ratios of neighbouring turns. `--parts` prints where the time of a step goes, ke
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -99,7 +99,7 @@ class Model:
         batch = self.requests.batch([(row, 1) for row in range(rows)])
         if self.states is None:
             return batch
-        return dataclasses.replace(batch, states=states_of_step(self.states, np.arange(rows), batch.query_starts))
+        return msgspec.structs.replace(batch, states=states_of_step(self.states, np.arange(rows), batch.query_starts))
 
     @torch.inference_mode()
     def step(self, batch: ForwardBatch) -> float:

@@ -4,7 +4,8 @@
 
 The server answers one request and is left alone until its parts rest. A wake-up is a voluntary switch of a thread, as
 Linux counts them in /proc: each is a wait that ended. Memory is the proportional set size (PSS) of each process: what
-several share counts in parts. One line a process, then one line of JSON. Linux only.
+several share counts in parts. KV memory that was touched and weights that are mapped stand apart: a mapping of at least
+256 MiB without a file, and files of weights. One line a process, then one line of JSON. Linux only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import httpx
 # Parts rest after ten seconds without work; looks in vain end before.
 SETTLE_SECONDS = 20.0
 MIB = 2**20
+LEAST_KV = 256 * MIB
+WEIGHTS = (".weights", ".safetensors", ".gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +73,23 @@ def _measure(root: int, seconds: float, model: str) -> None:
     processes = _tree(root)
     before = {process: _usage(process) for process in processes}
     time.sleep(seconds)
-    wake_ups = cpu = anonymous = mapped = 0.0
+    wake_ups = cpu = own = model_memory = 0.0
     for process in processes:
-        now, memory = _usage(process), _memory(process)
+        now, (rest, kv_and_weights) = _usage(process), _memory(process)
         woke = (now.wake_ups - before[process].wake_ups) / seconds
         took = 100 * (now.cpu - before[process].cpu) / seconds
         print(
-            f"{woke:5.1f} wake-ups/s {took:5.2f}% of a core {memory['Pss_Anon'] / MIB:6.1f} MiB of its own "
-            f"{(memory['Pss_File'] + memory['Pss_Shmem']) / MIB:6.1f} MiB of files and shared  {_name(process)}"
+            f"{woke:5.1f} wake-ups/s {took:5.2f}% of a core {rest / MIB:6.1f} MiB "
+            f"{kv_and_weights / MIB:6.1f} MiB of KV and weights  {_name(process)}"
         )
         wake_ups, cpu = wake_ups + woke, cpu + took
-        anonymous, mapped = anonymous + memory["Pss_Anon"], mapped + memory["Pss_File"] + memory["Pss_Shmem"]
+        own, model_memory = own + rest, model_memory + kv_and_weights
     result = {
         "model": model,
         "wake_ups_per_second": round(wake_ups, 1),
         "percent_of_a_core": round(cpu, 2),
-        "own_mib": round(anonymous / MIB, 1),
-        "mapped_mib": round(mapped / MIB, 1),
+        "own_mib": round(own / MIB, 1),
+        "kv_and_weights_mib": round(model_memory / MIB, 1),
     }
     print(json.dumps(result))
 
@@ -109,14 +112,22 @@ def _usage(process: int) -> Usage:
     return Usage(wake_ups, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
 
-def _memory(process: int) -> dict[str, int]:
-    """Return the entries of smaps_rollup in bytes."""
-    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
-    return {name: 1024 * int(rest.split()[0]) for name, rest in (line.split(":", 1) for line in lines)}
+def _memory(process: int) -> tuple[int, int]:
+    """Return the bytes of the proportional set size, and those of KV and weights, which it leaves out."""
+    rest, kv_and_weights, is_model = 0, 0, False
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        words = line.split()
+        if words[0] == "Pss:":
+            size = 1024 * int(words[1])
+            rest, kv_and_weights = rest + size * (not is_model), kv_and_weights + size * is_model
+        elif not words[0].endswith(":"):
+            begin, end = (int(number, 16) for number in words[0].split("-"))
+            is_model = words[-1].endswith(WEIGHTS) if len(words) > 5 else end - begin >= LEAST_KV
+    return rest, kv_and_weights
 
 
 def _name(process: int) -> str:
-    words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+    words = Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ").split()
     return next((word for word in words[1:] if word.startswith("tokenmill.")), "server")
 
 

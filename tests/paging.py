@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -35,13 +35,13 @@ def states_of_step(memory: StateMemory, slots: np.ndarray, query_starts: np.ndar
 def in_arrays(part: Any) -> Any:
     """A batch, or a part of one, with NumPy arrays in the place of tensors."""
     changed: dict[str, Any] = {}
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
+    for name in part.__struct_fields__:
+        value = getattr(part, name)
         if isinstance(value, torch.Tensor):
-            changed[field.name] = array_of(value)
-        elif dataclasses.is_dataclass(value):
-            changed[field.name] = in_arrays(value)
-    return dataclasses.replace(part, **changed)
+            changed[name] = array_of(value)
+        elif isinstance(value, msgspec.Struct):
+            changed[name] = in_arrays(value)
+    return msgspec.structs.replace(part, **changed)
 
 
 def unrotated(length: int, head_dim: int, dtype: torch.dtype = torch.float32) -> RotaryTables:
@@ -145,7 +145,9 @@ class PagedRequests:
                 batch = self.batch(chunks)
                 if self.states is not None:
                     slots = self.slots[[request for request, _ in chunks]]
-                    batch = dataclasses.replace(batch, states=states_of_step(self.states, slots, batch.query_starts))
+                    batch = msgspec.structs.replace(
+                        batch, states=states_of_step(self.states, slots, batch.query_starts)
+                    )
                 step = tensor_over(decoder.logits(decoder.forward(batch, attention)))
             for (request, _), rows in zip(chunks, step.split([count for _, count in chunks]), strict=True):
                 logits[request].append(rows)

@@ -135,6 +135,35 @@ def test_no_module_holds_mutable_state():
     assert found == []
 
 
+def frozen_dataclasses(module: ast.Module) -> list[ast.AST]:
+    """Classes that `dataclass` makes out of source text at each import, though nothing of them ever changes."""
+    return [
+        node
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call)
+        and dotted(decorator.func).split(".")[-1] == "dataclass"
+        and any(one.arg == "frozen" for one in decorator.keywords)
+    ]
+
+
+def test_the_check_for_frozen_dataclasses_sees_them():
+    assert frozen_dataclasses(ast.parse("@dataclass(frozen=True, slots=True)\nclass A:\n    a: int"))
+    assert not frozen_dataclasses(ast.parse("class A(msgspec.Struct, frozen=True):\n    a: int"))
+
+
+def test_data_that_does_not_change_is_a_struct():
+    """A class costs each process that imports it 0.35 ms as a dataclass, 0.01 as a struct; flags need metadata."""
+    found = [path for path in files("src") if frozen_dataclasses(tree(path))]
+    assert {str(path.relative_to(ROOT / "src/tokenmill")) for path in found} == {
+        "config/configs.py",
+        "config/engine_settings.py",
+        "config/server_settings.py",
+        "config/vision.py",
+    }
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_files_are_small(folder):
     sizes = {path: len(path.read_text().splitlines()) for path in files(folder)}

@@ -10,10 +10,12 @@ import subprocess
 import sys
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.ipc.traps import caught, lay_traps
+from tests.serving.server.running_server import REPOSITORY
 from tokenmill.ipc import python_child
 from tokenmill.ipc.python_child import child_environment, python_command, run_python, start_python
 
@@ -82,3 +84,77 @@ def test_a_process_is_replaced() -> None:
     successor = "import os, sys; os.kill(os.getpid(), 9 if sys.flags.safe_path else 2)"
     code = f"from tokenmill.ipc.python_child import become_python; become_python(['-c', {successor!r}])"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+
+
+FORKED = """
+import decimal, json, os, subprocess, sys, threading
+from tokenmill.ipc.python_child import fork_python
+
+how, has_thread = sys.argv[1], sys.argv[2] == "thread"
+os.environ["OF_THE_USER"] = "kept"
+held = os.open(os.devnull, os.O_RDONLY)
+os.set_inheritable(held, True)
+if has_thread:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+print("of the parent", end=" ")
+variables = {"OF_THE_USER": "default", "OF_OURS": "default"}
+child = fork_python("tests.ipc.forked", [how, str(held)], variables, **pipes)
+said = child.communicate(b"hello\\n")[0].decode().splitlines()
+print(json.dumps({"pid": child.pid, "code": child.returncode, "facts": json.loads(said[0]), "rest": said[1:]}))
+"""
+
+
+def fork(how: str, kind: str = "alone") -> dict[str, Any]:
+    """Run `tests.ipc.forked` in a fork of a process with `decimal`; return what both say."""
+    done = run_python(["-c", FORKED, how, kind], capture_output=True, cwd=REPOSITORY)
+    assert done.stderr == b""
+    words = done.stdout.decode()
+    assert words.startswith("of the parent {"), "what the parent has not written yet is written once"
+    found: dict[str, Any] = json.loads(words.removeprefix("of the parent "))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems start a new interpreter")
+@pytest.mark.parametrize("kind", ["alone", "thread"])
+def test_a_fork_is_like_a_new_process_but_for_what_it_has_imported(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    found = fork("return", kind)
+    facts = found["facts"]
+    assert facts["has_decimal"] == (kind == "alone"), "a process with threads is not copied"
+    assert facts["pid"] == found["pid"] == facts["session"]
+    assert facts["descriptors"] == [0, 1, 2] and not facts["holds"]
+    assert facts["argv"][1] == "return" and facts["word"] == "hello\n"
+    assert facts["variables"] == {"OF_THE_USER": "kept", "OF_OURS": "default"}
+    assert facts["title"] == ["-P", "-s", "-m", "tests.ipc.forked", *facts["argv"][1:]]
+    assert facts["pipes"] and facts["is_collecting"]
+    assert found["code"] == 0 and found["rest"] == ["a line of errors"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems start a new interpreter")
+@pytest.mark.parametrize(
+    ("how", "code", "last"),
+    [
+        ("code", 7, "a line of errors"),
+        ("sentence", 1, "it ends"),
+        ("error", 1, "ValueError: a fault"),
+        ("signal", -signal.SIGKILL, None),
+    ],
+)
+def test_the_end_of_a_fork_is_told_as_that_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, how: str, code: int, last: str | None
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    found = fork(how)
+    assert found["code"] == code
+    assert last is None or found["rest"][-1] == last
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems start a new interpreter")
+def test_a_fork_runs_nothing_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = lay_traps(tmp_path / "traps")
+    monkeypatch.chdir(tmp_path / "traps")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    code = "from tokenmill.ipc.python_child import fork_python as f; print(f('tokenmill', ['version']).wait())"
+    assert run_python(["-c", code], capture_output=True).stdout.endswith(b"0\n")
+    assert caught(marker) == []

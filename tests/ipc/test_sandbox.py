@@ -41,7 +41,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def zombies() -> list[int]:
-    return [pid for pid, command in children_of(os.getpid()).items() if not is_alive(pid) and command == [""]]
+    return [pid for pid, command in children_of(os.getpid()).items() if not is_alive(pid) and command == []]
 
 
 def state_of(pid: int) -> str:

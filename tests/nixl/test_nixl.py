@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -82,7 +83,7 @@ def test_pages_arrive_as_they_were_and_damage_is_found_out(tmp_path):
         assert taken == [0, 1, 2, 3, 4] and same_pages(pair.parts, pages, ours, taken)
         honest = pair.memory.copy_out
         wrong = lambda some, data: [value ^ 1 for value in honest(some, data)]  # noqa: E731
-        object.__setattr__(pair.server._producer, "copy_out", wrong)
+        msgspec.structs.force_setattr(pair.server._producer, "copy_out", wrong)
         with pytest.raises(TransferError, match="page 0 is not what it was"):
             client.fetch(pair.ask(handle, tokens, 0, 5), storing(memory, [0, 1, 2, 3, 4]), soon())
         client.close()

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 # In the environment of a client. Most clients want a key, also where the server has none.
 KEY_VARIABLE = "TOKENMILL_API_KEY"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """The server, its model with its context in tokens, and the folder of the client."""
 
     url: str
@@ -31,17 +31,15 @@ class Target:
         return f"{self.url}/v1"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """The environment and arguments of a client, and `files`: names in its folder, and their text."""
 
     environment: Mapping[str, str]
     arguments: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class CodingAgent:
+class CodingAgent(msgspec.Struct, frozen=True):
     """A client: its program, what installs it, and what it is told."""
 
     program: str

@@ -6,7 +6,8 @@ import argparse
 import importlib
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.config.parser import Parser
 from tokenmill.lab.bench import KINDS
@@ -15,8 +16,7 @@ from tokenmill.lab.bench import KINDS
 WORDS = {"bench": KINDS, "completion": {"bash": "", "zsh": "", "fish": ""}}
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """A flag: its spellings, its purpose, and its possible values, if these are few."""
 
     names: Sequence[str]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tokenmill.cli.simulation_flags import add_simulation_flags, make_simulation, policies_of, read_arrivals
 from tokenmill.config.parser import Parser
@@ -48,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     if namespace.plot is not None:
         _draw(namespace.plot, trials, limits, namespace.find, sentence)
     if namespace.json:
-        document = {"found": dataclasses.asdict(found), "trials": [dataclasses.asdict(one) for one in trials]}
+        document = {"found": msgspec.structs.asdict(found), "trials": [msgspec.structs.asdict(one) for one in trials]}
         print(json.dumps(document))
     else:
         print(trials_table(trials, limits), "", f"{', '.join(map(str, limits))}: {sentence}", sep="\n")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tokenmill.cli.model_access import add_server_flags, connect
 from tokenmill.config.parser import Parser, positive
 from tokenmill.core.errors import InvalidConfig
@@ -21,8 +23,7 @@ HISTORY = 60
 SPARKS = " ▁▂▃▄▅▆▇█"
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """The numbers of one scrape, summed over engines: by name, and by name and label where a label matters."""
 
     seconds: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import msgspec
@@ -11,8 +11,7 @@ import msgspec
 from tokenmill.core.errors import InvalidConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(msgspec.Struct, frozen=True):
     """The form of a config field on the command line.
 
     Attributes:

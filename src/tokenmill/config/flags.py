@@ -9,10 +9,11 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.config.parse import Setting, settings
@@ -26,8 +27,7 @@ OTHER_VARIABLES = frozenset({"CONFIG", "URL", "API_KEY", "CACERT"})
 C = TypeVar("C")
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(msgspec.Struct, frozen=True):
     """The settings that a user has given, by source.
 
     Attributes:
@@ -38,8 +38,8 @@ class Given:
     """
 
     flags: Mapping[str, Any]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    file: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    file: Mapping[str, Any] = msgspec.field(default_factory=dict)
     file_name: str = ""
 
 

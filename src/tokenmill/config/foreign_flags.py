@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.core.errors import InvalidConfig
 
@@ -20,8 +21,7 @@ _UNSET = frozenset({"", "none", "null", "{}", "[]"})
 _OFF, _ON = frozenset({"false", "0", "no", "off"}), frozenset({"true", "1", "yes", "on"})
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignFlag:
+class ForeignFlag(msgspec.Struct, frozen=True):
     """One flag of the table.
 
     Attributes:

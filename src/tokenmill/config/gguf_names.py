@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
 
@@ -23,8 +24,7 @@ _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _SHOWN = 12
 
 
-@dataclass(frozen=True, slots=True)
-class SplitPlace:
+class SplitPlace(msgspec.Struct, frozen=True):
     """The part of a split file that a name stands for; parts count from 1."""
 
     stem: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import MISSING, Field, dataclass, fields
-from importlib.metadata import entry_points
+from dataclasses import MISSING, Field, fields
 from typing import Any
+
+import msgspec
 
 from tokenmill.config.fields import Flag
 from tokenmill.core.errors import InvalidConfig
@@ -19,8 +20,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """One config field that users may set.
 
     Attributes:
@@ -65,7 +65,11 @@ class Setting:
     def _is_plugin(self, text: str) -> bool:
         if not self.how.plugins:
             return False
-        return ":" in text or bool(entry_points(group=self.how.plugins, name=text))
+        if ":" in text:
+            return True
+        from importlib.metadata import entry_points  # takes 15 ms to import, and few settings are a plug-in's
+
+        return bool(entry_points(group=self.how.plugins, name=text))
 
     def convert_value(self, value: Any) -> Any:
         """Return the value that a typed value of a YAML file stands for.

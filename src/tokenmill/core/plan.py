@@ -8,7 +8,6 @@ and sent to other ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Self
 
 import msgspec
@@ -23,8 +22,7 @@ from tokenmill.core.transfers import PlanTransfers
 IntArray = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class AdmittedRequest:
+class AdmittedRequest(msgspec.Struct, frozen=True):
     """A request that takes a row in this step: admitted, or resumed after a preemption.
 
     Attributes:
@@ -52,8 +50,7 @@ class AdmittedRequest:
     state_slot: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PlanStates:
+class PlanStates(msgspec.Struct, frozen=True):
     """Copies of recurrent states before and after a step; all [N] or [M] int32.
 
     Attributes:
@@ -69,8 +66,7 @@ class PlanStates:
     save_slots: IntArray
 
 
-@dataclass(frozen=True, slots=True)
-class PageEntries:
+class PageEntries(msgspec.Struct, frozen=True):
     """New entries of a page table, `page_table[rows[i], numbers[i]] = ids[i]`; [P] int32 each."""
 
     rows: IntArray
@@ -78,8 +74,7 @@ class PageEntries:
     ids: IntArray
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One pass of the model. B scheduled requests, in batch order.
 
     Attributes:
@@ -140,16 +135,14 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     top: list[Logprob]
 
 
-@dataclass(frozen=True, slots=True)
-class RowFailure:
+class RowFailure(msgspec.Struct, frozen=True):
     """The reason why a request cannot go on. A `status` below 500 says that the request itself is at fault."""
 
     error: str
     status: int = 500
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """The outcome of a step. Request i of the batch gets `token_ids[token_starts[i] : token_starts[i + 1]]`.
 
     Attributes:
@@ -167,11 +160,11 @@ class StepResult:
     step: int
     token_ids: IntArray
     token_starts: IntArray
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    failures: dict[int, RowFailure] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    embeddings: dict[int, bytes] = field(default_factory=dict)
-    proposals: dict[int, Proposal] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
+    failures: dict[int, RowFailure] = msgspec.field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
+    embeddings: dict[int, bytes] = msgspec.field(default_factory=dict)
+    proposals: dict[int, Proposal] = msgspec.field(default_factory=dict)
 
     @classmethod
     def empty(cls, step: int) -> Self:

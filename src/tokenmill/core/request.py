@@ -16,6 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -80,8 +81,7 @@ class CacheKey(NamedTuple):
 _COMMON = CacheKey()
 
 
-@dataclass(frozen=True, slots=True)
-class TurnInput:
+class TurnInput(msgspec.Struct, frozen=True):
     """The input with which a session continues.
 
     Attributes:

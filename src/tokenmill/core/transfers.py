@@ -8,15 +8,12 @@ Orders are part of a plan and events are recorded as they come in, so a step log
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from tokenmill.core.request import CacheKey, TokenArray
 
 
-@dataclass(frozen=True, slots=True)
-class KVQuery:
+class KVQuery(msgspec.Struct, frozen=True):
     """A question to the sources about the KV of a request's tokens.
 
     Attributes:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import zmq
 
 from tokenmill.core.part_messages import Beat
@@ -28,8 +28,7 @@ REST_SECONDS = 5.0
 LOOP = "loop"
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(msgspec.Struct, frozen=True):
     name: str
     since: float
     limit: float

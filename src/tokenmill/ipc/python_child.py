@@ -7,11 +7,14 @@ names on PYTHONPATH is looked into as always: plug-ins are found there.
 
 from __future__ import annotations
 
+import gc
 import os
 import site
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,6 +55,67 @@ def start_python(
     return subprocess.Popen(
         python_command(arguments), env=child_environment(environment), start_new_session=True, **options
     )
+
+
+def fork_python(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a Python child as a copy of this process: it has imported all that this one has, and shares that memory.
+
+    Else it is like one that `start_python` starts, and is started that way where a copy would not be safe: where this
+    process has threads, or on other systems than Linux.
+
+    Args:
+        module: what `python -m` would run. arguments: of it.
+        environment, options: see `start_python`.
+    """
+    command = ["-m", module, *arguments]
+    if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:
+        return start_python(command, environment, **options)
+    command = python_command(command)
+    # Popen forks, moves the pipes to their places, and waits until the child has executed another program or has
+    # closed its descriptors. This one does the latter.
+    become = partial(_become, module, command, arguments, environment or {})
+    return subprocess.Popen(
+        command,
+        preexec_fn=become,  # noqa: PLW1509 (there are no threads)
+        restore_signals=False,
+        start_new_session=True,
+        **options,
+    )
+
+
+def _become(module: str, command: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Run a module as `__main__` in this fork, and end with its exit code. What the parent was amid never goes on."""
+    import runpy
+
+    from setproctitle import setproctitle, setthreadtitle
+
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    code = 1
+    try:
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            setattr(sys, name, open(number, "w" if number else "r", 1, errors="backslashreplace", closefd=False))  # noqa: SIM115
+        setproctitle(" ".join(command))
+        setthreadtitle(Path(command[0]).name)
+        for name, value in environment.items():
+            os.environ.setdefault(name, value)
+        if not _is_installed_for_user():
+            sys.path[:] = [entry for entry in sys.path if entry != site.getusersitepackages()]
+        sys.argv = [module, *arguments]
+        gc.enable()  # Popen has disabled it
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def run_python(arguments: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest
@@ -15,8 +16,7 @@ from tokenmill.model.adapters.reading import WEIGHTS_NAME
 _State = tuple[tuple[int, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LoRARequest:
+class LoRARequest(msgspec.Struct, frozen=True):
     """An adapter to run prompts with.
 
     Attributes:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -19,8 +21,7 @@ from tokenmill.llm.outputs import LogprobsAt, RequestOutput
 Generate = Callable[[list[Any], SamplingParams], list[RequestOutput]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeamSearchParams:
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of `LLM.beam_search`, with vLLM's names.
 
     Attributes:
@@ -67,8 +68,7 @@ class BeamSearchSequence:
     stop_reason: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BeamSearchOutput:
+class BeamSearchOutput(msgspec.Struct, frozen=True):
     """The best continuations of a prompt, best first."""
 
     sequences: list[BeamSearchSequence]

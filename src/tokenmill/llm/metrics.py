@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.core.engine_messages import EngineReady, EngineStats
 from tokenmill.serving.observe.engine_metrics import engine_metrics
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """A name with labels."""
 
     name: str
     labels: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Counter(Metric):
+class Counter(Metric, frozen=True):
     """A number that only grows."""
 
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gauge(Metric):
+class Gauge(Metric, frozen=True):
     """A number at the present moment."""
 
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram(Metric):
+class Histogram(Metric, frozen=True):
     """The number of values, their sum, and how many were at most each bound (`buckets`, by bound)."""
 
     count: int

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 Messages = list[dict[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptProgress:
+class PromptProgress(msgspec.Struct, frozen=True):
     """The tokens of a prompt that are computed, of how many, and an estimate of the seconds left, if there is one."""
 
     num_computed: int
@@ -18,8 +18,7 @@ class PromptProgress:
     seconds_left: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """A piece of an answer; the last one has its finish reason. Before the first, some may have a `progress` only."""
 
     text: str

@@ -9,14 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import msgspec
+
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.core.request import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, frozen=True):
     """The log probability of a token at its position; `rank` 1 is the likeliest, `decoded_token` its text alone."""
 
     logprob: float
@@ -100,15 +101,13 @@ class CompletionOutput:
         return dataclasses.replace(self, token_ids=[*self.token_ids], logprobs=logprobs)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingOutput:
+class EmbeddingOutput(msgspec.Struct, frozen=True):
     """A vector of length 1."""
 
     embedding: list[float]
 
 
-@dataclass(frozen=True, slots=True)
-class ScoringOutput:
+class ScoringOutput(msgspec.Struct, frozen=True):
     """The log-likelihood (natural logarithm) of a prompt, given its first token."""
 
     score: float
@@ -117,8 +116,7 @@ class ScoringOutput:
 What = TypeVar("What")
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingRequestOutput(Generic[What]):
+class PoolingRequestOutput(msgspec.Struct, Generic[What], frozen=True):
     """The result of a prompt that is not continued."""
 
     request_id: str

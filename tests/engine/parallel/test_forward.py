@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -67,7 +67,7 @@ def compare(
         for chunks in random_schedule(lengths, 40, rng):
             batch = requests.batch(chunks)
             kept = np.sort(rng.permutation(len(batch.token_ids))[: rng.integers(0, len(batch.token_ids) + 1)])
-            batch = in_arrays(dataclasses.replace(batch, output_indices=torch.from_numpy(kept)))
+            batch = in_arrays(msgspec.structs.replace(batch, output_indices=torch.from_numpy(kept)))
             want, got = alone.forward(batch, attention), together.forward(batch, own)
             if is_exact:
                 assert np.array_equal(got, want), f"{chunks}, outputs {kept.tolist()}"

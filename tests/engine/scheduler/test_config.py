@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.scheduler.config import SchedulerConfig
 
@@ -15,6 +13,6 @@ def test_the_defaults_are_those_of_the_flags() -> None:
     assert config.max_loras == 0 and not flags.enable_lora
     # Without a model that takes images there is nothing to encode, and without recurrences there are no states.
     others = ("max_loras", "lora_patience", "patience", "encoder_budget", "encoder_cache_tokens", "state_slots")
-    for field in (field for field in fields(config) if field.name not in others):
-        name = {"policy": "scheduling_policy", "num_stages": "pipeline_parallel_size"}.get(field.name, field.name)
-        assert getattr(config, field.name) == getattr(flags, name), field.name
+    for own in (name for name in config.__struct_fields__ if name not in others):
+        name = {"policy": "scheduling_policy", "num_stages": "pipeline_parallel_size"}.get(own, own)
+        assert getattr(config, own) == getattr(flags, name), own

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -92,7 +92,9 @@ def run(
         rows = [used.index(wearing[i]) if wearing[i] is not None else -1 for i, count in chunks for _ in range(count)]
         kept = np.arange(len(batch.token_ids))
         adapted = AdapterRows(tuple(one for one in used if one), torch.tensor(rows, dtype=torch.int32))
-        batch = dataclasses.replace(batch, output_indices=torch.from_numpy(kept), adapters=adapted if used else None)
+        batch = msgspec.structs.replace(
+            batch, output_indices=torch.from_numpy(kept), adapters=adapted if used else None
+        )
         with torch.inference_mode():
             hidden = tensor_over(model.forward(batch, attention))
         start = 0
@@ -110,7 +112,7 @@ def test_embeddings_that_adapters_change_have_the_bits_of_the_decoder_s(
     decoder, native = load(folder, UNQUANTIZED, 1)
     make_adapter(folder, tmp_path / "a", 1, target_modules=["embed_tokens"])
     adapter = AdapterReader(decoder, decoder._kernels, 64, AdapterForm.ONE_CALL).read(str(tmp_path / "a")).adapter
-    decoder.architecture = dataclasses.replace(decoder.architecture, embedding_multiplier=multiplier)
+    decoder.architecture = msgspec.structs.replace(decoder.architecture, embedding_multiplier=multiplier)
     requests = PagedRequests([rng.integers(0, 331, 12).tolist() for _ in range(4)], 16, rng)
     attention = native_attention((decoder, native), requests)
     model = on_host(decoder, attention)
@@ -118,7 +120,7 @@ def test_embeddings_that_adapters_change_have_the_bits_of_the_decoder_s(
     hidden = decoder.embed(batch.token_ids, AdapterRows((adapter,), torch.from_numpy(of_row)))
     batch = in_arrays(batch)
     want = model.forward(batch, attention, array_of(hidden))
-    got = model.forward(dataclasses.replace(batch, adapters=AdapterRows((adapter,), of_row)), attention)
+    got = model.forward(msgspec.structs.replace(batch, adapters=AdapterRows((adapter,), of_row)), attention)
     assert np.array_equal(got, want)
     assert not np.array_equal(got, model.forward(batch, attention)), "the adapter makes a difference"
 
@@ -138,7 +140,7 @@ def test_rows_that_are_left_out_change_nothing(tmp_path: Path, rng: np.random.Ge
     with torch.inference_mode():
         every, some = (
             model.forward(
-                dataclasses.replace(batch, output_indices=torch.from_numpy(wanted), adapters=adapted), attention
+                msgspec.structs.replace(batch, output_indices=torch.from_numpy(wanted), adapters=adapted), attention
             )
             for wanted in (np.arange(48), kept)
         )

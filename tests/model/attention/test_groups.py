@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,7 +15,7 @@ from tokenmill.model.kernels.heads import HeadNorms
 from tokenmill.model.kernels.native import load_kernels
 
 SMALL, LARGE = AttentionSpec(2, 4, 2, 32), AttentionSpec(1, 4, 1, 512)
-BOTH = dataclasses.replace(SMALL, others=(LARGE,))
+BOTH = msgspec.structs.replace(SMALL, others=(LARGE,))
 BACKENDS = ("reference", "cpu", "native")
 LENGTHS = [1, 40, 70]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -68,11 +68,11 @@ class TestOnCpus:
         native = next(row for row in BACKENDS if row.name == "native")
         config = AttentionConfig(SPEC, 16, "bfloat16", CpuPlatform(), native=Native())
         assert native.why_not(config) is None
-        assert "bfloat16, not float32" in str(native.why_not(dataclasses.replace(config, dtype="float32")))
-        assert native.why_not(dataclasses.replace(config, page_size=1)) is None
+        assert "bfloat16, not float32" in str(native.why_not(msgspec.structs.replace(config, dtype="float32")))
+        assert native.why_not(msgspec.structs.replace(config, page_size=1)) is None
         for head_dim in (24, 1024):
-            spec = dataclasses.replace(SPEC, head_dim=head_dim)
-            assert f"up to 512, not {head_dim}" in str(native.why_not(dataclasses.replace(config, spec=spec)))
+            spec = msgspec.structs.replace(SPEC, head_dim=head_dim)
+            assert f"up to 512, not {head_dim}" in str(native.why_not(msgspec.structs.replace(config, spec=spec)))
 
 
 class TestOnGpus:
@@ -101,7 +101,7 @@ class TestOnGpus:
         monkeypatch.setattr(FakePlatform, "capability", lambda self: capability)
         obstacles = {"flash": None if takes_flash else "it is off", "flashinfer": None}
         rows = [
-            dataclasses.replace(row, package=None, obstacle=lambda config, said=obstacles[row.name]: said)
+            msgspec.structs.replace(row, package=None, obstacle=lambda config, said=obstacles[row.name]: said)
             if row.name in obstacles
             else row
             for row in BACKENDS

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -124,7 +124,7 @@ def test_a_tokens_experts_do_not_depend_on_other_tokens(rng: np.random.Generator
 def test_a_table_says_what_the_weights_are_called() -> None:
     fields = {**transformers.Qwen2Config(num_hidden_layers=2).to_dict(), "architectures": ["Qwen2ForCausalLM"]}
     names = {**LLAMA_NAMES, "q": "h.{layer}.query", "head": "output"}
-    architecture = dataclasses.replace(read_architecture(fields), weight_names=names)
+    architecture = msgspec.structs.replace(read_architecture(fields), weight_names=names)
     targets = {target.name: target for target in Decoder(architecture, TorchKernels("float32", "meta")).targets()}
     assert targets["h.1.query.weight"].key == WeightKey("q", 1)
     assert targets["h.0.query.bias"].key == WeightKey("q", 0, kind="bias")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -319,5 +319,5 @@ def test_only_the_asked_rows_get_logits(tmp_path: Path, rng: np.random.Generator
         every = decoder.forward(batch, attention)
         for chosen in ([], [4], [2, 4]):
             indices = torch.tensor(chosen, dtype=torch.int64)
-            some = decoder.forward(dataclasses.replace(batch, output_indices=indices), attention)
+            some = decoder.forward(msgspec.structs.replace(batch, output_indices=indices), attention)
             torch.testing.assert_close(some, every[indices])

@@ -5,10 +5,10 @@ The pass in one call has the bits of the pass kernel by kernel, whatever of its 
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -173,10 +173,12 @@ def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path,
         batch = requests.batch(chunks)
         saves = draw_saves(chunks, rng)
         kept = np.sort(rng.permutation(len(batch.token_ids))[: rng.integers(0, len(batch.token_ids) + 1)])
-        batch = dataclasses.replace(batch, output_indices=torch.from_numpy(kept))
+        batch = msgspec.structs.replace(batch, output_indices=torch.from_numpy(kept))
         batches = [batch if memory is None else with_states(batch, chunks, memory, saves) for memory in states]
         taps = [np.zeros((len(batch.token_ids), *tapped), np.uint16) for _ in batches]
-        first, second = (dataclasses.replace(in_arrays(one), taps=own) for one, own in zip(batches, taps, strict=True))
+        first, second = (
+            msgspec.structs.replace(in_arrays(one), taps=own) for one, own in zip(batches, taps, strict=True)
+        )
         want, got = oracle.forward(first, in_parts), decoder.forward(second, whole)
         assert np.array_equal(*taps), f"{chunks}: hidden states"
         assert taps[0].any(axis=2).all(), "all are written"
@@ -200,7 +202,7 @@ def draw_saves(chunks: Chunks, rng: np.random.Generator) -> Saves:
 
 def with_states(batch: ForwardBatch, chunks: Chunks, memory: StateMemory, saves: Saves) -> ForwardBatch:
     slots = np.array([request for request, _ in chunks])
-    return dataclasses.replace(batch, states=states_of_step(memory, slots, batch.query_starts, saves))
+    return msgspec.structs.replace(batch, states=states_of_step(memory, slots, batch.query_starts, saves))
 
 
 def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Generator) -> None:

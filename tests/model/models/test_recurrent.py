@@ -285,7 +285,6 @@ def test_what_does_not_go_with_states_is_refused(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "lfm2")
     refused = {
         "speculative_config": "ngram",
-        "kv_disk": str(tmp_path / "kv"),
         "enable_lora": True,
         "tensor_parallel_size": 2,
         "state_memory": 100,

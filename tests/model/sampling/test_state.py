@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 
 from tests.model.sampling.oracle import new_row
@@ -15,8 +14,8 @@ def flat(value: object) -> object:
     """Metadata as plain values that compare."""
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.tolist())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: flat(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return {name: flat(part) for name, part in msgspec.structs.asdict(value).items()}
     return value
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -52,25 +51,25 @@ def weights_of(spec: VisionSpec) -> dict[str, torch.Tensor]:
 @every_isa
 @pytest.mark.parametrize("num_heads", [2, 8, 1])  # heads of 64; of 16; of 128
 def test_native_parts_are_the_torch_parts(isa: str, num_heads: int, rng: np.random.Generator) -> None:
-    spec = dataclasses.replace(SPEC, num_heads=num_heads)
+    spec = msgspec.structs.replace(SPEC, num_heads=num_heads)
     check(spec, isa, rng, (4, 6))
 
 
 @every_isa
 def test_heads_that_the_kernels_do_not_take_are_padded(isa: str, rng: np.random.Generator) -> None:
-    check(dataclasses.replace(SPEC, hidden_size=144), isa, rng, (8, 4))  # heads of 72, as in the 8B model
+    check(msgspec.structs.replace(SPEC, hidden_size=144), isa, rng, (8, 4))  # heads of 72, as in the 8B model
 
 
 @every_isa
 def test_more_patches_than_a_split_of_keys(isa: str, rng: np.random.Generator) -> None:
-    check(dataclasses.replace(SPEC, depth=2), isa, rng, (26, 30))
+    check(msgspec.structs.replace(SPEC, depth=2), isa, rng, (26, 30))
 
 
 @every_isa
 @pytest.mark.parametrize("grid", [(4, 6), (10, 18)])
 def test_windows_and_gated_blocks_as_in_qwen25(isa: str, grid: tuple[int, int], rng: np.random.Generator) -> None:
     layers = {"is_gated": True, "deepstack": (), "window": 2, "full_blocks": (1,), "table_side": 0}
-    check(dataclasses.replace(SPEC, **layers), isa, rng, grid)
+    check(msgspec.structs.replace(SPEC, **layers), isa, rng, grid)
 
 
 def check(spec: VisionSpec, isa: str, rng: np.random.Generator, grid: tuple[int, int]) -> None:

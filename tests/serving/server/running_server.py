@@ -102,7 +102,7 @@ class RunningServer:
         found = {}
         for pid, command in children_of(self.api_pid).items():
             module = command[command.index("-m") + 1 :] if "-m" in command else []
-            found[" ".join(module[:1] + module[2:-2])] = pid  # without its folder and its life
+            found[" ".join(module[:1] + module[2:-1])] = pid  # without its folder and its life
         return found
 
     def clean(self) -> None:
@@ -132,7 +132,8 @@ def children_of(parent: int) -> dict[int, list[str]]:
 
 
 def command_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    """The words of a process's command line; those that a fork gives itself are parted by spaces."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").split()
 
 
 def is_alive(pid: int) -> bool:

@@ -1,11 +1,11 @@
 """The application without processes: which routes are open, guarded, documented."""
 
 import asyncio
-import dataclasses
 import json
 import re
 
 import httpx
+import msgspec
 import pytest
 
 from tests.serving.frontend.test_text_processor import ready
@@ -61,7 +61,7 @@ def test_metrics_can_be_opened_and_nothing_else_is(root_path):
 
 
 def test_a_model_with_several_names_is_called_by_any():
-    context = dataclasses.replace(make_context(), model_names=("m", "other/m"))
+    context = msgspec.structs.replace(make_context(), model_names=("m", "other/m"))
     app = build_app(context, ServerConfig())
     assert [card["id"] for card in request(app, "GET", "/v1/models").json()["data"]] == ["m", "other/m"]
     for name, status in (("m", 200), ("other/m", 200), ("another", 404)):

@@ -1,5 +1,4 @@
-from dataclasses import replace
-
+import msgspec
 import pytest
 
 from tokenmill.config.configs import ServerConfig
@@ -33,7 +32,7 @@ GPT_OSS = ParsersFound(id="", notation="openai", notation_reason="so", style="op
 )
 def test_flags_go_before_what_is_found(flags: dict, found: ParsersFound, expected: ToolParsers) -> None:
     parsers = choose_parsers(ServerConfig(**flags).resolve(), found).parsers
-    assert parsers == replace(expected, end_of_thinking=ServerConfig().reasoning_budget_message)
+    assert parsers == msgspec.structs.replace(expected, end_of_thinking=ServerConfig().reasoning_budget_message)
 
 
 def test_the_budget_of_thinking_is_that_of_the_flags() -> None:

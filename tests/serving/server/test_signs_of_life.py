@@ -1,6 +1,7 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 from tests.serving.server.test_app import make_context
@@ -54,7 +55,7 @@ class Bodies:
 async def stream(written: ReplyWriter, seconds: float, play) -> None:
     """Let a reply stream what `play` delivers, with pings after so many seconds."""
     context = make_context()
-    object.__setattr__(context, "sse_ping", seconds)
+    msgspec.structs.force_setattr(context, "sse_ping", seconds)
     call = GenerationCall(params={}, stream=True)
     reply = GenerationReply(context, call, [GenerateText(ids=["a"], params=SamplingParams())], written, "label")
     generation, bodies = Generation(["a"], lambda _: None), Bodies()

@@ -8,7 +8,6 @@ import pytest
 
 from tests.engine.transfer.fake_source import FakeSource
 from tokenmill.config.configs import EngineConfig
-from tokenmill.core import plugins
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.engine.transfer.protocol import SOURCE_PLUGINS
 from tokenmill.startup.assembly import kv_sources
@@ -22,7 +21,7 @@ def test_a_source_is_found_by_module_and_by_entry_point(monkeypatch: pytest.Monk
     def entry_points(group: str, name: str) -> list[EntryPoint]:
         return [entry] if (group, name) == (SOURCE_PLUGINS, "fake") else []
 
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     assert kv_sources.find_source("fake") is FakeSource
 
 

@@ -7,15 +7,15 @@ no code here decides by them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.core.page_names import first_name, page_names
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.engine.kv.radix_node import PageArray
 
 
-@dataclass(frozen=True, slots=True)
-class PagesStored:
+class PagesStored(msgspec.Struct, frozen=True):
     """Consecutive pages became matchable.
 
     Attributes:
@@ -30,15 +30,13 @@ class PagesStored:
     page_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class PagesRemoved:
+class PagesRemoved(msgspec.Struct, frozen=True):
     """Pages were evicted."""
 
     hashes: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheCleared:
+class CacheCleared(msgspec.Struct, frozen=True):
     """All pages were evicted."""
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidRequest
@@ -52,8 +53,7 @@ class RequestPages:
     next_page: PageKey | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CachedPages:
+class CachedPages(msgspec.Struct, frozen=True):
     """Pages of a request that the prefix cache has since the commit of a step.
 
     Attributes:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.request import CacheKey, TokenArray
@@ -22,8 +22,7 @@ from tokenmill.engine.kv.radix_node import PageArray, RadixNode
 _NOTHING = np.empty(0, dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(msgspec.Struct, frozen=True):
     """Longest cached prefix of a token sequence. `node` is its deepest node, to be locked before anything else.
 
     Attributes:

@@ -25,6 +25,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidRequest
@@ -32,8 +33,7 @@ from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.engine.kv.radix_node import PageArray
 
 
-@dataclass(frozen=True, slots=True)
-class WindowSettings:
+class WindowSettings(msgspec.Struct, frozen=True):
     """A window group. `window`: most tokens that its layers attend to. `num_pages`: without the reserved one."""
 
     window: int

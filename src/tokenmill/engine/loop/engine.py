@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -43,8 +42,7 @@ EVENT_WAIT = 0.005
 Extension = TypeVar("Extension", bound=EngineExtension)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
+class ModelLimits(msgspec.Struct, frozen=True):
     """Limits that the model and the KV cache set for a request.
 
     Attributes:

@@ -212,8 +212,7 @@ class News:
         return bool(self.arrived or self.preempted or self.ended)
 
 
-@dataclass(frozen=True, slots=True)
-class Iteration:
+class Iteration(msgspec.Struct, frozen=True):
     """An iteration as memory keeps it. `number` counts all kept iterations, from 1."""
 
     number: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.architecture.mlp_spec import MoeSpec
@@ -23,8 +24,7 @@ MOST_HEAD_ROWS = 4096
 MESSAGE_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(msgspec.Struct, frozen=True):
     """The largest step of an engine: tokens, requests, and pages of a request."""
 
     tokens: int

@@ -16,10 +16,10 @@ masks of a grammar (it has to know the token before), reports on prompts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from tokenmill.platform.arrays import Array
 
 
-@dataclass(frozen=True, slots=True)
-class EnteredStep:
+class EnteredStep(msgspec.Struct, frozen=True):
     """A step that the row stores have taken in.
 
     Attributes:
@@ -155,7 +154,9 @@ class ModelRunner:
             if self.draft_model is None:
                 return result
             # What is there already a grammar forces, and that is more certain.
-            return replace(result, proposals={**self.draft_model.propose(step.plan, result), **result.proposals})
+            return msgspec.structs.replace(
+                result, proposals={**self.draft_model.propose(step.plan, result), **result.proposals}
+            )
 
         return finish
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -40,8 +41,7 @@ class _Row:
     total: Array | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OutputTokens:
+class OutputTokens(msgspec.Struct, frozen=True):
     """The tokens of a step that the model gives an output for, in order.
 
     Attributes:
@@ -55,8 +55,7 @@ class OutputTokens:
     spans: dict[int, tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Reports:
+class Reports(msgspec.Struct, frozen=True):
     """Reports that a step brought, by batch index.
 
     Attributes:
@@ -65,9 +64,9 @@ class Reports:
         failures: rows for which the model gave no finite numbers.
     """
 
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    embeddings: dict[int, bytes] = field(default_factory=dict)
-    failures: dict[int, RowFailure] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
+    embeddings: dict[int, bytes] = msgspec.field(default_factory=dict)
+    failures: dict[int, RowFailure] = msgspec.field(default_factory=dict)
 
 
 class PromptReports(RowExtension):

@@ -6,9 +6,9 @@ their states by a table on the device; the others have them among the arrays.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.plan import StepPlan
@@ -75,14 +75,14 @@ class RowRecurrences(RowExtension):
 
     def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
         """Add the states that tokens outside of graphs run through."""
-        return replace(batch, states=step_states(self.memory, arrays, sent))
+        return msgspec.structs.replace(batch, states=step_states(self.memory, arrays, sent))
 
     def extend_decodes(self, batch: ForwardBatch, rows: Array) -> ForwardBatch:
         """Add the states of rows with a token each, found by the table on the device."""
         assert batch.lens is not None, "lengths are on the device"
         starts, spans = batch.lens.query_starts, np.arange(len(rows), dtype=np.int32)
         in_spans = np.stack((spans, spans + 1), 1)
-        return replace(
+        return msgspec.structs.replace(
             batch, states=StepStates(self.memory, StateRows(self.slots[rows], starts[:-1], starts[1:], in_spans))
         )
 

@@ -7,9 +7,9 @@ device that the host does not wait for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import numpy as np
 
 from tokenmill.engine.runner.model import Model
@@ -35,8 +35,7 @@ Masks = Callable[[], GrammarStep | None]
 """The grammars of a step. Asked for once its pass is issued: to know them the host may have to wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """Tokens and log probabilities of S samples.
 
     Attributes:
@@ -53,10 +52,12 @@ class Sampled:
         """Begin to copy the arrays to the host, and return them as there."""
         told = self.logprobs
         if told is None:
-            return replace(self, token_ids=transport.fetch(self.token_ids)[0])
+            return msgspec.structs.replace(self, token_ids=transport.fetch(self.token_ids)[0])
         numbers = (told.token_ids, told.logprobs, told.ranks, told.top_ids, told.top_logprobs)
         token_ids, *others = transport.fetch(self.token_ids, *numbers)
-        return replace(self, token_ids=token_ids, logprobs=LogprobArrays(told.indices, told.counts, *others))
+        return msgspec.structs.replace(
+            self, token_ids=token_ids, logprobs=LogprobArrays(told.indices, told.counts, *others)
+        )
 
 
 class StepSampler(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
@@ -17,8 +17,7 @@ from tokenmill.engine.scheduler.policies import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
+class SchedulerConfig(msgspec.Struct, frozen=True):
     """Limits and policies of a scheduler; most fields are named after command-line flags.
 
     Attributes:
@@ -62,8 +61,7 @@ class SchedulerConfig:
         return min(threshold or self.max_num_batched_tokens, self.max_num_batched_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Policies:
+class Policies(msgspec.Struct, frozen=True):
     """The policies that a config names."""
 
     queue: QueuePolicy

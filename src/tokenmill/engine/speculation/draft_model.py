@@ -14,7 +14,6 @@ token of an output. Knows rows and plans; not requests, and not the choice of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -68,8 +67,7 @@ def num_scratch_pages(num_tokens: int, page_size: int) -> int:
     return MOST_ROWS * -(-num_tokens // page_size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chase:
+class _Chase(msgspec.Struct, frozen=True):
     """Positions of n rows that the draft model has to run to catch up with a step, and how far to draft behind each.
 
     Attributes:

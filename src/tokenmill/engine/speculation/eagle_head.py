@@ -17,9 +17,9 @@ Knows what `DraftModel` knows.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -111,7 +111,7 @@ class EagleHead(DraftModel):
         """Run pairs, and keep what stands in the place of g for the next draft."""
         count, size = len(batch.output_indices), self._memory.shape[1]
         behind = np.empty((count, 1, size), self._memory.dtype)
-        outputs = self._model.forward(replace(batch, taps=behind), self._attention, hidden)
+        outputs = self._model.forward(msgspec.structs.replace(batch, taps=behind), self._attention, hidden)
         self._recycled = outputs if self._recycles_normed else behind[:, 0]
         return outputs
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.attention.batch import ForwardBatch
@@ -31,7 +32,7 @@ class StepTaps(RowExtension):
         """Return the batch with memory for taps."""
         taps = self._arrays.empty((len(batch.token_ids), *self._shape), self._dtype)
         self._last = plan, batch.slots, taps
-        return replace(batch, taps=taps)
+        return msgspec.structs.replace(batch, taps=taps)
 
     def take(self, plan: StepPlan) -> tuple[AnyArray, AnyArray]:
         """Return the KV slots [T] of the tokens of a step that has run, and their taps [T, taps, size]."""

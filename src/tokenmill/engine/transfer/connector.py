@@ -41,8 +41,7 @@ logger = logging.getLogger(__name__)
 RECOMPUTE, FAIL = FAILURE_POLICIES = ("recompute", "fail")
 
 
-@dataclass(frozen=True, slots=True)
-class TransferTimeouts:
+class TransferTimeouts(msgspec.Struct, frozen=True):
     """Time limits of what sources do, in seconds.
 
     Attributes:

@@ -7,6 +7,7 @@ page's copy at most.
 
 from __future__ import annotations
 
+import msgspec
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,8 +37,7 @@ class PageMover(Protocol):
         """Fill a page with bytes from `read`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Movers:
+class Movers(msgspec.Struct, frozen=True):
     """The movers of an engine: of its pages, and of its recurrent states, slot by slot, if the model has any."""
 
     pages: PageMover

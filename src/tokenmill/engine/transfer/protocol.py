@@ -16,8 +16,9 @@ steps, so no method may wait for anything. A source does slow work in threads of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from tokenmill.core.request import CacheKey, FinishReason, TokenArray
 from tokenmill.core.transfers import KVQuery
@@ -27,8 +28,7 @@ from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
 SOURCE_PLUGINS = "tokenmill.kv_sources"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceContext:
+class SourceContext(msgspec.Struct, frozen=True):
     """The engine's side of a new source: what a plug-in may use to make it.
 
     Attributes:
@@ -43,13 +43,12 @@ class SourceContext:
     page_size: int
     num_pages: int
     fingerprint: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
     engine: int = 0
     states: PageMover | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A source's answer to a query: how much of the prompt it has.
 
     Attributes:
@@ -63,8 +62,7 @@ class Answer:
     keeps: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class KeptPages:
+class KeptPages(msgspec.Struct, frozen=True):
     """The full pages of a request that has ended. They stay as they are until released, or until their time is up.
 
     Attributes:

@@ -41,16 +41,14 @@ SAVING_SHARE = 1 / 4
 _BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """A load that is not over, and the request whose pages it fills."""
 
     order: LoadOrder
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(msgspec.Struct, frozen=True):
     """Locked pages of the tree that a source reads.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.lab.bench.figures import Figure
@@ -13,8 +14,7 @@ from tokenmill.lab.bench.figures import Figure
 MEASURED = frozenset({"load_average", "peak_memory_bytes", "seconds"})
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """A document and the values that were read from it."""
 
     path: str

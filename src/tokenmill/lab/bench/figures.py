@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tokenmill.core.whole_file import whole_file
 from tokenmill.lab.bench.report import PERCENTILES
@@ -16,8 +17,7 @@ from tokenmill.lab.bench.report import PERCENTILES
 DISTRIBUTIONS = ("ttft", "time_per_output_token", "inter_token", "e2e")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True):
     """One figure; its name ends with its unit, preceded by its batch where there are several.
 
     Attributes:

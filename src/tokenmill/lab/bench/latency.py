@@ -7,12 +7,13 @@ decode steps of the whole batch.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tokenmill.config.parser import Parser
 from tokenmill.core.errors import InvalidConfig
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
     from tokenmill.llm.llm import LLM
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The points to measure: every batch size with every input length."""
 
     batch_sizes: tuple[int, ...]
@@ -130,7 +130,7 @@ def measure(llm: LLM, plan: Plan) -> tuple[dict[str, Any], list[Sample]]:
     document = {
         "benchmark": "latency",
         "points": points,
-        "workload": {**dataclasses.asdict(plan), "temperature": 0.0, "ignore_eos": True},
+        "workload": {**msgspec.structs.asdict(plan), "temperature": 0.0, "ignore_eos": True},
         "engine": engine_facts(llm),
         "machine": {**machine_facts(), "peak_memory_bytes": peak_memory_bytes()},
     }

@@ -6,9 +6,10 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.flags import add_config_file_flag, add_flags, build, check_names, read_given
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 HIGHEST_TOKEN_ID = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True):
     """The measured run of a batch. Times in seconds from its submission.
 
     Attributes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.whole_file import whole_file
@@ -18,8 +19,7 @@ PANEL_INCHES = 6.0
 LETTERS_PER_INCH = 14
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """The points of one line and its name in the legend; with `low` and `high`, the band around it."""
 
     name: str
@@ -29,15 +29,14 @@ class Line:
     high: Sequence[float] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(msgspec.Struct, frozen=True):
     """One pair of axes; `marks` are places on the x axis, by the name in the legend."""
 
     title: str
     x_label: str
     y_label: str
     lines: Sequence[Line]
-    marks: Mapping[str, float] = field(default_factory=dict)
+    marks: Mapping[str, float] = msgspec.field(default_factory=dict)
 
 
 def check_plot(path: str | None) -> None:

@@ -14,11 +14,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from math import inf, isnan
 from typing import Any
 
 import httpx
+import msgspec
 from rich.progress import Progress
 
 from tokenmill.config.parser import Parser, finite
@@ -45,8 +45,7 @@ from tokenmill.llm.remote import CONNECT_SECONDS, ServerRefused
 WARM_UP_TOKENS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """The load to put on a server: a workload, its rate and its limits.
 
     Attributes:
@@ -84,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     document = summarize(answered, seconds) | {
         "errors": dict(Counter(stream.error for stream in streams if stream.error is not None)),
         "workload": {
-            **asdict(load.workload),
+            **msgspec.to_builtins(load.workload),
             "profile": namespace.profile,
             "length_scale": namespace.length_scale,
             # JSON has no infinity: an unlimited rate is null.
@@ -168,7 +167,7 @@ def _with_images(workload: Workload, count: int, size: str) -> Workload:
         raise InvalidConfig(f"--image-size takes 512x512 and so on, got {size!r}")
     if count and importlib.util.find_spec("PIL") is None:
         raise InvalidConfig("--images needs Pillow: pip install 'tokenmill[vision]'")
-    return replace(workload, num_images=count, image_size=(int(width), int(height)))
+    return msgspec.structs.replace(workload, num_images=count, image_size=(int(width), int(height)))
 
 
 def summarize(answered: Sequence[Stream], seconds: float) -> dict[str, Any]:

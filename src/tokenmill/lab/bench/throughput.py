@@ -6,11 +6,12 @@ The recipe is the one that small engines publish: requests with uniformly random
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tokenmill.config.parser import Parser
 from tokenmill.lab.bench.offline import (
@@ -36,8 +37,7 @@ TEMPERATURE = 0.6
 PLOT_POINTS = 100
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(msgspec.Struct, frozen=True):
     """One repeat."""
 
     seconds: float
@@ -84,7 +84,7 @@ def make_parser() -> Parser:
 def measure(llm: LLM, workload: Workload, repeats: int) -> tuple[dict[str, Any], list[Trace]]:
     """Run the workload after a short warm-up; returns the JSON document and the trace of each repeat."""
     # The first steps allocate and choose kernels; a few requests of the real kind do that.
-    warm_up = dataclasses.replace(workload, num_prompts=min(8, workload.num_prompts), seed=workload.seed - 1)
+    warm_up = msgspec.structs.replace(workload, num_prompts=min(8, workload.num_prompts), seed=workload.seed - 1)
     run_batch(llm, warm_up.draw(highest_token_id(llm)), TEMPERATURE)
     runs, traces = [], []
     for repeat in range(repeats):
@@ -96,10 +96,10 @@ def measure(llm: LLM, workload: Workload, repeats: int) -> tuple[dict[str, Any],
         "benchmark": "throughput",
         "output_tokens_per_second": statistics.median(one.output_tokens_per_second for one in runs),
         "total_tokens_per_second": statistics.median(one.total_tokens_per_second for one in runs),
-        "workload": {**dataclasses.asdict(workload), "temperature": TEMPERATURE, "ignore_eos": True},
+        "workload": {**msgspec.to_builtins(workload), "temperature": TEMPERATURE, "ignore_eos": True},
         "engine": engine_facts(llm),
         "machine": {**machine_facts(), "peak_memory_bytes": peak_memory_bytes()},
-        "runs": [dataclasses.asdict(one) for one in runs],
+        "runs": [msgspec.structs.asdict(one) for one in runs],
     }
     return document, traces
 

@@ -11,9 +11,10 @@ import base64
 import io
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf, log
+
+import msgspec
 
 from tokenmill.config.parser import Parser
 from tokenmill.core.errors import InvalidConfig
@@ -23,8 +24,7 @@ from tokenmill.core.names import did_you_mean
 _Z99 = 2.326
 
 
-@dataclass(frozen=True, slots=True)
-class UniformLengths:
+class UniformLengths(msgspec.Struct, frozen=True):
     """A law of lengths: every whole number from `low` to `high` is equally likely."""
 
     low: int
@@ -35,8 +35,7 @@ class UniformLengths:
         return source.randint(self.low, self.high)
 
 
-@dataclass(frozen=True, slots=True)
-class LogNormalLengths:
+class LogNormalLengths(msgspec.Struct, frozen=True):
     """`mean` and `deviation` of ln(tokens); longer draws are cut at `high`, the longest that the trace is known for."""
 
     mean: float
@@ -55,8 +54,7 @@ class LogNormalLengths:
 Lengths = UniformLengths | LogNormalLengths
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True):
     """The statistics of a public trace.
 
     Attributes:
@@ -85,8 +83,7 @@ PROFILES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One request: token ids, and the number of output tokens.
 
     Attributes:
@@ -98,8 +95,7 @@ class Prompt:
     images: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(msgspec.Struct, frozen=True):
     """Requests to draw.
 
     Attributes:
@@ -129,7 +125,10 @@ class Workload:
         made = [Prompt(prefix + token_ids, self.output_len.draw(source)) for token_ids in own]
         if not self.num_images:
             return made
-        return [replace(one, images=tuple(self._image(source) for _ in range(self.num_images))) for one in made]
+        return [
+            msgspec.structs.replace(one, images=tuple(self._image(source) for _ in range(self.num_images)))
+            for one in made
+        ]
 
     def _image(self, source: random.Random) -> str:
         """Return a PNG of coloured tiles."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.lab.simulate.lifetimes import PERCENTILES
@@ -24,8 +25,7 @@ PRECISION = 0.02
 LEAST_SPEED, MOST_SPEED = 2.0**-12, 2.0**12
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """A latency limit, `ttft_p99<1s`: a figure of a distribution must be below `seconds`."""
 
     metric: str
@@ -36,8 +36,7 @@ class Limit:
         return f"{self.metric}_{self.figure}<{self.seconds:g}s"
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(msgspec.Struct, frozen=True):
     """One simulated run.
 
     Attributes:

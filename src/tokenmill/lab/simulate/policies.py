@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
@@ -51,8 +52,7 @@ class Schedule:
     end: list[float] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepCost:
+class StepCost(msgspec.Struct, frozen=True):
     """Seconds of a step: a fixed part, and a part for each token."""
 
     per_step: float
@@ -123,7 +123,7 @@ def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
     records = list(stored)
     if others and Feature.BATCHES not in find_scheduler(header.scheduler.scheduler_cls).serves:
         raise InvalidConfig(f"the log's scheduler {header.scheduler.scheduler_cls} does not serve {Feature.BATCHES}")
-    configs = [dataclasses.replace(header.scheduler, **fields) for fields in ({}, *others)]  # type: ignore[arg-type]
+    configs = [msgspec.structs.replace(header.scheduler, **fields) for fields in ({}, *others)]
     for config in configs:
         find_policies(config.policy, config.batch_policy, config.admission)
     return [_simulate(header, config, records) for config in configs]

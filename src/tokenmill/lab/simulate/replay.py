@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -32,8 +32,7 @@ from tokenmill.engine.scheduler.drafter import Drafter
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True):
     """The outcome: how many plans were made again, and where the first one differed (None: nowhere)."""
 
     num_plans: int

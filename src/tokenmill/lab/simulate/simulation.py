@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -37,8 +36,7 @@ NOT_SIMULATED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """A group of identical engines, and the times of their steps.
 
     Attributes:
@@ -89,12 +87,12 @@ class Simulation:
 
     def with_policies(self, fields: Mapping[str, str]) -> Simulation:
         """Return a copy with other fields of `SchedulerConfig`."""
-        scheduler = dataclasses.replace(self.header.scheduler, **fields)  # type: ignore[arg-type]
-        return dataclasses.replace(self, header=msgspec.structs.replace(self.header, scheduler=scheduler))
+        scheduler = msgspec.structs.replace(self.header.scheduler, **fields)
+        return msgspec.structs.replace(self, header=msgspec.structs.replace(self.header, scheduler=scheduler))
 
     def with_engines(self, num_engines: int) -> Simulation:
         """Return a copy with another number of engines."""
-        return dataclasses.replace(self, num_engines=num_engines)
+        return msgspec.structs.replace(self, num_engines=num_engines)
 
 
 def run_recorded(path: Path) -> Outcome:

@@ -6,11 +6,9 @@ The log has no time of day: its clock starts at 0 and counts only the seconds in
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import IO, Any
 
 import msgspec
@@ -20,8 +18,7 @@ from tokenmill.engine.loop.step_log import Aborted, Added, LogHeader, StepRecord
 PARTS = ("schedule", "run", "commit")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration of the engine's loop.
 
     Attributes:
@@ -160,9 +157,8 @@ def write_jsonl(stream: IO[str], header: LogHeader, records: Iterable[StepRecord
 def write_csv(stream: IO[str], header: LogHeader, records: Iterable[StepRecord]) -> None:
     """Write the numbers of each iteration, with the names of `StepRow`."""
     writer = csv.writer(stream, lineterminator="\n")
-    names = [field.name for field in dataclasses.fields(StepRow)]
-    writer.writerow(names)
-    writer.writerows([getattr(row, name) for name in names] for row in rows(records))
+    writer.writerow(StepRow.__struct_fields__)
+    writer.writerows(msgspec.structs.astuple(row) for row in rows(records))
 
 
 def write_perfetto(stream: IO[str], header: LogHeader, records: Iterable[StepRecord]) -> None:

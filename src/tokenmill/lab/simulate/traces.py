@@ -8,9 +8,7 @@ of an answer that a later prompt repeats is another block, and is computed.
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -29,8 +27,7 @@ BLOCK_SIZE = 512
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True):
     """A request of a trace.
 
     Attributes:
@@ -46,8 +43,7 @@ class Arrival:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceOptions:
+class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options for reading a trace.
 
     Attributes:
@@ -103,7 +99,7 @@ def read_trace(path: Path, options: TraceOptions) -> list[Arrival]:
 def at_speed(arrivals: Sequence[Arrival], speed: float) -> list[Arrival]:
     """Return arrivals from 0 on, with the times between them divided by `speed`."""
     first = arrivals[0].seconds
-    return [dataclasses.replace(one, seconds=(one.seconds - first) / speed) for one in arrivals]
+    return [msgspec.structs.replace(one, seconds=(one.seconds - first) / speed) for one in arrivals]
 
 
 def as_inputs(arrivals: Iterable[Arrival]) -> Iterator[tuple[float, RecordedInput]]:

@@ -12,7 +12,6 @@ import re
 import resource
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +70,7 @@ class _Fields(msgspec.Struct, kw_only=True):
     bias: str = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Strength:
+class Strength(msgspec.Struct, frozen=True):
     """The change of a module: W + scale * B A, with A of `rank` rows."""
 
     rank: int

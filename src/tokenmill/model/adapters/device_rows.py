@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -60,4 +59,4 @@ class DeviceRowAdapters(RowExtension):
 
     def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
         """Add the slots of the tokens' rows."""
-        return replace(batch, adapters=SlottedRows((), self._of_row[rows], (), self._memory.layers))
+        return msgspec.structs.replace(batch, adapters=SlottedRows((), self._of_row[rows], (), self._memory.layers))

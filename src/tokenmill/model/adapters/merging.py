@@ -5,10 +5,9 @@ A model served with one adapter only is then as fast as without it, on any devic
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidConfig
@@ -24,8 +23,7 @@ from tokenmill.model.weights.loader import ModelPlan, WeightRead
 _ROWS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class MergedRead:
+class MergedRead(msgspec.Struct, frozen=True):
     """A `WeightRead` that adds a module of an adapter to the values of another one, rounded once, to float32.
 
     Attributes:
@@ -86,4 +84,4 @@ def merged(plan: ModelPlan, folder: Path, max_rank: int) -> ModelPlan:
         for read in plan.reads
     ]
     spare = max([plan.spare_bytes, *(read.spare_bytes for read in reads)])
-    return dataclasses.replace(plan, reads=reads, spare_bytes=spare, merged=adapter.digest)
+    return msgspec.structs.replace(plan, reads=reads, spare_bytes=spare, merged=adapter.digest)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.errors import EngineFailed, InvalidCheckpoint
@@ -29,8 +28,7 @@ Matrices = Mapping[tuple[int, str], Sequence[ReadModule]]
 """The modules of each matrix, by its layer and the role of its first projection."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedAdapter:
+class PackedAdapter(msgspec.Struct, frozen=True):
     """An adapter that steps can use. `path`: of its folder, for other ranks."""
 
     digest: str
@@ -93,14 +91,14 @@ class AdapterReader:
                     raise InvalidCheckpoint(f"{path}: {what}, and embeddings that are not multiplied")
             elif own is not None:
                 b = module.b[own.outputs.start : own.outputs.stop]
-                matrices[own.matrix].append(dataclasses.replace(module, place=own, b=b))
+                matrices[own.matrix].append(msgspec.structs.replace(module, place=own, b=b))
         for matrix, copy in read.copies.items():
             if not self._is_base(matrix, copy):
                 raise InvalidCheckpoint(f"{path} brings an {matrix[1]} that is not the model's")
         adapter = self._pack(matrices, self._num_layers, self._kernels)
         outside = {module.place.matrix: module for module in read.modules if module.place.matrix[0] == OUTSIDE}
         if outside:
-            adapter = dataclasses.replace(adapter, **_outside(outside, self._kernels, self._decoder.architecture))
+            adapter = msgspec.structs.replace(adapter, **_outside(outside, self._kernels, self._decoder.architecture))
         return PackedAdapter(read.digest, read.rank, adapter, os.path.abspath(path))
 
     def _is_base(self, matrix: tuple[int, str], copy: StoredArray) -> bool:
@@ -125,7 +123,7 @@ def _outside(
     made: dict[str, Any] = {}
     if HEAD in modules:
         own = modules[HEAD]
-        made["head"] = _pack([dataclasses.replace(own, scale=own.scale / architecture.logits_scaling)], kernels)
+        made["head"] = _pack([msgspec.structs.replace(own, scale=own.scale / architecture.logits_scaling)], kernels)
     if EMBEDDING in modules:
         one = modules[EMBEDDING]
         hidden_size, rank = one.b.shape

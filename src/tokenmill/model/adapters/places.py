@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
@@ -16,8 +17,7 @@ from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.sharding.shard import Part
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """One projection: a module of its own in a checkpoint, here perhaps a part of a fused matrix.
 
     Attributes:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
@@ -33,8 +33,7 @@ _FOREIGN = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ReadModule:
+class ReadModule(msgspec.Struct, frozen=True):
     """The two matrices of a module: W + scale * b a.
 
     Attributes:
@@ -47,8 +46,7 @@ class ReadModule:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReadAdapter:
+class ReadAdapter(msgspec.Struct, frozen=True):
     """An adapter as its files have it.
 
     Attributes:

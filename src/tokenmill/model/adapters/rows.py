@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.plan import StepPlan
@@ -63,7 +63,7 @@ class HostRowAdapters(RowExtension):
             np.repeat(numbers, plan.num_scheduled[first:]),
             tuple((one.digest, one.path) for one in packed),
         )
-        return replace(batch, adapters=rows)
+        return msgspec.structs.replace(batch, adapters=rows)
 
     def head_of(self, row: int) -> LinearAdapter | None:
         """Return the part of a row's adapter that adds to the head; None: it has none."""

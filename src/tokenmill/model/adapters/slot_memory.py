@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from tokenmill.model.adapters.places import OUTSIDE, Place, places_of
@@ -53,8 +53,7 @@ class SlotMemory:
                 matrix.fill(slot, adapter.modules.get((index, role), ()))
 
 
-@dataclass(frozen=True, slots=True)
-class SlottedLayer:
+class SlottedLayer(msgspec.Struct, frozen=True):
     """The adapters of one layer by the slot of each row, for rows in any order."""
 
     matrices: LayerSlots
@@ -75,8 +74,7 @@ class SlottedLayer:
         return SlottedLayer(self.matrices, self.slots[only])
 
 
-@dataclass(frozen=True, slots=True)
-class SlottedRows(AdapterRows):
+class SlottedRows(AdapterRows, frozen=True):
     """Adapters in memory of a device; `of_row` is the slot of each row."""
 
     memory: Sequence[LayerSlots] = ()

@@ -6,10 +6,10 @@ nowhere else: the parts of `Layer`, the attention and the native pass are all bu
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.model.architecture.draft_head_spec import DraftHeadSpec
 from tokenmill.model.architecture.mlp_spec import ExpertStack, MlpSpec, MoeSpec
@@ -18,8 +18,7 @@ from tokenmill.model.architecture.recurrence_spec import RecurrenceSpec
 from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelfAttentionSpec:
+class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Causal attention of one layer.
 
     Attributes:
@@ -91,8 +90,7 @@ class SelfAttentionSpec:
         return projections + qkv * self.qkv_bias + hidden_size * self.output_bias + rest
 
 
-@dataclass(frozen=True, slots=True)
-class PerLayerSpec:
+class PerLayerSpec(msgspec.Struct, frozen=True):
     """Embeddings that each layer has of its own; see `models.per_layer`.
 
     Attributes:
@@ -104,8 +102,7 @@ class PerLayerSpec:
     vocab_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
+class LayerSpec(msgspec.Struct, frozen=True):
     """One layer: attention, then a feed-forward block, each between norms and added to its input.
 
     Attributes:
@@ -146,8 +143,7 @@ class LayerSpec:
         return self.mixer.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms + third
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer: embedding, layers, final RMSNorm and output head.
 
     Attributes:
@@ -192,11 +188,11 @@ class Architecture:
 
     def for_context(self, num_tokens: int) -> Architecture:
         """Return the architecture for requests of at most this many tokens; LongRoPE's factors depend on it."""
-        return dataclasses.replace(self, layers=tuple(_for_context(layer, num_tokens) for layer in self.layers))
+        return msgspec.structs.replace(self, layers=tuple(_for_context(layer, num_tokens) for layer in self.layers))
 
     def with_window_group(self) -> Architecture:
         """Return the architecture with windowed layers' KV in pages of their own, which go behind the window."""
-        return dataclasses.replace(self, layers=tuple(_in_group(layer) for layer in self.layers))
+        return msgspec.structs.replace(self, layers=tuple(_in_group(layer) for layer in self.layers))
 
     @property
     def widest_window(self) -> int:
@@ -250,13 +246,13 @@ class Architecture:
 def _in_group(layer: LayerSpec) -> LayerSpec:
     if layer.attention is None or layer.attention.window is None:
         return layer
-    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, in_window_group=True))
+    return msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, in_window_group=True))
 
 
 def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:
     rope = None if layer.attention is None else layer.attention.rope
     if layer.attention is None or rope is None or not isinstance(rope.scaling, LongRopeScaling):
         return layer
-    scaling = dataclasses.replace(rope.scaling, is_long=num_tokens > rope.scaling.original_max_position)
-    attention = dataclasses.replace(layer.attention, rope=dataclasses.replace(rope, scaling=scaling))
-    return dataclasses.replace(layer, attention=attention)
+    scaling = msgspec.structs.replace(rope.scaling, is_long=num_tokens > rope.scaling.original_max_position)
+    attention = msgspec.structs.replace(layer.attention, rope=msgspec.structs.replace(rope, scaling=scaling))
+    return msgspec.structs.replace(layer, attention=attention)

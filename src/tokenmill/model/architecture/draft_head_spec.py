@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 TapNorm = Literal["none", "together", "apart"]
 
 
-@dataclass(frozen=True, slots=True)
-class DraftHeadSpec:
+class DraftHeadSpec(msgspec.Struct, frozen=True):
     """An EAGLE-3 head (Li et al., arXiv 2503.01840).
 
     Attributes:

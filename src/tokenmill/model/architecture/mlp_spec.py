@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class MlpSpec:
+class MlpSpec(msgspec.Struct, frozen=True):
     """A dense feed-forward block: a gated pair of projections to `size`, or a single one, and one back.
 
     Attributes:
@@ -33,8 +32,7 @@ class MlpSpec:
         return hidden_size * (inner + self.size) + (inner + hidden_size) * self.bias
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertStack:
+class ExpertStack(msgspec.Struct, frozen=True):
     """The tensors in which checkpoints may store all experts of a layer.
 
     Attributes:
@@ -48,8 +46,7 @@ class ExpertStack:
     takes_turns: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SigmoidSpec:
+class SigmoidSpec(msgspec.Struct, frozen=True):
     """Scores of experts that are sigmoids of their logits, and not a softmax.
 
     Attributes:
@@ -61,8 +58,7 @@ class SigmoidSpec:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class MoeSpec:
+class MoeSpec(msgspec.Struct, frozen=True):
     """Mixture of experts instead of a dense feed-forward block.
 
     Attributes:

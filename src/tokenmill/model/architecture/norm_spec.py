@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class NormSpec:
+class NormSpec(msgspec.Struct, frozen=True):
     """An RMSNorm. `is_offset`: its weight is an offset from 1 (Gemma)."""
 
     eps: float

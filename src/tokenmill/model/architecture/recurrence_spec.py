@@ -5,21 +5,19 @@ Each keeps a state for a request, of one size however long the request is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tokenmill.model.architecture.norm_spec import NormSpec
 
 
-@dataclass(frozen=True, slots=True)
-class StatePart:
+class StatePart(msgspec.Struct, frozen=True):
     """A tensor of the state that a layer keeps for a request. `is_wide`: float32 whatever the model's dtype is."""
 
     shape: tuple[int, ...]
     is_wide: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ShortConvSpec:
+class ShortConvSpec(msgspec.Struct, frozen=True):
     """A gated convolution over the last tokens instead of attention (LFM2); see `models.short_conv`.
 
     Attributes:
@@ -45,8 +43,7 @@ class ShortConvSpec:
         return 4 * self.size * hidden_size + self.size * self.kernel + (4 * self.size + hidden_size) * self.bias
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaNetSpec:
+class DeltaNetSpec(msgspec.Struct, frozen=True):
     """The gated delta rule instead of attention (Yang et al. 2024, as Qwen3-Next has it); see `models.delta_net`.
 
     Attributes:
@@ -95,8 +92,7 @@ class DeltaNetSpec:
         return hidden_size * (inputs + self.values_width) + vectors
 
 
-@dataclass(frozen=True, slots=True)
-class StateSpaceSpec:
+class StateSpaceSpec(msgspec.Struct, frozen=True):
     """A state space instead of attention (Mamba-2: Dao and Gu 2024); see `models.mamba`.
 
     Attributes:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
+class LinearScaling(msgspec.Struct, frozen=True):
     """Rotary frequencies divided by `factor` (position interpolation)."""
 
     factor: float
 
 
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
+class Llama3Scaling(msgspec.Struct, frozen=True):
     """The scaling of Llama 3.1: long wavelengths are divided by `factor`, short ones kept, a ramp between them.
 
     Attributes:
@@ -26,8 +24,7 @@ class Llama3Scaling:
     original_max_position: int
 
 
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
+class YarnScaling(msgspec.Struct, frozen=True):
     """YaRN (Peng et al. 2023): a ramp between interpolated and kept frequencies, and a factor on cos and sin.
 
     Attributes:
@@ -44,8 +41,7 @@ class YarnScaling:
     truncate: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LongRopeScaling:
+class LongRopeScaling(msgspec.Struct, frozen=True):
     """LongRoPE (Ding et al. 2024): each frequency divided by a factor of its own, and a factor on cos and sin.
 
     Attributes:
@@ -66,16 +62,14 @@ class LongRopeScaling:
         return self.long if self.is_long else self.short
 
 
-@dataclass(frozen=True, slots=True)
-class ProportionalScaling:
+class ProportionalScaling(msgspec.Struct, frozen=True):
     """The first `share` of a head's pairs turn, as fast as if all did, over `factor`; the others stay (Gemma 4)."""
 
     share: float
     factor: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
+class RopeSpec(msgspec.Struct, frozen=True):
     """Rotary position embedding.
 
     Attributes:

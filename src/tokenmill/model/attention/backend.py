@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec, KVCache
 from tokenmill.platform.protocol import Platform
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     Parts = tuple[PagedImplementation, PagedImplementation, PagedImplementation | None]
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionConfig:
+class AttentionConfig(msgspec.Struct, frozen=True):
     """The requirements that the attention has to meet.
 
     Attributes:
@@ -43,7 +43,9 @@ class AttentionConfig:
     @property
     def groups(self) -> list[AttentionConfig]:
         """The same config for each group of layers."""
-        return [self] if not self.spec.others else [replace(self, spec=spec) for spec in self.spec.groups]
+        return (
+            [self] if not self.spec.others else [msgspec.structs.replace(self, spec=spec) for spec in self.spec.groups]
+        )
 
 
 def always(capability: tuple[int, int]) -> bool:
@@ -56,8 +58,7 @@ def never(capability: tuple[int, int]) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
+class Backend(msgspec.Struct, frozen=True):
     """A row of the registry. A field that is left out is no condition. Its functions import what it needs where it is
     taken: torch takes a second, and may be absent.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,16 +15,14 @@ if TYPE_CHECKING:
     from tokenmill.platform.arrays import AnyArray
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLens:
+class DeviceLens(msgspec.Struct, frozen=True):
     """Lengths for the kernels of a GPU: context_lens [B] and query_starts [B + 1], int32 on the device."""
 
     context_lens: AnyArray
     query_starts: AnyArray
 
 
-@dataclass(frozen=True, slots=True)
-class MediaTokens:
+class MediaTokens(msgspec.Struct, frozen=True):
     """The extra inputs of a step with images in its requests.
 
     Attributes:
@@ -43,16 +41,14 @@ class MediaTokens:
     embeddings: AnyArray | None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPages:
+class BatchPages(msgspec.Struct, frozen=True):
     """Slots and page table of a batch in the memory of a page group; see `ForwardBatch`."""
 
     slots: AnyArray
     page_table: AnyArray
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardBatch:
+class ForwardBatch(msgspec.Struct, frozen=True):
     """T tokens of B requests, concatenated in batch order. Arrays are of the model's device; see `ArrayLibrary`.
 
     |<- request 0: query_lens[0] ->|<- request 1 ->| ... |     T = query_starts[B]
@@ -98,4 +94,4 @@ class ForwardBatch:
     def in_windows(self) -> ForwardBatch:
         """The same batch with the slots and pages of the window group."""
         assert self.windows is not None, "a window group, and no pages of it"
-        return replace(self, slots=self.windows.slots, page_table=self.windows.page_table)
+        return msgspec.structs.replace(self, slots=self.windows.slots, page_table=self.windows.page_table)

@@ -6,8 +6,8 @@ Knows no towers: how a content becomes embeddings, and how its places turn the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -30,8 +30,7 @@ Encode = Callable[[MediaInput], torch.Tensor]
 """A content -> its embeddings, [n, 1 + levels, hidden_size]; see `MediaTokens.embeddings`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MediaTurns:
+class MediaTurns(msgspec.Struct, frozen=True, kw_only=True):
     """Places of media in the text model's rotary embedding; by default those of text.
 
     Attributes:
@@ -103,8 +102,7 @@ class MediaStore:
         return next(iter(self._users[digest].values()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(msgspec.Struct, frozen=True):
     """The media spans of a row's prompt, and the positions of the prompt's tokens."""
 
     media: tuple[MediaSpan, ...]
@@ -163,11 +161,13 @@ class Encoder(RowExtension):
         rows = plan.rows[first:].tolist()
         if not any(row in self._rows for row in rows):
             return batch
-        return replace(batch, media=self._media(batch, rows, plan.num_computed[first:].tolist(), arrays["positions"]))
+        return msgspec.structs.replace(
+            batch, media=self._media(batch, rows, plan.num_computed[first:].tolist(), arrays["positions"])
+        )
 
     def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
         """Rotate generated tokens by their positions behind media."""
-        return replace(batch, turned=batch.positions + self.shifts[rows])
+        return msgspec.structs.replace(batch, turned=batch.positions + self.shifts[rows])
 
     def _media(
         self, batch: ForwardBatch, rows: list[int], computed: list[int], positions: npt.NDArray[np.int64]

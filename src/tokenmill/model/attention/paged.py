@@ -6,9 +6,9 @@ and the write into the cache are one kernel for both; then each part goes to its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import torch
 
@@ -19,8 +19,7 @@ from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.kernels.triton.heads import place_heads
 
 
-@dataclass(frozen=True, slots=True)
-class Requests:
+class Requests(msgspec.Struct, frozen=True):
     """Neighbouring requests of a batch: n requests with T tokens.
 
     Attributes:
@@ -75,8 +74,7 @@ class PagedImplementation(Protocol):
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class PagedPlan:
+class PagedPlan(msgspec.Struct, frozen=True):
     """The data shared by the layers of a step: places of the tokens, and the parts of the batch with their plans.
 
     Attributes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.platform.arrays import ArrayLibrary, itemsize
@@ -20,8 +20,7 @@ Part = tuple[tuple[int, ...], str]
 """Shape and dtype of one array of a KV cache: [layers, pages, ...]."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
+class AttentionSpec(msgspec.Struct, frozen=True):
     """The shape of a model's attention and of its KV memory; see `AttentionLayer`.
 
     Attributes:
@@ -42,11 +41,10 @@ class AttentionSpec:
     @property
     def groups(self) -> tuple[AttentionSpec, ...]:
         """Specs of layers of one shape each, in the order of `AttentionLayer.group`."""
-        return (dataclasses.replace(self, others=()), *self.others) if self.others else (self,)
+        return (msgspec.structs.replace(self, others=()), *self.others) if self.others else (self,)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionLayer:
+class AttentionLayer(msgspec.Struct, frozen=True, eq=False):
     """The attention of one layer, bound once when the model is made; a backend may cache what it derives from it.
 
     Attributes:

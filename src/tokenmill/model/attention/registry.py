@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.attention.backend import AttentionConfig, Backend, names_of
@@ -12,8 +13,7 @@ from tokenmill.model.attention.groups import GroupedAttention, GroupedPagedAtten
 from tokenmill.model.attention.protocol import AttentionBackend
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionChoice:
+class AttentionChoice(msgspec.Struct, frozen=True):
     """The backends for prompts and for decodes (the same one on a CPU), and a clause that gives the reason."""
 
     config: AttentionConfig

@@ -5,7 +5,6 @@ Read by both sides: text workers prepare clips by it, the engine builds the enco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,8 +19,7 @@ RATE, HOP, FRAME = 16_000, 160, 400
 _FRAMES_PER_POSITION, POOLED = 2, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AudioSpec:
+class AudioSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An encoder of sound: two convolutions, learned positions, layers, an average of two, a projection.
 
     Attributes:

@@ -6,9 +6,9 @@ They are of the kind that their kernels make, NumPy arrays or tensors. Imports n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from tokenmill.model.kernels.operands import add_scaled, bfloat16, contiguous, float32
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from tokenmill.platform.arrays import Array
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterModule:
+class AdapterModule(msgspec.Struct, frozen=True):
     """The addition of an adapter to one projection: scale * b a.
 
     Attributes:
@@ -36,8 +35,7 @@ class AdapterModule:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterPart:
+class AdapterPart(msgspec.Struct, frozen=True):
     """The addition of an adapter to one projection of a fused matrix.
 
     Attributes:
@@ -52,8 +50,7 @@ class AdapterPart:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class LinearAdapter:
+class LinearAdapter(msgspec.Struct, frozen=True):
     """The addition of an adapter to one matrix.
 
     Attributes:
@@ -79,8 +76,7 @@ class LinearAdapter:
         return y
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingAdapter:
+class EmbeddingAdapter(msgspec.Struct, frozen=True):
     """The addition of an adapter to embeddings.
 
     Attributes:

@@ -6,9 +6,9 @@ One native call adds them itself; where matrices are multiplied one by one, `gro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from tokenmill.model.kernels.adapter_parts import AdapterModule, EmbeddingAdapter, LayerAdapters, LinearAdapter
@@ -38,8 +38,7 @@ class AdaptedLayer(Protocol):
         """Return the same layer for some rows only: [S] int64, increasing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
+class Adapter(msgspec.Struct, frozen=True):
     """An adapter in the form in which the model runs it.
 
     Attributes:
@@ -70,8 +69,7 @@ class Adapter:
         return sum(linear.num_bytes for layer in self.layers for linear in layer.values())
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterRows:
+class AdapterRows(msgspec.Struct, frozen=True):
     """The adapters of a step and the rows that use them.
 
     Attributes:

@@ -8,9 +8,9 @@ same bits as it has alone. The products are grouped by adapter as in Punica (Che
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from tokenmill.model.kernels.adapter_parts import LayerAdapters
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from tokenmill.platform.arrays import Array
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedLayer:
+class GroupedLayer(msgspec.Struct, frozen=True):
     """The adapters of a step's rows in one layer, with the rows grouped by adapter.
 
     Attributes:

@@ -5,8 +5,9 @@ They are of the kind that their kernels make: NumPy arrays, of bfloat16 the bits
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
 
 from tokenmill.model.kernels.operands import contiguous
 from tokenmill.platform.host_arrays import library_of
@@ -20,8 +21,7 @@ CosSin: TypeAlias = "tuple[Any, Any]"
 """cos and sin of a step's tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
+class HeadNorms(msgspec.Struct, frozen=True):
     """RMSNorm over each head of q and k, before the rotary embedding: weights [head_dim]; see `Kernels.rms_norm`.
 
     Attributes:
@@ -35,8 +35,7 @@ class HeadNorms:
     v: Array | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RotaryTables:
+class RotaryTables(msgspec.Struct, frozen=True, eq=False):
     """cos and sin of the angles of every position, [max_position, head_dim / 2] in the model's dtype."""
 
     cos: Array

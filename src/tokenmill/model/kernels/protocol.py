@@ -10,10 +10,11 @@ Of activations the protocol speaks as tensors; native kernels take NumPy arrays 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import msgspec
 
 if TYPE_CHECKING:
     import torch
@@ -131,8 +132,7 @@ class Experts(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class SigmoidScores:
+class SigmoidScores(msgspec.Struct, frozen=True):
     """Scores of experts that are sigmoids of their logits; weights of those chosen are over their sum and `LEAST_SUM`.
 
     Attributes:

@@ -7,9 +7,9 @@ running requests, the others hold states kept for prefixes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,8 +22,7 @@ Part = tuple[tuple[int, ...], str]
 """Shape and dtype of one array of a layer's state."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateRows:
+class StateRows(msgspec.Struct, frozen=True):
     """The tokens of a step that run through each state.
 
     |<- not here ->|<- starts[0] .. stops[0]: slots[0] ->|<- not here ->|<- starts[1] .. stops[1]: slots[1] ->| ...
@@ -73,8 +72,7 @@ class StateMemory:
                 state[targets] = self._arrays.where(column, 0, state[there])
 
 
-@dataclass(frozen=True, slots=True)
-class StepStates:
+class StepStates(msgspec.Struct, frozen=True):
     """The states of a step's requests, and the copies of them that the step keeps.
 
     |<- first ->| sources are copied to targets |<- rest ->|

@@ -6,9 +6,10 @@ has `rope_theta` with `rope_scaling` and `torch_dtype`. Opens no file.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.config_reader import ConfigReader
@@ -32,7 +33,7 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
     if family.has_text_config and ("text_config" in fields or "hidden_size" not in fields):
         # What stands beside the decoder's config wins over what stands in it.
         fields = {**_part(fields, "text_config", source), **fields}
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         family.read(ConfigReader(fields, source, family.defaults)),
         name=name,
         weight_names=family.weight_names,

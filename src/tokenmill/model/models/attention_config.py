@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import SelfAttentionSpec
 from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec
@@ -40,8 +41,8 @@ def with_windows(
     attention: SelfAttentionSpec, windows: Sequence[int | None], local_rope: RopeSpec | None = None
 ) -> list[SelfAttentionSpec]:
     """Return the attention of each layer. `local_rope`: the rope of layers with a window; None: that of all."""
-    windowed = dataclasses.replace(attention, rope=local_rope or attention.rope)
-    return [attention if window is None else dataclasses.replace(windowed, window=window) for window in windows]
+    windowed = msgspec.structs.replace(attention, rope=local_rope or attention.rope)
+    return [attention if window is None else msgspec.structs.replace(windowed, window=window) for window in windows]
 
 
 def read_heads(config: ConfigReader) -> tuple[int, int]:

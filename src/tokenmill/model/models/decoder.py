@@ -6,11 +6,11 @@ nothing to train, and a step on a CPU is short enough to feel a module's bookkee
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from tokenmill.model.architecture.architecture import Architecture
@@ -113,7 +113,7 @@ class Decoder:
         has_sinks = any(layer.has_sinks for layer in layers)
         groups = (AttentionSpec(count, *kind[:3], has_sinks, kind[3]) for kind, count in kv_groups(layers).items())
         first, *others = groups
-        return dataclasses.replace(first, others=tuple(others))
+        return msgspec.structs.replace(first, others=tuple(others))
 
     def state_memory(self, num_slots: int, arrays: ArrayLibrary) -> StateMemory:
         """Make memory for the states of its layers, in `num_slots` slots, of a device's arrays."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec, PerLayerSpec
 from tokenmill.model.architecture.norm_spec import NormSpec
@@ -17,8 +18,7 @@ MOST_LAYERS = 1024
 FLOAT_FORMATS = ("float32", "float16", "bfloat16", "auto")
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """Depth, context and rope of a decoder; the rope of layers with a window may be another."""
 
     num_layers: int

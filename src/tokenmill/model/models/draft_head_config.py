@@ -8,10 +8,11 @@ Whether it has an embedding, an output head and norms of its own its tensors say
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.architecture.draft_head_spec import DraftHeadSpec, TapNorm
@@ -61,10 +62,10 @@ def read_draft_head(fields: Mapping[str, Any], source: str, tensors: Collection[
     names, found = _names(tensors)
     (layer,) = base.layers
     assert layer.attention is not None, "Llama's layers attend"
-    attention = dataclasses.replace(layer.attention, num_inputs=2, first_key=1)
+    attention = msgspec.structs.replace(layer.attention, num_inputs=2, first_key=1)
     begins_normed = config.boolean("norm_before_residual", is_speculators)
-    layer = dataclasses.replace(layer, attention=attention, takes_pair=True, begins_normed=begins_normed)
-    return dataclasses.replace(
+    layer = msgspec.structs.replace(layer, attention=attention, takes_pair=True, begins_normed=begins_normed)
+    return msgspec.structs.replace(
         base,
         name=NAMES[0],
         layers=(layer,),

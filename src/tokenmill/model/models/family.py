@@ -6,8 +6,9 @@ Knows no torch, and none of the families; each is a file of `families/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.architecture.mlp_spec import ExpertStack
@@ -16,8 +17,7 @@ from tokenmill.model.models.gguf_table import GgufTable
 from tokenmill.model.models.weight_names import LLAMA_NAMES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(msgspec.Struct, frozen=True, kw_only=True):
     """The models that go by one name in `architectures` of config.json.
 
     Attributes:
@@ -34,9 +34,9 @@ class Family:
     """
 
     read: Callable[[ConfigReader], Architecture]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = msgspec.field(default_factory=dict)
     has_text_config: bool = False
-    weight_names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
+    weight_names: Mapping[str, str] = msgspec.field(default_factory=lambda: LLAMA_NAMES)
     other_weights: tuple[str, ...] = ()
     expert_stack: ExpertStack | None = None
     takes_images: bool = False

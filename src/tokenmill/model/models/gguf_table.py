@@ -6,9 +6,10 @@ Knows no torch and opens no file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.weight_names import WeightKey
@@ -40,8 +41,7 @@ GGUF_NAMES: Mapping[str, str] = MappingProxyType(
 """Role of a weight -> its name in most files; the experts of a layer are stacked in one tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """The change between the rows in a file and those that are wanted.
 
     Attributes:
@@ -79,8 +79,7 @@ def _no_change(key: WeightKey, num_rows: int, architecture: Architecture) -> Cha
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class GgufTable:
+class GgufTable(msgspec.Struct, frozen=True):
     """The form of a family in llama.cpp's files.
 
     Attributes:
@@ -93,8 +92,8 @@ class GgufTable:
     """
 
     name: str
-    names: Mapping[str, str] = field(default_factory=lambda: GGUF_NAMES)
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = msgspec.field(default_factory=lambda: GGUF_NAMES)
+    kinds: Mapping[str, str] = msgspec.field(default_factory=dict)
     fields: Callable[[GgufHeader, Mapping[str, Any]], dict[str, Any]] = _no_fields
     change: Callable[[WeightKey, int, Architecture], Change | None] = _no_change
     without_tower: str = ""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -39,7 +39,9 @@ class HostDecoder:
             tensors: ForwardBatch = _in_tensors(batch)
             if batch.states is not None and tensors.states is not None:
                 memory = self._memory_of(batch.states.memory)
-                tensors = dataclasses.replace(tensors, states=dataclasses.replace(tensors.states, memory=memory))
+                tensors = msgspec.structs.replace(
+                    tensors, states=msgspec.structs.replace(tensors.states, memory=memory)
+                )
             start = None if hidden is None else tensor_over(hidden)
             return array_of(self._decoder.forward(tensors, attention, start))
 
@@ -76,10 +78,10 @@ class HostDecoder:
 def _in_tensors(part: Any) -> Any:
     """Return a step's part with tensors in the place of arrays."""
     changed: dict[str, Any] = {}
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        if isinstance(value, np.ndarray) and field.name not in HOST_FIELDS:
-            changed[field.name] = tensor_over(value)
+    for name in part.__struct_fields__:
+        value = getattr(part, name)
+        if isinstance(value, np.ndarray) and name not in HOST_FIELDS:
+            changed[name] = tensor_over(value)
         elif isinstance(value, MediaTokens | BatchPages | AdapterRows | StepStates | StateRows):
-            changed[field.name] = _in_tensors(value)
-    return dataclasses.replace(part, **changed)
+            changed[name] = _in_tensors(value)
+    return msgspec.structs.replace(part, **changed)

@@ -6,15 +6,14 @@ A layer may read the KV of an earlier one instead of having any. Knows no torch 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import SelfAttentionSpec
 
 
-@dataclass(frozen=True, slots=True)
-class KVPlace:
+class KVPlace(msgspec.Struct, frozen=True):
     """The place of a layer's KV; fields as in `AttentionLayer`. `layer`: its number among all layers."""
 
     layer: int
@@ -46,7 +45,7 @@ def kv_places(attentions: Sequence[SelfAttentionSpec | None]) -> Iterator[KVPlac
         if spec is not None and spec.kv_from is not None:
             source = found[spec.kv_from]
             assert source is not None, "a layer reads the KV of one that has it"
-            place = dataclasses.replace(source, layer=layer, reads_only=True)
+            place = msgspec.structs.replace(source, layer=layer, reads_only=True)
         elif spec is not None:
             group = numbers[_kind(spec)]
             place = KVPlace(layer, group, counts[group])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec, SigmoidSpec
 from tokenmill.model.kernels.protocol import Experts, Gate, Kernels, SigmoidScores, WeightRole
@@ -85,7 +86,7 @@ class MoE:
             yield scope.vector("experts", self.scores.bias, "expert_bias")
         size, (_, hidden_size) = self.spec.size, self.router.weight.shape
         for expert in range(self.spec.num_experts):
-            number, own = expert - self.part.start, dataclasses.replace(scope, expert=expert)
+            number, own = expert - self.part.start, msgspec.structs.replace(scope, expert=expert)
             if 0 <= number < self.part.count:
                 gate_up = self.experts.gate_up[number]
                 yield own.matrix("expert_gate", gate_up, 0, self.inner)

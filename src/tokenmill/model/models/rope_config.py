@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+
+import msgspec
 
 from tokenmill.model.architecture.rope_spec import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
 from tokenmill.model.models.config_reader import ConfigReader
@@ -30,7 +31,7 @@ def read_rope(
         raise rope.error(f"partial_rotary_factor {share:g} is not supported")
     original = config.integer("original_max_position_embeddings", max_position)
     spec, max_position = _read(rope, max_position, config.number("rope_theta", DEFAULT_THETA), original)
-    return dataclasses.replace(spec, share=share), max_position
+    return msgspec.structs.replace(spec, share=share), max_position
 
 
 def read_local_rope(config: ConfigReader, theta: float) -> RopeSpec:

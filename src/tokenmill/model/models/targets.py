@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from tokenmill.model.kernels.protocol import LinearWeight
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     Values: TypeAlias = StoredArray | torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """A tensor that a checkpoint must have, and the place that its values fill.
 
     Attributes:
@@ -58,15 +56,14 @@ class Target:
 
     def unwanted(self) -> Target:
         """Return the same target with nothing wanted, for a tensor that is another rank's."""
-        return dataclasses.replace(self, part=Part(0, 0, self.part.total), fill=lambda values: None, matrix=None)
+        return msgspec.structs.replace(self, part=Part(0, 0, self.part.total), fill=lambda values: None, matrix=None)
 
 
 Order = Sequence[int]
 """In which order the rows of each head are held, by their places in a checkpoint; empty: as they are stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetScope:
+class TargetScope(msgspec.Struct, frozen=True):
     """Makes the targets of a layer or an expert, or of the parts outside of all layers."""
 
     names: Mapping[str, str]
@@ -110,7 +107,7 @@ class TargetScope:
             matrix.load_rows(start, pick_rows(rows, _every(order, rows.shape[0])) if order else rows)
 
         target = self._target(role, "weight", (columns.total,), part, fill, matrix)
-        return target if columns.is_whole else dataclasses.replace(target, columns=columns)
+        return target if columns.is_whole else msgspec.structs.replace(target, columns=columns)
 
     def picked(self, role: str, matrix: LinearWeight, start: int, picks: Sequence[int], total: int) -> Target:
         """Make the target of rows of a matrix from `start` on: those with these numbers of `total` stored ones, in
@@ -132,7 +129,9 @@ class TargetScope:
     def mapped(self, role: str, shape: tuple[int, int], take: Callable[[StoredArray], None]) -> Target:
         """Make the target of a table that is not loaded: `take` gets it mapped from its file."""
 
-        return dataclasses.replace(self._target(role, "weight", shape[1:], Part.whole(shape[0]), take), is_mapped=True)
+        return msgspec.structs.replace(
+            self._target(role, "weight", shape[1:], Part.whole(shape[0]), take), is_mapped=True
+        )
 
     def elsewhere(self, role: str, shape: tuple[int, int]) -> Target:
         """Make the target of a matrix of which this rank has nothing."""

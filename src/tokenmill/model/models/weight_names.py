@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+import msgspec
 
 from tokenmill.model.architecture.mlp_spec import ExpertStack
 
@@ -41,7 +41,7 @@ LLAMA_STACK = ExpertStack("model.layers.{layer}.mlp.experts.gate_up_proj", "mode
 def stack_beside_a_tower(stack: ExpertStack) -> ExpertStack:
     """Return the names of stacked experts where a vision tower stands beside the decoder."""
     names = beside_a_tower({"gate_up": stack.gate_up, "down": stack.down})
-    return dataclasses.replace(stack, gate_up=names["gate_up"], down=names["down"])
+    return msgspec.structs.replace(stack, gate_up=names["gate_up"], down=names["down"])
 
 
 def beside_a_tower(names: Mapping[str, str]) -> Mapping[str, str]:
@@ -49,8 +49,7 @@ def beside_a_tower(names: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType({role: name.replace("model.", "model.language_model.", 1) for role, name in names.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class WeightKey:
+class WeightKey(msgspec.Struct, frozen=True):
     """A weight of a decoder, independent of its name in checkpoints.
 
     Attributes:

@@ -7,9 +7,9 @@ that the three projects publish; bits are unpacked with whole-tensor shifts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,8 +29,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Their shapes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(msgspec.Struct, frozen=True):
     """The axis of a tensor that has the outputs of its weight, and how many outputs a number holds."""
 
     axis: int = 0
@@ -80,8 +79,7 @@ class Dense:
         return parts["weight"]
 
 
-@dataclass(frozen=True, slots=True)
-class CompressedPacked:
+class CompressedPacked(msgspec.Struct, frozen=True):
     """compressed-tensors `pack-quantized`: words of 32 bits along the inputs, values shifted to be unsigned."""
 
     bits: int
@@ -128,8 +126,7 @@ class CompressedInts:
         return QuantizedRows(8, values, scales.reshape(len(values), -1))
 
 
-@dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(msgspec.Struct, frozen=True):
     """GPTQ: words along the inputs, transposed; zeros are stored one too low, except in format 2.
 
     With `desc_act` the inputs of a group are scattered: such a weight is spelled out as floats.

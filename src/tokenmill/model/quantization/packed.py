@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,8 +18,7 @@ Numbers = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedRows:
+class QuantizedRows(msgspec.Struct, frozen=True):
     """n rows of a weight: w[i, k] = values[i, k] * scales[i, g] + offsets[i, g], where g is the group that k lies in.
 
     Groups are equal runs of inputs, in order. Unpacked, one byte a value: they are read, handed over and forgotten.
@@ -59,8 +58,7 @@ class QuantizedRows:
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Mxfp4Rows:
+class Mxfp4Rows(msgspec.Struct, frozen=True):
     """n rows of a weight in the Open Compute Project's MX format of four bits: groups of 32 inputs share an exponent.
 
     Attributes:
@@ -96,8 +94,7 @@ def powers_of_two(exponents: npt.NDArray[np.int32]) -> Floats:
         return np.ldexp(np.float32(1.0), exponents)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRows:
+class BlockRows(msgspec.Struct, frozen=True):
     """n rows of a weight in llama.cpp's blocks, as a file has them; see blocks.py.
 
     Attributes:
@@ -132,8 +129,7 @@ class BlockRows:
         return self.unpacked().dequantize()
 
 
-@dataclass(frozen=True, slots=True)
-class WeightedRows:
+class WeightedRows(msgspec.Struct, frozen=True):
     """n rows of a weight in floats, and how much the square of an error in each input's numbers weighs.
 
     Attributes:
@@ -221,8 +217,7 @@ BLOCK_FORMATS: Mapping[str, PackedFormat] = MappingProxyType(
 """Kinds of `BlockRows` -> the format that takes them as they are, and takes nothing else."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedFormats:
+class PackedFormats(msgspec.Struct, frozen=True):
     """The formats of a model's matrices: those of the layers, and the embedding with the output head.
 
     A router stays in bfloat16: it is small, and its errors send tokens to other experts.
@@ -253,7 +248,11 @@ class PackedFormats:
 
     def for_floats(self) -> PackedFormats:
         """Return formats for weights that are changed before they are packed."""
-        return replace(self, by_layer=(), parts=()) if self.parts or any(one.parts for one in self.by_layer) else self
+        return (
+            msgspec.structs.replace(self, by_layer=(), parts=())
+            if self.parts or any(one.parts for one in self.by_layer)
+            else self
+        )
 
 
 UNQUANTIZED = PackedFormats()

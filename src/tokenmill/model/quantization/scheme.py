@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.quantization.layouts import Awq, CompressedInts, CompressedPacked, Dense, Gptq, WeightLayout
@@ -13,8 +14,7 @@ from tokenmill.model.quantization.packed import UNQUANTIZED, PackedFormat, Packe
 SUPPORTED = "compressed-tensors (int-quantized, pack-quantized), gptq, awq, mxfp4"
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizationScheme:
+class QuantizationScheme(msgspec.Struct, frozen=True):
     """The quantization of a checkpoint's weights; weights that a scheme leaves out are stored as floats.
 
     Attributes:
@@ -51,7 +51,7 @@ def read_scheme(config: dict[str, Any], source: str) -> QuantizationScheme:
     reader = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, "mxfp4": _mxfp4}.get(str(method))
     if reader is None:
         raise _unsupported(source, f"quantization_config ({method})")
-    return replace(reader(fields, source), method=str(method))
+    return msgspec.structs.replace(reader(fields, source), method=str(method))
 
 
 def _gptq(fields: dict[str, Any], source: str) -> QuantizationScheme:

@@ -6,10 +6,10 @@ Knows no torch; kernels that compute in torch take them as tensors, see model/ke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -34,8 +34,7 @@ NOT_A_NUMBER = 0x7FC0
 """Bits of a NaN in bfloat16."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredArray:
+class StoredArray(msgspec.Struct, frozen=True):
     """An array of numbers, and which numbers they are.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 WORD_BITS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBitmask:
+class TokenBitmask(msgspec.Struct, frozen=True):
     """Rows that may only take some tokens; n of them. They are where the logits are when they are applied.
 
     Attributes:

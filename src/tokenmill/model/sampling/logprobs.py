@@ -5,9 +5,9 @@ They are those of the raw logits, before bias, penalties, temperature and filter
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,16 +23,14 @@ if TYPE_CHECKING:
 LOWEST_LOGPROB = -9999.0
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobGroup:
+class LogprobGroup(msgspec.Struct, frozen=True):
     """Rows that report log probabilities: [n] int64 rows of the logits, and how many likely tokens each asked for."""
 
     indices: npt.NDArray[np.int64]
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobArrays:
+class LogprobArrays(msgspec.Struct, frozen=True):
     """Log probabilities of n rows, where the logits are; all NaN where a logit of the row is NaN or +inf, or all -inf.
 
     Attributes:

@@ -9,9 +9,9 @@ OpenAI's definition (over the output), repetition that of CTRL (Keskar et al., 2
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from tokenmill.platform.arrays import address
@@ -27,8 +27,7 @@ PADDING = -1
 Part = TypeVar("Part")
 
 
-@dataclass(frozen=True, slots=True)
-class LogitEntries:
+class LogitEntries(msgspec.Struct, frozen=True):
     """Values to add to single logits: m of them.
 
     Attributes:
@@ -42,8 +41,7 @@ class LogitEntries:
     values: Array
 
 
-@dataclass(frozen=True, slots=True)
-class Penalties:
+class Penalties(msgspec.Struct, frozen=True):
     """Rows with a penalty; n of them.
 
     Attributes:
@@ -62,8 +60,7 @@ class Penalties:
     repetition: Array
 
 
-@dataclass(frozen=True, slots=True)
-class BadWords:
+class BadWords(msgspec.Struct, frozen=True):
     """The bad words of the rows of a step; m in all, the longest of 1 + L tokens.
 
     Attributes:
@@ -82,12 +79,12 @@ class BadWords:
 
 
 def moved(part: Part, logits: Array) -> Part:
-    """Return a dataclass of the host's arrays where logits are: as it is, or on their device."""
+    """Return a part of the host's arrays where logits are: as it is, or on their device."""
     if isinstance(logits, np.ndarray):
         return part
     own: Any = part
     from_host = library_of(logits).from_host
-    return type(part)(*(from_host(getattr(own, field.name)) for field in fields(own)))
+    return type(part)(*(from_host(array) for array in msgspec.structs.astuple(own)))
 
 
 @np.errstate(all="ignore")

@@ -9,10 +9,10 @@ two, only the draws and what single modules do with them know.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -56,8 +56,7 @@ class Masks(Protocol):
         """Return, after `ready`, those of the rows that redraw where their mask rejects the token of [S] int64."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(msgspec.Struct, frozen=True):
     """The model's outputs [S, hidden_size] that S rows sample from on the host; logits are made as needed.
 
     Attributes:
@@ -98,8 +97,7 @@ class Outputs:
                     yield places, rows[places], head
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(msgspec.Struct, frozen=True):
     """Logits, draws and tokens of S rows on a device that the host does not wait for.
 
     Attributes:
@@ -113,8 +111,7 @@ class Drawn:
     token_ids: Array
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
+class SampledTokens(msgspec.Struct, frozen=True):
     """The tokens that S rows sampled.
 
     Attributes:

@@ -7,10 +7,10 @@ host. Knows the vocabulary's size, not the logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import IntFlag
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -57,8 +57,7 @@ _EXTRAS = np.dtype(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingMetadata:
+class SamplingMetadata(msgspec.Struct, frozen=True):
     """Sampling parameters of S rows in a step. Fields that no row asks for are None.
 
     Attributes:
@@ -89,8 +88,7 @@ class SamplingMetadata:
         return self.changes_logits or self.logprobs is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
+class _Selection(msgspec.Struct, frozen=True):
     """The part of a selection of S rows that does not depend on their positions.
 
     Attributes:
@@ -169,10 +167,10 @@ class SamplingState(RowExtension):
             draws,
             metadata.only_argmax,
             metadata.bias,
-            penalties and replace(penalties, positions=_column(positions[penalties.indices], np.int64)),
+            penalties and msgspec.structs.replace(penalties, positions=_column(positions[penalties.indices], np.int64)),
             metadata.stops and _having(metadata.stops, positions < known.first_stops),
             metadata.allowed_tokens,
-            words and replace(words, positions=_column(positions[words.indices], np.int64)),
+            words and msgspec.structs.replace(words, positions=_column(positions[words.indices], np.int64)),
             metadata.logprobs,
         )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import msgspec
 
 from tokenmill.model.sharding.shard import Part, Shard
 
@@ -17,8 +18,7 @@ Lookup: TypeAlias = "Callable[[AnyArray], AnyArray]"
 """[n] int64 -> rows [n, hidden_size] of an embedding, memory of their own."""
 
 
-@dataclass(frozen=True, slots=True)
-class NativeRoom:
+class NativeRoom(msgspec.Struct, frozen=True):
     """A meeting place for a pass in native code: the ranks, and memory that all of them share, by its address."""
 
     ranks: _native.Ranks

@@ -11,9 +11,9 @@ results are summed. Experts are split as any other pair. Sums of ranks have anot
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tokenmill.core.errors import InvalidConfig
 
@@ -24,8 +24,7 @@ MOST_RANKS = 64
 """As many as native/ranks.h has room for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A range of `total` things: `count` from `start` on."""
 
     start: int
@@ -52,8 +51,7 @@ class Part:
         return Part(self.start * size, self.count * size, self.total * size)
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True):
     """Rank `rank` of the `size` ranks of a stage, which is one of `num_stages`.
 
     Attributes:
@@ -112,7 +110,7 @@ class Shard:
     def attention(self, spec: SelfAttentionSpec) -> SelfAttentionSpec:
         """Return the attention that it runs."""
         heads, kv_heads = self.heads(spec)
-        return dataclasses.replace(spec, num_heads=heads.count, num_kv_heads=kv_heads.count)
+        return msgspec.structs.replace(spec, num_heads=heads.count, num_kv_heads=kv_heads.count)
 
 
 def stage_layers(architecture: Architecture, num_stages: int) -> list[range]:

@@ -11,8 +11,9 @@ Does not know what the marks open.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 
 class Openings:
@@ -43,8 +44,7 @@ class Openings:
         return b""
 
 
-@dataclass(frozen=True, slots=True)
-class LazyTemplate:
+class LazyTemplate(msgspec.Struct, frozen=True):
     """A compiled grammar that begins in free text or comes to it, to be deep-copied like any other."""
 
     matcher: Any

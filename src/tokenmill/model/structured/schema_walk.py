@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 Schema = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(msgspec.Struct, frozen=True):
     """The keywords under which schemas stand in a schema: as a value, in a list, or by name."""
 
     single: tuple[str, ...]

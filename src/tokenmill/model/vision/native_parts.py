@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -31,8 +31,7 @@ PAGE_SIZE = 64
 HEAD_MULTIPLE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Patches:
+class _Patches(msgspec.Struct, frozen=True):
     """The windows of one image as requests, and the memory that their addresses point into."""
 
     step: _native.PlannedStep

@@ -5,13 +5,12 @@ Read by both sides: text workers prepare images by it, the engine builds the tow
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tokenmill.model.vision.resize import SizeRule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionSpec:
+class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A vision tower, its placeholders, and the limits of its images.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from tokenmill.core.errors import InvalidCheckpoint
@@ -29,8 +29,7 @@ _GATED_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
+class _Stored(msgspec.Struct, frozen=True):
     """The tensors of a tower as they are stored.
 
     Attributes:

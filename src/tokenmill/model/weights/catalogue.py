@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+
+import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.whole_file import whole_file
@@ -18,8 +19,7 @@ from tokenmill.core.whole_file import whole_file
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """A model that can be had by name.
 
     Attributes:

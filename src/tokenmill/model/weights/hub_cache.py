@@ -9,8 +9,9 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.core.sizes import size_text
@@ -18,8 +19,7 @@ from tokenmill.core.sizes import size_text
 _PREFIX = "models--"
 
 
-@dataclass(frozen=True, slots=True)
-class CachedModel:
+class CachedModel(msgspec.Struct, frozen=True):
     """One model of the cache.
 
     Attributes:

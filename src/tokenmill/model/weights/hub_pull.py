@@ -9,12 +9,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import httpx
+import msgspec
 
 from tokenmill.config.gguf_names import choose_tower, split_tag
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
@@ -33,8 +33,7 @@ MOST_FAILURES = 3
 TIMEOUT = httpx.Timeout(30.0)
 
 
-@dataclass(frozen=True, slots=True)
-class LargeFile:
+class LargeFile(msgspec.Struct, frozen=True):
     """A file that the hub keeps by the digest of its content."""
 
     name: str
@@ -43,8 +42,7 @@ class LargeFile:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tower:
+class Tower(msgspec.Struct, frozen=True):
     """The file of a vision tower, and the name of the model's file, which tells whether it is wanted."""
 
     model: str

@@ -8,11 +8,11 @@ runs in int8, layer after layer, each of which is in memory only for its own tur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
@@ -48,8 +48,7 @@ class _Stage(Alone):
         self.shard = Shard(stage=layer, num_stages=num_layers)
 
 
-@dataclass(frozen=True)
-class InputImportance:
+class InputImportance(msgspec.Struct, frozen=True, dict=True):
     """The measuring of a model's inputs; nothing runs before `measure`.
 
     Attributes:
@@ -112,7 +111,9 @@ class InputImportance:
         kernels, stage = ObservingKernels(self.kernels), _Stage(layer, count)
         plan = plan_model(self.folder, self.architecture, kernels, self.load_format, stage, is_again=True)
         # The head comes with the first layer, and is not run.
-        return replace(plan, reads=[read for read in plan.reads or () if read.key.role != "head"]).load()
+        return msgspec.structs.replace(
+            plan, reads=[read for read in plan.reads or () if read.key.role != "head"]
+        ).load()
 
 
 def _importance(decoder: Decoder) -> dict[WeightKey, npt.NDArray[np.float32]]:

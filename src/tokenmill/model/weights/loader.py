@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -67,8 +67,7 @@ class Importance(Protocol):
         """Return [in_size] float32 for each matrix that it knows of."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPlan:
+class ModelPlan(msgspec.Struct, frozen=True):
     """A model that can be loaded: the checked reads of every weight, and the memory that it takes.
 
     Attributes:

@@ -18,7 +18,6 @@ import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from pathlib import Path
@@ -43,8 +42,7 @@ DAMAGED_LOOKS = 20
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """The content that a file has to hold.
 
     Attributes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.architecture.architecture import Architecture
@@ -30,8 +31,7 @@ SCALES = ("scales", "weight_scale")
 INTEGERS = ("I8", "I32", "I64")
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True):
     """One target's values: the tensors that hold them, by suffix, their layout, and which of its rows are wanted.
 
     Attributes:

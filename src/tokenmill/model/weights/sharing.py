@@ -6,8 +6,9 @@ import fcntl
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 import tokenmill
 from tokenmill.config.configs import EngineConfig
@@ -32,8 +33,7 @@ CODE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedWeights:
+class LoadedWeights(msgspec.Struct, frozen=True):
     """A decoder with weights.
 
     Attributes:

@@ -12,10 +12,10 @@ down_proj has the same with `size` inputs and `hidden` outputs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
@@ -42,8 +42,7 @@ class Order(Enum):
     OUTPUTS_FIRST = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class StackedRead:
+class StackedRead(msgspec.Struct, frozen=True):
     """One target's values, of one expert; see `WeightRead`.
 
     Attributes:

@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.core.errors import Conflict, TooLarge
 from tokenmill.serving.batches.batch import (
@@ -30,8 +31,7 @@ MAX_FILE_BYTES = 200 << 20
 MAX_OPEN_BATCHES = 100
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
+class BatchLimits(msgspec.Struct, frozen=True):
     """The most bytes of all files together, and the most files."""
 
     max_bytes: int

@@ -6,7 +6,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.config.configs import ServerConfig
 from tokenmill.core.errors import QueueFull
@@ -21,8 +22,7 @@ _ENDS_KEPT = 64
 _LOOKED_AT = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
+class AdmissionLimits(msgspec.Struct, frozen=True):
     """Limits on requests without a free row and on prompt tokens without a first output token; None: no limit."""
 
     max_requests: int | None = None

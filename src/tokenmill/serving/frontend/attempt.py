@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.serving.frontend.template_budget import TakesLong, TemplateBudget
 
@@ -20,8 +21,7 @@ def _nobody(did: str) -> None:
     """Ignore the progress of an attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """One attempt to prepare a message.
 
     Attributes:

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
+
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.structured_outputs import MAX_CHARACTERS
 
@@ -49,8 +51,7 @@ COMMON: Mapping[str, str] = MappingProxyType(
 """The terminals of Lark's module `common`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(msgspec.Struct, frozen=True):
     """A part of a grammar: `seq`, `alt`, `repeat` of `parts`; `regex` or `name` in `text`."""
 
     kind: str

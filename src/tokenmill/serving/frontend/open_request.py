@@ -20,8 +20,7 @@ from tokenmill.core.request import FinishReason
 from tokenmill.serving.frontend.generation import Generation
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """The caller of a request, and the names that it goes by.
 
     Attributes:
@@ -92,8 +91,7 @@ class OpenRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """An open question to a text worker, with the future of its reply."""
 
     worker: int

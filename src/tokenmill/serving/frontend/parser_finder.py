@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from tokenmill.core.answer import PieceKind, joined
 from tokenmill.core.errors import TokenMillError
@@ -29,16 +30,14 @@ from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS, STYLES
 RENDER_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class FoundParser:
+class FoundParser(msgspec.Struct, frozen=True):
     """A parser's name, as its flag has it, and the reason; the name "" means that there is none."""
 
     name: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(msgspec.Struct, frozen=True):
     """The texts by which a notation is recognized.
 
     Attributes:

@@ -6,7 +6,6 @@ It does not know open requests, so it may run in a thread while other requests a
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -50,8 +49,7 @@ _PROMPT_END = 16
 Question = GenerateText | TextQuery
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPrompt:
+class PreparedPrompt(msgspec.Struct, frozen=True):
     """The engine's input for one `GenerateText`.
 
     Attributes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningStyle:
+class ReasoningStyle(msgspec.Struct, frozen=True):
     """The marks that a family of models puts around its thinking.
 
     Attributes:

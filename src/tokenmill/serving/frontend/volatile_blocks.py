@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 UNKNOWN = "unknown"
 _SYSTEM = ("system", "developer")
 
 
-@dataclass(frozen=True, slots=True)
-class VolatileBlock:
+class VolatileBlock(msgspec.Struct, frozen=True):
     """One row of the table.
 
     Attributes:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from tokenmill.core.api_messages import AbortCalls, AnswerCalls, FindCalls, FromSibling
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineStats
 from tokenmill.core.messages import FromWorker
@@ -14,8 +16,7 @@ from tokenmill.ipc.channels import Outbox
 from tokenmill.serving.replicas.children import Child
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True):
     """The callbacks through which a supervisor reports to its owner.
 
     Attributes:

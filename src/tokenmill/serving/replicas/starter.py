@@ -1,4 +1,4 @@
-"""`Starter`: starts the processes of a server's parts. It imports little, so that they can start before anything else.
+"""`Starter`: starts the processes of a server's parts, at first as copies of a process that has imported `SHARED`.
 
 What an engine computes with takes most of a start to load: one that begins early loads beside this process.
 """
@@ -6,17 +6,44 @@ What an engine computes with takes most of a start to load: one that begins earl
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Self
 
 from tokenmill.ipc.channels import engine_name, worker_name
-from tokenmill.ipc.python_child import start_python
+from tokenmill.ipc.python_child import fork_python, start_python
 from tokenmill.ipc.topology import Topology
 
 ENGINE_MODULE = "tokenmill.startup.assembly.engine_process"
 WORKER_MODULE = "tokenmill.serving.frontend.worker"
+_PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+# The engine shares the cores with the other processes. Threads that spin while they wait for the next matrix product
+# take those away: on 2 busy cores a step was 27 times slower.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+# What every part imports, and what takes longest to.
+SHARED = (
+    "asyncio",
+    "numpy",
+    "setproctitle",
+    "zmq",
+    "tokenmill.core.engine_messages",
+    "tokenmill.core.messages",
+    "tokenmill.core.part_messages",
+    "tokenmill.ipc.heartbeat",
+)
+
+
+def import_shared() -> None:
+    """Import what the parts share, once for all of them: call it before this process forks."""
+    # NumPy's products are small; a thread that OpenBLAS starts would be one too many to fork.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for name in SHARED:
+        import_module(name)
+    gc.freeze()  # a collection that writes to what is shared would copy it
 
 
 class Starter:
@@ -37,9 +64,9 @@ class Starter:
         for spec in topology.engines:
             for rank in range(spec.num_ranks):
                 arguments = (str(spec.index), str(rank))
-                self._early[engine_name(spec.index, rank)] = self._start(self.engine_module, folder, arguments, 0)
+                self._early[engine_name(spec.index, rank)] = self._fork(self.engine_module, folder, arguments)
         for index in topology.workers if topology.tokenizer_workers else ():
-            self._early[worker_name(index)] = self._start(self.worker_module, folder, (str(index),), 0)
+            self._early[worker_name(index)] = self._fork(self.worker_module, folder, (str(index),))
         try:
             yield self
         finally:
@@ -54,13 +81,8 @@ class Starter:
         early = None if life else self._early.pop(name, None)
         return early or self._start(module, folder, arguments, life)
 
+    def _fork(self, module: str, folder: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        return fork_python(module, [str(folder), *arguments, "0"], _ENVIRONMENT, **_PIPES)
+
     def _start(self, module: str, folder: Path, arguments: Sequence[str], life: int) -> subprocess.Popen[bytes]:
-        return start_python(
-            ["-m", module, str(folder), *arguments, str(life)],
-            # The engine shares the cores with the other processes. Threads that spin while they wait for the next
-            # matrix product take those away: on 2 busy cores a step was 27 times slower.
-            {"OMP_WAIT_POLICY": "PASSIVE"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        return start_python(["-m", module, str(folder), *arguments, str(life)], _ENVIRONMENT, **_PIPES)

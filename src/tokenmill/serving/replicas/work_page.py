@@ -6,16 +6,16 @@ The page is a small file that the text worker maps and its supervisor reads. Eac
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 _LINE_BYTES = 128
 _NUM_LINES = 8
 _EMPTY = bytes(_LINE_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """One thread's work on a request: `did` is a participle, `id` the first id of the request's call."""
 
     did: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from tokenmill.config.vision import MediaLimits
 from tokenmill.core.engine_messages import EngineReady
@@ -28,8 +29,7 @@ from tokenmill.serving.server.script import Script
 from tokenmill.serving.server.session_store import SessionStore
 
 
-@dataclass(frozen=True, slots=True)
-class ToolParsers:
+class ToolParsers(msgspec.Struct, frozen=True):
     """The parsers of chat answers, named as in `--tool-call-parser` and `--reasoning-parser`.
 
     Attributes:
@@ -49,8 +49,7 @@ class ToolParsers:
     end_of_thinking: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerContext:
+class ServerContext(msgspec.Struct, frozen=True, kw_only=True):
     """The state that the routes of an API process share.
 
     Attributes:
@@ -95,17 +94,17 @@ class ServerContext:
     log: EventLog | None = None
     model_names: tuple[str, ...] = ()
     tokenizer_info: Callable[[], dict[str, Any]] = dict
-    bodies: BodyBudget = field(default_factory=BodyBudget)
+    bodies: BodyBudget = msgspec.field(default_factory=BodyBudget)
     batches: BatchService | None = None
     fleet: Fleet | None = None
     live: LiveHub | None = None
-    adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
-    media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), MediaLimits()))
-    responses: ResponseStore = field(default_factory=ResponseStore)
-    sessions: SessionStore = field(default_factory=SessionStore)
+    adapters: AdapterRegistry = msgspec.field(default_factory=AdapterRegistry)
+    media: MediaFetcher = msgspec.field(default_factory=lambda: MediaFetcher((), MediaLimits()))
+    responses: ResponseStore = msgspec.field(default_factory=ResponseStore)
+    sessions: SessionStore = msgspec.field(default_factory=SessionStore)
     sse_ping: float = 0.0
     settles_prompts: bool = True
-    script: Script = field(default_factory=Script)
+    script: Script = msgspec.field(default_factory=Script)
 
     @property
     def names(self) -> tuple[str, ...]:

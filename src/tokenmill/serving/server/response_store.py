@@ -11,12 +11,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
+class StoredResponse(msgspec.Struct, frozen=True):
     """One response; `messages` is the chat up to its answer without instructions, `num_bytes` its size."""
 
     response: dict[str, Any]

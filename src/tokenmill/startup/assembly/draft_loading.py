@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.speculation import SpeculativeConfig
@@ -42,8 +43,7 @@ class Target(NamedTuple):
     num_threads: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedDraft:
+class LoadedDraft(msgspec.Struct, frozen=True):
     """A draft model with its weights in memory.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +34,7 @@ logger = logging.getLogger(__name__)
 TOKENS_NAME = "d2t"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedHead(LoadedDraft):
+class LoadedHead(LoadedDraft, frozen=True):
     """An EAGLE-3 head with its weights in memory.
 
     Attributes:

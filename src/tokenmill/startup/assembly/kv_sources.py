@@ -10,7 +10,6 @@ import errno
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -45,8 +44,7 @@ logger = logging.getLogger(__name__)
 SHARE, MOST_BYTES = 5, 50 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
+class Connection(msgspec.Struct, frozen=True):
     """The sources of an engine.
 
     Attributes:

@@ -6,9 +6,10 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.loop.step_log import check_writable
@@ -80,8 +81,7 @@ class StartupTimer:
         self._report(name, done, total)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(msgspec.Struct, frozen=True):
     """A model with its weights in memory, and the choices made for it, each with its reason.
 
     Attributes:
@@ -223,7 +223,7 @@ def _weighed(plan: ModelPlan, folder: Path, config: EngineConfig, platform: Plat
         timer.report("measuring inputs for int4", done, total)
 
     shape = folder, tokenizer, architecture, kernels, config.load_format, config.page_size
-    return dataclasses.replace(plan, importance=InputImportance(*shape, make_attention, report))
+    return msgspec.structs.replace(plan, importance=InputImportance(*shape, make_attention, report))
 
 
 def _mixed(plan: ModelPlan, folder: Path, config: EngineConfig, timer: StartupTimer) -> ModelPlan:
@@ -235,14 +235,14 @@ def _mixed(plan: ModelPlan, folder: Path, config: EngineConfig, timer: StartupTi
     mixed = with_measured_bits(plan, folder, config, report)
     if mixed is plan:
         return plan
-    mixed = dataclasses.replace(mixed, importance=plan.importance)
+    mixed = msgspec.structs.replace(mixed, importance=plan.importance)
     return mixed if config.lora_merge is None else merged(mixed, Path(config.lora_merge), config.max_lora_rank)
 
 
 def _with_choice(weights: LoadedWeights, plan: ModelPlan) -> LoadedWeights:
     """Return the weights with the chosen bits in their origin's words."""
     formats = getattr(plan.kernels, "formats", UNQUANTIZED)
-    return dataclasses.replace(weights, source="; ".join(filter(None, (weights.source, summary(formats)))))
+    return msgspec.structs.replace(weights, source="; ".join(filter(None, (weights.source, summary(formats)))))
 
 
 def _least_bytes(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.engine.runner.row_tables import RowTables
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from tokenmill.startup.assembly.draft_loading import LoadedDraft
 
 
-@dataclass(frozen=True, slots=True)
-class StepMemory:
+class StepMemory(msgspec.Struct, frozen=True):
     """The memory that steps work on: the tables of rows, and the KV cache in the attention backend's layout.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Self
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
@@ -41,7 +42,7 @@ class RecurrentStates(Capability):
 
     def sized(self, size: KVSize) -> KVSize:
         """Add the slots of states."""
-        return dataclasses.replace(size, num_states=self._num_slots)
+        return msgspec.structs.replace(size, num_states=self._num_slots)
 
     def row_extensions(self, memory: StepMemory) -> tuple[RowExtension]:
         """Return the slots of rows."""

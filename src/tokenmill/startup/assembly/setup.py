@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.model_files import eos_token_ids
@@ -42,8 +43,7 @@ from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltEngine:
+class BuiltEngine(msgspec.Struct, frozen=True):
     """An engine, the description of it that the other processes get, and work for idle iterations.
 
     Attributes:
@@ -149,7 +149,7 @@ def _allocate(assembly: Assembly) -> StepMemory:
         reserved = sum(capability.reserved_bytes for capability in assembly.capabilities)
         size = assembly.sized(size_kv(config, platform, model, available, reserved))
         memory = allocate(config, platform, model.decoder, model.attention, size, model.draft)
-    assembly.limits = dataclasses.replace(assembly.limits, max_model_len=size.max_model_len)
+    assembly.limits = msgspec.structs.replace(assembly.limits, max_model_len=size.max_model_len)
     return memory
 
 

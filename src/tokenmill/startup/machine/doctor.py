@@ -9,9 +9,9 @@ import platform as python_platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from packaging.requirements import Requirement
 
 from tokenmill.config.configs import EngineConfig
@@ -36,8 +36,7 @@ COMPILERS = ("c++", "g++", "clang++")
 LARGE = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One line of the report.
 
     Attributes:

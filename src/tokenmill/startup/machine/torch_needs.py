@@ -7,7 +7,8 @@ registry of attention says why `auto` found no backend.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.model.architecture.architecture import Architecture
@@ -16,8 +17,7 @@ from tokenmill.platform.protocol import Platform
 from tokenmill.platform.torch_package import has_torch, missing_torch
 
 
-@dataclass(frozen=True, slots=True)
-class TorchNeed:
+class TorchNeed(msgspec.Struct, frozen=True):
     """Something that needs torch on a CPU.
 
     Attributes:

@@ -107,7 +107,7 @@ class Group:
             InvalidConfig: this number of ranks cannot share this model.
             EngineFailed: a rank has not connected.
         """
-        self.shard = dataclasses.replace(self.shard, sums=platform.is_accelerator)
+        self.shard = msgspec.structs.replace(self.shard, sums=platform.is_accelerator)
         check_size(architecture, self.shard.size, self.shard.num_stages, self.shard.sums)
         if self._config.enable_expert_parallel and not _has_experts(architecture):
             raise InvalidConfig("--enable-expert-parallel: this model has no experts")

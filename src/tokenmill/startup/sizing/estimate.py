@@ -7,8 +7,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.gguf_names import split_tag
@@ -31,8 +32,7 @@ from tokenmill.startup.sizing.state_size import BYTES_OF, states_text
 from tokenmill.startup.sizing.tower_size import TowerMemory
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """The memory and bandwidth to estimate for, where they are not this machine's own.
 
     Attributes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
@@ -74,8 +74,7 @@ def check_fit(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
+class _Fit(msgspec.Struct, frozen=True):
     """The memory that a config needs besides its weights.
 
     Attributes:
@@ -131,7 +130,7 @@ def _advice(fit: _Fit, choices: Sequence[Form]) -> list[str]:
         alone.append(flag)
     for other in others:
         smaller = f"{other.flags} ({size_text(other.weight_bytes)} of weights)"
-        room = dataclasses.replace(fit, config=other.config, page_bytes=other.page_bytes)
+        room = msgspec.structs.replace(fit, config=other.config, page_bytes=other.page_bytes)
         flag = room.smaller_kv(other.weight_bytes)
         if flag == "":
             alone.append(smaller)

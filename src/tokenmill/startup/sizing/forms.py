@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
@@ -27,8 +28,7 @@ QUANTIZATIONS = ("none", "fp8", "int8", "int4")
 CONTEXTS = (2048, 8192, 32768)
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(msgspec.Struct, frozen=True):
     """One format of a model's weights, and the memory that they and the KV cache take in it.
 
     Attributes:

@@ -6,7 +6,8 @@ Knows numbers of bytes, no devices.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
@@ -28,8 +29,7 @@ def bytes_of(num_pages: int, bytes_per_page: int) -> int:
     return (num_pages + RESERVED_PAGES) * bytes_per_page
 
 
-@dataclass(frozen=True, slots=True)
-class KVSize:
+class KVSize(msgspec.Struct, frozen=True):
     """The decision: pages, the context length they support, and recurrent states (0: the model has none).
 
     `window`: the window group, if there is one.

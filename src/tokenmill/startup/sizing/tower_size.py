@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.model.audio.shapes import encoder_shapes
@@ -14,8 +15,7 @@ from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.vision.tower_shapes import tower_shapes
 
 
-@dataclass(frozen=True, slots=True)
-class TowerMemory:
+class TowerMemory(msgspec.Struct, frozen=True):
     """Bytes that a tower takes besides the decoder; 0 if the model takes text only.
 
     Attributes:

@@ -12,7 +12,8 @@ Knows numbers of bytes, no devices.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.scheduling import Feature
@@ -35,8 +36,7 @@ from tokenmill.startup.sizing.kv_size import (
 TYPICAL_WINDOWS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class PageBytes:
+class PageBytes(msgspec.Struct, frozen=True):
     """Bytes of a page over the layers of each group. `window`: tokens; 0: there is no window group."""
 
     full: int
@@ -111,7 +111,7 @@ def decide_grouped_size(config: EngineConfig, max_position: int, page: PageBytes
     parted = dataclasses.replace(config, kv_cache_memory_bytes=max(0, share - besides))
     found = decide_kv_size(parted, max_position, page.full, 0, besides)
     if config.kv_cache_memory_bytes is None:
-        found = dataclasses.replace(found, num_pages=min(found.num_pages, longest * config.max_num_seqs))
+        found = msgspec.structs.replace(found, num_pages=min(found.num_pages, longest * config.max_num_seqs))
     return _with_windows(found, page, num_windows)
 
 
@@ -142,4 +142,4 @@ def _full_pages(share: int, page: PageBytes, num_windows: int) -> int:
 
 
 def _with_windows(size: KVSize, page: PageBytes, num_windows: int) -> KVSize:
-    return dataclasses.replace(size, window=WindowSettings(page.window, min(num_windows, size.num_pages)))
+    return msgspec.structs.replace(size, window=WindowSettings(page.window, min(num_windows, size.num_pages)))

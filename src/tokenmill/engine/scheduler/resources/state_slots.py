@@ -21,12 +21,12 @@ into a slot that no launched step uses. Knows no clock; the same calls give the 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.plan import PlanStates, StepPlan
@@ -56,8 +56,7 @@ class _Kept:
     is_saved: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Save:
+class _Save(msgspec.Struct, frozen=True):
     """A state that a launched step keeps: of the request's first `end` tokens."""
 
     end: int
@@ -124,7 +123,7 @@ class StateSlots(Resource):
         depth = self.num_begun_by(pages)
         if depth == len(pages):
             return match
-        return dataclasses.replace(self._kv.match(request, step, depth * self._page_size), longer=match)
+        return msgspec.structs.replace(self._kv.match(request, step, depth * self._page_size), longer=match)
 
     def can_follow(self, request: Request, writer: Request, match: PrefixMatch) -> bool:
         """Return True if `writer` will keep its state where it and the request part."""

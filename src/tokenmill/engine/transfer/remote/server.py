@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -49,8 +48,7 @@ IDLE_SECONDS = 300.0
 ASK_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Producer:
+class Producer(msgspec.Struct, frozen=True):
     """The engine that a server serves pages of.
 
     Attributes:

@@ -9,8 +9,8 @@ requests of its batch change neither the shape nor the rounding of its sums.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -33,8 +33,7 @@ FINE_FROM = 512
 BUCKET_BYTES = 2 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeBucket:
+class DecodeBucket(msgspec.Struct, frozen=True):
     """n requests with one token each, all padded to the same number of pages.
 
     Attributes:
@@ -50,8 +49,7 @@ class DecodeBucket:
     stale: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class CpuPlan:
+class CpuPlan(msgspec.Struct, frozen=True):
     """The data shared by the layers of a step.
 
     Attributes:
@@ -64,7 +62,7 @@ class CpuPlan:
     angles: StepAngles
     slot_rows: torch.Tensor
     prefills: tuple[tuple[int, torch.Tensor], ...]
-    buckets: dict[tuple[int | None, int], list[DecodeBucket]] = field(default_factory=dict)
+    buckets: dict[tuple[int | None, int], list[DecodeBucket]] = msgspec.field(default_factory=dict)
 
 
 class CpuAttention:

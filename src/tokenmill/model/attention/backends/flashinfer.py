@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -17,8 +17,7 @@ Kind = tuple[int | None, float]
 """Window and scale of a layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlashInferPlan:
+class FlashInferPlan(msgspec.Struct, frozen=True):
     """The shared arguments of the library's plans in a step, and those plans by window and scale, made on first use.
 
     Attributes:
@@ -26,7 +25,7 @@ class FlashInferPlan:
     """
 
     arguments: tuple[torch.Tensor, ...]
-    by_kind: dict[Kind, Any] = field(default_factory=dict)
+    by_kind: dict[Kind, Any] = msgspec.field(default_factory=dict)
 
 
 class _FlashInfer(PagedImplementation):

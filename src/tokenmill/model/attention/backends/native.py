@@ -8,9 +8,9 @@ threads.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from tokenmill.platform.arrays import AnyArray, Array
 
 
-@dataclass(frozen=True, slots=True)
-class NativePlan:
+class NativePlan(msgspec.Struct, frozen=True):
     """A step cut into pieces, with the arrays whose addresses it holds.
 
     Attributes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import torch
 
 from tokenmill.model.attention.batch import ForwardBatch
@@ -14,8 +13,7 @@ from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.kernels.torch_heads import split_heads
 
 
-@dataclass(frozen=True, slots=True)
-class ReferencePlan:
+class ReferencePlan(msgspec.Struct, frozen=True):
     """The batch of a step and its angles."""
 
     batch: ForwardBatch

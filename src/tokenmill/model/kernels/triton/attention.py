@@ -14,8 +14,7 @@ its own context.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import torch
 import triton
 import triton.language as tl
@@ -39,8 +38,7 @@ Tile = tuple[int, int, int]
 """Tokens and rows of a tile, and how many tiles there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(msgspec.Struct, frozen=True):
     """Scale, window and sinks for the scores of a layer.
 
     Attributes:
@@ -54,8 +52,7 @@ class Scores:
     sinks: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PagedKV:
+class PagedKV(msgspec.Struct, frozen=True):
     """A layer's memory and each request's part of it; B requests, tensors on the device.
 
     Attributes:

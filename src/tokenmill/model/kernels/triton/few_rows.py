@@ -17,8 +17,7 @@ rounded 3.7%. By 64 rows the library is faster, unless the matrix is small.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import torch
 import triton
 import triton.language as tl
@@ -36,8 +35,7 @@ FEWEST_ROWS, MOST_ROWS = 16, 64
 MOST_BYTES, MOST_OUTPUTS = 16 << 20, 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
+class Tiling(msgspec.Struct, frozen=True):
     """The work of a program: `columns` outputs (pairs of them with a gate) of `rows`, `depth` inputs at a time."""
 
     rows: int

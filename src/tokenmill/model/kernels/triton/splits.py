@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import torch
 
@@ -25,8 +24,7 @@ DECODE_ROWS = 16
 PROGRAMS_PER_UNIT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(msgspec.Struct, frozen=True):
     """Splits that are read once for neighbours in an order of the requests; tensors on the device.
 
     |0 1 2 3 . .|        splits of the first request in the order
@@ -46,8 +44,7 @@ class Shares:
     shared: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Splits:
+class Splits(msgspec.Struct, frozen=True):
     """The splits of a step's requests, request by request, and room for the result of each; tensors on the device.
 
     Attributes:

@@ -5,10 +5,11 @@ Layers with a window have a rope of their own. The models from 4B on have a visi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.models.attention_config import read_attention, with_windows
@@ -37,7 +38,7 @@ def read(config: ConfigReader) -> Architecture:
     refuse(config, "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
     frame, norm = read_frame(config, "full_attention"), read_norm(config, is_offset=True)
     attention = read_attention(config, frame.rope, biases=config.boolean("attention_bias", False))
-    attention = dataclasses.replace(attention, scale=config.number("query_pre_attn_scalar") ** -0.5, head_norm=norm)
+    attention = msgspec.structs.replace(attention, scale=config.number("query_pre_attn_scalar") ** -0.5, head_norm=norm)
     windows = windows_but_every_sixth(config, frame.num_layers)
     attentions = with_windows(attention, windows, read_local_rope(config, 10000.0))
     mlp = read_mlp(config, activation="hidden_activation")
@@ -82,7 +83,7 @@ _ALONE = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "Gemma3ForCausalLM": _ALONE,
-        "Gemma3ForConditionalGeneration": dataclasses.replace(
+        "Gemma3ForConditionalGeneration": msgspec.structs.replace(
             _ALONE,
             has_text_config=True,
             weight_names={role: f"language_model.{name}" for role, name in NAMES.items()},

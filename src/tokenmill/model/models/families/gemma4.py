@@ -5,9 +5,10 @@ Per-layer embeddings are `models.per_layer`. Towers for images and sound are lef
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec, PerLayerSpec, SelfAttentionSpec
 from tokenmill.model.architecture.mlp_spec import MlpSpec
@@ -175,7 +176,7 @@ _ALONE = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "Gemma4ForCausalLM": _ALONE,
-        "Gemma4ForConditionalGeneration": dataclasses.replace(
+        "Gemma4ForConditionalGeneration": msgspec.structs.replace(
             _ALONE,
             has_text_config=True,
             weight_names=beside_a_tower(NAMES),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.architecture.mlp_spec import MoeSpec
@@ -26,7 +27,7 @@ def read(config: ConfigReader) -> Architecture:
     """Read the decoder."""
     frame, norm = read_frame(config), read_norm(config)
     attention = read_attention(config, frame.rope, head_dim=64, biases=config.boolean("attention_bias", False))
-    attentions = with_windows(dataclasses.replace(attention, has_sinks=True), _windows(config, frame.num_layers))
+    attentions = with_windows(msgspec.structs.replace(attention, has_sinks=True), _windows(config, frame.num_layers))
     mlps = read_sparse_mlps(config, frame.num_layers, _read_experts)
     layers = [LayerSpec(one, mlp, norm) for one, mlp in zip(attentions, mlps, strict=True)]
     return decoder(config, layers, frame.max_position)
@@ -88,7 +89,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 **dict.fromkeys(("expert_gate", "expert_up"), LLAMA_STACK.gate_up),
                 "expert_down": LLAMA_STACK.down,
             },
-            expert_stack=dataclasses.replace(LLAMA_STACK, takes_turns=True),
+            expert_stack=msgspec.structs.replace(LLAMA_STACK, takes_turns=True),
             gguf=GgufTable(
                 "gpt-oss",
                 {**GGUF_NAMES, "mlp_norm": "blk.{layer}.post_attention_norm"},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.models.attention_config import read_attention
@@ -22,7 +23,7 @@ def read(config: ConfigReader) -> Architecture:
     refuse_window(config, frame.num_layers, frame.max_position)
     attention = read_attention(config, frame.rope, biases=config.boolean("attention_bias", False))
     layer = LayerSpec(
-        dataclasses.replace(attention, scale=config.number("attention_multiplier", 1.0)),
+        msgspec.structs.replace(attention, scale=config.number("attention_multiplier", 1.0)),
         read_mlp(config, bias=config.boolean("mlp_bias", False)),
         read_norm(config),
         residual_multiplier=config.number("residual_multiplier", 1.0),

@@ -6,10 +6,11 @@ tokens, but for models that are attention throughout.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec, SelfAttentionSpec
 from tokenmill.model.architecture.mlp_spec import ExpertStack, MlpSpec, MoeSpec
@@ -63,7 +64,7 @@ def _attention(config: ConfigReader, rope: RopeSpec) -> SelfAttentionSpec:
     if kind not in (None, "nope", "rope"):
         raise config.error(f"position_embedding_type {kind!r} is not supported; supported: null, nope, rope")
     scale = config.number("attention_multiplier", 1.0)
-    return dataclasses.replace(attention, scale=scale, rope=rope if kind == "rope" else None)
+    return msgspec.structs.replace(attention, scale=scale, rope=rope if kind == "rope" else None)
 
 
 def _mlp(config: ConfigReader) -> MlpSpec | MoeSpec:

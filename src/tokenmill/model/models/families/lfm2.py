@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec, SigmoidSpec
@@ -37,7 +38,7 @@ def read_with_experts(config: ConfigReader) -> Architecture:
 
 def _read(config: ConfigReader, mlps: Sequence[MlpSpec | MoeSpec]) -> Architecture:
     frame, norm = read_frame(config), NormSpec(config.number("norm_eps"))
-    attention = dataclasses.replace(read_attention(config, frame.rope), head_norm=norm)
+    attention = msgspec.structs.replace(read_attention(config, frame.rope), head_norm=norm)
     kernel = config.integer("conv_L_cache", 3, low=2)
     conv = ShortConvSpec(config.integer("hidden_size"), kernel, config.boolean("conv_bias", False))
     kinds = zip(_attention_layers(config, frame.num_layers), mlps, strict=True)
@@ -145,7 +146,7 @@ _DENSE = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "Lfm2ForCausalLM": _DENSE,
-        "Lfm2MoeForCausalLM": dataclasses.replace(
+        "Lfm2MoeForCausalLM": msgspec.structs.replace(
             _DENSE,
             read=read_with_experts,
             defaults={

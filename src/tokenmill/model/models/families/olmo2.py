@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.models.attention_config import read_attention
@@ -22,7 +23,7 @@ def read(config: ConfigReader) -> Architecture:
     frame, norm = read_frame(config), read_norm(config)
     refuse_window(config, frame.num_layers, frame.max_position)
     attention = read_attention(config, frame.rope, biases=config.boolean("attention_bias", False))
-    attention = dataclasses.replace(attention, joint_norm=norm)
+    attention = msgspec.structs.replace(attention, joint_norm=norm)
     layer = LayerSpec(attention, read_mlp(config), norm, has_in_norms=False, has_out_norms=True)
     return decoder(config, [layer] * frame.num_layers, frame.max_position)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.models.attention_config import read_attention, with_windows
@@ -21,7 +22,7 @@ from tokenmill.model.models.weight_names import LLAMA_NAMES
 def read(config: ConfigReader) -> Architecture:
     """Read the decoder."""
     frame, norm, mlp = read_frame(config), read_norm(config), read_mlp(config)
-    attention = dataclasses.replace(read_attention(config, frame.rope), qkv_bias=True)
+    attention = msgspec.structs.replace(read_attention(config, frame.rope), qkv_bias=True)
     attentions = with_windows(attention, layered_windows(config, frame.num_layers))
     return decoder(config, [LayerSpec(one, mlp, norm) for one in attentions], frame.max_position)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec, SelfAttentionSpec
 from tokenmill.model.architecture.mlp_spec import MoeSpec
@@ -60,7 +61,7 @@ def read_with_experts(config: ConfigReader) -> Architecture:
 def _attention(config: ConfigReader, frame: Frame, head_dim: int | None) -> SelfAttentionSpec:
     biases = config.boolean("attention_bias", False)
     attention = read_attention(config, frame.rope, head_dim=head_dim, biases=biases)
-    return dataclasses.replace(attention, head_norm=read_norm(config))
+    return msgspec.structs.replace(attention, head_norm=read_norm(config))
 
 
 def _read_experts(config: ConfigReader, num_experts: int, experts_per_token: int) -> MoeSpec:

@@ -6,10 +6,11 @@ router. Qwen3-Next stores projections of one input key head by key head, and Qwe
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec, SelfAttentionSpec
 from tokenmill.model.architecture.mlp_spec import MoeSpec
@@ -83,7 +84,7 @@ def read(config: ConfigReader) -> Architecture:
 def _attention(config: ConfigReader, rope: RopeSpec, norm: NormSpec) -> SelfAttentionSpec:
     if config.boolean("attention_bias", False):
         raise config.error("attention_bias true is not supported")
-    return dataclasses.replace(read_attention(config, rope), head_norm=norm, has_gate=True)
+    return msgspec.structs.replace(read_attention(config, rope), head_norm=norm, has_gate=True)
 
 
 def _delta_net(config: ConfigReader) -> DeltaNetSpec:
@@ -209,7 +210,7 @@ _QWEN3_5 = Family(
     gguf=_GGUF,
 )
 
-_QWEN3_5_MOE = dataclasses.replace(
+_QWEN3_5_MOE = msgspec.structs.replace(
     _QWEN3_5,
     defaults={
         **_QWEN3_5.defaults,
@@ -220,24 +221,24 @@ _QWEN3_5_MOE = dataclasses.replace(
         "num_experts_per_tok": 8,
     },
     expert_stack=LLAMA_STACK,
-    gguf=dataclasses.replace(_GGUF, name="qwen35moe"),
+    gguf=msgspec.structs.replace(_GGUF, name="qwen35moe"),
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "Qwen3_5ForCausalLM": _QWEN3_5,
-        "Qwen3_5ForConditionalGeneration": dataclasses.replace(
+        "Qwen3_5ForConditionalGeneration": msgspec.structs.replace(
             _QWEN3_5, has_text_config=True, weight_names=beside_a_tower(QWEN3_5_NAMES), gguf=None
         ),
         "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
-        "Qwen3_5MoeForConditionalGeneration": dataclasses.replace(
+        "Qwen3_5MoeForConditionalGeneration": msgspec.structs.replace(
             _QWEN3_5_MOE,
             has_text_config=True,
             weight_names=beside_a_tower(QWEN3_5_NAMES),
             expert_stack=stack_beside_a_tower(LLAMA_STACK),
             gguf=None,
         ),
-        "Qwen3NextForCausalLM": dataclasses.replace(
+        "Qwen3NextForCausalLM": msgspec.structs.replace(
             _QWEN3_5,
             defaults={
                 **_QWEN3_5.defaults,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.models.attention_config import read_attention, with_windows
@@ -23,7 +24,7 @@ def read(config: ConfigReader) -> Architecture:
     attention = read_attention(config, frame.rope, biases=config.boolean("attention_bias", False))
     attentions = with_windows(attention, _windows(config, ropes))
     attentions = [
-        one if has_rope else dataclasses.replace(one, rope=None)
+        one if has_rope else msgspec.structs.replace(one, rope=None)
         for one, has_rope in zip(attentions, ropes, strict=True)
     ]
     mlp = read_mlp(config, bias=config.boolean("mlp_bias", False))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,8 +17,7 @@ from tokenmill.model.weights.gguf.header import Metadata, read_header
 MOST_LINKS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
+class GgufTensor(msgspec.Struct, frozen=True):
     """The place of a tensor in a file.
 
     Attributes:
@@ -45,7 +43,7 @@ class GgufTensor:
     def rows(self, start: int, count: int) -> GgufTensor:
         """Return some of its rows, which lie side by side."""
         row_bytes = self.num_bytes // self.num_rows
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self,
             shape=(count, *self.shape[-1:]) if len(self.shape) > 1 else (count,),
             begin=self.begin + start * row_bytes,
@@ -64,8 +62,7 @@ class GgufTensor:
         return data
 
 
-@dataclass(frozen=True, slots=True)
-class GgufFile:
+class GgufFile(msgspec.Struct, frozen=True):
     """The metadata and tensors of a file, or of all parts of a split one; the tensors' data stay where they are."""
 
     path: Path

@@ -11,10 +11,10 @@ import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
@@ -31,8 +31,7 @@ _COUNT = struct.Struct("<Q")
 _KIND = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(msgspec.Struct, frozen=True):
     """The place of an array in the file."""
 
     kind: int
@@ -40,8 +39,7 @@ class Array:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPlace:
+class TensorPlace(msgspec.Struct, frozen=True):
     """A tensor as the header has it.
 
     Attributes:
@@ -79,8 +77,7 @@ class Metadata(Mapping[str, Any]):
         return value.count if isinstance(value, Array) else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """The metadata of a file and the places of its tensors."""
 
     metadata: Metadata

@@ -7,14 +7,14 @@ marks outside ASCII), the model's own is right, and ids are those of the model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
 
 
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
+class PreTokenizer(msgspec.Struct, frozen=True):
     """A way to cut.
 
     Attributes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
@@ -29,8 +28,7 @@ _FACTORS = {ROPE_FACTORS, *(f"rope_factors_{kind}.weight" for kind in ("long", "
 UNPACKED_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class GgufRead:
+class GgufRead(msgspec.Struct, frozen=True):
     """One target's values.
 
     Attributes:
@@ -86,9 +84,9 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
         raise InvalidCheckpoint(f"{file.path} has no tensor {name}, which the architecture calls for")
     if tensor.shape[:1] == (target.part.count,) and _is_apart(target.key.role, architecture, table):
         shape = target.part.count, *target.shape[1:]
-        target = dataclasses.replace(target, shape=shape, part=Part.whole(target.part.count))
+        target = msgspec.structs.replace(target, shape=shape, part=Part.whole(target.part.count))
     if expert is None and _is_alike(tensor.shape, target.shape):
-        tensor = dataclasses.replace(tensor, shape=target.shape)
+        tensor = msgspec.structs.replace(tensor, shape=target.shape)
     shape = tensor.shape if expert is None else tensor.shape[1:]
     # Of a convolution the input channels, one for each output, are left out.
     if shape != (target.shape[:1] + target.shape[2:] if len(target.shape) == 3 else target.shape):

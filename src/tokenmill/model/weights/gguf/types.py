@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
+
+class TensorType(msgspec.Struct, frozen=True):
     """A type of tensors.
 
     Attributes:

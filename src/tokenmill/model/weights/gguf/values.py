@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
@@ -88,10 +88,10 @@ def packed_formats(file: GgufFile) -> PackedFormats:
     count = 1 + max((int(match[0].split(".")[1]) for match, _ in found), default=-1)
     if table is None or not count:
         return whole
-    by_layer = tuple(replace(whole, parts=_parts(kinds, table.names, layer)) for layer in range(count))
+    by_layer = tuple(msgspec.structs.replace(whole, parts=_parts(kinds, table.names, layer)) for layer in range(count))
     outside = ((role, kinds.get(name, "")) for role, name in zip(("embedding", "head"), VOCABULARY, strict=True))
     parts = tuple((role, _format({kind})) for role, kind in outside if kind)
-    return replace(whole, by_layer=by_layer, parts=parts)
+    return msgspec.structs.replace(whole, by_layer=by_layer, parts=parts)
 
 
 def _format(kinds: set[str]) -> PackedFormat:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.infill import SPELLINGS, Mark
@@ -79,8 +80,7 @@ _INFILLING: Mapping[Mark, Sequence[str]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(msgspec.Struct, frozen=True):
     """The metadata that concern text and tokens.
 
     Attributes:

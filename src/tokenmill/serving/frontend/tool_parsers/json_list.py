@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenmill.serving.frontend.free_text import GAP, FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
@@ -14,8 +15,7 @@ from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, CallScanne
 _BETWEEN = " \t\r\n,"
 
 
-@dataclass(frozen=True, slots=True)
-class JsonListNotation:
+class JsonListNotation(msgspec.Struct, frozen=True):
     """A notation of calls as a JSON list after a marker.
 
     Attributes:

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """Text outside all calls."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallBegins:
+class CallBegins(msgspec.Struct, frozen=True):
     """The beginning of a call of this function; its arguments follow."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallArguments:
+class CallArguments(msgspec.Struct, frozen=True):
     """A further part of the latest call's arguments: JSON, as far as the model writes it correctly."""
 
     text: str
@@ -34,8 +32,7 @@ class CallArguments:
 Event = Content | CallBegins | CallArguments
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(msgspec.Struct, frozen=True):
     """A function that may be called, with the JSON schema of its arguments; see `GrammarBuilder.arguments`.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -25,8 +24,7 @@ MAX_CHOICES = 1024
 MAX_TRANSFER_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationCall:
+class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of any API; None stands for a field that its body does not have.
 
     Attributes:
@@ -52,7 +50,7 @@ class GenerationCall:
     params: dict[str, Any]
     prompts: Sequence[Prompt] = ()
     messages: list[dict[str, Any]] | None = None
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None

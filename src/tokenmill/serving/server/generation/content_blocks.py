@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from tokenmill.core.answer import PieceKind
 from tokenmill.core.messages import TextOutput
 
@@ -26,23 +28,20 @@ class Block:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockBegins:
+class BlockBegins(msgspec.Struct, frozen=True):
     """A new block begins; the one before it has ended."""
 
     block: Block
 
 
-@dataclass(frozen=True, slots=True)
-class BlockGrows:
+class BlockGrows(msgspec.Struct, frozen=True):
     """More text of the latest block."""
 
     block: Block
     delta: str
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEnds:
+class BlockEnds(msgspec.Struct, frozen=True):
     """A block is complete."""
 
     block: Block

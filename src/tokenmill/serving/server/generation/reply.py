@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -32,8 +31,7 @@ from tokenmill.serving.server.http.middleware import SEND_BODY, is_background, o
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamFormat:
+class StreamFormat(msgspec.Struct, frozen=True):
     """The form of a stream.
 
     Attributes:

@@ -10,9 +10,9 @@ import logging
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -63,7 +63,7 @@ class SessionReply(Response):
         self._context = context
         self._session = session
         # One engine has what the session has computed, and its prompts are compared with each other.
-        self._call = replace(call, session_key=session.id, conversation=session.id)
+        self._call = msgspec.structs.replace(call, session_key=session.id, conversation=session.id)
         self._continuation = turn
         self._writer = _Watched(writer, self._complete)
         self._label = label

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from tokenmill.config.configs import ServerConfig
 
@@ -24,8 +25,7 @@ REPORT_SECONDS = 60.0
 RESERVE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class SilenceLimits:
+class SilenceLimits(msgspec.Struct, frozen=True):
     """Seconds within which a head must be complete, a body (a large one has more), and the next request must begin."""
 
     head: float

@@ -7,14 +7,14 @@ without need (`keep_alive`, `cache_prompt`, ...) is listed so that it is not mis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 Fields = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Synonym:
+class Synonym(msgspec.Struct, frozen=True):
     """Another name of a field.
 
     Attributes:

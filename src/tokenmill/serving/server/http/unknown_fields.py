@@ -12,7 +12,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -32,8 +31,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Taken(Generic[T]):
+class Taken(msgspec.Struct, Generic[T], frozen=True):
     """A body that was read.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -100,11 +99,11 @@ def generate_call(body: OllamaGenerateBody, name: str, context: ServerContext) -
         if body.images:
             raise InvalidRequest("images go with a prompt that is not raw and has no suffix", "images")
         prompt = Infill(body.prompt, body.suffix) if body.suffix else body.prompt
-        return replace(call, prompts=[prompt])
+        return msgspec.structs.replace(call, prompts=[prompt])
     messages = [{"role": "user", "content": body.prompt, "images": body.images or []}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
-    return replace(call, messages=_messages(messages), template_kwargs=thinking(body.think, context))
+    return msgspec.structs.replace(call, messages=_messages(messages), template_kwargs=thinking(body.think, context))
 
 
 def _params(body: _Body) -> dict[str, Any]:

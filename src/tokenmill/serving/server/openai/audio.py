@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -115,7 +115,7 @@ class AudioRoutes:
         prompts: list[GenerateText] = []
         for piece in cut:
             clip = {"type": "audio_url", "audio_url": {"url": data_url(wav_file(piece))}}
-            own = replace(call, messages=[{"role": "user", "content": [clip, question]}])
+            own = msgspec.structs.replace(call, messages=[{"role": "user", "content": [clip, question]}])
             prompts += messages_of(own, self._context)
         return prompts
 

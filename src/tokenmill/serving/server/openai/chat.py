@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -96,7 +96,7 @@ def chat_call(body: ChatBody) -> GenerationCall:
         call.params["logprobs"] = body.top_logprobs or 0
     if body.max_completion_tokens is not None:
         call.params["max_tokens"] = body.max_completion_tokens
-    return replace(
+    return msgspec.structs.replace(
         call,
         messages=body.messages,
         tools=body.tools,

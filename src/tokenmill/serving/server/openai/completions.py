@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -94,7 +93,7 @@ def text_call(body: TextBody) -> GenerationCall:
         call.params["logprobs"] = body.logprobs
         if body.echo:  # the prompt's come before those of the text
             call.params.setdefault("prompt_logprobs", body.logprobs)
-    return replace(
+    return msgspec.structs.replace(
         call,
         prompts=_prompts(body),
         default_max_tokens=DEFAULT_MAX_TOKENS,

@@ -7,7 +7,6 @@ value asks for nothing special. Unknown fields are left out, and the reply names
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
@@ -31,8 +30,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 # Compared by identity: `typing` keeps one of two annotations that are equal, and 1 equals True.
-@dataclass(frozen=True, slots=True, eq=False)
-class Refused:
+class Refused(msgspec.Struct, frozen=True, eq=False):
     """Marks a known field that is not supported; `neutral` lists the values that ask for nothing special."""
 
     neutral: tuple[Any, ...] = ()

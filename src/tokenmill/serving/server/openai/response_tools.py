@@ -29,8 +29,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_.\-]")
 _FUNCTION = ("name", "description", "parameters", "strict")
 
 
-@dataclass(frozen=True, slots=True)
-class ToolName:
+class ToolName(msgspec.Struct, frozen=True):
     """The name by which a client calls a tool; `is_custom`: its input is a text, not JSON."""
 
     name: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from tokenmill.core.errors import InvalidRequest, PromptTooLong
 from tokenmill.core.messages import GenerateText
@@ -43,7 +44,7 @@ async def shortened(
         if count == too_few:
             break
         left = [*system, *(message for turn in turns[count:] for message in turn)]
-        shorter = replace(call, messages=left)
+        shorter = msgspec.structs.replace(call, messages=left)
         made = await context.bodies.threads.run(num_bytes, partial(messages_of, shorter, context))
         if await _fits(made[0], room, context):
             dropped, fitting = count, (shorter, made, count)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -49,8 +48,7 @@ class RetrieveQuery(msgspec.Struct, forbid_unknown_fields=True):
     stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(msgspec.Struct, frozen=True):
     """A body's call; `head`: the fields of its response, `messages`: the chat without instructions."""
 
     call: GenerationCall

@@ -7,7 +7,6 @@ as tokens: the next turn begins with exactly those that the model had and wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -47,7 +46,7 @@ class ChatTurn:
         session, added = self._session, self._call.messages or []
         self._num_bytes = len(msgspec.json.encode(added))
         session.check_room(self._num_bytes)
-        whole = replace(self._call, messages=[*session.messages, *added])
+        whole = msgspec.structs.replace(self._call, messages=[*session.messages, *added])
         threads = self._context.bodies.threads
         return await threads.run(session.num_bytes + self._num_bytes, lambda: messages_of(whole, self._context))
 
@@ -120,7 +119,7 @@ class TextTurn:
                 await self._context.client.encode(EncodeText(id="", text=added, add_special_tokens=begins))
             ).token_ids
         self._prompt_ids = [*session.token_ids, *added]
-        return messages_of(replace(self._call, prompts=[self._prompt_ids]), self._context)
+        return messages_of(msgspec.structs.replace(self._call, prompts=[self._prompt_ids]), self._context)
 
     def keep(self) -> None:
         """Let the session have these tokens."""

@@ -9,7 +9,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -65,10 +65,11 @@ _logger = logging.getLogger(__name__)
 APP_MODULE = "tokenmill.serving.server.app"
 # Less than what proxies wait for a stream that says nothing.
 REMARK_SECONDS = 1.0
+# How often a server without open requests looks whether it has some: each look wakes the machine.
+UNUSED_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """The exit code and the reason of the server's end; a request to stop has no `error`."""
 
     exit_code: int = 0
@@ -265,7 +266,7 @@ class ApiProcess(ABC):
     async def _remark(self) -> None:
         """Send a comment now and then on open streams while a part recovers."""
         while True:
-            await asyncio.sleep(REMARK_SECONDS)
+            await asyncio.sleep(REMARK_SECONDS if self._client.num_open else UNUSED_SECONDS)
             if self._parts.is_recovering:
                 self._client.remark()
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tokenmill.core.api_messages import AbortCalls, AnswerCalls, FindCalls, FromSibling
 from tokenmill.core.engine_messages import EngineReady, EngineStats
@@ -144,7 +145,7 @@ class FirstProcess(ApiProcess):
         self._screen.on_ready(ready, self._choice.facts)
 
     def _context(self, ready: EngineReady) -> ServerContext:
-        context = replace(
+        context = msgspec.structs.replace(
             super()._context(ready),
             calls=OpenCalls(self._client, self._api_workers),
             fleet=Fleet(self._parts),

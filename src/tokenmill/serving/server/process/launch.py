@@ -24,7 +24,7 @@ from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.standard_streams import lossy
 from tokenmill.ipc.topology import EngineSpec, Topology
 from tokenmill.serving.observe.event_log import EventLog
-from tokenmill.serving.replicas.starter import ENGINE_MODULE, WORKER_MODULE, Starter
+from tokenmill.serving.replicas.starter import ENGINE_MODULE, WORKER_MODULE, Starter, import_shared
 from tokenmill.serving.server.http.descriptors import raise_limit
 from tokenmill.serving.server.http.listener import bind, check_tls
 from tokenmill.serving.server.http.shared_listener import ConnectionCounts, SharedListener
@@ -88,6 +88,7 @@ def _run(
 
         counts = ConnectionCounts(server.api_server_count) if server.api_server_count > 1 else None
         log = EventLog(StandardError().on_line, server.log_format == "json")
+        import_shared()
         with held_back(), _listener(server) as listener, weight_memory() as memory:
             return supervise(serve, server.api_server_count, server.max_restarts, note_death)
     except TokenMillError as error:

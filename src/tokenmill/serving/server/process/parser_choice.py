@@ -5,7 +5,7 @@ Does not know how they are found; see `frontend/parser_finder.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tokenmill.config.configs import ServerConfig
 from tokenmill.config.server_settings import NO_PARSER
@@ -16,8 +16,7 @@ from tokenmill.serving.server.context import ToolParsers
 NOTHING_FOUND = ParsersFound(id="", notation="", notation_reason="", style="", style_reason="")
 
 
-@dataclass(frozen=True, slots=True)
-class ParserChoice:
+class ParserChoice(msgspec.Struct, frozen=True):
     """The parsers in use, and the lines of the start screen that say which and why."""
 
     parsers: ToolParsers
