@@ -7,11 +7,11 @@ page's copy at most.
 
 from __future__ import annotations
 
-import msgspec
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.core.transfers import LoadOrder, SaveOrder
