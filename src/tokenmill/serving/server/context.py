@@ -10,6 +10,7 @@ from typing import Any
 from tokenmill.config.vision import MediaLimits
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.pooling import PoolingInfo
 from tokenmill.core.version import VERSION
 from tokenmill.serving.batches.service import BatchService
 from tokenmill.serving.frontend.client import EngineClient
@@ -126,6 +127,20 @@ class ServerContext:
             ready.attention_backend,
         )
         return "fp_" + hashlib.sha256("|".join(parts).encode()).hexdigest()[:10]
+
+    @property
+    def pooling(self) -> PoolingInfo | None:
+        """The pooling of a model that makes vectors or scores; None: it generates."""
+        return self.ready.pooling
+
+    def check_generates(self) -> None:
+        """Refuse a request for text where the model makes vectors or scores.
+
+        Raises:
+            InvalidRequest: saying what the model is for.
+        """
+        if self.pooling is not None:
+            raise InvalidRequest(f"{self.pooling.purpose}; it generates no text", "model")
 
     def check_priority(self, priority: int | None) -> int:
         """Return the priority to run a request with.
