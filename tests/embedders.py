@@ -165,3 +165,23 @@ def unit(vector: np.ndarray) -> np.ndarray:
 def _write(path: Path, content: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))
+
+
+def make_judge(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Write a checkpoint that generates and has the tokens `yes` and `no`, as Qwen3-Reranker has."""
+    make_checkpoint(folder, seed=seed, vocab_size=420, **overrides)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens(["yes", "no"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def judged(folder: Path, text: str) -> float:
+    """The logit of `yes` less that of `no` behind a text, by transformers."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+    yes, no = (tokenizer.token_to_id(token) for token in ("yes", "no"))
+    return float(logits[yes] - logits[no])

@@ -67,7 +67,7 @@ def _family_name(name: str) -> str:
         return name
     for suffix in _WITHOUT_HEAD:
         if name.endswith(suffix):
-            return name.removesuffix(suffix) + "ForCausalLM"
+            return name.removesuffix(suffix).removesuffix("Text") + "ForCausalLM"
     return name
 
 

@@ -61,7 +61,8 @@ class LayerNorm:
         """Return the norm of [R, size]."""
         centred = vectors - vectors.mean(1, keepdims=True)
         scaled = centred / np.sqrt((centred * centred).mean(1, keepdims=True) + np.float32(self.eps))
-        return scaled * self.weight if self.bias is None else scaled * self.weight + self.bias
+        found: Floats = scaled * self.weight
+        return found if self.bias is None else found + self.bias
 
 
 @dataclass(frozen=True, slots=True)

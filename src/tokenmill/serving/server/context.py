@@ -133,6 +133,13 @@ class ServerContext:
         """The pooling of a model that makes vectors or scores; None: it generates."""
         return self.ready.pooling
 
+    @property
+    def task(self) -> str:
+        """The task of the model: generate, embed, rerank or classify."""
+        if self.pooling is None:
+            return "generate"
+        return "rerank" if self.pooling.is_reranker else self.pooling.task.value
+
     def check_generates(self) -> None:
         """Refuse a request for text where the model makes vectors or scores.
 

@@ -17,6 +17,7 @@ _logger = logging.getLogger(__name__)
 CLIENT_GONE = 499
 ANTHROPIC_PATH = "/v1/messages"
 OLLAMA_PATH = "/api/"
+TEI_PATHS = ("/embed", "/predict")
 
 
 class ModelNotFound(InvalidRequest):
@@ -143,10 +144,22 @@ def ollama_body(error: Exception) -> dict[str, str]:
     return {"error": error_body(error).error.message}
 
 
+_TEI_TYPES = {413: "validation", 422: "validation", 424: "backend", 429: "overloaded", 503: "unhealthy"}
+
+
+def tei_body(error: Exception) -> dict[str, str]:
+    """Return an error's body in the form of text-embeddings-inference."""
+    status = error_status(error)
+    kind = _TEI_TYPES.get(status, "validation" if status < 500 else "backend")
+    return {"error": error_body(error).error.message, "error_type": kind}
+
+
 def _body(error: Exception, path: str) -> ErrorBody | AnthropicErrorBody | dict[str, str]:
     """Return an error's body in the form of the API that a path belongs to."""
     if path.startswith(OLLAMA_PATH):
         return ollama_body(error)
+    if path.endswith(TEI_PATHS):
+        return tei_body(error)
     return anthropic_body(error) if path.startswith(ANTHROPIC_PATH) else error_body(error)
 
 

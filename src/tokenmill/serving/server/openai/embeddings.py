@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import array
 import base64
-from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmill.core.messages import GenerateText, TextOutput
+from tokenmill.core.messages import GenerateText
 from tokenmill.core.pooling import PoolingInfo, PoolMode
 from tokenmill.serving.frontend.pooled_texts import embedding_params, text_inputs, texts_of, truncation
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.generation.fields import Int32, Label, PositiveInt, TokenId
-from tokenmill.serving.server.generation.pooled_call import PooledCall, Seconds, Truncation
+from tokenmill.serving.server.generation.pooled_call import (
+    PooledCall,
+    PooledUsage,
+    PooledWriter,
+    Seconds,
+    Truncation,
+    numbers,
+)
 from tokenmill.serving.server.generation.reply import GenerationReply
-from tokenmill.serving.server.generation.writer import PING, UsageCounter
 from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.http.request_id import RequestId
 
@@ -87,19 +91,12 @@ class Embedding(msgspec.Struct):
     object: str = "embedding"
 
 
-class EmbeddingUsage(msgspec.Struct):
-    """The number of tokens in the inputs."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class EmbeddingList(msgspec.Struct):
     """The reply of /v1/embeddings."""
 
     data: list[Embedding]
     model: str
-    usage: EmbeddingUsage
+    usage: PooledUsage
     object: str = "list"
 
 
@@ -114,43 +111,19 @@ class EmbeddingRoute:
         context = self._context
         body, call, prompts = await read_as(request, EmbeddingBody, context.bodies, self._read)
         label = f"embd-{body.request_id or request.state.request_id}"
-        writer = EmbeddingWriter(context.reply_name(body.model), body.encoding_format or "float")
-        return GenerationReply(context, call, prompts, writer, label)
+        name, is_text = context.reply_name(body.model), body.encoding_format == "base64"
+
+        def write(answers: list[bytes], num_tokens: int) -> EmbeddingList:
+            data = [Embedding(index, _encoded(answer, is_text)) for index, answer in enumerate(answers)]
+            return EmbeddingList(data, name, PooledUsage.of(num_tokens))
+
+        return GenerationReply(context, call, prompts, PooledWriter(write), label)
 
     def _read(self, body: EmbeddingBody) -> tuple[EmbeddingBody, GenerationCall, list[GenerateText]]:
         self._context.check_model(body.model)
         return body, *body.call(self._context.pooling).messages(self._context)
 
 
-class EmbeddingWriter:
-    """A `ReplyWriter` for embeddings, which are never streamed."""
-
-    ping = PING
-
-    def __init__(self, model: str, encoding: str) -> None:
-        self._model = model
-        self._encoding = encoding
-
-    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
-        """Return all vectors as JSON."""
-        data = [Embedding(i, _encoded(outputs[i].embedding, self._encoding)) for i in sorted(outputs)]
-        tokens = usage.usage().prompt_tokens
-        return msgspec.json.encode(EmbeddingList(data, self._model, EmbeddingUsage(tokens, tokens)))
-
-    def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
-        """Return b"": the reply is never streamed."""
-        return b""
-
-    def last_events(self, usage: UsageCounter) -> bytes:
-        """Return b"": the reply is never streamed."""
-        return b""
-
-    def failure(self, error: Exception) -> bytes:
-        """Return b"": the reply is never streamed."""
-        return b""
-
-
-def _encoded(raw: bytes | None, encoding: str) -> list[float] | str:
-    """Return a vector from its bytes (float32, little-endian)."""
-    raw = raw or b""  # the request was aborted
-    return base64.b64encode(raw).decode() if encoding == "base64" else array.array("f", raw).tolist()
+def _encoded(answer: bytes, is_text: bool) -> list[float] | str:
+    """Return a vector from its bytes, as numbers or in base64."""
+    return base64.b64encode(answer).decode() if is_text else numbers(answer)
