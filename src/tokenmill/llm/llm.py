@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from tokenmill.config.model_files import check_tokenizer, default_sampling
 from tokenmill.core.engine_messages import EngineReady, EngineStats
-from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.errors import InvalidConfig, InvalidRequest, WrongTask
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.llm import arguments
@@ -175,7 +175,7 @@ class LLM(PooledMethods):
         if (pooling := wishes.get("pooling")) is not None:
             return self._start_pooled(inbox, prompt, pooling)
         if self.info.pooling is not None:
-            raise InvalidRequest(f"{self.info.pooling.purpose}; it generates no text", "prompt")
+            raise WrongTask(f"{self.info.pooling.purpose}; it generates no text", "prompt")
         params = self._default_params if sampling_params is None else sampling_params
         template, priority = wishes.get("template_options") or {}, wishes.get("priority") or 0
         if priority and self._config.scheduling_policy in ("fair", "fcfs"):

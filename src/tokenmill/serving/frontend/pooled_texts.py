@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest, WrongTask
 from tokenmill.core.pooling import (
     MEAN_ONLY,
     Cut,
@@ -115,7 +115,7 @@ def embedding_params(
         InvalidRequest: the model makes no vectors, or none of that size.
     """
     if info is not None and info.task is not PoolingTask.EMBED:
-        raise InvalidRequest(f"{info.purpose}; it makes no vectors", "model")
+        raise WrongTask(f"{info.purpose}; it makes no vectors", "model")
     if dimensions is not None and (info is None or dimensions != info.size):
         _check_dimensions(info, dimensions)
     return PoolingParams(
@@ -169,7 +169,7 @@ def classifying_params(info: PoolingInfo | None, activates: bool | None = None) 
         InvalidRequest: the model has no labels.
     """
     if info is None or info.task is not PoolingTask.CLASSIFY:
-        raise InvalidRequest(f"{_purpose(info)}; it has no labels", "model")
+        raise WrongTask(f"{_purpose(info)}; it has no labels", "model")
     return PoolingParams(modes=info.modes, activates=activates is not False)
 
 
@@ -182,7 +182,7 @@ def comparing_params(info: PoolingInfo | None, activates: bool | None = None) ->
     if info is not None and info.task is PoolingTask.EMBED:
         return embedding_params(info)
     if info is None or not info.is_reranker:
-        raise InvalidRequest(f"{_purpose(info)}; it does not compare texts", "model")
+        raise WrongTask(f"{_purpose(info)}; it does not compare texts", "model")
     return PoolingParams(modes=info.modes, activates=activates is not False)
 
 

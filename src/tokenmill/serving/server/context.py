@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenmill.config.vision import MediaLimits
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.core.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.errors import InvalidRequest, PromptTooLong, WrongTask
 from tokenmill.core.pooling import PoolingInfo
 from tokenmill.core.version import VERSION
 from tokenmill.serving.batches.service import BatchService
@@ -147,7 +147,7 @@ class ServerContext:
             InvalidRequest: saying what the model is for.
         """
         if self.pooling is not None:
-            raise InvalidRequest(f"{self.pooling.purpose}; it generates no text", "model")
+            raise WrongTask(f"{self.pooling.purpose}; it generates no text", "model")
 
     def check_priority(self, priority: int | None) -> int:
         """Return the priority to run a request with.
