@@ -20,7 +20,8 @@ from tokenmill.core.messages import AddRequest, CallRules, GenerateText
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
 from tokenmill.engine.loop.engine import Engine
-from tokenmill.serving.frontend.text_processor import TextProcessor, load_text_processor
+from tokenmill.serving.frontend.processor_loading import load_text_processor
+from tokenmill.serving.frontend.text_processor import TextProcessor
 from tokenmill.startup.assembly.setup import build_engine
 
 SCHEMA = {

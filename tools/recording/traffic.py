@@ -1,6 +1,6 @@
 """Traffic through an `LLM`, step by step, and what it brought in exact plain data.
 
-Only public calls, and one reach: `LLM` has no argument for priority, cache salt, tenant and pooling, which the HTTP
+Only public calls, and one reach: `LLM` has no argument for cache salt and tenant, which the HTTP
 server sets, so they are added to the message that its module makes.
 """
 
@@ -95,8 +95,10 @@ class Traffic:
         if rng.random() < 0.01:
             prompt = [1] * 1000  # refused: longer than any context
         line = self._begin("request", wanted, prompt, fields)
-        with _MessageFields(self._llm, fields):
-            self._open.append((line, self._llm.submit(prompt, _params(wanted))))
+        # A vector is asked for by an argument; such a message has none of the other fields.
+        pooling = {name: fields[name] for name in ("pooling",) if name in fields}
+        with _MessageFields(self._llm, {} if pooling else fields):
+            self._open.append((line, self._llm.submit(prompt, _params(wanted), **pooling)))
 
     def _turn(self) -> None:
         """A turn of a new session or of one that is open, whose last turn may still run; or the end of one."""

@@ -53,6 +53,21 @@ class EngineSettings(VisionConfig):
         aliases=("--context-length",),
         size=True,
     )
+    task: str = flag(
+        "auto",
+        "what the model is for: auto, by its files; generate; embed: vectors of a model that also generates; "
+        "rerank: scores of one that answers yes or no",
+        choices=("auto", "generate", "embed", "rerank"),
+    )
+    matryoshka: bool = flag(False, "vectors may be cut (`dimensions`), whatever config.json says")
+    truncate_inputs: str = flag(
+        "off",
+        "side on which texts to embed, score or classify lose what is too long; off: they are refused",
+        choices=("off", "right", "left"),
+    )
+    rerank_template: str | None = flag(
+        None, "text of a query and a document for a reranker, with {query}, {document} and {instruction}, or its file"
+    )
     page_size: int = flag(16, "token slots in a KV page", aliases=("--block-size",))
     num_pages: int | None = flag(None, "KV pages, instead of a share of memory", aliases=("--num-gpu-blocks-override",))
     kv_cache_memory_bytes: int | None = flag(None, "memory for KV, e.g. 4GiB, instead of a share", size=True)

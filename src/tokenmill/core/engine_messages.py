@@ -11,6 +11,7 @@ from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.histogram import Histogram
 from tokenmill.core.live import LiveReport
 from tokenmill.core.part_messages import EngineMessage
+from tokenmill.core.pooling import PoolingInfo
 
 
 class EngineProgress(EngineMessage):
@@ -29,6 +30,7 @@ class EngineReady(EngineMessage, kw_only=True):
     `kv_windows`: how pages behind sliding windows are handled; "": the model has none.
     `takes_images`: prompts may have images; `max_clip_seconds`: of a clip of sound at most, 0: prompts have none.
     `num_states`: recurrent states that there is room for, in `state_bytes`; 0: the model has none.
+    `pooling`: of a model that makes vectors or scores; None: it generates. `truncate_inputs`: see `Cut`.
     """
 
     model: str
@@ -62,6 +64,8 @@ class EngineReady(EngineMessage, kw_only=True):
     kv_windows: str = ""
     num_states: int = 0
     state_bytes: int = 0
+    pooling: PoolingInfo | None = None
+    truncate_inputs: str = "off"
 
 
 class EngineStats(EngineMessage, kw_only=True):

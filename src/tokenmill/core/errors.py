@@ -32,6 +32,12 @@ class InvalidRequest(TokenMillError, ValueError):
         self.param = param
 
 
+class WrongTask(InvalidRequest):
+    """The model is made for something else: it generates, embeds, or scores."""
+
+    code = "wrong_task"
+
+
 class NotFound(InvalidRequest):
     """No open request, response, file or batch has this id, or none that the client may access."""
 

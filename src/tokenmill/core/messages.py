@@ -45,6 +45,7 @@ from tokenmill.core.part_messages import (
     WatchEngine,
 )
 from tokenmill.core.plan import TokenLogprobs
+from tokenmill.core.pooling import PooledTexts, PoolingParams
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 
@@ -68,6 +69,8 @@ class CallRules(msgspec.Struct):
 class GenerateText(Message, kw_only=True):
     """Encode a prompt and start `len(ids)` requests with it: exactly one of `text`, `token_ids`, `messages`, `infill`.
 
+    `texts` stands for all prompts of a call whose answers are vectors or scores: each of them is one request.
+
     Attributes:
         infill: a gap to fill between two texts.
         calls: the rules for calls of the `tools`; None: no grammar enforces them.
@@ -79,7 +82,7 @@ class GenerateText(Message, kw_only=True):
         wants_prompt: the first output comes with a `PromptReport`.
         wants_progress: outputs tell how far the prompt is computed, until the first token of the first continuation.
         needs_no_output: its one sampled token is not used: the prompt may be as long as the context.
-        pooling: "mean" or "last": return a vector for the prompt, not a continuation.
+        pooling: return a vector or scores for the prompt, not a continuation.
         engine: the engine that must run the requests; None: the text worker chooses.
         session: calls of one session go to the same engine while it lives; empty: no session.
         conversation: whose prompts are compared with their last ones; empty: this one is not.
@@ -99,6 +102,7 @@ class GenerateText(Message, kw_only=True):
     token_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     infill: Infill | None = None
+    texts: PooledTexts | None = None
     tools: list[dict[str, Any]] | None = None
     calls: CallRules | None = None
     reasoning: str = ""
@@ -112,7 +116,7 @@ class GenerateText(Message, kw_only=True):
     wants_prompt: bool = False
     wants_progress: bool = False
     needs_no_output: bool = False
-    pooling: str = ""
+    pooling: PoolingParams | None = None
     engine: int | None = None
     session: str = ""
     conversation: str = ""
@@ -123,6 +127,11 @@ class GenerateText(Message, kw_only=True):
     num_estimated: int | None = None
     forced_text: str = ""
     resumed: dict[str, list[list[int]]] | None = None
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that it starts."""
+        return self.params.n if self.texts is None else len(self.texts.inputs)
 
 
 class AbortRequests(Message):
@@ -189,7 +198,7 @@ class AddRequest(Message, kw_only=True):
     worker: str = ""
     wants_progress: bool = False
     needs_no_output: bool = False
-    pooling: str = ""
+    pooling: PoolingParams | None = None
     engine: int | None = None
     session: str = ""
     num_missing_tokens: int = 0

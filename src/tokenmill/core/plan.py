@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.media import MediaSpan
+from tokenmill.core.pooling import PoolingParams
 from tokenmill.core.request import Proposal, TokenArray
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import PlanTransfers
@@ -30,7 +31,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True):
         num_prompt_tokens: where the output begins (penalties tell prompt from output).
         stop_token_ids: ids to mask while fewer than `params.min_tokens` tokens are out.
         seed: the seed its draws are keyed by; never None here.
-        pooling: "mean" or "last": a vector is wanted for its prompt; "": none.
+        pooling: a vector or scores are wanted for its prompt.
         media: the images of its prompt.
         adapter: digest of its adapter; "": none. adapter_slot: the slot for that adapter, from 0.
         state_slot: the slot of its recurrent state, if the model has recurrent states.
@@ -43,7 +44,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True):
     params: SamplingParams
     stop_token_ids: tuple[int, ...]
     seed: int
-    pooling: str = ""
+    pooling: PoolingParams | None = None
     adapter: str = ""
     adapter_slot: int = 0
     media: tuple[MediaSpan, ...] = ()

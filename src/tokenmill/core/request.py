@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.media import MediaSpan
+from tokenmill.core.pooling import PoolingParams
 from tokenmill.core.sampling_params import SamplingParams
 
 TokenArray = npt.NDArray[np.int32]
@@ -130,7 +131,7 @@ class Request:
         num_reported_tokens: tokens of the prompt whose log probabilities are reported, if requested.
         num_charged_tokens: tokens that were run for its tenant or found in the cache.
         num_draft_tokens, num_accepted_tokens: draft tokens that were run for it, and those of them that were kept.
-        pooling: "mean" or "last": return a vector for the prompt instead of a continuation.
+        pooling: return a vector or scores for the prompt instead of a continuation.
         proposal: tokens that may follow its own, if the step that brought the last of them proposed any.
         rank: its place in the queues: (its class: background and what the policy says, turn of its tenant, arrival).
         row: the row of the page and token tables it owns, or None.
@@ -149,7 +150,7 @@ class Request:
     adapter_name: str = ""
     tenant: str = ""
     is_resumable: bool = False
-    pooling: str = ""
+    pooling: PoolingParams | None = None
     is_background: bool = False
     media: tuple[MediaSpan, ...] = ()
     status: RequestStatus = RequestStatus.WAITING
@@ -205,7 +206,7 @@ class Request:
     @property
     def needs_whole_prompt(self) -> bool:
         """True if every token of the prompt must be run, whatever the prefix cache has."""
-        return self.params.prompt_logprobs is not None or self.pooling == "mean"
+        return self.params.prompt_logprobs is not None or (self.pooling is not None and self.pooling.needs_whole_prompt)
 
     @property
     def is_running(self) -> bool:

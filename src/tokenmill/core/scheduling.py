@@ -63,7 +63,7 @@ _ASKS: dict[Feature, Callable[[AddRequest], object]] = {
     Feature.GRAMMARS: lambda message: message.params.grammar,
     Feature.SESSIONS: lambda message: message.is_resumable,
     Feature.BACKGROUND: lambda message: message.is_background,
-    Feature.REPORTS: lambda message: message.pooling or message.params.prompt_logprobs is not None,
+    Feature.REPORTS: lambda message: message.pooling is not None or message.params.prompt_logprobs is not None,
 }
 
 

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from tokenmill.core.engine_messages import EngineReady, EngineStats
 from tokenmill.core.errors import InvalidRequest, TokenMillError
@@ -25,6 +25,7 @@ from tokenmill.llm.arguments import ChatOptions
 from tokenmill.llm.llm import LLM, AnyPrompt
 from tokenmill.llm.local_engine import Inbox
 from tokenmill.llm.outputs import EmbeddingRequestOutput, RequestOutput
+from tokenmill.llm.pooled import Pooling
 from tokenmill.llm.tokenizer import ChatTokenizer
 
 T = TypeVar("T")
@@ -122,13 +123,10 @@ class AsyncLLM:
         return self._outputs(prompt, sampling_params, request_id or uuid.uuid4().hex, wishes)
 
     async def embed(
-        self, prompt: AnyPrompt, request_id: str | None = None, *, pooling: Literal["mean", "last"] = "mean"
+        self, prompt: AnyPrompt, request_id: str | None = None, *, pooling: Pooling | None = None
     ) -> EmbeddingRequestOutput:
-        """Return a vector of length 1 for a prompt; see `LLM.embed`."""
-        if pooling not in ("mean", "last"):
-            raise InvalidRequest(f"pooling must be mean or last, got {pooling!r}", "pooling")
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        outputs = self._outputs(prompt, params, request_id or uuid.uuid4().hex, {"pooling": pooling})
+        """Return a vector for a prompt; see `LLM.embed`."""
+        outputs = self._outputs(prompt, None, request_id or uuid.uuid4().hex, {"pooling": pooling or ""})
         found = [output async for output in outputs][-1]
         return found.answered(found.vector())
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from tokenmill.config.model_files import check_tokenizer, default_sampling
 from tokenmill.core.engine_messages import EngineReady, EngineStats
-from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.errors import InvalidConfig, InvalidRequest, WrongTask
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.llm import arguments
@@ -21,10 +21,12 @@ from tokenmill.llm.adapters import LoRARequest
 from tokenmill.llm.arguments import ChatOptions, Chats, Conversation, Priority, Prompt, Prompts
 from tokenmill.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from tokenmill.llm.local_engine import Inbox, LocalEngine
-from tokenmill.llm.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from tokenmill.llm.outputs import CompletionOutput, RequestOutput
+from tokenmill.llm.pooled import PooledMethods, pool_input, pool_modes, pooled_message
 from tokenmill.llm.session import Session
 from tokenmill.llm.tokenizer import ChatTokenizer
 from tokenmill.serving.frontend.chat_template import load_chat_template
+from tokenmill.serving.frontend.pooled_texts import embedding_params, texts_of
 
 if TYPE_CHECKING:
     from tokenmill.llm.metrics import Metric
@@ -36,7 +38,7 @@ EachParams = OneParams | Sequence[SamplingParams]
 
 
 @arguments.checked_names
-class LLM:
+class LLM(PooledMethods):
     """A model ready to generate; its methods raise TypeError for an argument that they do not have.
 
     Several threads may use it: their requests run together, in the steps that any of them runs.
@@ -129,37 +131,6 @@ class LLM:
         """Open a session, whose turns append to each other without computing anything twice."""
         return Session(self._local, self._default_params)
 
-    def embed(
-        self, prompts: Prompts, *, use_tqdm: bool = True, pooling: Literal["mean", "last"] = "mean"
-    ) -> list[EmbeddingRequestOutput]:
-        """Return a vector of length 1 for each prompt.
-
-        Args:
-            pooling: take the mean of the last layer's states after the final norm, or the state of the last token.
-
-        Raises:
-            InvalidRequest: as `generate`.
-            TokenMillError: a prompt failed.
-        """
-        if pooling not in ("mean", "last"):
-            raise InvalidRequest(f"pooling must be mean or last, got {pooling!r}", "pooling")
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        found = self._run(arguments.split(prompts, int), params, use_tqdm, pooling=pooling)
-        return [one.answered(one.vector()) for one in found]
-
-    def score(self, prompts: Prompts, text_2: None = None, *, use_tqdm: bool = True) -> list[ScoringRequestOutput]:
-        """Return the log-likelihood of each prompt: of all its tokens but the first.
-
-        Raises:
-            InvalidRequest: as `generate`; or two texts are given, which only a cross-encoder can compare.
-            TokenMillError: a prompt failed.
-        """
-        if text_2 is not None:
-            raise InvalidRequest("score does not compare texts: it gives the log-likelihood of each prompt", "text_2")
-        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        found = self._run(arguments.split(prompts, int), params, use_tqdm, is_score=True)
-        return [one.answered(one.log_likelihood()) for one in found]
-
     def beam_search(self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool = False) -> list[BeamSearchOutput]:
         """Return the most likely continuations of each prompt, keeping the best ones at every length.
 
@@ -177,14 +148,15 @@ class LLM:
         sampling_params: OneParams = None,
         template_options: dict[str, Any] | None = None,
         priority: int = 0,
-        pooling: str = "",
+        pooling: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> RequestOutput:
         """Add a prompt to those that `step` advances; its result fills up with the steps, see `finished`.
 
         Args:
             template_options: for a conversation: `tools` and variables of the chat template.
-            priority, pooling, lora_request: as for `generate` and `embed`.
+            priority, lora_request: as for `generate`.
+            pooling: a vector is wanted: mean, last, or "" for the model's own way; None: the prompt is continued.
 
         Raises:
             InvalidRequest: it can never run.
@@ -198,22 +170,32 @@ class LLM:
         """Add a prompt as `submit` does, with its other arguments in `wishes`; the inbox gets its deltas, too.
 
         Raises:
-            InvalidRequest: it can never run.
+            InvalidRequest: it can never run, or the model does not generate.
         """
+        if (pooling := wishes.get("pooling")) is not None:
+            return self._start_pooled(inbox, prompt, pooling)
+        if self.info.pooling is not None:
+            raise WrongTask(f"{self.info.pooling.purpose}; it generates no text", "prompt")
         params = self._default_params if sampling_params is None else sampling_params
         template, priority = wishes.get("template_options") or {}, wishes.get("priority") or 0
         if priority and self._config.scheduling_policy in ("fair", "fcfs"):
             raise InvalidRequest('priority needs LLM(scheduling_policy="priority")', "priority")
         adapter = self._local.find_adapter(wishes.get("lora_request"))
         message = arguments.generate_text(prompt, params, template, priority, adapter)
-        message.pooling = wishes.get("pooling") or message.pooling
-        message.needs_no_output = bool(message.pooling) or bool(wishes.get("is_score"))
+        message.needs_no_output = bool(wishes.get("is_score"))
         text = prompt.get("prompt") if isinstance(prompt, dict) else message.text
         continuations = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(message.ids[0], [], continuations, message.ids, text)
         self._local.start(message, output, inbox)
         if message.messages is not None:
             output.prompt = self._local.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+        return output
+
+    def _start_pooled(self, inbox: Inbox | None, prompt: AnyPrompt, pooling: str) -> RequestOutput:
+        """Add a prompt that wants a vector; `pooling` "": as the model is made for."""
+        params = embedding_params(self.info.pooling, pool_modes(pooling or None))
+        message, (output,) = pooled_message(texts_of(self.info.pooling, [pool_input(prompt)]), params)
+        self._local.start(message, output, inbox)
         return output
 
     def step(self) -> list[TextOutput]:
@@ -306,15 +288,19 @@ class LLM:
             for prompt, own, rank, adapter in zip(batch, own_params, priorities, own_adapters, strict=True):
                 own_wishes = wishes | {"priority": rank, "lora_request": adapter}
                 outputs.append(self.start(inbox, prompt, own, own_wishes))
-            unfinished = outputs
-            with ProgressBar(len(outputs), use_tqdm) as progress:
-                while unfinished:
-                    deltas, unfinished = self._local.advance(unfinished, inbox)
-                    num_tokens = sum(len(delta.token_ids) for delta in deltas)
-                    progress.update(len(outputs) - len(unfinished), num_tokens)
+            self._wait(outputs, inbox, use_tqdm)
         finally:
             self._local.abort(outputs)
         return outputs
+
+    def _wait(self, outputs: list[RequestOutput], inbox: Inbox, use_tqdm: bool) -> None:
+        """Run steps until all results are finished."""
+        unfinished = outputs
+        with ProgressBar(len(outputs), use_tqdm) as progress:
+            while unfinished:
+                deltas, unfinished = self._local.advance(unfinished, inbox)
+                num_tokens = sum(len(delta.token_ids) for delta in deltas)
+                progress.update(len(outputs) - len(unfinished), num_tokens)
 
 
 class ProgressBar:

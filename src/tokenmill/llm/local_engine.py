@@ -27,7 +27,8 @@ from tokenmill.llm.outputs import RequestOutput
 from tokenmill.llm.turns import Turns
 from tokenmill.model.adapters.requests import AdapterRequests
 from tokenmill.platform.select import select_platform
-from tokenmill.serving.frontend.text_processor import Routed, load_text_processor
+from tokenmill.serving.frontend.processor_loading import load_text_processor
+from tokenmill.serving.frontend.text_processor import Routed
 from tokenmill.startup.assembly.loading import LoadedModel
 from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
@@ -102,9 +103,16 @@ class LocalEngine:
         Raises:
             InvalidRequest: they can never run.
         """
+        self._start(message, {one: _Open(output, index, inbox) for index, one in enumerate(message.ids)})
+
+    def start_texts(self, message: messages.GenerateText, outputs: Sequence[RequestOutput], inbox: Inbox) -> None:
+        """Start the requests of texts, each of which has a result of its own; as `start`."""
+        self._start(message, {output.request_id: _Open(output, 0, inbox) for output in outputs})
+
+    def _start(self, message: messages.GenerateText, opened: dict[str, _Open]) -> None:
         with self.turns:
             self.engine  # noqa: B018 - before anything is open
-            self._open.update({request_id: _Open(output, index, inbox) for index, request_id in enumerate(message.ids)})
+            self._open.update(opened)
             try:
                 self._deliver(message)
             except TokenMillError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -102,15 +102,40 @@ class CompletionOutput:
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True):
-    """A vector of length 1."""
+    """A vector."""
 
     embedding: list[float]
 
 
 class ScoringOutput(msgspec.Struct, frozen=True):
-    """The log-likelihood (natural logarithm) of a prompt, given its first token."""
+    """The score of a text, or the log-likelihood (natural logarithm) of a prompt, given its first token."""
 
     score: float
+
+
+class ClassificationOutput(msgspec.Struct, frozen=True):
+    """The probabilities of all labels; `label`: the likeliest."""
+
+    probs: list[float]
+    label: str
+
+    @classmethod
+    def of(cls, probs: list[float], labels: Sequence[str]) -> ClassificationOutput:
+        """Return the output for probabilities in the order of the labels."""
+        return cls(probs, labels[max(range(len(probs)), key=probs.__getitem__)] if probs else "")
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels."""
+        return len(self.probs)
+
+
+class RerankOutput(msgspec.Struct, frozen=True):
+    """A document, its place among those given, and how well it answers the query."""
+
+    index: int
+    relevance_score: float
+    document: str
 
 
 What = TypeVar("What")
@@ -128,6 +153,7 @@ class PoolingRequestOutput(msgspec.Struct, Generic[What], frozen=True):
 
 EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]
 ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
+ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from tests.model.kernels.gpu import DEVICE
 from tests.seeding import seed_for
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest, TokenOutput
+from tokenmill.core.pooling import PoolingParams, PoolMode
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.engine.loop.engine import Engine
@@ -74,7 +75,7 @@ def requests(rng: random.Random, kinds: list[str]) -> list[AddRequest]:
     for kind in kinds:
         prompt = [rng.randrange(10, 250) for _ in range(rng.choice([3, 9, 27]))]
         for name, tokens in (("well", prompt), ("ill", [*prompt[:2], POISON, *prompt[2:]])):
-            pooling = kind if kind in ("last", "mean") else ""
+            pooling = PoolingParams(modes=(PoolMode(kind),)) if kind in ("last", "mean") else None
             # A vector ends its request, as at the server's routes: it goes out in place of the first token.
             sizes = {"max_tokens": 1 if pooling else 3}
             params = SamplingParams(**{"temperature": 1.0, "seed": 3, **sizes, **KINDS[kind]})

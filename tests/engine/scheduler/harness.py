@@ -14,6 +14,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.extension import EngineExtension
 from tokenmill.core.media import MediaInput, with_surrogates
 from tokenmill.core.messages import AddRequest, TokenOutput
+from tokenmill.core.pooling import PoolingParams, PoolMode
 from tokenmill.core.request import FinishReason, RequestStatus
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import TransferSettings
@@ -180,7 +181,7 @@ class Harness:
             cache_salt=salt,
             tenant=tenant,
             is_resumable=is_resumable,
-            pooling=pooling,
+            pooling=PoolingParams(modes=(PoolMode(pooling),)) if pooling else None,
             is_background=is_background,
             kv_transfer_params=kv_transfer_params,  # type: ignore[arg-type]
             adapter=None if adapter is None else AdapterRef(str(adapter), "", f"digest-{adapter}"),

@@ -15,6 +15,7 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import AddRequest
+from tokenmill.core.pooling import PoolingParams
 from tokenmill.core.scheduling import Feature, SchedulerInterface, check_served
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.engine.scheduler.scheduler import Scheduler, find_scheduler
@@ -128,7 +129,7 @@ def test_queues_of_the_base_have_the_order_of_the_policy() -> None:
         (Feature.BACKGROUND, {"is_background": True}),
         (Feature.SESSIONS, {"is_resumable": True}),
         (Feature.ADAPTERS, {"adapter": AdapterRef("a", "", "digest")}),
-        (Feature.REPORTS, {"pooling": "mean"}),
+        (Feature.REPORTS, {"pooling": PoolingParams()}),
         (Feature.REPORTS, {"params": SamplingParams(prompt_logprobs=1)}),
     ],
 )

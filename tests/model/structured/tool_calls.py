@@ -53,7 +53,8 @@ from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.demo import demo_model_path
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.serving.frontend.json_schema import closed
-from tokenmill.serving.frontend.text_processor import TextProcessor, load_text_processor
+from tokenmill.serving.frontend.processor_loading import load_text_processor
+from tokenmill.serving.frontend.text_processor import TextProcessor
 from tokenmill.serving.frontend.tool_parsers import harmony
 from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS
 from tokenmill.startup.assembly.setup import build_engine

@@ -11,7 +11,8 @@ from tokenmill.demo import demo_model_path
 from tokenmill.serving.frontend import parser_finder
 from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.parser_finder import ParserFinder
-from tokenmill.serving.frontend.text_processor import TextProcessor, load_text_processor
+from tokenmill.serving.frontend.processor_loading import load_text_processor
+from tokenmill.serving.frontend.text_processor import TextProcessor
 
 ROOT = Path(__file__).parents[3]
 HERMES = ["<tool_call>", "</tool_call>"]

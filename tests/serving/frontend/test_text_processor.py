@@ -24,7 +24,8 @@ from tokenmill.core.messages import (
 from tokenmill.core.plan import Logprob, TokenLogprobs
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.serving.frontend.text_processor import TextProcessor, load_text_processor
+from tokenmill.serving.frontend.processor_loading import load_text_processor
+from tokenmill.serving.frontend.text_processor import TextProcessor
 
 EOS = 2
 MAX_MODEL_LEN = 64

@@ -42,7 +42,7 @@ from tokenmill.engine.speculation.speculation import Speculation
 logger = logging.getLogger(__name__)
 
 RECORDS_KEPT = 1000
-VERSION = 3
+VERSION = 4
 _LENGTH = struct.Struct(">I")
 
 

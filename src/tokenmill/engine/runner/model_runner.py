@@ -35,6 +35,7 @@ from tokenmill.engine.runner.transport import Transport
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.row_extension import Arrays, Sent
+from tokenmill.model.pooling.chain import PoolingChain
 from tokenmill.model.sampling.grammar_rows import GrammarStep
 from tokenmill.model.sampling.state import SamplingMetadata
 
@@ -101,6 +102,10 @@ class ModelRunner:
     def watch_prompt_logits(self, watch: Callable[[npt.NDArray[np.float32]], None]) -> None:
         """Let a function see the logits behind each prompt's log probabilities."""
         self._rows.prompts.watch = watch
+
+    def pool_with(self, chain: PoolingChain) -> None:
+        """Let a model's own layers follow its pooled states."""
+        self._rows.prompts.pooled.chain = chain
 
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         """Start a step behind the previous one; return a function that waits for its end and makes the result."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +17,7 @@ from tokenmill.core.plan import AdmittedRequest, RowFailure, StepPlan, TokenLogp
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.model.attention.row_extension import Arrays, RowExtension
+from tokenmill.model.pooling.rows import PooledRows
 from tokenmill.model.sampling.logprobs import LogprobGroup, take_logprobs, to_messages
 from tokenmill.platform.host_arrays import library_of
 
@@ -31,14 +31,11 @@ _LOGITS_AT_ONCE = 1 << 24
 IntArray = npt.NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row's report settings. `total`: [hidden_size] float64, sum over the tokens so far, where the mean is wanted."""
+class _Row(msgspec.Struct, frozen=True):
+    """A row's report settings; `num_logprobs` None: only its vector is wanted."""
 
     num_prompt_tokens: int
     num_logprobs: int | None
-    pooling: str
-    total: Array | None = None
 
 
 class OutputTokens(msgspec.Struct, frozen=True):
@@ -47,7 +44,7 @@ class OutputTokens(msgspec.Struct, frozen=True):
     Attributes:
         indices: [N] int64, tokens of the step.
         samples: [S] int64, the outputs from which rows sample.
-        spans: batch index -> its first output and the end of its outputs, for rows that report on their prompt.
+        spans: batch index -> the first output that a report on its prompt reads, and the end of these.
     """
 
     indices: IntArray
@@ -60,7 +57,7 @@ class Reports(msgspec.Struct, frozen=True):
 
     Attributes:
         logprobs: of the prompt's tokens from position `num_computed + 1` on.
-        embeddings: [hidden_size] float32, little-endian, of length 1; of prompts that are complete.
+        embeddings: a vector or scores, float32, little-endian; of prompts that are complete.
         failures: rows for which the model gave no finite numbers.
     """
 
@@ -73,6 +70,7 @@ class PromptReports(RowExtension):
     """The report settings of every row. Always written whole, so that a reused row keeps nothing of its last owner.
 
     Attributes:
+        pooled: the rows that make vectors or scores.
         watch: sees the logits behind log probabilities, [n, vocab_size] float32, in the order of positions; None: they
             are dropped.
 
@@ -84,6 +82,7 @@ class PromptReports(RowExtension):
         self._rows: list[_Row | None] = [None] * max_rows
         # Where the prompt of a row that reports on it ends; 0: the row does not.
         self._ends = np.zeros(max_rows, dtype=np.int64)
+        self.pooled = PooledRows(max_rows)
         self.watch: Callable[[npt.NDArray[np.float32]], None] | None = None
         self._native = native
         self._rows_at_once = max(1, _LOGITS_AT_ONCE // vocab_size)
@@ -96,27 +95,35 @@ class PromptReports(RowExtension):
 
     def _set(self, new_row: AdmittedRequest) -> None:
         """Set the report settings of `new_row.row` from its new request."""
-        num_logprobs, pooling = new_row.params.prompt_logprobs, new_row.pooling
-        is_reported = num_logprobs is not None or bool(pooling)
-        self._rows[new_row.row] = _Row(new_row.num_prompt_tokens, num_logprobs, pooling) if is_reported else None
+        num_logprobs = new_row.params.prompt_logprobs
+        is_reported = num_logprobs is not None or new_row.pooling is not None
+        self._rows[new_row.row] = _Row(new_row.num_prompt_tokens, num_logprobs) if is_reported else None
+        self.pooled.set(new_row)
         self._ends[new_row.row] = new_row.num_prompt_tokens if is_reported else 0
 
     def outputs_of(self, plan: StepPlan, samples: Samples) -> OutputTokens:
-        """Return the tokens that are sampled from, and all tokens of the rows that report."""
+        """Return the tokens that are sampled from, and those that reports on prompts read."""
         reporting = np.flatnonzero(plan.num_computed < self._ends[plan.rows]).tolist()
         if not reporting:
             return OutputTokens(samples.outputs, np.arange(len(samples)), {})
         starts = samples.query_starts
         wanted = np.zeros(starts[-1], dtype=np.bool_)
         wanted[samples.outputs] = True
-        for index in reporting:
-            wanted[starts[index] : starts[index + 1]] = True
+        read = [self._reads(plan, index, int(starts[index])) for index in reporting]
+        for first, end in read:
+            wanted[first:end] = True
         indices = np.flatnonzero(wanted)
-        first, end = (
-            np.searchsorted(indices, starts[reporting] + shift).tolist() for shift in (0, plan.num_scheduled[reporting])
-        )
-        spans = dict(zip(reporting, zip(first, end, strict=True), strict=True))
+        spans = dict(zip(reporting, map(tuple, np.searchsorted(indices, read).tolist()), strict=True))
         return OutputTokens(indices, np.searchsorted(indices, samples.outputs), spans)
+
+    def _reads(self, plan: StepPlan, index: int, start: int) -> tuple[int, int]:
+        """Return the tokens of a step that a report reads, as first and end; `start`: the request's first."""
+        row, count = int(plan.rows[index]), int(plan.num_scheduled[index])
+        settings = self._rows[row]
+        pooled = self.pooled.reads(row, int(plan.num_computed[index]), count)
+        if pooled is None or (settings is not None and settings.num_logprobs is not None):
+            return start, start + count
+        return start + pooled[0], start + pooled[1]
 
     def report_prompts(
         self,
@@ -138,8 +145,8 @@ class PromptReports(RowExtension):
             row, number = self._rows[plan.rows[index]], int(plan.rows[index])
             assert row is not None, "a row that reports has settings"
             start = int(plan.num_computed[index])
-            own = outputs[first : min(end, first + row.num_prompt_tokens - start)]
             if row.num_logprobs is not None:
+                own = outputs[first : min(end, first + row.num_prompt_tokens - start)]
                 # The output of a token tells of the next one; of the prompt's last one nothing is told here.
                 targets = tables.tokens[number, start + 1 : start + 1 + len(own)][: row.num_prompt_tokens - 1 - start]
                 told = list(self._logprobs(own, targets, row.num_logprobs, logits_of(number)))
@@ -147,12 +154,9 @@ class PromptReports(RowExtension):
                     reports.failures[index] = RowFailure("the model's logits for this prompt are NaN or infinite")
                 else:
                     reports.logprobs[index] = told
-            if row.pooling:
-                vector = _pool(row, own, is_last=start + len(own) == row.num_prompt_tokens)
-                if vector is not None and not np.isfinite(vector).all():
-                    reports.failures[index] = RowFailure("the model's vector for this prompt is NaN or infinite")
-                elif vector is not None:
-                    reports.embeddings[index] = vector.astype("<f4").tobytes()
+        vectors, failures = self.pooled.pool(plan, spans, outputs)
+        reports.embeddings.update(vectors)
+        reports.failures.update(failures)
         return reports
 
     def _logprobs(
@@ -169,29 +173,6 @@ class PromptReports(RowExtension):
                 self.watch(_on_host(values))
             found = take_logprobs(values, xp.astype(ids, "int64"), group, self._native)
             yield from to_messages(found).values()
-
-
-@np.errstate(all="ignore")
-def _pool(row: _Row, outputs: Array, is_last: bool) -> npt.NDArray[np.float64] | None:
-    """Take in a chunk of the prompt; return the vector of length 1 if it was the last."""
-    if row.pooling == "mean":
-        own = _widened(outputs).sum(0)
-        row.total = own if row.total is None else row.total + own
-    if not is_last:
-        return None
-    vector = _on_host(_widened(outputs[-1:])[0] if row.total is None else row.total)
-    # The sum of the squares is rounded once: it has no order in which processors and libraries could differ.
-    length = math.sqrt(math.fsum((vector * vector).tolist()))
-    return vector / max(length, 1e-12)  # a NaN stays one
-
-
-def _widened(outputs: Array) -> Array:
-    """Return float64 numbers. The host has those of bfloat16 as bits, in uint16."""
-    if not isinstance(outputs, np.ndarray):
-        return outputs.double()
-    if outputs.dtype == np.uint16:
-        outputs = (outputs.astype(np.uint32) << 16).view(np.float32)
-    return outputs.astype(np.float64)
 
 
 def _on_host(array: Array) -> npt.NDArray[Any]:

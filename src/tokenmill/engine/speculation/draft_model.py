@@ -160,7 +160,7 @@ class DraftModel:
         num_computed = dict(zip(plan.rows.tolist(), plan.num_computed.tolist(), strict=True)) if plan.new_rows else {}
         for new in plan.new_rows:
             row, params = new.row, new.params
-            is_drafted_for = params.grammar is None and not new.pooling
+            is_drafted_for = params.grammar is None and new.pooling is None
             end = self._max_len if params.max_tokens is None else new.num_prompt_tokens + params.max_tokens
             self._ends[row] = min(end, self._max_len) if is_drafted_for else 0
             # What it has computed it has found in the cache, or filled before it paused: whole pages are written.

@@ -198,7 +198,7 @@ class PagedMemoryRunner:
             if owner.params.prompt_logprobs is not None and start < owner.num_prompt_tokens:
                 told = range(int(start) + 1, min(end + 1, owner.num_prompt_tokens))
                 logprobs[index] = [TokenLogprobs(Logprob(int(owner.token_ids[p]), p, 1), []) for p in told]
-            if owner.pooling and end == owner.num_prompt_tokens:
+            if owner.pooling is not None and end == owner.num_prompt_tokens:
                 vectors[index] = end.to_bytes(4, "little")
         return logprobs, vectors
 

@@ -16,6 +16,8 @@ from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.families import FAMILIES
 
 _WHISPER = "WhisperForConditionalGeneration"
+# Ends of the names of decoders that do not generate.
+_WITHOUT_HEAD = ("ForSequenceClassification", "Model")
 
 
 def read_architecture(fields: Mapping[str, Any], source: str = "config.json") -> Architecture:
@@ -29,11 +31,11 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         InvalidCheckpoint: the architecture, a feature or a value is not supported; names the source and the field.
     """
     name = _architecture_name(fields, source)
-    family = FAMILIES[name]
+    family = FAMILIES[_family_name(name)]
     if family.has_text_config and ("text_config" in fields or "hidden_size" not in fields):
         # What stands beside the decoder's config wins over what stands in it.
         fields = {**_part(fields, "text_config", source), **fields}
-    return msgspec.structs.replace(
+    architecture = msgspec.structs.replace(
         family.read(ConfigReader(fields, source, family.defaults)),
         name=name,
         weight_names=family.weight_names,
@@ -42,6 +44,32 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         other_weights=family.other_weights,
         expert_stack=family.expert_stack,
     )
+    return architecture if name in FAMILIES else _without_head(architecture, fields, source)
+
+
+def _without_head(architecture: Architecture, fields: Mapping[str, Any], source: str) -> Architecture:
+    """Return the architecture of a decoder that does not generate: it stores no output head, but perhaps its own.
+
+    Raises:
+        InvalidCheckpoint: its tokens attend to those behind them, too.
+    """
+    for field in ("is_causal", "use_bidirectional_attention"):
+        if fields.get(field) is (field != "is_causal"):
+            raise ConfigReader(fields, source).error(f"{field} {fields[field]!r} is not supported: decoders are causal")
+    # The embedding stands for the head: it is asked for a token that nobody wants.
+    return msgspec.structs.replace(
+        architecture, tie_embeddings=True, other_weights=(*architecture.other_weights, "lm_head.", "score.")
+    )
+
+
+def _family_name(name: str) -> str:
+    """Return the decoder that generates, of one that embeds or classifies: `Qwen3Model` is `Qwen3ForCausalLM`."""
+    if name in FAMILIES:
+        return name
+    for suffix in _WITHOUT_HEAD:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix).removesuffix("Text") + "ForCausalLM"
+    return name
 
 
 def _part(fields: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
@@ -64,6 +92,6 @@ def _architecture_name(fields: Mapping[str, Any], source: str) -> str:
         raise config.error(f"architectures must name the model's architecture; supported: {supported}")
     if names[0] == _WHISPER:
         raise config.error(f"{names[0]} decodes beside an encoder, which is not supported: Qwen2-Audio takes sound")
-    if names[0] not in FAMILIES:
+    if _family_name(names[0]) not in FAMILIES:
         raise config.error(f"architecture {names[0]} is not supported; supported: {supported}")
     return names[0]

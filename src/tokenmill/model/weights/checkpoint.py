@@ -15,6 +15,8 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import read_regular
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.architecture_config import read_architecture as architecture_of
+from tokenmill.model.models.weight_names import WeightKey
+from tokenmill.model.pooling.modules import read_limits
 from tokenmill.model.quantization.scheme import QuantizationScheme, read_scheme
 from tokenmill.model.weights.safetensors_header import StoredTensor, read_header
 
@@ -37,6 +39,21 @@ class Checkpoint(msgspec.Struct, frozen=True):
     tensors: dict[str, StoredTensor]
     scheme: QuantizationScheme
 
+    def named_for(self, architecture: Architecture) -> Checkpoint:
+        """Return it with the names that a decoder has inside a model that generates, if it was stored alone.
+
+        Qwen3-Embedding's tensors are `layers.0...` where Qwen3's are `model.layers.0...`.
+        """
+        wanted = WeightKey("embedding").name(architecture.weight_names)
+        prefix, _, bare = wanted.partition(".")
+        if wanted in self.tensors or bare not in self.tensors:
+            return self
+        named = {}
+        for name, tensor in self.tensors.items():
+            inside = name if name.startswith(architecture.other_weights) else f"{prefix}.{name}"
+            named[inside] = msgspec.structs.replace(tensor, name=inside)
+        return msgspec.structs.replace(self, tensors=named)
+
 
 def read_architecture(folder: Path) -> Architecture:
     """Return the architecture that a folder's config.json describes.
@@ -48,6 +65,9 @@ def read_architecture(folder: Path) -> Architecture:
     path = folder / CONFIG_NAME
     architecture = architecture_of(_read_json(path), str(path))
     check_eos_token_ids(folder, architecture.vocab_size)
+    longest, _ = read_limits(folder)
+    if longest is not None and longest < architecture.max_position:
+        return msgspec.structs.replace(architecture, max_position=longest)
     return architecture
 
 

@@ -207,7 +207,7 @@ def _plan(folder: Path, load_format: str, shapes: Decoder, is_again: bool) -> Se
         raise InvalidCheckpoint(f"{folder} has no {load_format} weights, which --load-format asks for")
     if is_gguf:
         return plan_gguf_reads(open_gguf(folder / LINK_NAME), shapes.targets(), architecture)
-    checkpoint, shard = open_checkpoint(folder), shapes.collective.shard
+    checkpoint, shard = open_checkpoint(folder).named_for(architecture), shapes.collective.shard
     reads = plan_reads(checkpoint, shapes.targets(), architecture)
     if shard.rank == 0 and shard.is_first_stage and not is_again:
         warn_of_leftovers(checkpoint, architecture)

@@ -11,7 +11,9 @@ import msgspec
 from tokenmill.core.errors import QueueFull, TokenMillError
 
 INPUT, OUTPUT = "batch", "batch_output"
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+# Their calls draw nothing, so that a line needs no seed.
+WITHOUT_SEED = ("/v1/embeddings", "/v1/rerank", "/v1/score", "/rerank", "/score", "/classify")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", *WITHOUT_SEED)
 WINDOW_SECONDS = 24 * 3600
 FILE_SECONDS = 30 * 24 * 3600
 

@@ -13,7 +13,7 @@ import msgspec
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.json_text import decode_json
-from tokenmill.serving.batches.batch import LineFault, new_id
+from tokenmill.serving.batches.batch import WITHOUT_SEED, LineFault, new_id
 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 16 << 20
@@ -168,7 +168,7 @@ def line_body(raw: bytes, batch_id: str) -> bytes:
     for name in ("stream", "background"):
         if getattr(peek, name):
             raise InvalidRequest(f"{name} is not supported in a batch", name)
-    if peek.seed is None and line.url != "/v1/embeddings":
+    if peek.seed is None and line.url not in WITHOUT_SEED:
         fields = body.rstrip()[:-1].rstrip()
         comma = b"" if fields.endswith(b"{") else b","
         body = fields + comma + b'"seed":%d}' % line_seed(batch_id, line.custom_id)

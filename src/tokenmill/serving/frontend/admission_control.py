@@ -12,6 +12,7 @@ import msgspec
 from tokenmill.config.configs import ServerConfig
 from tokenmill.core.errors import QueueFull
 from tokenmill.core.messages import GenerateText
+from tokenmill.core.pooling import PoolInput
 
 # A token of English and of code is about four bytes; the limit is on work, and needs no better guess.
 BYTES_PER_TOKEN = 4
@@ -60,7 +61,7 @@ class AdmissionControl:
         """
         if not num_open:
             return  # whatever it is, waiting would not make more room for it
-        count = sum(prompt.params.n for prompt in prompts)
+        count = sum(prompt.num_requests for prompt in prompts)
         limit = self.limits.max_requests
         if limit is not None:
             # The engine's own number is a quarter of a second old; what was sent since is in num_open.
@@ -115,9 +116,18 @@ def estimated_tokens(prompt: GenerateText) -> int:
         return len(prompt.token_ids)
     if prompt.text is not None:
         return -(-_num_bytes(prompt.text) // BYTES_PER_TOKEN)
+    if prompt.texts is not None:
+        return sum(map(_num_tokens, prompt.texts.inputs))
     if prompt.infill is not None:
         return -(-prompt.infill.num_characters() // BYTES_PER_TOKEN)
     return -(-sum(_num_characters(message.get("content")) for message in prompt.messages or ()) // BYTES_PER_TOKEN)
+
+
+def _num_tokens(one: PoolInput) -> int:
+    """Estimate the tokens of a text or a pair."""
+    if one.token_ids is not None:
+        return len(one.token_ids)
+    return -(-(_num_bytes(one.text) + _num_bytes(one.second or "")) // BYTES_PER_TOKEN)
 
 
 def _num_bytes(text: str) -> int:

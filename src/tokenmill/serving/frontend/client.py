@@ -132,7 +132,7 @@ class EngineClient:
     def generate(
         self, prompts: Sequence[GenerateText], caller: Caller = NOBODY, worker: int | None = None
     ) -> Generation:
-        """Start `params.n` requests for each prompt; indices run over the prompts, then over n.
+        """Start the requests of each prompt; indices run over the prompts, then over n, or over the texts.
 
         Args:
             caller: the caller of this call.
@@ -169,7 +169,7 @@ class EngineClient:
 
     def _accepted(self, prompt: GenerateText, mark: str, tenant: str, is_background: bool) -> GenerateText:
         """Return the prompt with ids and a fixed seed, so that every engine that continues it draws the same tokens."""
-        ids, params = [mark + _new_id() for _ in range(prompt.params.n)], prompt.params
+        ids, params = [mark + _new_id() for _ in range(prompt.num_requests)], prompt.params
         if params.seed is None:
             digest = blake2b(f"{self._seed}/{self._num_prompts}".encode(), digest_size=8).digest()
             params = msgspec.structs.replace(params, seed=int.from_bytes(digest, "little", signed=True))

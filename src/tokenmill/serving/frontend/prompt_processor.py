@@ -28,12 +28,14 @@ from tokenmill.core.messages import (
 )
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.core.structured_outputs import StructuredOutputs
+from tokenmill.serving.frontend.admission_control import estimated_tokens
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.free_text import FreeText
 from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, Thinking
 from tokenmill.serving.frontend.media_prompts import MediaPrompts
 from tokenmill.serving.frontend.parser_finder import FoundParser, ParserFinder
+from tokenmill.serving.frontend.pooled_prompts import PooledPrompt, PooledPrompts
 from tokenmill.serving.frontend.prompt_encoder import PromptEncoder
 from tokenmill.serving.frontend.template_budget import TakesLong
 from tokenmill.serving.frontend.thinking_budget import with_budget, with_effort_as_budget
@@ -65,7 +67,13 @@ class PreparedPrompt(msgspec.Struct, frozen=True):
     ending: Grammar | None = None
 
 
-Prepared = PreparedPrompt | TextReply | RequestRejected
+class PreparedTexts(msgspec.Struct, frozen=True):
+    """The engine's input for the texts of a call, one for each of its ids."""
+
+    prompts: list[PooledPrompt]
+
+
+Prepared = PreparedPrompt | PreparedTexts | TextReply | RequestRejected
 
 
 class PromptProcessor:
@@ -79,6 +87,7 @@ class PromptProcessor:
         max_string_length: int,
         media: MediaPrompts | None = None,
     ) -> None:
+        self._pooled = PooledPrompts(tokenizer)
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._architecture = ""
@@ -90,6 +99,7 @@ class PromptProcessor:
         """Take in the limits of the engine."""
         self._prompts.max_model_len = ready.max_model_len
         self._prompts.vocab_size = ready.vocab_size
+        self._pooled.engine_ready(ready)
         self._architecture = ready.architecture
 
     def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
@@ -100,6 +110,9 @@ class PromptProcessor:
         """
         try:
             match message:
+                case GenerateText(texts=texts) if texts is not None:
+                    attempt.begin_encoding(estimated_tokens(message))
+                    return PreparedTexts(self._pooled.encode(texts))
                 case GenerateText():
                     return self._prompt(message, attempt)
                 case EncodeText():

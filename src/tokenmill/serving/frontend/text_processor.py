@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from tokenmill.config.configs import EngineConfig
-from tokenmill.config.model_files import eos_token_ids
 from tokenmill.core.answer import AnswerPiece
 from tokenmill.core.api_messages import PrefixChange
 from tokenmill.core.engine_messages import EngineReady
@@ -44,24 +41,24 @@ from tokenmill.core.messages import (
 from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import Grammar, SamplingParams
-from tokenmill.demo import demo_model_path
-from tokenmill.model.audio.prompts import SoundReader
-from tokenmill.model.audio.spec import read_audio
-from tokenmill.model.vision.prompts import ImageReader
-from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.serving.frontend.answer_parser import AnswerParser, answer_parser
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
-from tokenmill.serving.frontend.chat_template import ChatTemplate, load_chat_template
+from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.media_prompts import MediaPrompts
+from tokenmill.serving.frontend.open_texts import OpenTexts
 from tokenmill.serving.frontend.prefix_watch import PrefixWatch
-from tokenmill.serving.frontend.prompt_processor import Prepared, PreparedPrompt, PromptProcessor, Question, rejection
+from tokenmill.serving.frontend.prompt_processor import (
+    Prepared,
+    PreparedPrompt,
+    PreparedTexts,
+    PromptProcessor,
+    Question,
+    rejection,
+)
 from tokenmill.serving.frontend.prompt_reporter import PromptReporter, spellings
 from tokenmill.serving.frontend.stop_strings import StopStrings
 from tokenmill.serving.frontend.tokenizer import IncrementalDetokenizer, Tokenizer
 from tokenmill.serving.frontend.tool_parsers import harmony
-
-# The demo model is too small to end every text that it begins.
-DEMO_STRING_LENGTH = 80
 
 
 @dataclass(slots=True)
@@ -123,12 +120,13 @@ class TextProcessor:
         self._worker = worker
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
+        self._texts = OpenTexts(worker)
         self._watch = PrefixWatch(tokenizer, caches_prefixes)
 
     @property
     def num_open(self) -> int:
         """Number of requests that still wait for their terminal output."""
-        return len(self._open)
+        return len(self._open) + len(self._texts)
 
     def process(self, message: TextMessage) -> Routed:
         """Handle one message; errors in what a client sent are never raised."""
@@ -136,8 +134,7 @@ class TextProcessor:
             case StepOutputs():
                 return self._step_outputs(message)
             case AbortRequests():
-                for request_id in message.ids:
-                    self._open.pop(request_id, None)
+                self._forget(message.ids)
                 return Routed(to_engine=[message])
             case EngineReady():
                 self._prompts.engine_ready(message)
@@ -173,15 +170,21 @@ class TextProcessor:
 
     def start(self, message: Question, prepared: Prepared) -> Routed:
         """Start the requests of a prepared prompt, or answer the call."""
-        if not isinstance(prepared, PreparedPrompt):
+        if not isinstance(prepared, PreparedPrompt | PreparedTexts):
             return Routed(to_api=[prepared])
         assert isinstance(message, GenerateText), "nothing else is a prompt"
         try:
+            if isinstance(prepared, PreparedTexts):
+                return Routed(to_engine=self._texts.start(message, prepared))
             return Routed(to_engine=self._requests(message, prepared))
         except Exception as error:
-            for request_id in message.ids:
-                self._open.pop(request_id, None)
+            self._forget(message.ids)
             return Routed(to_api=[rejection(message, error)])
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        self._texts.forget(ids)
+        for request_id in ids:
+            self._open.pop(request_id, None)
 
     def _requests(self, message: GenerateText, prepared: PreparedPrompt) -> list[ToEngine]:
         prompt, thinking = prepared.token_ids, prepared.thinking
@@ -234,9 +237,9 @@ class TextProcessor:
     def resubmitted(self, requests: Iterable[AddRequest]) -> None:
         """Reset the prompt reports of these requests, whose log probabilities another engine will send again."""
         for request in requests:
-            reporter = self._open[request.id].reporter
-            if reporter is not None:
-                reporter.begin_again()
+            opened = self._open.get(request.id)
+            if opened is not None and opened.reporter is not None:
+                opened.reporter.begin_again()
 
     # --- tokens out -------------------------------------------------------------------------------------------------
 
@@ -249,6 +252,11 @@ class TextProcessor:
         for output in message.outputs:
             request = self._open.get(output.id)
             if request is None:
+                ended = self._texts.end(output) if output.id in self._texts else None
+                if isinstance(ended, TextOutput):
+                    first_outputs.append(ended)
+                elif ended is not None:
+                    refused.append(ended)
                 continue
             if output.error is not None and output.error_status != TokenMillError.status:
                 refused.append(_refusal(self._open.pop(output.id), output))
@@ -327,54 +335,6 @@ class TextProcessor:
         if is_last and stop_string is None:
             text += stops.finish()
         return _NewText(text, None, stop_string)
-
-
-def load_text_processor(
-    folder: Path,
-    config: EngineConfig,
-    chat_template_file: str | None = None,
-    worker: str = "",
-) -> TextProcessor:
-    """Load a text processor from a checkpoint's folder, or with another tokenizer where one is configured.
-
-    Raises:
-        InvalidCheckpoint, InvalidConfig: a file is missing or broken; the message names it.
-    """
-    source = Path(config.tokenizer) if config.tokenizer else folder
-    tokenizer = Tokenizer.load(source, config.vocabulary_folder)
-    chat_template = load_chat_template(source, tokenizer.special_tokens, chat_template_file)
-    return TextProcessor(
-        tokenizer,
-        chat_template,
-        worker,
-        eos_token_ids=eos_token_ids(folder),
-        any_whitespace=not config.structured_outputs().disable_any_whitespace,
-        max_string_length=_max_string_length(folder, config),
-        media=_media_prompts(folder, config, tokenizer),
-        caches_prefixes=config.enable_prefix_caching,
-    )
-
-
-def _media_prompts(folder: Path, config: EngineConfig, tokenizer: Tokenizer) -> MediaPrompts | None:
-    """Return the builder of prompts with images or sound, or None for a text model."""
-    reader: ImageReader | SoundReader
-    if (vision := read_vision(folder)) is not None:
-        special = {token_id: tokenizer.token(token_id) for token_id in vision.special_ids}
-        names = {token_id: token for token_id, token in special.items() if token is not None}
-        reader, typed = ImageReader(vision, config.media_limits(), names), list(names.values())
-    elif (audio := read_audio(folder)) is not None:
-        reader = SoundReader(audio, config.media_limits())
-        typed = [mark for mark in (tokenizer.token(audio.token_id), *audio.marks) if mark is not None]
-    else:
-        return None
-    return MediaPrompts(reader, lambda text: tokenizer.encode(text, add_special_tokens=False), typed)
-
-
-def _max_string_length(folder: Path, config: EngineConfig) -> int:
-    """Return the configured length; without one, only the demo model gets a bound."""
-    if config.max_string_length is not None:
-        return config.max_string_length
-    return DEMO_STRING_LENGTH if folder == demo_model_path() else 0
 
 
 def _deltas_sent(message: GenerateText, request_id: str) -> list[list[int]] | None:

@@ -70,6 +70,11 @@ class Tokenizer:
         return cls(backend, config=config, source=str(folder / "tokenizer.json"))
 
     @property
+    def path(self) -> Path:
+        """The tokenizer.json that it was read from."""
+        return Path(self._source)
+
+    @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
         return self._backend.vocab_size
@@ -90,6 +95,12 @@ class Tokenizer:
         """Id of the token added before every text, usually BOS; None without one."""
         bare, whole = self.encode("a", add_special_tokens=False), self.encode("a")
         return whole[0] if whole[:1] != bare[:1] else None
+
+    @property
+    def added_end(self) -> int | None:
+        """Id of the token that tokenizer_config.json adds behind every text, in tokenizer.json or not; None: none."""
+        is_added = self._config.get("add_eos_token") is True and self.eos_token is not None
+        return self._backend.token_id(self.eos_token or "") if is_added else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode a text; `add_special_tokens` adds the tokens that the model expects around plain text (such as BOS).

@@ -57,10 +57,11 @@ from tokenmill.ipc.topology import request_mark
 from tokenmill.serving.frontend.attempt import Attempt
 from tokenmill.serving.frontend.media_prompts import has_media
 from tokenmill.serving.frontend.prepare_thread import PrepareThread
+from tokenmill.serving.frontend.processor_loading import load_text_processor
 from tokenmill.serving.frontend.prompt_processor import Prepared, Question, ids_of
 from tokenmill.serving.frontend.retrials import Retrials
 from tokenmill.serving.frontend.template_budget import TakesLong
-from tokenmill.serving.frontend.text_processor import Routed, TextProcessor, load_text_processor
+from tokenmill.serving.frontend.text_processor import Routed, TextProcessor
 from tokenmill.serving.replicas.dispatcher import Dispatcher
 from tokenmill.serving.replicas.routing.policies import policy_of
 from tokenmill.serving.replicas.routing.router import Router

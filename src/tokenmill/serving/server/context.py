@@ -10,7 +10,8 @@ import msgspec
 
 from tokenmill.config.vision import MediaLimits
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.core.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.errors import InvalidRequest, PromptTooLong, WrongTask
+from tokenmill.core.pooling import PoolingInfo
 from tokenmill.core.version import VERSION
 from tokenmill.serving.batches.service import BatchService
 from tokenmill.serving.frontend.client import EngineClient
@@ -125,6 +126,27 @@ class ServerContext(msgspec.Struct, frozen=True, kw_only=True):
             ready.attention_backend,
         )
         return "fp_" + hashlib.sha256("|".join(parts).encode()).hexdigest()[:10]
+
+    @property
+    def pooling(self) -> PoolingInfo | None:
+        """The pooling of a model that makes vectors or scores; None: it generates."""
+        return self.ready.pooling
+
+    @property
+    def task(self) -> str:
+        """The task of the model: generate, embed, rerank or classify."""
+        if self.pooling is None:
+            return "generate"
+        return "rerank" if self.pooling.is_reranker else self.pooling.task.value
+
+    def check_generates(self) -> None:
+        """Refuse a request for text where the model makes vectors or scores.
+
+        Raises:
+            InvalidRequest: saying what the model is for.
+        """
+        if self.pooling is not None:
+            raise WrongTask(f"{self.pooling.purpose}; it generates no text", "model")
 
     def check_priority(self, priority: int | None) -> int:
         """Return the priority to run a request with.

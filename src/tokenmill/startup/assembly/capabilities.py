@@ -10,6 +10,7 @@ from tokenmill.startup.assembly.capability import Capability
 from tokenmill.startup.assembly.grammars import Grammars
 from tokenmill.startup.assembly.kv_transfer import KVEvents, KVTransfers
 from tokenmill.startup.assembly.media import Images, Sound
+from tokenmill.startup.assembly.pooling import Pooling
 from tokenmill.startup.assembly.prompt_progress import PromptsInProgress
 from tokenmill.startup.assembly.recurrent_states import RecurrentStates
 from tokenmill.startup.assembly.speculation import Speculation
@@ -20,6 +21,7 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     Adapters,  # LoRA
     Images,  # prompts with images
     Sound,  # prompts with sound
+    Pooling,  # vectors and scores in the place of continuations
     RecurrentStates,  # layers with a state instead of KV
     Windows,  # layers that attend to the last tokens only
     Speculation,  # drafts: by n-grams, by a suffix tree, by a draft model

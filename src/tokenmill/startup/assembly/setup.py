@@ -234,6 +234,7 @@ def describe(
         threads_reason=_ranks_reason(config) + model.threads_reason,
         seconds=seconds,
         weights_source=model.weights.source,
+        truncate_inputs=config.truncate_inputs,
     )
 
 

@@ -38,7 +38,6 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
         add_special_tokens: put the tokenizer's special tokens around the prompt; None: around texts, not around chats.
         wants_prompt: the reply describes the prompt's tokens.
         is_score: the reply is about the prompt only: one token is sampled and left out of the reply.
-        pooling: "mean" or "last": the client wants a vector for each prompt.
         timeout: seconds after which the call is given up.
         wants_progress, wants_timings: a stream says how far its prompt is computed, and how long all took.
         kv_transfer_params: parameters from the client for the sources of KV.
@@ -62,7 +61,6 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     wants_prompt: bool = False
     is_score: bool = False
-    pooling: str = ""
     stream: bool | None = None
     include_usage: bool = False
     continuous_usage: bool = False
@@ -81,11 +79,12 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
     Raises:
         InvalidRequest: naming the field at fault.
     """
+    context.check_generates()
     context.check_count(call.messages)
     for name, logprobs_field in (("logprobs", call.logprobs_field), ("prompt_logprobs", "prompt_logprobs")):
         _check_logprobs(call.params.get(name), logprobs_field, context.max_logprobs)
     rules = call_rules(call.tools, call.tool_choice, call.parallel_tool_calls is not False, context.parsers)
-    defaults = {} if call.pooling else context.default_sampling
+    defaults = context.default_sampling
     if call.default_max_tokens is not None:
         defaults = {"max_tokens": call.default_max_tokens} | defaults
     if context.parsers.budget is not None and "reasoning_effort" not in call.template_kwargs:
@@ -98,8 +97,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
         truncate_prompt_tokens=_checked_truncation(call.truncate_prompt_tokens),
         wants_prompt=call.wants_prompt,
         wants_progress=call.wants_progress and bool(call.stream),
-        needs_no_output=call.is_score or bool(call.pooling),
-        pooling=call.pooling,
+        needs_no_output=call.is_score,
         add_special_tokens=call.add_special_tokens,
         kv_transfer_params=_checked_transfer(call, context),
         adapter=context.adapters.find(call.model),

@@ -10,13 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmill.core.errors import InvalidRequest, QueueFull, TokenMillError, Unavailable
+from tokenmill.core.errors import InvalidRequest, QueueFull, TokenMillError, Unavailable, WrongTask
 
 _logger = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
 ANTHROPIC_PATH = "/v1/messages"
 OLLAMA_PATH = "/api/"
+TEI_PATHS = ("/embed", "/predict")
 
 
 class ModelNotFound(InvalidRequest):
@@ -143,15 +144,32 @@ def ollama_body(error: Exception) -> dict[str, str]:
     return {"error": error_body(error).error.message}
 
 
+_TEI_TYPES = {413: "validation", 422: "validation", 424: "backend", 429: "overloaded", 503: "unhealthy"}
+
+
+def tei_body(error: Exception, path: str) -> dict[str, str]:
+    """Return an error's body in the form of text-embeddings-inference."""
+    status = error_status(error, path)
+    kind = _TEI_TYPES.get(status, "validation" if status < 500 else "backend")
+    return {"error": error_body(error).error.message, "error_type": kind}
+
+
 def _body(error: Exception, path: str) -> ErrorBody | AnthropicErrorBody | dict[str, str]:
     """Return an error's body in the form of the API that a path belongs to."""
     if path.startswith(OLLAMA_PATH):
         return ollama_body(error)
+    if path.endswith(TEI_PATHS):
+        return tei_body(error, path)
     return anthropic_body(error) if path.startswith(ANTHROPIC_PATH) else error_body(error)
 
 
-def error_status(error: Exception) -> int:
-    """Return the HTTP status of an error."""
+def error_status(error: Exception, path: str = "") -> int:
+    """Return the HTTP status of an error, as clients of the API that its path belongs to know it."""
+    if path.endswith(TEI_PATHS) and not path.startswith(OLLAMA_PATH):
+        if isinstance(error, WrongTask):
+            return 424
+        if isinstance(error, InvalidRequest) and error.status == InvalidRequest.status:
+            return 422
     return error.status if isinstance(error, TokenMillError) else TokenMillError.status
 
 
@@ -163,7 +181,7 @@ def error_response(error: Exception, path: str = "") -> Response:
     if isinstance(error, QueueFull | Unavailable):
         headers["Retry-After"] = str(error.retry_after)
     return Response(
-        msgspec.json.encode(_body(error, path)), error_status(error), headers, media_type="application/json"
+        msgspec.json.encode(_body(error, path)), error_status(error, path), headers, media_type="application/json"
     )
 
 

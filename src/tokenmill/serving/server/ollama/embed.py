@@ -12,9 +12,12 @@ from starlette.responses import Response
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import GenerateText, TextOutput
+from tokenmill.core.pooling import Cut
+from tokenmill.serving.frontend.pooled_texts import embedding_params, text_inputs, texts_of
 from tokenmill.serving.server.context import ServerContext
-from tokenmill.serving.server.generation.call import GenerationCall, messages_of, split_prompts
+from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.generation.fields import PositiveInt
+from tokenmill.serving.server.generation.pooled_call import PooledCall
 from tokenmill.serving.server.generation.reply import GenerationReply
 from tokenmill.serving.server.generation.timings import StreamTimer
 from tokenmill.serving.server.generation.writer import PING, UsageCounter
@@ -22,7 +25,6 @@ from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.ollama.names import find_model
 from tokenmill.serving.server.ollama.options import check_keep_alive
 
-MAX_INPUTS = 2048
 _NANOSECONDS = 1_000_000  # of a millisecond
 
 
@@ -58,28 +60,23 @@ class EmbedRoutes:
 
     async def _answer(self, request: Request, field: str) -> Response:
         def read(body: EmbedBody) -> tuple[str, GenerationCall, list[GenerateText]]:
-            call = _call(body, field, self._context)
-            return body.model or "", call, messages_of(call, self._context)
+            return body.model or "", *_call(body, field, self._context).messages(self._context)
 
         model, call, prompts = await read_as(request, EmbedBody, self._context.bodies, read)
         writer = VectorWriter(model, is_list=field == "input")
         return GenerationReply(self._context, call, prompts, writer, request.state.request_id)
 
 
-def _call(body: EmbedBody, field: str, context: ServerContext) -> GenerationCall:
+def _call(body: EmbedBody, field: str, context: ServerContext) -> PooledCall:
     check_keep_alive(body.keep_alive)
-    if body.dimensions is not None:
-        raise InvalidRequest("dimensions: this model's vectors cannot be shortened", "dimensions")
     given = getattr(body, field)
     if not given:
         raise InvalidRequest(f"{field} is missing", field)
-    return GenerationCall(
-        model=find_model(context, body.model),
-        params={"max_tokens": 1, "temperature": 0.0, "ignore_eos": True},
-        prompts=split_prompts(given, field, MAX_INPUTS),
-        truncate_prompt_tokens=None if body.truncate is False else -1,
-        pooling="mean",
-    )
+    info = context.pooling
+    texts = texts_of(info, text_inputs(given, field), cut=Cut.OFF if body.truncate is False else Cut.RIGHT)
+    texts.param = field
+    pooling = embedding_params(info, None, body.dimensions, None)
+    return PooledCall(texts=[texts], pooling=pooling, model=find_model(context, body.model))
 
 
 class VectorWriter:

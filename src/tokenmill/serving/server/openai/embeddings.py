@@ -1,65 +1,94 @@
-"""Serve POST /v1/embeddings: one vector for each input, from the decoder that is served."""
+"""Serve POST /v1/embeddings: one vector for each input, from an embedder or from any model that generates."""
 
 from __future__ import annotations
 
-import array
 import base64
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import GenerateText, TextOutput
+from tokenmill.core.messages import GenerateText
+from tokenmill.core.pooling import PoolingInfo, PoolMode
+from tokenmill.serving.frontend.pooled_texts import embedding_params, text_inputs, texts_of, truncation
 from tokenmill.serving.server.context import ServerContext
-from tokenmill.serving.server.generation.call import GenerationCall, messages_of, split_prompts
-from tokenmill.serving.server.generation.fields import Int32, Label, TokenId
+from tokenmill.serving.server.generation.call import GenerationCall
+from tokenmill.serving.server.generation.fields import Int32, Label, PositiveInt, TokenId
+from tokenmill.serving.server.generation.pooled_call import (
+    PooledCall,
+    PooledUsage,
+    PooledWriter,
+    Seconds,
+    Truncation,
+    numbers,
+)
 from tokenmill.serving.server.generation.reply import GenerationReply
-from tokenmill.serving.server.generation.writer import PING, UsageCounter
 from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.http.request_id import RequestId
-
-MAX_INPUTS = 2048  # as OpenAI
 
 
 class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of /v1/embeddings.
 
     Attributes:
-        pooling: take the mean of the last layer's states after the final norm, or the state of the last token.
+        pooling: take the mean of the last layer's states after the final norm, or the state of the last token, instead
+            of what the model is made for.
+        dimensions: numbers of a vector, where the model's may be cut.
+        normalize, normalized: false: vectors keep their length.
+        prompt_name: one of the model's own prompts goes before each text.
+        input_type, task: what the texts are, e.g. `query` or `document`; the model's prompt for it, if it has one.
+        truncate_prompt_tokens: cut longer texts to as many tokens; -1: to what the model takes.
         add_special_tokens: add the tokenizer's special tokens around a text; the default is to add them.
     """
 
     input: str | list[str | TokenId | list[TokenId]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Any = None
+    dimensions: PositiveInt | None = None
     pooling: Literal["mean", "last"] | None = None
+    normalize: bool | None = None
+    normalized: bool | None = None
+    prompt_name: str | None = None
+    input_type: str | None = None
+    task: str | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Literal["left", "right"] | None = None
     user: str | None = None
     priority: Int32 | None = None
     cache_salt: Label | None = None
     request_id: RequestId | None = None
-    timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
+    timeout: Seconds | None = None
+
+    def call(self, info: PoolingInfo | None) -> PooledCall:
+        """Return the call for a model.
+
+        Raises:
+            InvalidRequest: naming the field at fault.
+        """
+        cut, limit = truncation(self.truncate_prompt_tokens, self.truncation_side)
+        normalizes = self.normalized if self.normalize is None else self.normalize
+        modes = None if self.pooling is None else (PoolMode(self.pooling),)
+        inputs = text_inputs(self.input, "input")
+        texts = texts_of(info, inputs, self.prompt_name, self.input_type or self.task, cut, limit)
+        texts.adds_special_tokens = self.add_special_tokens is not False
+        return PooledCall(
+            texts=[texts],
+            pooling=embedding_params(info, modes, self.dimensions, normalizes),
+            model=self.model,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            timeout=self.timeout,
+        )
 
 
 class Embedding(msgspec.Struct):
-    """One vector of length 1."""
+    """One vector."""
 
     index: int
     embedding: list[float] | str
     object: str = "embedding"
-
-
-class EmbeddingUsage(msgspec.Struct):
-    """The number of tokens in the inputs."""
-
-    prompt_tokens: int
-    total_tokens: int
 
 
 class EmbeddingList(msgspec.Struct):
@@ -67,7 +96,7 @@ class EmbeddingList(msgspec.Struct):
 
     data: list[Embedding]
     model: str
-    usage: EmbeddingUsage
+    usage: PooledUsage
     object: str = "list"
 
 
@@ -82,56 +111,19 @@ class EmbeddingRoute:
         context = self._context
         body, call, prompts = await read_as(request, EmbeddingBody, context.bodies, self._read)
         label = f"embd-{body.request_id or request.state.request_id}"
-        writer = EmbeddingWriter(context.reply_name(body.model), body.encoding_format or "float")
-        return GenerationReply(context, call, prompts, writer, label)
+        name, is_text = context.reply_name(body.model), body.encoding_format == "base64"
+
+        def write(answers: list[bytes], num_tokens: int) -> EmbeddingList:
+            data = [Embedding(index, _encoded(answer, is_text)) for index, answer in enumerate(answers)]
+            return EmbeddingList(data, name, PooledUsage.of(num_tokens))
+
+        return GenerationReply(context, call, prompts, PooledWriter(write), label)
 
     def _read(self, body: EmbeddingBody) -> tuple[EmbeddingBody, GenerationCall, list[GenerateText]]:
         self._context.check_model(body.model)
-        if body.dimensions is not None:
-            raise InvalidRequest("dimensions: this model's vectors cannot be shortened", "dimensions")
-        call = GenerationCall(
-            params={"max_tokens": 1, "temperature": 0.0, "ignore_eos": True},
-            prompts=split_prompts(body.input, "input", MAX_INPUTS),
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
-            pooling=body.pooling or "mean",
-            add_special_tokens=body.add_special_tokens,
-            timeout=body.timeout,
-            model=body.model,
-        )
-        return body, call, messages_of(call, self._context)
+        return body, *body.call(self._context.pooling).messages(self._context)
 
 
-class EmbeddingWriter:
-    """A `ReplyWriter` for embeddings, which are never streamed."""
-
-    ping = PING
-
-    def __init__(self, model: str, encoding: str) -> None:
-        self._model = model
-        self._encoding = encoding
-
-    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
-        """Return all vectors as JSON."""
-        data = [Embedding(i, _encoded(outputs[i].embedding, self._encoding)) for i in sorted(outputs)]
-        tokens = usage.usage().prompt_tokens
-        return msgspec.json.encode(EmbeddingList(data, self._model, EmbeddingUsage(tokens, tokens)))
-
-    def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
-        """Return b"": the reply is never streamed."""
-        return b""
-
-    def last_events(self, usage: UsageCounter) -> bytes:
-        """Return b"": the reply is never streamed."""
-        return b""
-
-    def failure(self, error: Exception) -> bytes:
-        """Return b"": the reply is never streamed."""
-        return b""
-
-
-def _encoded(raw: bytes | None, encoding: str) -> list[float] | str:
-    """Return a vector from its bytes (float32, little-endian)."""
-    raw = raw or b""  # the request was aborted
-    return base64.b64encode(raw).decode() if encoding == "base64" else array.array("f", raw).tolist()
+def _encoded(answer: bytes, is_text: bool) -> list[float] | str:
+    """Return a vector from its bytes, as numbers or in base64."""
+    return base64.b64encode(answer).decode() if is_text else numbers(answer)

@@ -15,7 +15,11 @@ from tokenmill.serving.server.http.json_response import json_response
 
 
 class ModelCard(msgspec.Struct):
-    """One entry of /v1/models; an adapter's parent is the model that it changes."""
+    """One entry of /v1/models; an adapter's parent is the model that it changes.
+
+    Attributes:
+        task: generate, embed, rerank or classify.
+    """
 
     id: str
     created: int
@@ -23,6 +27,7 @@ class ModelCard(msgspec.Struct):
     object: str = "model"
     owned_by: str = "tokenmill"
     parent: str | msgspec.UnsetType = msgspec.UNSET
+    task: str = "generate"
 
 
 class ModelList(msgspec.Struct):
@@ -69,4 +74,4 @@ class InfoRoutes:
     def _card(self, name: str) -> ModelCard:
         context = self._context
         parent = msgspec.UNSET if context.adapters.find(name) is None else context.model_name
-        return ModelCard(name, context.started, context.ready.max_model_len, parent=parent)
+        return ModelCard(name, context.started, context.ready.max_model_len, parent=parent, task=context.task)

@@ -1,0 +1,1 @@
+"""Pooling: which states of a prompt make its vector, and what follows them. Knows no torch."""
