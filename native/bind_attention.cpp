@@ -12,9 +12,9 @@ static void make_attention(Attention* self, const Kernels& kernels, int heads, i
 }
 
 static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNorms& norms, Address cos, Address sin,
-                       float scale, int window, Address sinks, bool reads_only, int first) {
+                       float scale, int window, Address sinks, bool reads_only, int first, int ahead) {
   new (self) AttentionLayer{memory, norms, {at<const uint16_t>(cos), at<const uint16_t>(sin)}, scale, window,
-                            at<const uint16_t>(sinks), reads_only, first};
+                            at<const uint16_t>(sinks), reads_only, first, ahead};
 }
 
 static PlannedStep plan(const Attention& self, int64_t requests, Address query_starts, Address context_lens,
@@ -63,7 +63,7 @@ void bind_attention(nb::module_& module) {
   nb::class_<AttentionLayer>(module, "AttentionLayer")
       .def("__init__", make_layer, nb::arg("memory"), nb::arg("norms"), nb::arg("cos"), nb::arg("sin"),
            nb::arg("scale"), nb::arg("window"), nb::arg("sinks"), nb::arg("reads_only") = false,
-           nb::arg("first") = 0);
+           nb::arg("first") = 0, nb::arg("ahead") = 0);
   nb::class_<Attention>(module, "Attention")
       .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("page_size"), nb::arg("is_causal") = true)

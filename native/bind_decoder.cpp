@@ -46,8 +46,18 @@ static void make_layer(DecoderLayer* self, const LayerNorms& norms, const Decode
 }
 
 static void make_decoder(Decoder* self, const std::vector<const Attention*>& attentions, int64_t hidden_size, float eps,
-                         bool norms_are_offsets) {
-  new (self) Decoder{attentions, hidden_size, eps, norms_are_offsets, {}, 1, {}, nullptr, {}, {}, {}};
+                         bool norms_are_offsets, bool norms_are_centered) {
+  const NormForm form{eps, norms_are_offsets, norms_are_centered};
+  new (self) Decoder{attentions, hidden_size, form, {}, 1, {}, {}, false, {}, {}, {}, {}};
+}
+
+static void add_inputs(Decoder& self, const Packed* positions, const Packed* types, const Norm& norm) {
+  self.text_inputs = {positions ? *positions : Packed{}, types ? *types : Packed{}, norm};
+}
+
+static void end(Decoder& self, const Norm& norm) {
+  self.ends = true;
+  self.final_norm = norm;
 }
 
 static void begin(Decoder& self, const Packed& embedding, float multiplier) {
@@ -65,13 +75,13 @@ static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_to
   self.gathering = {&ranks, at<uint16_t>(shared), first_token, first_head};
 }
 
-static bool forward(const Decoder& self, const std::vector<PlannedStep*>& planned, Address token_ids, Address hidden, int64_t tokens,
-                    Address output_indices, int64_t outputs, Address of_token,
-                    const std::vector<const Adapter*>& adapters, const StepMedia& media, const StepStates* states,
+static bool forward(const Decoder& self, const std::vector<PlannedStep*>& planned, Address token_ids, Address hidden,
+                    Address position_rows, int64_t tokens, Address output_indices, int64_t outputs,
+                    Address of_token, const std::vector<const Adapter*>& adapters, const StepMedia& media, const StepStates* states,
                     Address taps, Address scratch, Address out) {
   const StepAdapters step = {at<const int32_t>(of_token), adapters};
-  return self.forward({planned, at<const int64_t>(token_ids), at<const uint16_t>(hidden), tokens,
-                       at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
+  return self.forward({planned, at<const int64_t>(token_ids), at<const uint16_t>(hidden),
+                       at<const int64_t>(position_rows), tokens, at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
                        media.count ? &media : nullptr, states, at<uint16_t>(taps), at<uint16_t>(scratch),
                        at<uint16_t>(out)});
 }
@@ -137,12 +147,13 @@ static void bind_feed_forward(nb::module_& module) {
   nb::class_<FeedForward>(module, "FeedForward")
       .def("__init__", [](FeedForward* self) { new (self) FeedForward{}; })
       .def("run_all",
-           [](FeedForward& self, const Projection& first, const Projection& down, int gate) {
+           [](FeedForward& self, const Projection& first, const Projection& down, int gate, int activation) {
              self.first = first;
              self.down = down;
              self.gate = static_cast<Gate>(gate);
+             self.activation = static_cast<Activation>(activation);
            },
-           nb::arg("first"), nb::arg("down"), nb::arg("gate"))
+           nb::arg("first"), nb::arg("down"), nb::arg("gate"), nb::arg("activation"))
       .def("mix",
            [](FeedForward& self, const Projection& router, const Experts& experts, int64_t per_token, bool normalizes,
               const Projection* shared_gate, bool are_sigmoids, Address bias, float scale) {
@@ -177,13 +188,17 @@ void bind_decoder(nb::module_& module) {
              new (self) StepMedia{at<const int64_t>(tokens), count, at<const uint16_t>(values), levels};
            },
            nb::arg("tokens"), nb::arg("count"), nb::arg("values"), nb::arg("levels"));
+  nb::class_<Norm>(module, "Norm")
+      .def("__init__",
+           [](Norm* self, Address weight, Address bias) {
+             new (self) Norm{at<const uint16_t>(weight), at<const uint16_t>(bias)};
+           },
+           nb::arg("weight"), nb::arg("bias"));
   nb::class_<LayerNorms>(module, "LayerNorms")
       .def("__init__",
-           [](LayerNorms* self, Address attention, Address attention_out, Address mlp, Address mlp_out) {
-             new (self) LayerNorms{at<const uint16_t>(attention), at<const uint16_t>(attention_out),
-                                   at<const uint16_t>(mlp), at<const uint16_t>(mlp_out)};
-           },
-           nb::arg("attention"), nb::arg("attention_out"), nb::arg("mlp"), nb::arg("mlp_out"));
+           [](LayerNorms* self, const Norm& attention, const Norm& attention_out, const Norm& mlp, const Norm& mlp_out,
+              bool are_of_sums) { new (self) LayerNorms{attention, attention_out, mlp, mlp_out, are_of_sums}; },
+           nb::arg("attention"), nb::arg("attention_out"), nb::arg("mlp"), nb::arg("mlp_out"), nb::arg("are_of_sums"));
   nb::class_<DecoderLayer>(module, "DecoderLayer")
       .def("__init__", make_layer, nb::arg("norms"), nb::arg("attention").none(), nb::arg("recurrence").none(),
            nb::arg("output"), nb::arg("block"), nb::arg("residual_multiplier"), nb::arg("end"))
@@ -194,11 +209,12 @@ void bind_decoder(nb::module_& module) {
            nb::arg("norm"), nb::arg("begins_stream"));
   nb::class_<Decoder>(module, "Decoder")
       .def("__init__", make_decoder, nb::keep_alive<1, 2>(), nb::arg("attentions"), nb::arg("hidden_size"),
-           nb::arg("eps"), nb::arg("norms_are_offsets"))
+           nb::arg("eps"), nb::arg("norms_are_offsets"), nb::arg("norms_are_centered"))
+      .def("add_inputs", add_inputs, nb::arg("positions").none(), nb::arg("types").none(), nb::arg("norm"))
       .def("begin", begin, nb::arg("embedding"), nb::arg("multiplier"))
       .def("give_inputs", give_inputs, nb::arg("projection"), nb::arg("norm"), nb::arg("size"), nb::arg("table"),
            nb::arg("element"), nb::arg("projection_scale"), nb::arg("table_scale"))
-      .def("end", [](Decoder& self, Address norm) { self.final_norm = at<const uint16_t>(norm); }, nb::arg("norm"))
+      .def("end", end, nb::arg("norm"))
       .def("add", [](Decoder& self, const DecoderLayer& layer) { self.layers.push_back(layer); }, nb::arg("layer"))
       .def("tap", [](Decoder& self, const std::vector<int64_t>& boundaries) { self.boundaries = boundaries; },
            nb::arg("boundaries"))
@@ -206,8 +222,8 @@ void bind_decoder(nb::module_& module) {
            nb::arg("first_head"))
       .def("shared_numbers", &Decoder::shared_numbers, nb::arg("tokens"))
       .def("scratch_numbers", &Decoder::scratch_numbers, nb::arg("tokens"))
-      .def("forward", forward, nb::arg("steps"), nb::arg("token_ids"), nb::arg("hidden"), nb::arg("tokens"),
-           nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"),
+      .def("forward", forward, nb::arg("steps"), nb::arg("token_ids"), nb::arg("hidden"),
+           nb::arg("position_rows"), nb::arg("tokens"), nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"),
            nb::arg("states").none(), nb::arg("taps"), nb::arg("scratch"), nb::arg("out"), ReleaseGil())
       .def("logits", logits, nb::arg("head"), nb::arg("hidden"), nb::arg("count"), nb::arg("out"), ReleaseGil())
       .def("best", best, nb::arg("head"), nb::arg("hidden"), nb::arg("count"), nb::arg("ids"), nb::arg("values"),

@@ -16,12 +16,12 @@ static void rms_norm(const Kernels& self, Address x, int64_t x_stride, Address d
 static void layer_norm(const Kernels& self, Address x, int64_t x_stride, Address delta, int64_t delta_stride,
                        Address weight, Address bias, float eps, Address out, int64_t count, int64_t size) {
   const LayerNormCall call{at<uint16_t>(x), x_stride, at<const uint16_t>(delta), delta_stride,
-                           at<const uint16_t>(weight), at<const uint16_t>(bias), eps, at<uint16_t>(out), count, size};
+                           at<const uint16_t>(weight), at<const uint16_t>(bias), eps, at<uint16_t>(out), size, count, size};
   self.table.layer_norm(call, self.threads);
 }
 
-static void gelu(const Kernels& self, Address x, int64_t count) {
-  self.table.gelu({at<uint16_t>(x), count}, self.threads);
+static void activate(const Kernels& self, Address x, int64_t count, int activation) {
+  self.table.activate({at<uint16_t>(x), count, 1, count, static_cast<Activation>(activation)}, self.threads);
 }
 
 static void multiply_rows(const Kernels& self, Address x, int64_t x_stride, Address gate, int64_t gate_stride,
@@ -96,7 +96,7 @@ void bind_rows(KernelsClass& kernels) {
   kernels.def("layer_norm", layer_norm, nb::arg("x"), nb::arg("x_stride"), nb::arg("delta"), nb::arg("delta_stride"),
               nb::arg("weight"), nb::arg("bias"), nb::arg("eps"), nb::arg("out"), nb::arg("count"), nb::arg("size"),
               ReleaseGil());
-  kernels.def("gelu", gelu, nb::arg("x"), nb::arg("count"), ReleaseGil());
+  kernels.def("activate", activate, nb::arg("x"), nb::arg("count"), nb::arg("activation"), ReleaseGil());
   kernels.def("multiply_rows", multiply_rows, nb::arg("x"), nb::arg("x_stride"), nb::arg("gate"),
               nb::arg("gate_stride"), nb::arg("out"), nb::arg("count"), nb::arg("size"), ReleaseGil());
   kernels.def("scaled_sum", scaled_sum, nb::arg("x"), nb::arg("delta"), nb::arg("delta_scale"), nb::arg("factor"),

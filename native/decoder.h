@@ -28,9 +28,28 @@ struct Gathering {
   int64_t first_head;        // of the query heads of all ranks, where this rank's begin
 };
 
-// The norms of a layer, [hidden] each: before its blocks, and of what these add to the hidden states; null: absent.
+// A norm of hidden states. Without a weight it is absent.
+struct Norm {
+  const uint16_t *weight, *bias;  // [hidden]; the bias of a LayerNorm, or null
+};
+
+// The form of all norms of hidden states.
+struct NormForm {
+  float eps;
+  bool are_offsets;   // see `NormCall`
+  bool are_centered;  // LayerNorms
+};
+
+// The norms of a layer: before its blocks, and of what these add to the hidden states.
 struct LayerNorms {
-  const uint16_t *attention, *attention_out, *mlp, *mlp_out;
+  Norm attention, attention_out, mlp, mlp_out;
+  bool are_of_sums;  // the latter norm hidden states with what is added, and are all that goes on
+};
+
+// What is added to the embeddings of tokens, and the norm of the sum; see model/models/text_inputs.py.
+struct TextInputs {
+  Packed positions, types;  // without rows: absent
+  Norm norm;
 };
 
 // A third block, which gates what a layer is given for each token, and a number that multiplies the layer's output.
@@ -103,10 +122,11 @@ struct Mixture {
   Projection shared_gate;  // of the expert that all tokens go to, the layer's feed-forward block; without rows: absent
 };
 
-// The feed-forward block of a layer: a gated pair of projections, or a first one whose positive outputs are squared.
+// The feed-forward block of a layer: a gated pair of projections, or a first one and an activation.
 struct FeedForward {
   Projection first, down;
-  Gate gate;
+  Gate gate;              // of a pair
+  Activation activation;  // of a single one
   std::shared_ptr<const Mixture> mixture;  // null: the block is dense
 
   // Where there is a mixture, the block is its shared expert.
@@ -189,6 +209,7 @@ struct DecoderCall {
   const std::vector<PlannedStep*>& planned;  // of each group
   const int64_t* token_ids;  // [tokens]
   const uint16_t* hidden;    // [tokens][hidden] to begin with, or null: the embeddings of the ids
+  const int64_t* position_rows;  // [tokens] of `TextInputs::positions`; or null
   int64_t tokens;
   const int64_t* output_indices;  // [outputs] of the tokens, increasing
   int64_t outputs;
@@ -197,18 +218,19 @@ struct DecoderCall {
   const StepStates* states;      // null: no layer keeps any
   uint16_t* taps;     // [tokens][boundaries][hidden], behind the last layer [outputs]...; or null: not wanted
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
-  uint16_t* out;      // [outputs][hidden], where there is no final norm [tokens][hidden]; or null: not wanted
+  uint16_t* out;      // [outputs][hidden], where other layers follow elsewhere [tokens][hidden]; or null: not wanted
 };
 
 struct Decoder {
   std::vector<const Attention*> attentions;  // of each group
   int64_t hidden_size;
-  float eps;  // of the norms of hidden states
-  bool norms_are_offsets;  // see `NormCall`
+  NormForm norm_form;
   Packed embedding;  // without rows: every pass is given hidden states
   float embedding_multiplier;
+  TextInputs text_inputs;
   LayerInputs inputs;
-  const uint16_t* final_norm;  // [hidden], or null: other layers follow elsewhere
+  bool ends;        // no layers follow elsewhere
+  Norm final_norm;  // where it ends
   Gathering gathering;
   std::vector<DecoderLayer> layers;
   std::vector<int64_t> boundaries;  // the hidden states behind so many layers that taps take

@@ -9,11 +9,20 @@ bool ForwardPass::feed_forward(const DecoderLayer& layer) {
   project(layer.output, attention_out_, delta_);
   adapt(layer, ADAPTED_OUTPUT, layer.output, attention_out_, delta_);
   if (!meet()) return false;
+  if (layer.norms.are_of_sums) return add_and_norm(layer);
   add_later(layer, delta_, layer.norms.attention_out);
   const Buffer& x = normed(layer.norms.mlp);
   const bool has_experts = layer.block.mixture != nullptr;
   if (!(has_experts ? mix_experts(layer, x) : run_dense(layer, x))) return false;
   add_later(layer, has_experts ? mixed_ : delta_, layer.norms.mlp_out);
+  return true;
+}
+
+// What has been added is normed in its place, so that nothing is left to be added.
+bool ForwardPass::add_and_norm(const DecoderLayer& layer) {
+  norm(residual_, &delta_, layer.norms.attention_out, residual_);
+  if (!run_dense(layer, residual_)) return false;
+  norm(residual_, &delta_, layer.norms.mlp_out, residual_);
   return true;
 }
 
@@ -34,11 +43,7 @@ void ForwardPass::run_first(const DecoderLayer& layer, const Buffer& x) {
   project(first, x, intermediate_);
   adapt(layer, ADAPTED_GATE_UP, first, x, intermediate_);
   const Buffer own = intermediate_.from(first.column);
-  for (int64_t m = 0; m < rows_; ++m) {
-    uint16_t* row = own.row(m);
-    for (int64_t k = 0; k < first.weights.rows; ++k) row[k] = positive_part(row[k]);
-  }
-  gate_rows(own, own, first.weights.rows, false);
+  table_.activate({own.data, own.stride, rows_, first.weights.rows, layer.block.activation}, threads_);
 }
 
 // The same sums as without adapters, kept until these have added theirs; then the same gate. False: nothing is added.

@@ -90,11 +90,12 @@ ForwardPass::ForwardPass(const Decoder& decoder, const DecoderCall& call)
 bool ForwardPass::run() {
   adapted_.begin(rows_);
   if (!begin()) return false;
+  if (decoder_.text_inputs.norm.weight) add_text_inputs();
   if (decoder_.inputs.projection.weights.rows) make_inputs();
   place_media();
   for (const auto& layer : decoder_.layers) {
     mix(layer);
-    if (&layer == &decoder_.layers.back() && decoder_.final_norm) keep_outputs();
+    if (&layer == &decoder_.layers.back() && decoder_.ends) keep_outputs();
     if (!meet() || !feed_forward(layer)) return false;
     if (layer.end.scalar) end_layer(layer);
     add_media(layer);
@@ -146,6 +147,19 @@ bool ForwardPass::lookup(const Buffer& out) {
   if (!meet()) return false;
   if (out.data != delta_.data) std::memcpy(out.data, delta_.data, rows_ * delta_.stride * sizeof(uint16_t));
   return true;
+}
+
+void ForwardPass::add_text_inputs() {
+  const TextInputs& own = decoder_.text_inputs;
+  if (own.types.rows) add_rows(own.types, std::vector<int64_t>(rows_).data());
+  if (own.positions.rows) add_rows(own.positions, call_.position_rows);
+  norm(residual_, nullptr, own.norm, residual_);
+}
+
+// Adds rows of a table to the residual stream, and what lies between them.
+void ForwardPass::add_rows(const Packed& table, const int64_t* ids) {
+  table_.lookup(table, ids, rows_of(normed_), threads_);
+  table_.scaled_sum({residual_.data, normed_.data, 1, 1, rows_ * residual_.stride}, threads_);
 }
 
 void ForwardPass::adapt_embeddings() {
@@ -222,23 +236,23 @@ void ForwardPass::tap(int64_t boundary) const {
 }
 
 void ForwardPass::end() {
-  if (decoder_.final_norm) {
-    if (call_.out) rms_norm(residual_, addend_, decoder_.final_norm, {call_.out, decoder_.hidden_size});
+  if (decoder_.final_norm.weight) {
+    if (call_.out) norm(residual_, addend_, decoder_.final_norm, {call_.out, decoder_.hidden_size});
     tap(static_cast<int64_t>(decoder_.layers.size()));
     return;
   }
-  normed(decoder_.layers.back().norms.mlp);  // for the sum: what is normed nobody reads
+  if (addend_) normed(decoder_.layers.back().norms.mlp);  // for the sum: what is normed nobody reads
   for (int64_t m = 0; call_.out && m < rows_; ++m) {
     std::memcpy(call_.out + m * decoder_.hidden_size, residual_.row(m), decoder_.hidden_size * sizeof(uint16_t));
   }
 }
 
-const Buffer& ForwardPass::normed(const uint16_t* weight) {
-  if (!weight) {
+const Buffer& ForwardPass::normed(const Norm& own) {
+  if (!own.weight) {
     add_now();
     return residual_;
   }
-  rms_norm(residual_, addend_, weight, normed_);
+  norm(residual_, addend_, own, normed_);
   addend_ = nullptr;
   return normed_;
 }
@@ -256,17 +270,22 @@ void ForwardPass::add_now() {
 }
 
 // The next norm adds these; or the norm of them, if the block has one. Other ranks read delta_ too.
-void ForwardPass::add_later(const DecoderLayer& layer, const Buffer& added, const uint16_t* weight) {
-  if (weight) rms_norm(added, nullptr, weight, normed_);
-  addend_ = weight ? &normed_ : &added;
+void ForwardPass::add_later(const DecoderLayer& layer, const Buffer& added, const Norm& own) {
+  if (own.weight) norm(added, nullptr, own, normed_);
+  addend_ = own.weight ? &normed_ : &added;
   addend_scale_ = layer.residual_multiplier;
 }
 
-// A row of `out` is written when its addend has been read.
-void ForwardPass::rms_norm(const Buffer& x, const Buffer* addend, const uint16_t* weight, const Buffer& out) const {
+// A row of `out` is written when its addend has been read. A LayerNorm adds what is not multiplied.
+void ForwardPass::norm(const Buffer& x, const Buffer* addend, const Norm& own, const Buffer& out) const {
   const Buffer added = addend ? *addend : Buffer{nullptr, 0};
-  table_.rms_norm({x.data, x.stride, added.data, added.stride, addend_scale_, weight, decoder_.norms_are_offsets,
-                   decoder_.eps, out.data, out.stride, rows_, decoder_.hidden_size}, threads_);
+  const NormForm& form = decoder_.norm_form;
+  if (form.are_centered) {
+    return table_.layer_norm({x.data, x.stride, added.data, added.stride, own.weight, own.bias, form.eps, out.data,
+                              out.stride, rows_, decoder_.hidden_size}, threads_);
+  }
+  table_.rms_norm({x.data, x.stride, added.data, added.stride, addend_scale_, own.weight, form.are_offsets, form.eps,
+                   out.data, out.stride, rows_, decoder_.hidden_size}, threads_);
 }
 
 void ForwardPass::project(const Projection& projection, const Buffer& x, const Buffer& out, Gate gate) const {

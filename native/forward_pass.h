@@ -62,6 +62,8 @@ class ForwardPass {
   bool begin();
   bool embed();
   bool lookup(const Buffer& out);
+  void add_text_inputs();
+  void add_rows(const Packed& table, const int64_t* ids);
   void adapt_embeddings();
   void scale_rows(const Buffer& buffer, float factor) const;
   void place_media();
@@ -83,6 +85,7 @@ class ForwardPass {
 
   // --- feed_forward.cpp
   bool feed_forward(const DecoderLayer& layer);
+  bool add_and_norm(const DecoderLayer& layer);
   bool run_dense(const DecoderLayer& layer, const Buffer& x);
   void run_first(const DecoderLayer& layer, const Buffer& x);
   bool run_adapted_gate(const DecoderLayer& layer, const Buffer& x);
@@ -107,10 +110,10 @@ class ForwardPass {
   }
   Rows rows_of(const Buffer& buffer) const { return {buffer.data, rows_, buffer.stride}; }
   // Adds to the residual stream what is to be added, and returns its norm; or itself, where there is no weight.
-  const Buffer& normed(const uint16_t* weight);
+  const Buffer& normed(const Norm& norm);
   void add_now();
-  void add_later(const DecoderLayer& layer, const Buffer& added, const uint16_t* weight);
-  void rms_norm(const Buffer& x, const Buffer* addend, const uint16_t* weight, const Buffer& out) const;
+  void add_later(const DecoderLayer& layer, const Buffer& added, const Norm& norm);
+  void norm(const Buffer& x, const Buffer* addend, const Norm& own, const Buffer& out) const;
   void project(const Projection& projection, const Buffer& x, const Buffer& out, Gate gate = Gate::silu) const;
   void adapt(const DecoderLayer& layer, AdaptedMatrix matrix, const Projection& to, const Buffer& x, const Buffer& y);
 };

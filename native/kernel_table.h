@@ -72,7 +72,7 @@ struct KernelTable {
   // See row_kernels.h.
   void (*rms_norm)(const NormCall& call, int threads);
   void (*layer_norm)(const LayerNormCall& call, int threads);
-  void (*gelu)(const GeluCall& call, int threads);
+  void (*activate)(const ActivationCall& call, int threads);
   void (*gated_norm)(const GatedNormCall& call, int threads);
   void (*gate_rows)(const RowGateCall& call, int threads);
   void (*scaled_sum)(const ScaledSumCall& call, int threads);

@@ -14,8 +14,8 @@ void ForwardPass::make_inputs() {
   const int64_t width = own.projection.weights.rows, heads = rows_ * (width / own.size);
   project(own.projection, residual_, given_);
   scale_rows(given_, own.projection_scale);
-  table_.rms_norm({given_.data, own.size, nullptr, 0, 1, own.norm, decoder_.norms_are_offsets, decoder_.eps, given_.data,
-                   own.size, heads, own.size}, threads_);
+  table_.rms_norm({given_.data, own.size, nullptr, 0, 1, own.norm, decoder_.norm_form.are_offsets,
+                   decoder_.norm_form.eps, given_.data, own.size, heads, own.size}, threads_);
   std::vector<uint16_t> converted(own.element == Element::bf16 ? 0 : width);
   for (int64_t m = 0; m < rows_; ++m) {
     const uint16_t* row = table_row(call_.token_ids[m], converted.data());
@@ -45,7 +45,7 @@ void ForwardPass::end_layer(const DecoderLayer& layer) {
   if (end.gate.weights.rows) {
     gate_given(layer);
     project(end.output, intermediate_, delta_);
-    rms_norm(delta_, nullptr, end.norm, normed_);
+    norm(delta_, nullptr, {end.norm, nullptr}, normed_);
     addend_ = &normed_;
     add_now();
   }
@@ -57,12 +57,12 @@ void ForwardPass::end_layer(const DecoderLayer& layer) {
 
 void ForwardPass::gate_given(const DecoderLayer& layer) {
   const int64_t size = layer.end.output.weights.depth;
-  const bool are_kept = &layer == &decoder_.layers.back() && decoder_.final_norm;
+  const bool are_kept = &layer == &decoder_.layers.back() && decoder_.ends;
   project(layer.end.gate, residual_, intermediate_);
   for (int64_t m = 0; m < rows_; ++m) {
     uint16_t* row = intermediate_.row(m);
     const uint16_t* given = given_.row(are_kept ? call_.output_indices[m] : m) + number_of(layer) * size;
-    table_.gelu({row, size}, threads_);
+    table_.activate({row, size, 1, size, Activation::gelu}, threads_);
     for (int64_t k = 0; k < size; ++k) row[k] = product_of(row[k], given[k]);
   }
 }

@@ -87,9 +87,9 @@ constexpr Format format_of(BlockKind kind) {
   }
 }
 
-// What a gated matrix makes of its halves: silu(gate) * up; gelu(gate) * up, the GELU with tanh; or, with gate up to 7 and
-// up from -7 to 7, gate * sigmoid(1.702 gate) * (up + 1).
-enum class Gate : int { silu = 0, gelu = 1, clamped = 2 };
+// What a gated matrix makes of its halves: silu(gate) * up; gelu(gate) * up, the GELU with tanh, or that with erf; or, with
+// gate up to 7 and up from -7 to 7, gate * sigmoid(1.702 gate) * (up + 1).
+enum class Gate : int { silu = 0, gelu = 1, clamped = 2, gelu_erf = 3 };
 
 struct Packed {
   Format format;

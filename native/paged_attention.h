@@ -27,7 +27,7 @@ constexpr int MAX_HEAD_DIM = 512;
 
 struct AttentionShape {
   int heads, kv_heads, head_dim, page_size;
-  bool is_causal;  // a token sees what is before it; or all of its request, as the patches of an image do
+  bool is_causal;  // in all layers a token sees what is before it; or in some more, maybe all of its request
 
   int group() const { return heads / kv_heads; }
   int64_t qkv_size() const { return static_cast<int64_t>(heads + 2 * kv_heads) * head_dim; }
@@ -49,9 +49,10 @@ struct AttentionStep {
 
   int queries(int request) const { return query_starts[request + 1] - query_starts[request]; }
   int first_position(int request) const { return context_lens[request] - queries(request); }
-  // The last position that a query sees.
+  int position(int request, int query) const { return first_position(request) + query; }
+  // The last position that a query sees in any layer.
   int last_seen(const AttentionShape& shape, int request, int query) const {
-    return shape.is_causal ? first_position(request) + query : context_lens[request] - 1;
+    return shape.is_causal ? position(request, query) : context_lens[request] - 1;
   }
   // The row of a query's angles: among those of the step, or in a layer's tables.
   int64_t angle(int request, int query) const {
@@ -82,9 +83,15 @@ struct AttentionLayer {
   const uint16_t* sinks;  // [heads], scores without a value that take their part of the softmax; or null
   bool reads_only;  // the memory is another layer's, which has written it: a token has queries alone
   int first;        // no token sees what lies before this position
+  int ahead;        // and so many tokens after it, which are in the step; below 0: all of its request
 
-  // The first position that a token sees, whose own is `last`.
-  int first_seen(int last) const { return window > 0 && last + 1 - window > first ? last + 1 - window : first; }
+  // The first and the last position that a token sees at a position, of a request of so many tokens.
+  int first_seen(int position) const {
+    return window > 0 && position + 1 - window > first ? position + 1 - window : first;
+  }
+  int last_seen(int position, int context_len) const {
+    return ahead < 0 || position + ahead >= context_len ? context_len - 1 : position + ahead;
+  }
 };
 
 // Tokens of one page whose keys and values a step writes.

@@ -27,9 +27,10 @@ struct LayerNormCall {
   int64_t x_stride;
   const uint16_t* delta;  // may be null
   int64_t delta_stride;
-  const uint16_t *weight, *bias;  // [size]
+  const uint16_t *weight, *bias;  // [size]; the bias may be null
   float eps;
-  uint16_t* out;  // [count][size]
+  uint16_t* out;  // may be x
+  int64_t out_stride;
   int64_t count, size;
 };
 
@@ -68,10 +69,15 @@ struct ScaledSumCall {
   int64_t count;
 };
 
-// x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3): GELU with tanh, of bf16, in place.
-struct GeluCall {
+// What a product without a gate is made of: the square of its positive part; GELU with tanh, x / (1 + e^-2u) for u =
+// sqrt(2 / pi) (x + 0.044715 x^3); GELU, x (1 + erf(x / sqrt(2))) / 2; its positive part; x / (1 + e^-x).
+enum class Activation : int { relu2 = 0, gelu = 1, gelu_erf = 2, relu = 3, silu = 4 };
+
+// Rows of bf16 [count][size], in place.
+struct ActivationCall {
   uint16_t* x;
-  int64_t count;
+  int64_t stride, count, size;
+  Activation activation;
 };
 
 // out[rows[i]] += weights[i] * x[i], in order, all of bf16; the product is rounded, and then the sum.

@@ -17,8 +17,8 @@ void ForwardPass::mix(const DecoderLayer& layer) {
 // |norm of the embedding|norm of the hidden states|
 const Buffer& ForwardPass::paired(const DecoderLayer& layer) {
   const Buffer second = pair_.from(decoder_.hidden_size);
-  rms_norm(pair_, nullptr, layer.norms.attention, pair_);
-  rms_norm(residual_, nullptr, layer.pair.norm, second);
+  norm(pair_, nullptr, layer.norms.attention, pair_);
+  norm(residual_, nullptr, {layer.pair.norm, nullptr}, second);
   for (int64_t m = 0; layer.pair.begins_stream && m < rows_; ++m) {
     std::memcpy(residual_.row(m), second.row(m), decoder_.hidden_size * sizeof(uint16_t));
   }

@@ -46,9 +46,13 @@ QueryRow row_of(const AttentionCall& call, const QueryTile& tile, int row) {
   return tile.is_group() ? call.plan.group_rows[tile.first_row + row] : QueryRow{tile.request, tile.first_row + row};
 }
 
-int last_seen_by(const AttentionCall& call, const QueryTile& tile, int row) {
+int position_of(const AttentionCall& call, const QueryTile& tile, int row) {
   const QueryRow at = row_of(call, tile, row);
-  return call.step.last_seen(call.shape, at.request, at.row / call.shape.group());
+  return call.step.position(at.request, at.row / call.shape.group());
+}
+
+int last_seen_by(const AttentionCall& call, const QueryTile& tile, int row) {
+  return call.layer.last_seen(position_of(call, tile, row), call.step.context_lens[row_of(call, tile, row).request]);
 }
 
 // Where a query tile begins to read the cache of one KV head: what is prefetched before the tile's turn.
@@ -58,9 +62,9 @@ struct FirstSubpages {
 
   FirstSubpages(const AttentionCall& call, const QueryTile& tile, int head)
       : pages{call.shape, call.layer.memory, call.step.page_table + tile.request * call.step.page_stride, head} {
-    const int first = last_seen_by(call, tile, 0);
-    start = std::max(tile.first_split * KV_SPLIT, call.layer.first_seen(first) / KEY_BLOCK * KEY_BLOCK);
-    last = tile.is_group() ? first : last_seen_by(call, tile, tile.rows - 1);
+    const int first = call.layer.first_seen(position_of(call, tile, 0));
+    start = std::max(tile.first_split * KV_SPLIT, first / KEY_BLOCK * KEY_BLOCK);
+    last = last_seen_by(call, tile, tile.is_group() ? 0 : tile.rows - 1);
   }
 
   // Index of the sub-page that lies `offset` positions behind the start, or of the last one.
@@ -88,7 +92,7 @@ class TileWork {
     attend_splits();
     // A key that one row sees and another does not has the weight 0 in the other; but 0 times NaN or infinity is NaN.
     // So a row that is not finite is computed again by itself.
-    if (last_seen(0) != last_seen(tile_.rows - 1)) {
+    if (!(visible_keys_[0] == visible_keys_[tile_.rows - 1])) {
       for (int row = 0; row < tile_.rows; ++row)
         if (!is_finite(partials_[row], head_dim_)) attend_row_alone(row);
     }
@@ -122,7 +126,6 @@ class TileWork {
   alignas(64) float key_scales_[KEY_BLOCK], value_scales_[KEY_BLOCK];  // of int8
   alignas(64) int8_t int8_keys_[KEY_BLOCK * MAX_HEAD_DIM], int8_values_[KEY_BLOCK * MAX_HEAD_DIM];
 
-  int last_seen(int row) const { return last_seen_by(call_, tile_, row); }
   // What a row sees of the key block that begins at position `start`.
   KeyRange visible(int row, int start) const {
     return {std::max(visible_keys_[row].first - start, 0), std::min(visible_keys_[row].end - start, KEY_BLOCK)};
@@ -173,8 +176,8 @@ class TileWork {
     };
     norm_and_rotate_heads(call_, call_.layer.norms.q, tile_.rows, source, angle, q_);
     for (int row = 0; row < tile_.rows; ++row) {
-      const int last = last_seen(row);
-      visible_keys_[row] = {call_.layer.first_seen(last), last + 1};
+      visible_keys_[row] = {call_.layer.first_seen(position_of(call_, tile_, row)),
+                            last_seen_by(call_, tile_, row) + 1};
     }
   }
 

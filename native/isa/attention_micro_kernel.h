@@ -28,6 +28,8 @@ constexpr float LOWEST = -1e30f;
 // Keys first <= i < end of a key block.
 struct KeyRange {
   int first, end;
+
+  bool operator==(const KeyRange& other) const { return first == other.first && end == other.end; }
 };
 
 // The sub-pages of a key block. In place of one without a visible key stands any other one.

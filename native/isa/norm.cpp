@@ -37,7 +37,7 @@ void norm_row(const NormCall& call, int64_t row) {
 
 void layer_norm_row(const LayerNormCall& call, int64_t row) {
   uint16_t* x = call.x + row * call.x_stride;
-  uint16_t* out = call.out + row * call.size;
+  uint16_t* out = call.out + row * call.out_stride;
   if (call.delta) add_row(x, call.delta + row * call.delta_stride, 1.0f, call.size);
   const float mean = sum_of(x, call.size) / static_cast<float>(call.size);
   float factor = sum_of_squares(x, call.size, mean);
@@ -45,7 +45,8 @@ void layer_norm_row(const LayerNormCall& call, int64_t row) {
   for (int64_t i = 0; i < call.size; i += LANES) {
     const int64_t lanes = std::min<int64_t>(LANES, call.size - i);
     const F32 centred = mul(sub(load_partial_bf16(x + i, lanes), broadcast(mean)), broadcast(factor));
-    const F32 weight = load_partial_bf16(call.weight + i, lanes), bias = load_partial_bf16(call.bias + i, lanes);
+    const F32 weight = load_partial_bf16(call.weight + i, lanes);
+    const F32 bias = call.bias ? load_partial_bf16(call.bias + i, lanes) : zero();
     store_partial_bf16(out + i, fma(centred, weight, bias), lanes);
   }
 }

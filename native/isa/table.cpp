@@ -1,5 +1,6 @@
 #include "kernel_table.h"
 
+#include "isa/activate.h"
 #include "isa/adapters.h"
 #include "isa/attention.h"
 #include "isa/delta_rule.h"
@@ -7,7 +8,6 @@
 #include "isa/linear.h"
 #include "isa/draw.h"
 #include "isa/gates.h"
-#include "isa/gelu.h"
 #include "isa/norm.h"
 #include "isa/logprobs.h"
 #include "isa/page_copy.h"
@@ -35,7 +35,7 @@ const KernelTable& table() {
       .gate = gate,
       .rms_norm = rms_norm,
       .layer_norm = layer_norm,
-      .gelu = gelu,
+      .activate = activate,
       .gated_norm = gated_norm,
       .gate_rows = gate_rows,
       .scaled_sum = scaled_sum,

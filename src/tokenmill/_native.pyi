@@ -85,7 +85,7 @@ class Kernels:
         count: int,
         size: int,
     ) -> None: ...
-    def gelu(self, x: Address, count: int) -> None: ...
+    def activate(self, x: Address, count: int, activation: int) -> None: ...
     def short_conv(
         self,
         rows: StateRows,
@@ -270,6 +270,7 @@ class AttentionLayer:
         sinks: Address,
         reads_only: bool = False,
         first: int = 0,
+        ahead: int = 0,
     ) -> None: ...
 
 class Attention:
@@ -302,10 +303,15 @@ class Projection:
     def observe(self, sums: Address, rows: Address) -> None:
         """Note its inputs: squares [depth] of float64, and the number of rows, int64."""
 
-class LayerNorms:
-    """The weights of a layer's norms, before its blocks and behind them; 0 where it has none."""
+class Norm:
+    """A norm of hidden states: without a weight it is absent, and without a bias nothing is added."""
 
-    def __init__(self, attention: Address, attention_out: Address, mlp: Address, mlp_out: Address) -> None: ...
+    def __init__(self, weight: Address, bias: Address) -> None: ...
+
+class LayerNorms:
+    """A layer's norms, before its blocks and behind them; or, if they are of sums, of hidden states and additions."""
+
+    def __init__(self, attention: Norm, attention_out: Norm, mlp: Norm, mlp_out: Norm, are_of_sums: bool) -> None: ...
 
 class DecoderAttention:
     """The attention of one layer; `gate`: whose sigmoid multiplies what it gives."""
@@ -368,8 +374,8 @@ class FeedForward:
     """The feed-forward block of a layer: dense, a mixture of experts, or both; see native/decoder.h."""
 
     def __init__(self) -> None: ...
-    def run_all(self, first: Projection, down: Projection, gate: int) -> None:
-        """Send all tokens through a pair of projections; `gate`: of a first one that is gated."""
+    def run_all(self, first: Projection, down: Projection, gate: int, activation: int) -> None:
+        """Send all tokens through a pair of projections. `gate`: of a first one that is gated, else `activation`."""
 
     def mix(
         self,
@@ -459,10 +465,19 @@ class Decoder:
     """A decoder whose forward pass is one call, and its head."""
 
     def __init__(
-        self, attentions: Sequence[Attention], hidden_size: int, eps: float, norms_are_offsets: bool
+        self,
+        attentions: Sequence[Attention],
+        hidden_size: int,
+        eps: float,
+        norms_are_offsets: bool,
+        norms_are_centered: bool,
     ) -> None: ...
     def begin(self, embedding: Packed, multiplier: float) -> None: ...
-    def end(self, norm: Address) -> None: ...
+    def add_inputs(self, positions: Packed | None, types: Packed | None, norm: Norm) -> None:
+        """Add rows of these tables to the embeddings, and norm the sum."""
+
+    def end(self, norm: Norm) -> None:
+        """Say that no layers follow elsewhere, and which norm the last one's output goes through."""
     def give_inputs(
         self,
         projection: Projection,
@@ -485,6 +500,7 @@ class Decoder:
         steps: Sequence[PlannedStep],
         token_ids: Address,
         hidden: Address,
+        position_rows: Address,
         tokens: int,
         output_indices: Address,
         outputs: int,

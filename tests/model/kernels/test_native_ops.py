@@ -8,7 +8,8 @@ import torch
 
 from tests.model.kernels.native import every_isa, kernels
 from tokenmill.model.kernels import native_ops, torch_kernels
-from tokenmill.model.kernels.protocol import SigmoidScores
+from tokenmill.model.kernels.native_weight import PackedWeight
+from tokenmill.model.kernels.protocol import Activation, Gate, SigmoidScores, WeightRole
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -82,15 +83,30 @@ def test_a_layer_norm_is_that_of_torch_but_for_last_bits(isa: str, rng: np.rando
 
 
 @every_isa
-def test_gelu_is_that_of_torch_but_for_the_last_bit(isa: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("activation", Activation)
+def test_activations_are_those_of_torch_but_for_the_last_bit(
+    isa: str, activation: Activation, rng: np.random.Generator
+) -> None:
     x = drawn(int(rng.integers(1, 30)), int(rng.integers(1, 3000))) * float(rng.choice([0.1, 1, 5]))
-    want = torch.nn.functional.gelu(x.double(), approximate="tanh")
-    got = native_ops.gelu(kernels(isa, 2), x.clone())
-    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-6)
+    want = torch_kernels.activated(x.double(), activation)
+    got = native_ops.activate(kernels(isa, 2), x.clone(), activation)
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-6 if activation is Activation.GELU else 1e-15)
     extremes = torch.tensor([float("nan"), 100.0, -100.0, 0.0]).bfloat16()
-    got = native_ops.gelu(kernels(isa), extremes)
+    got = native_ops.activate(kernels(isa), extremes, activation)
     assert got[0].isnan()
-    assert got[1:].tolist() == [100.0, 0.0, 0.0]
+    assert got[1:].tolist() == pytest.approx([9984.0 if activation is Activation.RELU2 else 100.0, 0.0, 0.0], abs=1e-30)
+
+
+@every_isa
+@pytest.mark.parametrize("gate", Gate)
+def test_gates_are_those_of_torch_but_for_the_last_bits(isa: str, gate: Gate, rng: np.random.Generator) -> None:
+    size, native = int(rng.integers(1, 60)), kernels(isa)
+    weight = PackedWeight(native, (2 * size, 32), WeightRole.GATE_UP)
+    rows = drawn(2 * size, 32)
+    weight.load_rows(0, rows)
+    x = drawn(9, 32)
+    want = torch_kernels.gated(x.double() @ rows.double().T, gate)
+    torch.testing.assert_close(weight.gated(x, None, gate).double(), want, rtol=2**-6, atol=1e-2)
 
 
 @every_isa

@@ -12,6 +12,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from tests.checkpoints import FAMILIES, load_oracle, make_checkpoint
+from tests.encoder_checkpoints import ENCODERS, encoder_oracle, hidden_states, make_encoder
+from tests.model.models.test_encoders import states_of
 from tests.model.models.test_logits import assert_close, load
 from tests.paging import PagedRequests, make_attention
 from tokenmill.core.errors import InvalidCheckpoint
@@ -23,6 +25,12 @@ INERT = {
     *("router_aux_loss_coef", "cache_implementation"),
     "tie_word_embeddings",  # where a head is stored all the same, transformers 5 takes it, and versions before did not
 }
+# Of encoders: training, and the heads that are left out. A BERT's padding has no part in its positions.
+INERT_OF_ENCODERS = {
+    *INERT,
+    *("attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout", "id2label", "label2id"),
+}
+FOLLOWED_BY_ENCODERS = {"layer_norm_eps", "num_attention_heads", "hidden_act"}
 LENGTH = 30
 
 
@@ -71,3 +79,31 @@ def test_a_field_changes_what_it_changes_in_transformers(family: str, tmp_path: 
             followed |= {field} if not torch.equal(found, plain) else set()
     print(f"{family}: followed {sorted(followed)}")
     assert {"norm_eps" if family.startswith("lfm2") else "rms_norm_eps", "rope_parameters"} <= followed
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_a_field_of_an_encoder_changes_what_it_changes_in_transformers(
+    family: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    folder = make_encoder(tmp_path, family, seed=int(rng.integers(2**31)), layer_norm_eps=1e-2)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = rng.integers(0, 331, LENGTH).tolist()
+    (plain,), followed = states_of(load(folder), [text], "reference", rng), set()
+    inert = INERT_OF_ENCODERS - ({"pad_token_id"} if "roberta" in family else set())
+    for field in config.keys() - inert:
+        for value in [*changes(config[field]), *([4, 1] if field == "num_attention_heads" else [])]:
+            path.write_text(json.dumps({**config, field: value}))
+            try:
+                (found,) = states_of(load(folder), [text], "reference", rng)
+            except InvalidCheckpoint:
+                continue
+            try:
+                expected = hidden_states(encoder_oracle(folder), text)
+            except StrictDataclassError:
+                continue
+            print(f"{field}={value!r}")
+            assert_close(found, expected, relative=1e-3)
+            followed |= {field} if not torch.equal(found, plain) else set()
+    print(f"{family}: followed {sorted(followed)}")
+    assert followed >= FOLLOWED_BY_ENCODERS

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tokenmill.model.architecture.draft_head_spec import DraftHeadSpec
+from tokenmill.model.architecture.input_spec import InputSpec
 from tokenmill.model.architecture.mlp_spec import ExpertStack, MlpSpec, MoeSpec
 from tokenmill.model.architecture.norm_spec import NormSpec
 from tokenmill.model.architecture.recurrence_spec import RecurrenceSpec
@@ -19,12 +20,13 @@ from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec
 
 
 class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Causal attention of one layer.
+    """Attention of one layer, causal unless `ahead` says more.
 
     Attributes:
         scale: factor on q.k before the softmax.
         rope: the rotary embedding of q and k; None: the layer does not know the positions of its tokens.
-        window: how many tokens a token attends to, itself among them; None: all before it.
+        window: how many tokens up to itself a token attends to; None: all before it.
+        ahead: how many tokens after it a token attends to; None: all that follow.
         head_norm: over each head of q and k, before the rotary embedding; None: absent.
         joint_norm: over all heads of q together, and over those of k, before the rotary embedding; None: absent.
         output_bias: bias on the projection that ends the block.
@@ -55,6 +57,7 @@ class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     in_window_group: bool = False
     num_inputs: int = 1
     first_key: int = 0
+    ahead: int | None = 0
 
     @property
     def q_size(self) -> int:
@@ -110,6 +113,8 @@ class LayerSpec(msgspec.Struct, frozen=True):
         norm: the form of its norms.
         has_in_norms: the input of each block goes through one.
         has_out_norms: the output of each block goes through one.
+        norms_after: it is the sum of output and input of a block that goes through one, and is all that goes on (BERT).
+        norms_attention_input: False where the attention's input goes through none, though that of the other block does.
         residual_multiplier: factor on the output of a block.
         per_layer_size: of the embedding that a third block takes; 0: absent.
         has_scalar: the layer's output is multiplied by a number that is a weight.
@@ -128,6 +133,8 @@ class LayerSpec(msgspec.Struct, frozen=True):
     recurrence: RecurrenceSpec | None = None
     takes_pair: bool = False
     begins_normed: bool = False
+    norms_after: bool = False
+    norms_attention_input: bool = True
 
     @property
     def mixer(self) -> SelfAttentionSpec | RecurrenceSpec:
@@ -138,21 +145,25 @@ class LayerSpec(msgspec.Struct, frozen=True):
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the layer, without its scalar, which is not trained."""
-        norms = (2 * (self.has_in_norms + self.has_out_norms) + self.takes_pair) * hidden_size
+        count = self.has_in_norms * (1 + self.norms_attention_input) + 2 * self.has_out_norms
+        norms = (count + self.takes_pair) * self.norm.num_parameters(hidden_size)
         third = (2 * self.per_layer_size + 1) * hidden_size if self.per_layer_size else 0
         return self.mixer.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms + third
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer: embedding, layers, final RMSNorm and output head.
+    """A decoder-only transformer: embedding, layers, final norm and output head; or an encoder.
 
     Attributes:
         name: as config.json says it, e.g. `Qwen3ForCausalLM`.
         weight_names: names of the weights in checkpoints; see `models.weight_names`.
-        norm: the final one.
+        norm: the final one. has_final_norm: False: the last layer's output is the model's.
+        inputs: what is added to the embeddings, and their norm; None: nothing, and none.
+        has_head: False: no logits are computed, the model gives vectors alone.
         takes_images: a vision tower stands beside it. takes_sound: an encoder of sound does.
         expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         other_weights: name prefixes of weights that are not the decoder's.
+        optional_prefix: of the names of all weights, where a checkpoint has it.
         draft_head: it is an EAGLE-3 head; None: a model.
         tie_embeddings: the output head is the embedding table.
         embedding_multiplier: factor on the embeddings. rounds_multiplier: it is rounded to the model's dtype.
@@ -185,6 +196,10 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     expert_stack: ExpertStack | None = None
     other_weights: tuple[str, ...] = ()
     draft_head: DraftHeadSpec | None = None
+    inputs: InputSpec | None = None
+    has_final_norm: bool = True
+    has_head: bool = True
+    optional_prefix: str = ""
 
     def for_context(self, num_tokens: int) -> Architecture:
         """Return the architecture for requests of at most this many tokens; LongRoPE's factors depend on it."""
@@ -204,6 +219,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     def attentions(self) -> tuple[SelfAttentionSpec, ...]:
         """Attention of each layer that has it."""
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def needs_kv(self) -> bool:
+        """True if tokens of later steps attend to those of earlier ones; else a request is whole in a step."""
+        return all(attention.ahead == 0 for attention in self.attentions)
 
     @property
     def recurrences(self) -> tuple[RecurrenceSpec, ...]:
@@ -228,14 +248,16 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     def num_parameters(self) -> int:
         """Return the number of parameters of the model, tied embeddings counted once."""
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        embeddings = self.vocab_size * self.hidden_size * (2 if self.has_head and not self.tie_embeddings else 1)
+        embeddings += 0 if self.inputs is None else self.inputs.num_parameters(self.hidden_size)
         if (head := self.draft_head) is not None:
             rows = self.vocab_size * head.has_embedding + head.vocab_size * head.has_head
             embeddings = rows * self.hidden_size + head.num_parameters(self.hidden_size)
         layers = sum(layer.num_parameters(self.hidden_size) for layer in self.layers)
         width = 0 if self.per_layer is None else len(self.layers) * self.per_layer.size
         given = 0 if self.per_layer is None else width * self.hidden_size + self.per_layer.size
-        return embeddings + layers + self.hidden_size + given + self.num_mapped_parameters
+        norm = self.norm.num_parameters(self.hidden_size) if self.has_final_norm else 0
+        return embeddings + layers + norm + given + self.num_mapped_parameters
 
     @property
     def num_mapped_parameters(self) -> int:

@@ -9,7 +9,8 @@ class MlpSpec(msgspec.Struct, frozen=True):
     """A dense feed-forward block: a gated pair of projections to `size`, or a single one, and one back.
 
     Attributes:
-        activation: of the gate, `silu`, or `gelu` with tanh; without a gate `relu2`, the square of ReLU.
+        activation: of the gate, `silu`, `gelu` with tanh, or `gelu_erf`; without a gate also `relu`, or `relu2`, its
+            square.
     """
 
     size: int

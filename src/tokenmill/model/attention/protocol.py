@@ -27,6 +27,7 @@ class AttentionSpec(msgspec.Struct, frozen=True):
         num_layers: number of layers with KV of their own.
         has_sinks: True if some layers have sinks.
         is_windowed: True if their pages are of the window group.
+        sees_ahead: True if tokens attend to some after them, in some layer.
         others: specs of layers with heads of another shape, or of the other group, with a KV memory of their own.
     """
 
@@ -37,6 +38,7 @@ class AttentionSpec(msgspec.Struct, frozen=True):
     has_sinks: bool = False
     is_windowed: bool = False
     others: tuple[AttentionSpec, ...] = ()
+    sees_ahead: bool = False
 
     @property
     def groups(self) -> tuple[AttentionSpec, ...]:
@@ -51,6 +53,7 @@ class AttentionLayer(msgspec.Struct, frozen=True, eq=False):
         index: index of the layer in the KV memory of its group.
         scale: factor on q.k before the softmax.
         window: a token attends to itself and at most `window - 1` tokens before it; None for all tokens before it.
+        ahead: and to at most so many tokens after it, all of which are in the step; None for all of its request.
         norms: norms of the heads of q and k; None for no norms.
         rotary: cos and sin of the positions; None for no rotation of q and k.
         sinks: a score per head that takes part in the softmax but has no value (gpt-oss), [num_heads] in the model's
@@ -69,6 +72,7 @@ class AttentionLayer(msgspec.Struct, frozen=True, eq=False):
     group: int = 0
     reads_only: bool = False
     first_key: int = 0
+    ahead: int | None = 0
 
 
 class KVCache(ABC):
@@ -159,7 +163,7 @@ class GroupedKV:
 
 
 class AttentionBackend(Protocol):
-    """Causal attention over a paged KV cache, whose layout is the backend's own (`kv`).
+    """Attention over a paged KV cache, causal unless a layer says more, whose layout is the backend's own (`kv`).
 
     It takes the fused projection as it is, so that norms, rotation and the write into the cache can be one pass. A pass
     that goes layer by layer is computed in torch; one native call goes its own way, see `NativeAttention`.

@@ -21,6 +21,7 @@ from tokenmill.model.kernels.operands import contiguous, in_pieces, is_a, stride
 from tokenmill.model.kernels.parted_weight import PartedWeight
 from tokenmill.model.kernels.protocol import (
     NO_PARTS,
+    Activation,
     ExpertBiases,
     Experts,
     Gate,
@@ -125,9 +126,9 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
         own = {WeightRole.GATE_UP: self.formats.gate_up, WeightRole.DOWN: self.formats.down}.get(role)
         return self.formats.layers if own is None else own
 
-    def gelu(self, x: Any) -> Any:
-        """Apply GELU with tanh in place."""
-        return native_ops.gelu(self.native, x)
+    def activate(self, x: Any, activation: Activation) -> Any:
+        """Apply an activation in place."""
+        return native_ops.activate(self.native, x, activation)
 
     def add_gated(self, sums: Any, x: Array, gate: Array) -> Any:
         """Add x * sigmoid(gate) to sums in place."""
@@ -148,6 +149,10 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
     def rms_norm(self, x: Any, weight: Array, eps: float, is_offset: bool = False) -> Any:
         """Return the RMSNorm of x, times the weight."""
         return native_ops.rms_norm(self.native, x, weight, eps, is_offset=is_offset)
+
+    def layer_norm(self, x: Any, weight: Array, bias: Array | None, eps: float, delta: Array | None = None) -> Any:
+        """Add delta to x in place and return the LayerNorm of x."""
+        return native_ops.layer_norm(self.native, x, weight, bias, eps, delta)
 
     def add_rms_norm(
         self,

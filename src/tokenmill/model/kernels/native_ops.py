@@ -14,7 +14,7 @@ from tokenmill.platform.arrays import address
 
 if TYPE_CHECKING:
     from tokenmill import _native
-    from tokenmill.model.kernels.protocol import SigmoidScores
+    from tokenmill.model.kernels.protocol import Activation, SigmoidScores
     from tokenmill.platform.arrays import Array
 
 # 1 in bfloat16.
@@ -44,23 +44,23 @@ def rms_norm(
 
 
 def layer_norm(
-    native: _native.Kernels, x: Any, weight: Array, bias: Array, eps: float, delta: Array | None = None
+    native: _native.Kernels, x: Any, weight: Array, bias: Array | None, eps: float, delta: Array | None = None
 ) -> Any:
     """Add `delta` [T, size] to x [T, size] bfloat16 in place, if given, and return the LayerNorm of x."""
     count, size = x.shape
     _check_norm(x, weight, delta)
-    assert is_a("bfloat16", bias) and in_pieces(bias), "a bias is like a weight"
+    assert bias is None or (is_a("bfloat16", bias) and in_pieces(bias)), "a bias is like a weight"
     out = empty_like(x, (count, size))
     added = (0, 0) if delta is None else (address(delta), stride(delta))
-    weights = address(weight), address(bias)
+    weights = address(weight), 0 if bias is None else address(bias)
     native.layer_norm(address(x), stride(x), *added, *weights, eps, address(out), count, size)
     return out
 
 
-def gelu(native: _native.Kernels, x: Any) -> Any:
-    """Apply GELU with tanh to x, contiguous bfloat16, in place."""
+def activate(native: _native.Kernels, x: Any, activation: Activation) -> Any:
+    """Apply an activation to x, contiguous bfloat16, in place."""
     assert is_a("bfloat16", x) and in_one_piece(x), "numbers are bfloat16 in one piece"
-    native.gelu(address(x), x.nbytes // 2)
+    native.activate(address(x), x.nbytes // 2, activation)
     return x
 
 

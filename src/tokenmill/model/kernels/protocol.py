@@ -52,6 +52,17 @@ class Gate(IntEnum):
     SILU = 0
     GELU = 1  # with tanh
     CLAMPED = 2  # gate * sigmoid(1.702 gate) * (up + 1), with gate up to 7 and up from -7 to 7 (gpt-oss)
+    GELU_ERF = 3
+
+
+class Activation(IntEnum):
+    """Activation of a product without a gate; the numbers are those of native/row_kernels.h."""
+
+    RELU2 = 0  # the square of ReLU (So et al. 2021)
+    GELU = 1  # with tanh
+    GELU_ERF = 2
+    RELU = 3
+    SILU = 4
 
 
 class LinearWeight(Protocol):
@@ -188,8 +199,8 @@ class Kernels(Protocol):
     def normal(self, shape: tuple[int, ...], deviation: float, seed: int) -> StoredArray | torch.Tensor:
         """Return random numbers around 0, the same for a seed, that weights and vectors can be filled with."""
 
-    def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """Return GELU with tanh of contiguous x, which may be overwritten."""
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return the activation of contiguous x, which may be overwritten."""
 
     def rms_norm(self, x: torch.Tensor, weight: Array, eps: float, is_offset: bool = False) -> torch.Tensor:
         """Return x [T, size] normalized over its last dimension, times weight [size], as a new tensor.
@@ -210,6 +221,14 @@ class Kernels(Protocol):
         is_offset: bool = False,
     ) -> torch.Tensor:
         """Add scale * delta to x in place, rounded once, and return the norm of x."""
+
+    def layer_norm(
+        self, x: torch.Tensor, weight: Array, bias: Array | None, eps: float, delta: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Add delta, if there is one, to x [T, size] in place; return the LayerNorm of x, as a new tensor.
+
+        It is computed in float32 and rounded once.
+        """
 
     def short_conv(
         self,

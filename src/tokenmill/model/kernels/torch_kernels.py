@@ -12,6 +12,7 @@ from tokenmill.model.kernels.experts import ExpertMaker
 from tokenmill.model.kernels.protocol import (
     LEAST_SUM,
     NO_PARTS,
+    Activation,
     Gate,
     Kernels,
     LinearWeight,
@@ -49,9 +50,26 @@ def gated(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
             return functional.silu(first).mul_(up)
         case Gate.GELU:
             return functional.gelu(first, approximate="tanh").mul_(up)
+        case Gate.GELU_ERF:
+            return functional.gelu(first).mul_(up)
         case Gate.CLAMPED:
             wide = first.float().clamp(max=7.0)
             return (wide * torch.sigmoid(1.702 * wide)).to(up.dtype).mul_(up.clamp(-7.0, 7.0) + 1.0)
+
+
+def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return the activation of x, which may be overwritten."""
+    match activation:
+        case Activation.RELU2:
+            return x.relu_().square_()
+        case Activation.GELU:
+            return functional.gelu(x, approximate="tanh")
+        case Activation.GELU_ERF:
+            return functional.gelu(x)
+        case Activation.RELU:
+            return x.relu_()
+        case Activation.SILU:
+            return functional.silu(x)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
@@ -165,9 +183,9 @@ class TorchKernels(ExpertMaker):
         values = torch.empty(shape, dtype=self._dtype, device=self._device)
         return values.normal_(std=deviation, generator=generator)
 
-    def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """Return GELU with tanh of x."""
-        return functional.gelu(x, approximate="tanh")
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return the activation of x, which may be overwritten."""
+        return activated(x, activation)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """Return the RMSNorm of x, times the weight."""
@@ -189,6 +207,19 @@ class TorchKernels(ExpertMaker):
             # In a narrower type torch would round the factor too.
             x.copy_(x.float().add_(delta.float(), alpha=scale))
         return rms_norm(x, weight, eps, is_offset)
+
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        eps: float,
+        delta: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Add delta to x in place and return the LayerNorm of x."""
+        if delta is not None:
+            x += delta
+        return functional.layer_norm(x, weight.shape, weight, bias, eps)
 
     def short_conv(
         self,

@@ -42,6 +42,7 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         takes_images=family.takes_images,
         takes_sound=family.takes_sound,
         other_weights=family.other_weights,
+        optional_prefix=family.optional_prefix,
         expert_stack=family.expert_stack,
     )
     return architecture if name in FAMILIES else _without_head(architecture, fields, source)

@@ -31,6 +31,12 @@ class ConfigReader:
         """Return a reader of the object alone, without the defaults."""
         return ConfigReader(self._fields, self.source)
 
+    def without(self, *names: str) -> ConfigReader:
+        """Return a reader of the object without these fields, whatever their defaults are."""
+        fields = {name: value for name, value in self._fields.items() if name not in names}
+        defaults = {name: value for name, value in self._defaults.items() if name not in names}
+        return ConfigReader(fields, self.source, defaults)
+
     def raw(self, name: str, default: Any = None) -> Any:
         """Return the field as it stands, unchecked."""
         value = self._fields.get(name)

@@ -21,10 +21,11 @@ from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.models.draft_inputs import DraftInputs, Taps
 from tokenmill.model.models.kv_places import KVPlace, kv_groups, kv_places
 from tokenmill.model.models.layer import Layer, ResidualStream
-from tokenmill.model.models.norm import RMSNorm
+from tokenmill.model.models.norm import Norm, make_norm
 from tokenmill.model.models.per_layer import PerLayerInputs
 from tokenmill.model.models.rotary import all_rotary_tables
 from tokenmill.model.models.targets import Target, TargetScope
+from tokenmill.model.models.text_inputs import TextInputs
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.platform.arrays import ArrayLibrary
 
@@ -45,7 +46,8 @@ class Decoder:
     Attributes:
         tokens: this rank's part of the vocabulary, in embedding and head.
         embedding: [tokens, hidden_size]; None: another stage's.
-        head: [tokens, hidden_size]; the same matrix as `embedding` when they are tied.
+        head: [tokens, hidden_size]; the same matrix as `embedding` when they are tied; None: absent, or elsewhere.
+        inputs: what an encoder adds to the embeddings; None: nothing. final_norm: None: absent.
         boundaries: of its passes, where `ForwardBatch.taps` are taken; see `Taps`.
         draft_inputs: what turns its target's taps into its input; None: it is no draft head.
         rotary: the tables of every kind of rope that a layer has.
@@ -60,6 +62,7 @@ class Decoder:
         "embedding",
         "final_norm",
         "head",
+        "inputs",
         "layers",
         "per_layer",
         "rotary",
@@ -79,7 +82,10 @@ class Decoder:
         draft = architecture.draft_head
         if self.shard.is_first_stage and (draft is None or draft.has_embedding):
             self.embedding = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.EMBEDDING)
-        self.final_norm = RMSNorm(hidden_size, architecture.norm, kernels)
+        self.inputs = None if architecture.inputs is None else TextInputs(architecture.inputs, hidden_size, kernels)
+        self.final_norm: Norm | None = None
+        if architecture.has_final_norm:
+            self.final_norm = make_norm(hidden_size, architecture.norm, kernels)
         self.rotary = all_rotary_tables(architecture, kernels)
         own = self.shard.layers(architecture)
         places = kv_places([architecture.layers[index].attention for index in own])
@@ -91,14 +97,14 @@ class Decoder:
         spec = architecture.per_layer
         self.per_layer = None if spec is None else PerLayerInputs(architecture, spec, kernels)
         self.draft_inputs: DraftInputs | None = None
-        self.head = self.embedding
+        self.head = self.embedding if architecture.has_head else None
         if draft is not None:
             self.draft_inputs = DraftInputs(draft, hidden_size, architecture.norm, kernels)
             self.head = (
                 kernels.linear_weight(draft.vocab_size, hidden_size, WeightRole.HEAD) if draft.has_head else None
             )
             self.boundaries = (len(self.layers),)
-        elif self.shard.is_first_stage and not architecture.tie_embeddings:
+        elif self.shard.is_first_stage and architecture.has_head and not architecture.tie_embeddings:
             self.head = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.HEAD)
 
     def _layer(self, index: int, place: KVPlace | int, kernels: Kernels) -> Layer:
@@ -112,7 +118,7 @@ class Decoder:
         layers = [layer.attention.spec for layer in self.layers if layer.attention is not None]
         has_sinks = any(layer.has_sinks for layer in layers)
         groups = (AttentionSpec(count, *kind[:3], has_sinks, kind[3]) for kind, count in kv_groups(layers).items())
-        first, *others = groups
+        first, *others = (msgspec.structs.replace(one, sees_ahead=not self.architecture.needs_kv) for one in groups)
         return msgspec.structs.replace(first, others=tuple(others))
 
     def state_memory(self, num_slots: int, arrays: ArrayLibrary) -> StateMemory:
@@ -137,6 +143,7 @@ class Decoder:
         plan = attention.plan(batch)
         embeddings = None if self.draft_inputs is None else self.embed(batch.token_ids)
         hidden = self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden
+        hidden = hidden if self.inputs is None else self.inputs.forward(hidden, batch)
         given = None if self.per_layer is None else self.per_layer.forward(batch.token_ids, hidden)
         taps = None if batch.taps is None else Taps(self.boundaries, batch.taps)
         stream = ResidualStream(hidden, given, embeddings, taps)
@@ -186,7 +193,7 @@ class Decoder:
 
     @property
     def _head(self) -> LinearWeight:
-        assert self.head is not None, "the first stage has the head"
+        assert self.head is not None, "the first stage of a model that gives logits has the head"
         return self.head
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -225,7 +232,7 @@ class Decoder:
         scope, shape = TargetScope(self.architecture.weight_names), (self.tokens.total, self.architecture.hidden_size)
         draft = self.architecture.draft_head
         for role, matrix in {"embedding": self.embedding, "head": self.head}.items():
-            if role == "head" and self.architecture.tie_embeddings:
+            if role == "head" and (self.architecture.tie_embeddings or not self.architecture.has_head):
                 continue
             if draft is not None:
                 if draft.has_embedding if role == "embedding" else draft.has_head:
@@ -247,8 +254,10 @@ class Decoder:
             yield from self.per_layer.targets(scope, self.architecture.per_layer)
         if self.draft_inputs is not None:
             yield from self.draft_inputs.targets(scope)
-        norm = scope.vector("final_norm", self.final_norm.weight)
-        yield norm if self.shard.is_last_stage else norm.unwanted()
+        if self.inputs is not None:
+            yield from self.inputs.targets(scope)
+        for norm in () if self.final_norm is None else self.final_norm.targets(scope, "final_norm"):
+            yield norm if self.shard.is_last_stage else norm.unwanted()
 
 
 def _capped(logits: torch.Tensor, cap: float) -> torch.Tensor:

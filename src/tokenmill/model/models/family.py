@@ -27,6 +27,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         has_text_config: the config of the decoder is a part of the file, if there is such a part.
         weight_names: names of the weights in checkpoints.
         other_weights: name prefixes of weights that are not the decoder's.
+        optional_prefix: of the names of all weights, where a checkpoint has it.
         expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         takes_images: a vision tower stands beside the decoder.
         takes_sound: an encoder of sound does.
@@ -38,6 +39,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     has_text_config: bool = False
     weight_names: Mapping[str, str] = msgspec.field(default_factory=lambda: LLAMA_NAMES)
     other_weights: tuple[str, ...] = ()
+    optional_prefix: str = ""
     expert_stack: ExpertStack | None = None
     takes_images: bool = False
     takes_sound: bool = False

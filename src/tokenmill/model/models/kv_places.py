@@ -1,7 +1,9 @@
 """The places of each layer's KV. Layers with heads of one shape form a group with one memory and are numbered there;
 those whose pages go when they lie behind a window form groups of their own.
 
-A layer may read the KV of an earlier one instead of having any. Knows no torch and no backend.
+A layer may read the KV of an earlier one instead of having any. Where tokens attend to those after them, a request is
+whole in a step, and no keys outlast their layer: all layers of a group share the memory of one. Knows no torch and no
+backend.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[Kind, int]
     counts: dict[Kind, int] = {}
     for spec in attentions:
         if spec is not None and spec.kv_from is None:
-            counts[_kind(spec)] = counts.get(_kind(spec), 0) + 1
+            counts[_kind(spec)] = counts.get(_kind(spec), 0) + 1 if spec.ahead == 0 else 1
     return counts
 
 
@@ -49,7 +51,7 @@ def kv_places(attentions: Sequence[SelfAttentionSpec | None]) -> Iterator[KVPlac
         elif spec is not None:
             group = numbers[_kind(spec)]
             place = KVPlace(layer, group, counts[group])
-            counts[group] += 1
+            counts[group] += spec.ahead == 0
         found.append(place)
     return iter(found)
 

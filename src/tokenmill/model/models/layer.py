@@ -1,6 +1,7 @@
-"""One layer of a decoder: attention or a recurrence, then a feed-forward block, each behind a norm, added to its input.
+"""One layer: attention or a recurrence, then a feed-forward block, each behind a norm, added to its input.
 
-Its output may go through a norm of its own, besides that before it (Gemma's "sandwich") or in its place (OLMo-2's).
+Its output may go through a norm of its own, besides that before it (Gemma's "sandwich") or in its place (OLMo-2's); or
+so may the sum (BERT's).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tokenmill.model.models.kv_places import KVPlace
 from tokenmill.model.models.mamba import StateSpace
 from tokenmill.model.models.mlp import MLP, PlainMLP
 from tokenmill.model.models.moe import MoE
-from tokenmill.model.models.norm import RMSNorm
+from tokenmill.model.models.norm import Norm, make_norm
 from tokenmill.model.models.per_layer import PerLayerBlock
 from tokenmill.model.models.self_attention import SelfAttention
 from tokenmill.model.models.short_conv import ShortConv
@@ -65,7 +66,7 @@ class ResidualStream:
         self.delta: torch.Tensor | None = None
         self.scale = 1.0
 
-    def normed(self, norm: RMSNorm | None) -> torch.Tensor:
+    def normed(self, norm: Norm | None) -> torch.Tensor:
         """Add what is still to be added, and return the norm of the sum: one pass over memory for both.
 
         Without a norm return the sum itself, which must not be written to.
@@ -73,6 +74,10 @@ class ResidualStream:
         if norm is None:
             return self.hidden if self.delta is None else self.hidden.add_(self.delta, alpha=self.scale)
         return norm.forward(self.hidden, self.delta, self.scale)
+
+    def renew(self, norm: Norm) -> None:
+        """Let the norm of the sum take the place of the hidden states."""
+        self.hidden, self.delta = self.normed(norm), None
 
     def pass_boundary(self) -> None:
         """Let the taps have what all layers so far have made, once it has been added up."""
@@ -121,8 +126,9 @@ class Layer:
         collective: Collective,
     ) -> None:
         self.spec = spec
-        self.attention_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
-        self.hidden_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.takes_pair else None
+        norms_input = spec.has_in_norms and spec.norms_attention_input
+        self.attention_norm = make_norm(hidden_size, spec.norm, kernels) if norms_input else None
+        self.hidden_norm = make_norm(hidden_size, spec.norm, kernels) if spec.takes_pair else None
         self.attention: SelfAttention | None = None
         self.recurrence: ShortConv | DeltaNet | StateSpace | None = None
         if isinstance(place, KVPlace):
@@ -134,14 +140,14 @@ class Layer:
             self.recurrence = DeltaNet(spec.recurrence, place, hidden_size, kernels)
         elif isinstance(spec.recurrence, StateSpaceSpec):
             self.recurrence = StateSpace(spec.recurrence, place, hidden_size, kernels)
-        self.attention_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
-        self.mlp_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
+        self.attention_out_norm = make_norm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
+        self.mlp_norm = make_norm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
         if isinstance(spec.mlp, MoeSpec):
             self.mlp: MLP | PlainMLP | MoE = MoE(spec.mlp, hidden_size, kernels, collective)
         else:
             block = MLP if spec.mlp.is_gated else PlainMLP
             self.mlp = block(spec.mlp, hidden_size, kernels, collective)
-        self.mlp_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
+        self.mlp_out_norm = make_norm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
         self.scalar = kernels.vector(1) if spec.has_scalar else None
         self.per_layer: PerLayerBlock | None = None
         if spec.per_layer_size:
@@ -179,12 +185,23 @@ class Layer:
             stream.keep(only)
             adapted = None if adapted is None else adapted.keep(only)
         stream.scale = self.spec.residual_multiplier
-        stream.delta = _through(self.attention_out_norm, self.mixer.output.forward(mixed, adapted))
-        stream.delta = _through(self.mlp_out_norm, self.mlp.forward(stream.normed(self.mlp_norm), adapted))
+        if self.spec.norms_after:
+            self._add_and_norm(stream, mixed, adapted)
+        else:
+            stream.delta = _through(self.attention_out_norm, self.mixer.output.forward(mixed, adapted))
+            stream.delta = _through(self.mlp_out_norm, self.mlp.forward(stream.normed(self.mlp_norm), adapted))
         if self.scalar is not None:
             self._end(stream, self.scalar)
 
-    def _pair(self, stream: ResidualStream, hidden_norm: RMSNorm) -> torch.Tensor:
+    def _add_and_norm(self, stream: ResidualStream, mixed: torch.Tensor, adapted: AdaptedLayer | None) -> None:
+        """Let both blocks add to the hidden states, each time followed by the norm of the sum."""
+        assert self.attention_out_norm is not None and self.mlp_out_norm is not None, "both sums are normed"
+        stream.delta = self.mixer.output.forward(mixed, adapted)
+        stream.renew(self.attention_out_norm)
+        stream.delta = self.mlp.forward(stream.hidden, adapted)
+        stream.renew(self.mlp_out_norm)
+
+    def _pair(self, stream: ResidualStream, hidden_norm: Norm) -> torch.Tensor:
         """Return the norm of the embeddings beside that of the hidden states: [T, 2 * hidden_size]."""
         assert stream.embeddings is not None and self.attention_norm is not None, "a draft head has both"
         normed, size = hidden_norm.forward(stream.hidden), stream.hidden.shape[1]
@@ -225,10 +242,10 @@ class Layer:
             yield scope.vector("layer", self.scalar, "layer_scalar")
 
 
-def _through(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:
+def _through(norm: Norm | None, x: torch.Tensor) -> torch.Tensor:
     return x if norm is None else norm.forward(x)
 
 
-def _norm_targets(scope: TargetScope, role: str, norm: RMSNorm | None) -> Iterator[Target]:
+def _norm_targets(scope: TargetScope, role: str, norm: Norm | None) -> Iterator[Target]:
     if norm is not None:
-        yield scope.vector(role, norm.weight)
+        yield from norm.targets(scope, role)

@@ -1,4 +1,4 @@
-"""The dense feed-forward block: a gated pair of projections (Shazeer 2020), by SiLU or GELU, or a single one."""
+"""The dense feed-forward block: a gated pair of projections (Shazeer 2020), or a single one, by SiLU, GELU or ReLU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tokenmill.model.architecture.mlp_spec import MlpSpec
-from tokenmill.model.kernels.protocol import Gate, Kernels, WeightRole
+from tokenmill.model.kernels.protocol import Activation, Gate, Kernels, WeightRole
 from tokenmill.model.models.linear import Linear, second_linear
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.collective import Collective
@@ -51,13 +51,13 @@ class MLP:
 
 
 class PlainMLP:
-    """The block without a gate: up, the square of what is positive (So et al. 2021), down."""
+    """The block without a gate: up, an activation, down."""
 
-    __slots__ = ("_collective", "_inner", "down", "up")
+    __slots__ = ("_collective", "_inner", "_kernels", "activation", "down", "up")
 
     def __init__(self, spec: MlpSpec, hidden_size: int, kernels: Kernels, collective: Collective) -> None:
-        assert spec.activation == "relu2", "no family has another one"
-        self._inner, self._collective = collective.shard.part(spec.size), collective
+        self._inner, self._collective, self._kernels = collective.shard.part(spec.size), collective, kernels
+        self.activation = Activation[spec.activation.upper()]
         self.up = Linear(hidden_size, {"up": self._inner}, spec.bias, kernels)
         self.down = second_linear("down", self._inner, hidden_size, spec.bias, kernels, collective)
 
@@ -68,7 +68,7 @@ class PlainMLP:
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """Apply the block: [T, hidden] -> [T, hidden]."""
-        inner = self.up.forward(x, adapted).relu_().square_()
+        inner = self._kernels.activate(self.up.forward(x, adapted), self.activation)
         return self.down.forward(self._collective.between(inner, self._inner), adapted)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:

@@ -18,9 +18,10 @@ from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.operands import in_one_piece, is_a
-from tokenmill.model.models.native_layers import bind_inputs, bind_layer
+from tokenmill.model.models.native_layers import bind_inputs, bind_layer, bind_norm
 from tokenmill.model.models.native_projection import address_of
 from tokenmill.model.models.native_recurrence import NativeStates
+from tokenmill.model.models.text_inputs import position_rows
 from tokenmill.platform.arrays import address
 from tokenmill.platform.memory import zeroed_bytes
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
     from tokenmill.model.attention.protocol import AttentionBackend
     from tokenmill.model.kernels.adapters import Adapter, AdapterRows
+    from tokenmill.model.kernels.protocol import LinearWeight
     from tokenmill.model.kernels.states import StateMemory
     from tokenmill.model.models.decoder import Decoder
     from tokenmill.platform.arrays import Array
@@ -85,7 +87,8 @@ class NativeDecoder:
         if self._room is not None:
             assert self._native.shared_numbers(tokens) * BF16_BYTES <= self._room.num_bytes, "a larger step"
         out = np.empty((outputs if shard.is_last_stage else tokens, self._decoder.architecture.hidden_size), np.uint16)
-        inputs = (_begin(batch.token_ids), _begin(hidden), tokens, _begin(batch.output_indices), outputs)
+        rows = self._position_rows(batch)
+        inputs = (_begin(batch.token_ids), _begin(hidden), _begin(rows), tokens, _begin(batch.output_indices), outputs)
         states = None if batch.states is None else self._states_of(batch.states.memory).step(batch.states, tokens)
         assert states is not None or not self._decoder.architecture.recurrences, "recurrences have states"
         more = (*_adapters(batch.adapters), _media(batch.media), states, _begin(batch.taps))
@@ -138,6 +141,12 @@ class NativeDecoder:
         head = self._decoder.head
         assert isinstance(head, PackedWeight), "the first stage has the head"
         return head
+
+    def _position_rows(self, batch: ForwardBatch) -> Array | None:
+        """Return the rows of learned positions, [T] int64; None: there is no table of them."""
+        inputs = self._decoder.inputs
+        positions = None if inputs is None else inputs.spec.positions
+        return None if positions is None else position_rows(positions, batch)
 
     def _bind_table(self) -> None:
         """Bind the inputs that layers have of their own, whose table may have been mapped anew."""
@@ -219,16 +228,23 @@ def native_groups(attention: AttentionBackend) -> list[NativeAttention] | None:
 
 def _bind(decoder: Decoder, groups: list[NativeAttention]) -> _native.Decoder:
     native = importlib.import_module(MODULE)
-    norm, architecture = decoder.final_norm, decoder.architecture
-    own = norm.spec.eps, norm.spec.is_offset
+    architecture, norm = decoder.architecture, decoder.architecture.norm
     attentions = [group.attention for group in groups]
-    bound: _native.Decoder = native.Decoder(attentions, architecture.hidden_size, *own)
+    form = norm.eps, norm.is_offset, norm.is_centered
+    bound: _native.Decoder = native.Decoder(attentions, architecture.hidden_size, *form)
     if decoder.embedding is not None:
         assert isinstance(decoder.embedding, PackedWeight), "its matrices are packed"
         bound.begin(decoder.embedding.packed, decoder.embedding_multiplier)
+    if (inputs := decoder.inputs) is not None:
+        bound.add_inputs(_packed(inputs.positions), _packed(inputs.types), bind_norm(inputs.norm))
     if decoder.shard.is_last_stage:
-        bound.end(address(norm.weight))
+        bound.end(bind_norm(decoder.final_norm))
     for layer in decoder.layers:
         bound.add(bind_layer(layer, groups))
     bound.tap(decoder.boundaries)
     return bound
+
+
+def _packed(table: LinearWeight | None) -> _native.Packed | None:
+    assert table is None or isinstance(table, PackedWeight), "tables are packed"
+    return None if table is None else table.packed

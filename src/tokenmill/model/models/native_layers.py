@@ -17,7 +17,7 @@ from tokenmill.model.models.mlp import MLP, PlainMLP
 from tokenmill.model.models.moe import MoE
 from tokenmill.model.models.native_projection import address_of, bind_projection
 from tokenmill.model.models.native_recurrence import bind_recurrence
-from tokenmill.model.models.norm import RMSNorm
+from tokenmill.model.models.norm import LayerNorm, Norm
 from tokenmill.model.models.self_attention import SelfAttention
 from tokenmill.platform.arrays import address
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tokenmill.model.architecture.architecture import Architecture
     from tokenmill.model.models.per_layer import PerLayerInputs
 
-# Of a block without a gate nothing is gated, and the number is not looked at.
-NO_GATE = 0
+# A block has a gate or an activation; the number of the other is not looked at.
+UNUSED = 0
 
 
 def bind_layer(layer: Layer, groups: Sequence[NativeAttention]) -> _native.DecoderLayer:
@@ -36,8 +36,9 @@ def bind_layer(layer: Layer, groups: Sequence[NativeAttention]) -> _native.Decod
     has_in_norms = layer.attention_norm is not None
     assert has_in_norms or layer.spec.residual_multiplier == 1, "without a norm before it, a sum is just added"
     norms = (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
+    assert layer.spec.residual_multiplier == 1 or not layer.spec.norm.is_centered, "a LayerNorm just adds"
     bound: _native.DecoderLayer = native.DecoderLayer(
-        norms=native.LayerNorms(*map(_weight_of, norms)),
+        norms=native.LayerNorms(*map(bind_norm, norms), are_of_sums=layer.spec.norms_after),
         attention=None if own is None else _bind_attention(native, own, groups[own.layer.group]),
         recurrence=None if layer.recurrence is None else bind_recurrence(layer.recurrence),
         output=bind_projection(layer.mixer.output, layer.mixer.output.columns.start),
@@ -60,8 +61,13 @@ def bind_inputs(native: _native.Decoder, inputs: PerLayerInputs, architecture: A
     native.give_inputs(bind_projection(inputs.projection), address(inputs.norm.weight), size, *table, *scales)
 
 
-def _weight_of(norm: RMSNorm | None) -> int:
-    return 0 if norm is None else address_of(norm.weight)
+def bind_norm(norm: Norm | None) -> _native.Norm:
+    """Bind a norm of hidden states; None: an absent one."""
+    bias = norm.bias if isinstance(norm, LayerNorm) else None
+    bound: _native.Norm = importlib.import_module(MODULE).Norm(
+        0 if norm is None else address_of(norm.weight), address_of(bias)
+    )
+    return bound
 
 
 def _bind_attention(native: Any, own: SelfAttention, group: NativeAttention) -> _native.DecoderAttention:
@@ -87,8 +93,8 @@ def _bind_block(native: Any, mlp: MLP | PlainMLP | MoE) -> _native.FeedForward:
 
 def _bind_dense(bound: _native.FeedForward, mlp: MLP | PlainMLP) -> None:
     first, down = mlp.linears
-    gate = mlp.gate if isinstance(mlp, MLP) else NO_GATE
-    bound.run_all(bind_projection(first, first.columns.start), bind_projection(down, down.columns.start), gate)
+    kinds = (mlp.gate, UNUSED) if isinstance(mlp, MLP) else (UNUSED, mlp.activation)
+    bound.run_all(bind_projection(first, first.columns.start), bind_projection(down, down.columns.start), *kinds)
 
 
 def _bind_mixture(bound: _native.FeedForward, moe: MoE) -> None:

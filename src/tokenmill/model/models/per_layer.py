@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tokenmill.model.architecture.architecture import Architecture, PerLayerSpec
 from tokenmill.model.architecture.norm_spec import NormSpec
 from tokenmill.model.kernels.operands import rounded
-from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.kernels.protocol import Activation, Kernels
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.targets import Target, TargetScope
@@ -81,7 +81,9 @@ class PerLayerBlock:
 
     def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """Return the block's addition to x [T, hidden_size]; `given` [layers, T, size]."""
-        gated = self._kernels.multiply(self._kernels.gelu(self.gate.forward(x)), given[self._number])
+        gated = self._kernels.multiply(
+            self._kernels.activate(self.gate.forward(x), Activation.GELU), given[self._number]
+        )
         return self.norm.forward(self.output.forward(gated))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:

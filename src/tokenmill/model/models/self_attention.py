@@ -72,7 +72,7 @@ class SelfAttention:
             norms = HeadNorms(of_q, of_k, spec.head_norm.eps, spec.head_norm.is_offset, of_v)
         tables = None if spec.rope is None else rotary[spec.rope]
         sinks = kernels.vector(self.heads.count) if spec.has_sinks else None
-        where = place.group, place.reads_only, spec.first_key
+        where = place.group, place.reads_only, spec.first_key, spec.ahead
         self.layer = AttentionLayer(place.index, spec.scale, spec.window, norms, tables, sinks, *where)
 
     def attend(

@@ -19,7 +19,7 @@ import torch
 from tokenmill.model.kernels import native_ops
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
-from tokenmill.model.kernels.protocol import WeightRole
+from tokenmill.model.kernels.protocol import Activation, WeightRole
 from tokenmill.model.vision.tower_parts import EPS
 from tokenmill.model.vision.tower_shapes import POSITIONS
 
@@ -105,7 +105,7 @@ class NativeParts:
         """Return the middle of a block's MLP: silu(gate) * up, or GELU of a product."""
         if self._is_gated:
             return self._matrices[name].gated(x, self._vectors.get(f"{name}.bias"))
-        return native_ops.gelu(self._native, self.linear(name, x))
+        return native_ops.activate(self._native, self.linear(name, x), Activation.GELU)
 
     def angles(self, half: torch.Tensor, lengths: Sequence[int]) -> _Patches:
         """Return the windows as requests of one step: their pages, and the patches' angles, rounded to bfloat16."""
@@ -119,7 +119,8 @@ class NativeParts:
         memory = torch.empty(2, len(pages), self._heads, PAGE_SIZE, self._head_dim, dtype=torch.bfloat16)
         angles = cos.data_ptr(), sin.data_ptr()
         kv = self._module.LayerKV(memory[0].data_ptr(), memory[1].data_ptr(), 0, 0, memory.stride(1), 0)
-        layer = self._module.AttentionLayer(kv, self._module.HeadNorms(0, 0, 0, 0.0, False), *angles, self._scale, 0, 0)
+        norms = self._module.HeadNorms(0, 0, 0, 0.0, False)
+        layer = self._module.AttentionLayer(kv, norms, *angles, self._scale, 0, 0, ahead=-1)
         addresses = starts.ctypes.data, counts.ctypes.data, pages.data_ptr(), most
         step = self._attention.plan(len(counts), *addresses, *angles)
         return _Patches(step, layer, (cos, sin, starts, counts, pages, memory))

@@ -23,6 +23,8 @@ from tokenmill.model.weights.safetensors_header import StoredTensor, read_header
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+# Files made from TensorFlow's call weight and bias of a LayerNorm so.
+OLD_SUFFIXES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -104,6 +106,25 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         tensors = read_header(single)
         return Checkpoint(folder, single, tensors, _said_scheme(folder).found_in(tensors))
     raise InvalidCheckpoint(_no_weights(folder))
+
+
+def with_plain_names(checkpoint: Checkpoint, architecture: Architecture) -> Checkpoint:
+    """Return the checkpoint with its tensors by the names that the family's table has; each keeps its stored name.
+
+    An encoder that was saved beside a head of some kind has a prefix before all names, such as `bert.`.
+    """
+    prefix = architecture.optional_prefix
+    if not prefix:
+        return checkpoint
+    tensors = {_plain(name.removeprefix(prefix)): stored for name, stored in checkpoint.tensors.items()}
+    return msgspec.structs.replace(checkpoint, tensors=tensors)
+
+
+def _plain(name: str) -> str:
+    for old, new in OLD_SUFFIXES.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -30,6 +30,8 @@ def warn_of_leftovers(checkpoint: Checkpoint, architecture: Architecture) -> Non
             checkpoint.folder / CONFIG_NAME,
             checkpoint.scheme.claimed,
         )
+    if not architecture.has_head:
+        return
     names = architecture.weight_names
     head, table = (checkpoint.tensors.get(WeightKey(role).name(names)) for role in ("head", "embedding"))
     if architecture.tie_embeddings and head is not None and table is not None and not _is_copy(head, table):

@@ -16,7 +16,7 @@ from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.layouts import FLOATS, Dense, Outputs, WeightLayout
 from tokenmill.model.quantization.packed import Rows
 from tokenmill.model.sharding.shard import Part
-from tokenmill.model.weights.checkpoint import Checkpoint
+from tokenmill.model.weights.checkpoint import Checkpoint, with_plain_names
 from tokenmill.model.weights.safetensors_header import StoredTensor
 from tokenmill.model.weights.stacked_experts import StackedRead, read_stacked, stacked_name
 from tokenmill.model.weights.stored_part import part_bytes, read_mapped, read_part
@@ -90,15 +90,16 @@ def plan_reads(
     Raises:
         InvalidCheckpoint: anything missing, misshapen or surplus; one sentence with the file and the tensor.
     """
+    checkpoint = with_plain_names(checkpoint, architecture)
     reads = [_find(checkpoint, target, architecture) for target in targets]
     known = {tensor.name for read in reads for tensor in read.stored.values()}
-    if architecture.tie_embeddings:
+    if architecture.tie_embeddings and architecture.has_head:
         known.add(WeightKey("head").name(architecture.weight_names))
     for name, stored in checkpoint.tensors.items():
         # Left out in silence, a bias or an adapter would make a model that runs and is wrong.
         if name.startswith(architecture.other_weights):
             continue  # a vision tower's reader knows them all
-        if name not in known and not DERIVED.fullmatch(name):
+        if stored.name not in known and not DERIVED.fullmatch(name):
             raise InvalidCheckpoint(f"{stored.file}: tensor {name} has no place in the architecture of config.json")
     return sorted((read for read in reads if read.part.count), key=lambda read: read.place)
 

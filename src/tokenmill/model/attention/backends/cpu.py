@@ -137,13 +137,16 @@ class CpuAttention:
         for start in range(0, n, step):
             end = min(start + step, n)
             #  |first|<- visible to some of these queries ->|last|
-            last = computed + end
+            last = keys.shape[1] if layer.ahead is None else min(computed + end + layer.ahead, keys.shape[1])
             behind = 0 if layer.window is None else computed + start + 1 - layer.window
             first = max(layer.first_key, behind)
             chunk = packed[:, :, start:end].reshape(kv_heads, -1, head_dim)
             scores = torch.bmm(chunk, keys[:, first:last].transpose(1, 2)).mul_(layer.scale)
             apart = scores.view(kv_heads, self._group, end - start, last - first)
-            self._hide(apart, layer.window)
+            if layer.ahead == 0:
+                self._hide(apart, layer.window)
+            else:
+                hide_sides(apart, start - first, layer.window, layer.ahead)
             weights = softmax(
                 apart, None if layer.sinks is None else tensor_over(layer.sinks).view(kv_heads, self._group, 1, 1)
             )
@@ -157,6 +160,20 @@ class CpuAttention:
         if window is not None and length > window:
             queries = torch.arange(length - n, length, device=scores.device)[:, None]
             scores.masked_fill_(torch.arange(length, device=scores.device) <= queries - window, -torch.inf)
+
+
+def hide_sides(scores: torch.Tensor, start: int, window: int | None, ahead: int | None) -> None:
+    """Set scores [.., .., n, length] outside of windows on both sides to -inf.
+
+    Args:
+        start: where the first query stands among the keys.
+    """
+    queries = torch.arange(start, start + scores.shape[-2], device=scores.device)[:, None]
+    keys = torch.arange(scores.shape[-1], device=scores.device)
+    if window is not None:
+        scores.masked_fill_(keys <= queries - window, -torch.inf)
+    if ahead is not None:
+        scores.masked_fill_(keys > queries + ahead, -torch.inf)
 
 
 def padded_lengths(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -52,7 +52,7 @@ class NativeAttention:
         self.kv = kv
         native = importlib.import_module(MODULE)
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self.attention: _native.Attention = native.Attention(kernels, *heads, kv.page_size)
+        self.attention: _native.Attention = native.Attention(kernels, *heads, kv.page_size, not spec.sees_ahead)
         self._bound: dict[AttentionLayer, _native.AttentionLayer] = {}
         no_scales = (0, 0) if len(kv.tensors) == 2 else ()
         strides = stride(kv.keys, 1), stride(kv.tensors[2], 1) if kv.tensors[2:] else 0
@@ -108,7 +108,8 @@ class NativeAttention:
         if layer.sinks is not None:
             assert is_a("bfloat16", layer.sinks) and in_one_piece(layer.sinks), "sinks are bfloat16 in one piece"
             sinks = address(layer.sinks)
-        numbers = layer.scale, layer.window or 0, sinks, layer.reads_only, layer.first_key
+        ahead = -1 if layer.ahead is None else layer.ahead
+        numbers = layer.scale, layer.window or 0, sinks, layer.reads_only, layer.first_key, ahead
         bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
         return bound
 

@@ -65,8 +65,9 @@ def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, l
     query_positions = torch.arange(length - q.shape[0], length, device=q.device)[:, None]
     keys = keys[:, first:].float().repeat_interleave(group, 0)
     values = values[:, first:].float().repeat_interleave(group, 0)
+    assert layer.ahead == 0 or length == q.shape[0], "what a token sees ahead of it is in the step"
     scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * layer.scale
-    visible = key_positions <= query_positions
+    visible = key_positions <= query_positions + (length if layer.ahead is None else layer.ahead)
     if layer.window is not None:
         visible &= key_positions > query_positions - layer.window
     sinks = None if layer.sinks is None else tensor_over(layer.sinks).view(-1, 1, 1)

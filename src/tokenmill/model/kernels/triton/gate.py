@@ -32,7 +32,10 @@ def apply_gate(gate, up, GATE: tl.constexpr):
             (tl.where(factor > 7.0, 7.0, tl.where(factor < -7.0, -7.0, factor)) + 1.0).to(gate.dtype).to(tl.float32)
         )
     # Rounded between the two, as torch rounds the result of its silu.
-    opened = (wide / (1.0 + tl.exp(-exponent))).to(gate.dtype).to(tl.float32)
+    opened = wide / (1.0 + tl.exp(-exponent))
+    if GATE == 3:
+        opened = 0.5 * wide * (1.0 + tl.erf(0.70710678118 * wide))
+    opened = opened.to(gate.dtype).to(tl.float32)
     return (opened * factor).to(gate.dtype)
 
 

@@ -4,6 +4,6 @@
 
 namespace tokenmill::TM_ISA {
 
-void gelu(const GeluCall& call, int threads);
+void activate(const ActivationCall& call, int threads);
 
 }  // namespace tokenmill::TM_ISA

@@ -1,0 +1,43 @@
+#include "isa/activate.h"
+
+#include <algorithm>
+
+#include "isa/math.h"
+#include "isa/parallel.h"
+
+namespace tokenmill::TM_ISA {
+
+namespace {
+
+constexpr int64_t PIECE = 1 << 14;  // numbers
+
+// A NaN is the second operand of max, which then returns it.
+F32 activated(Activation activation, F32 x) {
+  switch (activation) {
+    case Activation::gelu: return gelu_tanh(x);
+    case Activation::gelu_erf: return gelu_erf(x);
+    case Activation::relu: return max(zero(), x);
+    case Activation::silu: return silu(x);
+    default: return mul(max(zero(), x), max(zero(), x));
+  }
+}
+
+}  // namespace
+
+void activate(const ActivationCall& call, int threads) {
+  if (!call.size) return;
+  const int64_t parts = ceil_div(call.size, PIECE), rows = std::max<int64_t>(PIECE / call.size, 1);
+  parallel_for(ceil_div(call.count, rows) * parts, threads, [&](int64_t piece) {
+    const int64_t first = piece / parts * rows, last = std::min(first + rows, call.count);
+    const int64_t start = piece % parts * PIECE, end = std::min(start + PIECE, call.size);
+    for (int64_t row = first; row < last; ++row) {
+      uint16_t* x = call.x + row * call.stride;
+      for (int64_t i = start; i < end; i += LANES) {
+        const int64_t lanes = std::min<int64_t>(LANES, end - i);
+        store_partial_bf16(x + i, activated(call.activation, load_partial_bf16(x + i, lanes)), lanes);
+      }
+    }
+  });
+}
+
+}  // namespace tokenmill::TM_ISA

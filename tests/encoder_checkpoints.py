@@ -1,0 +1,66 @@
+"""Small random encoders in the Hugging Face layout, made fresh by the tests that need them, and their oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.checkpoints import VOCAB_SIZE, randomize
+
+ENCODERS = ("bert", "roberta", "xlm_roberta")
+
+_CLASSES = {
+    "bert": ("BertConfig", "BertModel"),
+    "roberta": ("RobertaConfig", "RobertaModel"),
+    "xlm_roberta": ("XLMRobertaConfig", "XLMRobertaModel"),
+}
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 64,
+}
+
+
+def make_encoder(
+    folder: Path,
+    family: str,
+    *,
+    seed: int = 0,
+    model_class: str = "",
+    dtype: torch.dtype = torch.float32,
+    **fields: Any,
+) -> Path:
+    """Write a small random encoder without a tokenizer, and return its folder (made if needed).
+
+    Args:
+        family: one of `ENCODERS`.
+        model_class: transformers' class, with a head for instance; "": the family's own, whose weights have no prefix.
+        fields: of the family's transformers config.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    config_class, own_class = _CLASSES[family]
+    config = getattr(transformers, config_class)(**{**_SHAPE, **fields})
+    model = getattr(transformers, model_class or own_class)(config)
+    randomize(model, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def encoder_oracle(folder: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+    """The encoder in transformers: eager attention, eval mode."""
+    return transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+
+
+@torch.inference_mode()
+def hidden_states(oracle: transformers.PreTrainedModel, text: list[int]) -> torch.Tensor:
+    """The oracle's last hidden states for a text alone, [tokens, hidden_size]."""
+    ids = torch.tensor([text])
+    return oracle(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
