@@ -256,3 +256,18 @@ def test_times_are_not_negative():
     for name in FLOATS - {"gpu_memory_utilization", "quantization_bits"}:
         with pytest.raises(InvalidConfig, match=f"--{name.replace('_', '-')} must be "):
             ServerConfig(**{name: -0.5}).resolve()
+
+
+LINKS = {
+    "TOKENMILL_PORT": "tcp://10.0.0.1:8000",
+    "TOKENMILL_SERVICE_HOST": "10.0.0.1",
+    "TOKENMILL_SERVICE_PORT_HTTP": "8000",
+    "TOKENMILL_PORT_8000_TCP_ADDR": "10.0.0.1",
+}
+
+
+def test_what_kubernetes_says_of_a_service_with_our_name_is_named_and_ignored(capsys):
+    assert read_configs([], LINKS) == read_configs([], {})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "TOKENMILL_PORT=tcp://10.0.0.1:8000 is ignored" in line
+    assert "enableServiceLinks: false" in line

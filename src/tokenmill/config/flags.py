@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ from tokenmill.core.names import did_you_mean
 ENV_PREFIX = "TOKENMILL_"
 # Variables of the same prefix that are not config fields: the clients read them, or they name the file itself.
 OTHER_VARIABLES = frozenset({"CONFIG", "URL", "API_KEY", "CACERT"})
+# What Kubernetes tells every container of a Service that is called tokenmill.
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 C = TypeVar("C")
 
 
@@ -77,9 +81,29 @@ def read_given(namespace: argparse.Namespace, environment: Mapping[str, str]) ->
     Raises:
         InvalidConfig: the file cannot be read or is not a mapping.
     """
+    environment = _without_service_links(environment)
     path = namespace.config or environment.get(ENV_PREFIX + "CONFIG")
     file = _read_file(path) if path else {}
     return Given(vars(namespace), environment, file, path or "")
+
+
+def _without_service_links(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment without the variables of a Kubernetes Service that has our name, telling about them."""
+    links = [name for name in environment if _is_service_link(name, environment[name])]
+    if links:
+        print(
+            f"tokenmill: {links[0]}={environment[links[0]]} is ignored: Kubernetes sets it for a Service named "
+            "tokenmill; `enableServiceLinks: false` in the pod's spec keeps it away",
+            file=sys.stderr,
+        )
+    return {name: value for name, value in environment.items() if name not in links}
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    if not name.startswith(ENV_PREFIX):
+        return False
+    rest = name.removeprefix(ENV_PREFIX)
+    return _SERVICE_LINK.fullmatch(rest) is not None or (rest == "PORT" and _SERVICE_URL.match(value) is not None)
 
 
 def build(config_class: type[C], given: Given) -> C:

@@ -98,14 +98,10 @@ def _add_routes(app: Application, context: ServerContext) -> None:
     files, batches, info = routes.files, routes.batches, routes.info
     for path, get, which in (("/v1/files", files.list, FilesQuery), ("/v1/batches", batches.list, BatchesQuery)):
         app.add_described("GET", path, get, query_of(which))
-    # Load balancers ask with HEAD, and one platform pings with POST.
-    for path, look in (("/health", info.health), ("/ping", info.ping), ("/version", info.version)):
-        app.add("HEAD", path, look)
-    app.add_described("POST", "/ping", info.ping)
+    app.add_described("POST", "/ping", info.ping)  # as one platform does
     # Ollama's clients ask whether it runs, and may ask for what only a keeper of models can do.
     named = routes.named
-    for path, look in (("/", named.running), ("/api/version", named.version), ("/api/tags", named.tags)):
-        app.add("HEAD", path, look)
+    app.add("HEAD", "/", named.running)
     for method, verb in (("POST", "copy"), ("POST", "create"), ("POST", "push"), ("DELETE", "delete")):
         app.add_described(method, f"/api/{verb}", named.refuse)
     app.add_described("DELETE", "/v1/responses/{response_id}", routes.responses.delete)
@@ -191,6 +187,8 @@ class _Routes:
             ("/v1/sessions", self.sessions.list),
             ("/v1/sessions/{session_id}", self.sessions.get),
             ("/health", info.health),
+            ("/livez", info.livez),
+            ("/readyz", info.readyz),
             ("/health_generate", admin.health_generate),
             ("/ping", info.ping),
             ("/version", info.version),
