@@ -82,6 +82,12 @@ class ServerSettings:
         "\n\nI have thought long enough and answer now.\n",
         "what the model reads at the end of its thinking where the budget is used up",
     )
+    override_generation_config: tuple[str, ...] = flag(
+        (),
+        "sampling parameters where a request gives none, as JSON, over those of the model; may be repeated",
+        repeat=True,
+        json=True,
+    )
     allow_runtime_lora: bool = flag(False, "load and unload adapters while the server runs, from --lora-dir")
     lora_dir: str | None = flag(None, "folder of the adapters that may be loaded while the server runs")
     max_num_queued_reqs: int | None = flag(None, "requests that may wait for a row; more are answered 429")
