@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
+from tokenmill.cli.servers import check_model_is_there
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.flags import add_config_file_flag, add_flags, build, check_names, read_given
 from tokenmill.config.parser import Parser
@@ -36,6 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     given = read_given(namespace, os.environ)
     check_names(given, (EngineConfig,))
     config = build(EngineConfig, given).resolve()
+    check_model_is_there(config.model)
     source = Path(namespace.input)
     if not source.is_file():
         raise InvalidConfig(f"there is no input file {source}")

@@ -137,7 +137,7 @@ def _check_times(config: ServerSettings) -> None:
         seconds = getattr(config, name)
         if seconds <= 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
-    for name in ("shutdown_timeout", "sse_ping"):
+    for name in ("shutdown_timeout", "sse_ping", "ttl"):
         if getattr(config, name) < 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 seconds or more, got {getattr(config, name)}")
 

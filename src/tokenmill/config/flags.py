@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.config.flag_groups import GROUPS
 from tokenmill.config.parse import Setting, settings
 from tokenmill.config.parser import Parser
 from tokenmill.core.errors import InvalidConfig
@@ -53,11 +54,23 @@ def add_flags(parser: Parser, config_class: type, title: str, names: Collection[
     Args:
         names: the fields whose flags they are; None: all.
     """
+    wanted = [setting for setting in settings(config_class) if names is None or setting.name in names]
+    _add_group(parser, title, wanted)
+
+
+def add_grouped_flags(parser: Parser, config_classes: Iterable[type]) -> None:
+    """Add the flags of config classes in the groups of `flag_groups`, and those that none names behind them."""
+    found = {setting.name: setting for config_class in config_classes for setting in settings(config_class)}
+    for title, names in GROUPS:
+        _add_group(parser, title, [found.pop(name) for name in names])
+    if found:
+        _add_group(parser, "further flags", found.values())
+
+
+def _add_group(parser: Parser, title: str, wanted: Iterable[Setting]) -> None:
     group = parser.add_argument_group(title)
     parser.is_engines = True
-    for setting in settings(config_class):
-        if names is not None and setting.name not in names:
-            continue
+    for setting in wanted:
         spellings = (setting.flag, *setting.how.aliases)
         how: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": _help(setting)}
         if setting.kind == "bool":

@@ -120,6 +120,7 @@ class ServerSettings:
     max_restarts: int = flag(
         2, "how often in a minute an engine or a text worker that dies or hangs is started again; 0: the server ends"
     )
+    ttl: float = flag(0.0, "seconds without a request after which the server ends; 0: never")
     shutdown_timeout: float = flag(3.0, "seconds that open streams get to end after Ctrl-C")
     strict_fields: bool = flag(
         False, "refuse fields that are not known, instead of leaving them out and naming them in x-tokenmill-ignored"

@@ -61,7 +61,7 @@ class CompletionFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a reply shows besides the text: its tokens, how likely they were, and only which fields."""
+    """Parts of a reply besides its text: tokens, how likely they were; and the fields that it is cut down to."""
 
     tokens: bool = False
     probabilities: bool = False
