@@ -37,7 +37,6 @@ def run(arguments: Sequence[str]) -> int:
     given = read_given(namespace, os.environ)
     check_names(given, (EngineConfig,))
     config = build(EngineConfig, given).resolve()
-    check_model_is_there(config.model)
     source = Path(namespace.input)
     if not source.is_file():
         raise InvalidConfig(f"there is no input file {source}")
@@ -47,6 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     with OutputLog(Path(namespace.output), namespace.overwrite) as log:
         num_lines = check_answered(source, log)
         if num_lines > len(log.done):
+            check_model_is_there(config.model)
             try:
                 _answer_all(source, log, config, sampling_fields(namespace, without="seed"), num_lines)
             except KeyboardInterrupt:
