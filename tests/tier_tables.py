@@ -7,14 +7,14 @@ from dataclasses import dataclass
 # Files by folder, without `test_` and `.py`; `*`: all of the folder and below.
 PROCESSES = {
     "agents": "*",
-    "cli": "bad_starts completion import_path launch main serve",
+    "cli": "bad_starts completion import_path launch main run serve",
     "clients": "*",
     "engine/loop": "imports",
     "engine/parallel": "native_ranks nodes",
     "engine/parallel/devices": "engine",
     "house": "documents makefile no_torch python_children readme",
     "integration": "*",
-    "ipc": "python_child",
+    "ipc": "python_child server_registry",
     "model/kernels": "native_workers triton_compiles",
     "model/audio": "server",
     "model/vision": "bombs server",
@@ -24,11 +24,11 @@ PROCESSES = {
     "routers": "*",
     "serving/proxy": "process",
     "serving/server": (
-        "adapters admin agent_session api_servers bad_requests batch_survival batches_api chat_api client_cases "
-        "completions_api conformance disconnect embeddings end_to_end engines event_loop fleet hangs infill kv_disk "
-        "lifecycle lost_log media messages_api native not_numbers observed ollama_api overload poison prompt_fields "
-        "ranks responses_api responses_of_agents routing sandboxes sessions split split_failures survival "
-        "thinking_control tls tokenizer_info top unknown_fields"
+        "adapters admin agent_session api_servers bad_requests batch_survival batches_api chat_api "
+        "client_cases completions_api conformance disconnect embeddings end_to_end engines event_loop fleet "
+        "hangs infill kv_disk lifecycle llama_cpp_api lost_log media messages_api native not_numbers observed "
+        "ollama_api overload poison prompt_fields ranks responses_api responses_of_agents routing sandboxes "
+        "sessions split split_failures survival thinking_control tls tokenizer_info top unknown_fields"
     ),
     "serving/web": "*",
     "startup/assembly": "engine_process",

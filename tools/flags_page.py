@@ -12,9 +12,9 @@ from pathlib import Path
 from tokenmill.config.foreign_flags import ENGINES, ForeignFlag, foreign_flags
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
-HEAD = """# Flags of vLLM and SGLang
+HEAD = """# Flags of vLLM, SGLang and llama.cpp
 
-What `tokenmill serve` makes of the command lines and `--config` files of two other engines. This page is written by
+What `tokenmill serve` makes of the command lines and `--config` files of three other engines. This page is written by
 `python tools/flags_page.py` from `src/tokenmill/config/foreign_flags.toml`, which the parser reads when it meets a flag
 that is not ours. A value in brackets changes nothing and is always taken, `{}` is any JSON object that holds nothing
 but zeros, and so are `none`, `null` and the negation `--no-...` of a switch.
@@ -30,7 +30,7 @@ def page() -> str:
         HEAD,
         "## The same here\n\n" + textwrap.fill(", ".join(map(_name, same)) + ".", 118, break_on_hyphens=False) + "\n",
         "## Another name here\n\n| flag | of | here |\n|---|---|---|\n"
-        + "".join(f"| {_name(flag)} | {_engines(flag)} | `{flag.here}` |\n" for flag in others),
+        + "".join(f"| {_name(flag)} | {_engines(flag)} | {_ours(flag)} |\n" for flag in others),
         "## Not supported\n\nRefused with exit code 2 and the reason.\n\n" + _grouped(flags, "refused"),
         "## Does nothing here\n\nTaken, with one line that says why.\n\n" + _grouped(flags, "nothing"),
     ]
@@ -51,8 +51,14 @@ def _name(flag: ForeignFlag) -> str:
     return f"`{flag.name}`" + (f" ({neutral})" if neutral else "")
 
 
+def _ours(flag: ForeignFlag) -> str:
+    if flag.field:
+        return f'`{flag.here} {{"{flag.field}": VALUE}}`'
+    return f"`{flag.here}`" + "".join(f", `{theirs}` is `{ours}`" for theirs, ours in flag.values.items())
+
+
 def _engines(flag: ForeignFlag) -> str:
-    return " and ".join(engine for engine in ENGINES.values() if engine in flag.engines)
+    return ", ".join(engine for engine in ENGINES.values() if engine in flag.engines)
 
 
 def main() -> int:

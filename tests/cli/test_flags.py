@@ -9,6 +9,7 @@ import pytest
 from tokenmill.cli.main import main
 from tokenmill.cli.serve import make_parser, read_configs
 from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.config.flag_groups import GROUPS
 from tokenmill.config.flags import Given, build, check_names
 from tokenmill.config.parse import settings
 from tokenmill.core.errors import InvalidConfig
@@ -256,3 +257,29 @@ def test_times_are_not_negative():
     for name in FLOATS - {"gpu_memory_utilization", "quantization_bits"}:
         with pytest.raises(InvalidConfig, match=f"--{name.replace('_', '-')} must be "):
             ServerConfig(**{name: -0.5}).resolve()
+
+
+def test_every_flag_of_serve_is_in_one_group_of_the_help():
+    grouped = [name for _, names in GROUPS for name in names]
+    known = [setting.name for config in CONFIGS for setting in settings(config)]
+    assert len(set(grouped)) == len(grouped)
+    assert set(grouped) <= set(known)
+    groups = [group for group in make_parser()._action_groups if group._group_actions]
+    shown = [action.dest for group in groups for action in group._group_actions]
+    assert sorted(name for name in shown if name in known) == sorted(known)
+    assert groups[2].title == "common"
+
+
+LINKS = {
+    "TOKENMILL_PORT": "tcp://10.0.0.1:8000",
+    "TOKENMILL_SERVICE_HOST": "10.0.0.1",
+    "TOKENMILL_SERVICE_PORT_HTTP": "8000",
+    "TOKENMILL_PORT_8000_TCP_ADDR": "10.0.0.1",
+}
+
+
+def test_what_kubernetes_says_of_a_service_with_our_name_is_named_and_ignored(capsys):
+    assert read_configs([], LINKS) == read_configs([], {})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "TOKENMILL_PORT=tcp://10.0.0.1:8000 is ignored" in line
+    assert "enableServiceLinks: false" in line

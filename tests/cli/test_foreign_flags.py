@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from tokenmill.cli.serve import make_parser, read_configs
+from tokenmill.config.fields import sampling_overrides
 from tokenmill.config.foreign_flags import foreign_flags
 from tokenmill.core.errors import InvalidConfig
 
@@ -21,7 +22,7 @@ def refusal(capsys, *arguments: str) -> str:
 
 
 def test_the_table_has_the_flags_of_both_and_agrees_with_our_parser():
-    for engine, fewest in (("vLLM", 330), ("SGLang", 530)):
+    for engine, fewest in (("vLLM", 330), ("SGLang", 530), ("llama.cpp", 250)):
         assert sum(engine in flag.engines for flag in TABLE.values()) >= fewest
     for name, flag in TABLE.items():
         assert (name in OURS) == (flag.here == "same"), name
@@ -60,6 +61,66 @@ def test_flags_of_others_set_ours():
     assert read_configs(["--no-disable-radix-cache"], {})[0].enable_prefix_caching
 
 
+def test_a_command_line_of_llama_cpp_is_understood(capsys):
+    engine, server = read_configs(
+        shlex.split(
+            "-hf owner/model-GGUF:Q4_K_M -c 8192 -ngl 99 --parallel 4 --jinja -t 8 -b 2048 -ub 512 -fa on --mlock "
+            "--no-mmap -ctk q8_0 -ctv q8_0 --temp 0.6 --top-k 20 --repeat-penalty 1.1 --predict 256 -a mine "
+            "--host 0.0.0.0 --port 8080 --metrics --no-webui --sse-ping-interval 30 --cache-reuse 0"
+        ),
+        {},
+    )
+    assert (engine.model, engine.max_model_len, engine.max_num_seqs) == ("owner/model-GGUF:Q4_K_M", 8192, 4)
+    assert (engine.num_threads, engine.max_num_batched_tokens, engine.kv_cache_dtype) == (8, 2048, "int8")
+    assert (server.served_model_name, server.host, server.port, server.sse_ping) == (("mine",), "0.0.0.0", 8080, 30.0)
+    assert sampling_overrides(server.override_generation_config) == {
+        "temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1, "max_tokens": 256
+    }  # fmt: skip
+    noted = [line.split()[2] for line in capsys.readouterr().err.splitlines()]
+    assert noted == ["-ngl", "--jinja", "-ub", "--mlock", "--metrics"]
+
+
+@pytest.mark.parametrize("line", ["-c 0 -np -1 -t -1 -ctk f16 -ctv f16", "-s -1 --predict -1", "-cmoe=false -ncmoe 0"])
+def test_values_of_llama_cpp_that_change_nothing_are_taken_in_silence(line, capsys):
+    assert read_configs(shlex.split(line), {}) == read_configs([], {})
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("line", ["-fa", "-fa off", "-m {}", "--model {} -fa"])
+def test_flash_attention_is_a_switch_or_has_a_value(line, tmp_path, capsys):
+    line = line.format(tmp_path)
+    assert read_configs(shlex.split(f"{line} {'' if str(tmp_path) in line else tmp_path}"), {})[0].model == str(
+        tmp_path
+    )
+
+
+def test_what_llama_cpp_alone_has_is_refused_with_a_way_out(capsys):
+    assert "-hf owner/name:Q4_K_M" in refusal(capsys, "-hf", "a/b", "-hff", "b.gguf")
+    assert "--speculative-config" in refusal(capsys, "-md", "draft.gguf")
+    assert "q4_0 is not supported; it can be q8_0" in refusal(capsys, "-ctk", "q4_0")
+    assert "--temp warm: this is not a number" in refusal(capsys, "--temp", "warm")
+
+
+def test_sampling_defaults_come_from_flags_variables_and_files(tmp_path):
+    given = '{"temperature": 0.5, "top_k": 7}'
+    path = tmp_path / "c.yaml"
+    path.write_text("override-generation-config: {temperature: 0.5, top_k: 7}\n")
+    for arguments, environment in (
+        (["--override-generation-config", '{"temperature": 1}', "--override-generation-config", given], {}),
+        ([], {"TOKENMILL_OVERRIDE_GENERATION_CONFIG": given}),
+        (["--config", str(path)], {}),
+    ):
+        server = read_configs(arguments, environment)[1]
+        assert sampling_overrides(server.override_generation_config) == {"temperature": 0.5, "top_k": 7}
+    for wrong, part in (
+        ("[1]", "JSON object"),
+        ("{", "JSON object"),
+        ('{"temprature": 1}', "did you mean temperature"),
+    ):
+        with pytest.raises(InvalidConfig, match=part):
+            read_configs(["--override-generation-config", wrong], {})
+
+
 def test_what_is_not_there_is_refused_with_the_reason(capsys):
     assert refusal(capsys, "--enable-moe-shared-loras") == (
         "tokenmill serve: --enable-moe-shared-loras is not supported, because adapters are of dense layers of texts, "
@@ -77,13 +138,13 @@ def test_every_flag_of_the_table_is_taken_refused_or_ours(capsys):
     seed = random.randrange(2**32)
     draw = random.Random(seed)
     for flag in draw.sample([flag for flag in TABLE.values() if flag.here in ("nothing", "refused")], 60):
-        words = [flag.name] + ([] if not flag.takes else [f"value-{draw.randrange(10**6)}"])
+        words = [flag.name] + ([] if flag.takes in ("", "?") else [f"value-{draw.randrange(10**6)}"])
         if flag.here == "refused":
             assert flag.because in refusal(capsys, *words), f"seed {seed}"
         else:
             assert read_configs(["m", *words], {})[0].model == "m"
             assert capsys.readouterr().err == f"tokenmill serve: {flag.name} does nothing here: {flag.because}\n"
-        if not flag.takes and flag.name.startswith("--"):
+        if flag.takes == "" and flag.name.startswith("--"):
             assert read_configs([f"--no-{flag.name[2:]}", f"{flag.name}=false"], {}) == read_configs([], {})
             assert capsys.readouterr().err == ""
 

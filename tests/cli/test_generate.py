@@ -53,6 +53,7 @@ def test_every_line_is_answered_once_and_a_bad_one_fails_alone(files, tiny_model
     batch = found[8]["response"]
     assert (found[8]["custom_id"], batch["status_code"], batch["body"]["object"]) == ("a", 200, "chat.completion")
     assert batch["body"]["usage"]["completion_tokens"] == 3
+    assert batch["body"]["model"] == tiny_model.name
     assert found[9]["response"]["status_code"] == 400
     assert "temperature" in found[9]["response"]["body"]["error"]["message"]
 

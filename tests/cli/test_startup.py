@@ -156,6 +156,7 @@ def test_a_unix_socket_is_named_in_the_command(monkeypatch):
 
 def test_who_sets_a_key_is_told_that_metrics_need_it():
     assert "metrics" not in dict(facts(READY, ServerConfig()))
+    assert dict(facts(READY, ServerConfig(root_path="/x")))["page"] == "http://127.0.0.1:8000/x/"
     assert "--metrics-open" in dict(facts(READY, ServerConfig(api_key=("k",))))["metrics"]
     assert "open to all" in dict(facts(READY, ServerConfig(api_key=("k",), metrics_open=True)))["metrics"]
 

@@ -156,3 +156,19 @@ def test_prompts_that_need_no_output_may_fill_the_context(tmp_path: Path) -> Non
 def test_half_a_character_is_a_replacement(llm: LLM) -> None:
     found, wanted = llm.generate(["cut \ud83d", "cut \ufffd"], GREEDY, use_tqdm=False)
     assert found.prompt_token_ids == wanted.prompt_token_ids
+
+
+@pytest.mark.parametrize("given", [5, None, 1.5, {1}])
+def test_what_is_no_prompt_is_said_in_a_sentence(llm: LLM, given: object) -> None:
+    for call in (llm.generate, llm.chat, llm.embed, llm.score):
+        with pytest.raises(InvalidRequest, match="a prompt is a text or a list"):
+            call(given, use_tqdm=False)
+
+
+def test_a_closed_engine_says_so(tmp_path: Path) -> None:
+    closed = LLM(make_checkpoint(tmp_path / "model"), dtype="float32", max_num_seqs=2)
+    closed.close()
+    closed.close()
+    for call in (lambda: closed.generate("a", use_tqdm=False), lambda: next(closed.stream("a")), closed.step):
+        with pytest.raises(InvalidRequest, match="this LLM is closed"):
+            call()

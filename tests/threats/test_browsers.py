@@ -16,9 +16,11 @@ FOREIGN_ORIGINS = ["https://evil.example", "http://localhost.evil.example", "nul
                    "https://friend.example.evil.example", "http://friend.example"]  # fmt: skip
 FOREIGN_HOSTS = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", "0.0.0.0", "[::2]",
                  "10.0.0.1", "localhost@evil.example", "mill.example.evil.example", "", "[::1", "::1", "127.1", "*",
-                 "localhost:evil.example"]  # fmt: skip
+                 "localhost:evil.example", "docker.internal", "x.host.docker.internal", "local",
+                 "box.local.evil.example", "evil-local"]  # fmt: skip
 KNOWN_HOSTS = ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.1.2.3:80", "[::1]", "[::1]:8000", "mill.example",
-               "Mill.Example:1234"]  # fmt: skip
+               "Mill.Example:1234", "host.docker.internal:8000", "host.containers.internal", "box.local",
+               "app.localhost"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from tests.threats.raw_http import ask, status
 from tokenmill.serving.server.http.page import page_routes
 
-OPEN = {"/health", "/ping", "/version"} | set(page_routes())
+OPEN = {"/health", "/livez", "/readyz", "/ping", "/version"} | set(page_routes())
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT")
 TCP_LISTEN = "0A"
 
@@ -52,8 +52,9 @@ def disguises(path: str) -> list[str]:
 
 
 def may_be_open(path: str) -> bool:
-    """/health with a query or a fragment, and other spellings of an open route itself."""
-    return re.split("[?#]", unquote(path))[0].removeprefix("http://x").removeprefix("http://health") in OPEN
+    """/health with a query or a fragment, and other spellings of an open route itself, slashes too many among them."""
+    plain = re.split("[?#]", unquote(path))[0].removeprefix("http://x").removeprefix("http://health")
+    return (re.sub("/+", "/", plain).rstrip("/") or "/") in OPEN
 
 
 def test_without_a_key_only_the_open_routes_answer(guarded_server, routes):

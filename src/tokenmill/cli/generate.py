@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
+from tokenmill.cli.servers import check_model_is_there
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.flags import add_config_file_flag, add_flags, build, check_names, read_given
 from tokenmill.config.parser import Parser
@@ -45,6 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     with OutputLog(Path(namespace.output), namespace.overwrite) as log:
         num_lines = check_answered(source, log)
         if num_lines > len(log.done):
+            check_model_is_there(config.model)
             try:
                 _answer_all(source, log, config, sampling_fields(namespace, without="seed"), num_lines)
             except KeyboardInterrupt:
@@ -98,8 +100,10 @@ def _answer_all(source: Path, log: OutputLog, config: EngineConfig, fields: dict
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from tokenmill.config.configs import ServerConfig
     from tokenmill.config.model_files import default_sampling
     from tokenmill.llm.local import load_llm
+    from tokenmill.serving.server.process.launch import served_names
 
     with load_llm(config) as llm:
         defaults = {**default_sampling(Path(llm.info.model)), **fields}
@@ -112,7 +116,7 @@ def _answer_all(source: Path, log: OutputLog, config: EngineConfig, fields: dict
             console=Console(stderr=True),
         ) as progress:
             task = progress.add_task("answering", total=num_lines, completed=len(log.done), tokens=0)
-            batch = Batch(llm, log, defaults)
+            batch = Batch(llm, log, defaults, served_names(config, ServerConfig())[0])
             for number, _, raw in numbered_lines(source):
                 if number not in log.done:
                     batch.add(number, raw)
@@ -127,8 +131,10 @@ def _answer_all(source: Path, log: OutputLog, config: EngineConfig, fields: dict
 class Batch:
     """The jobs in progress: enough of them to keep the engine full, never the whole file."""
 
-    def __init__(self, llm: LLM, log: OutputLog, defaults: dict[str, Any]) -> None:
+    def __init__(self, llm: LLM, log: OutputLog, defaults: dict[str, Any], name: str) -> None:
+        """Keep no job yet; `name` is the model's in replies, as a server of it would have it."""
         self._llm = llm
+        self._name = name
         self._log = log
         self._defaults = defaults
         self._open: list[tuple[Job, RequestOutput]] = []
@@ -170,7 +176,7 @@ class Batch:
         unfinished = []
         for job, output in self._open:
             if output.finished:
-                self._log.append(job.answer(output, Path(self._llm.info.model).name))
+                self._log.append(job.answer(output, self._name))
             else:
                 unfinished.append((job, output))
         self._open = unfinished

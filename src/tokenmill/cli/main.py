@@ -14,6 +14,9 @@ from tokenmill.ipc.standard_streams import lossy, reopen_closed
 
 VERBS = {
     "serve": "serve a model over HTTP, OpenAI-compatible",
+    "run": "chat with a model or answer a prompt; starts a server in the background where none serves it",
+    "ps": "list your running servers on this machine",
+    "stop": "end running servers",
     "chat": "talk to a model in the terminal",
     "complete": "complete one prompt",
     "generate": "run a JSONL file of prompts offline",
@@ -24,6 +27,7 @@ VERBS = {
     "estimate": "estimate a model's memory and speed on this machine, before loading it",
     "doctor": "check this machine: what it has, what is used, and what to mend",
     "pull": "download a model of the hub, with a bar; continue where it stopped",
+    "show": "show what a model is: family, size, context, formats, what its template can do",
     "list": "list the models of the hub that are in the cache",
     "rm": "delete models from the cache",
     "simulate": "simulate a trace: real scheduler, cache and router, no model",

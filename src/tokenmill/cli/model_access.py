@@ -7,6 +7,7 @@ import os
 import unicodedata
 from typing import IO, TYPE_CHECKING
 
+from tokenmill.cli.servers import check_model_is_there
 from tokenmill.config.parser import Parser
 from tokenmill.config.server_settings import DEFAULT_PORT
 from tokenmill.llm.model_protocol import ModelAccess
@@ -60,6 +61,7 @@ def open_access(namespace: argparse.Namespace) -> ModelAccess:
         TokenMillError: the model cannot be loaded.
     """
     if namespace.local is not None:
+        check_model_is_there(namespace.local)
         from tokenmill.llm.local import LocalModel
 
         return LocalModel(namespace.local)

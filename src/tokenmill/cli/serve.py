@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from tokenmill.cli.servers import absolute_source, check_model_is_there, servers_folder
 from tokenmill.config.configs import EngineConfig, ServerConfig
-from tokenmill.config.flags import add_config_file_flag, add_flags, build, check_names, read_given
+from tokenmill.config.flags import add_config_file_flag, add_grouped_flags, build, check_names, read_given
 from tokenmill.config.parser import Parser
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.ipc.server_registry import registered
 
 NODE_MODULE = "tokenmill.startup.ranks.node"
 """The command of all machines but the one that serves."""
@@ -30,11 +34,24 @@ def run(arguments: Sequence[str]) -> int:
         from tokenmill.ipc.python_child import become_python
 
         become_python(["-m", NODE_MODULE, *given])
+    check_model_is_there(engine.model)
     from tokenmill.cli.startup import open_screen
     from tokenmill.serving.server.process import launch
 
-    server = dataclasses.replace(server, served_model_name=launch.served_names(engine, server))
-    return launch.run(engine, server, lambda: open_screen(sys.stderr, server))
+    bound = dataclasses.replace(server, served_model_name=launch.served_names(engine, server))
+
+    @contextlib.contextmanager
+    def announce(config: ServerConfig, url: str) -> Iterator[None]:
+        nonlocal bound
+        bound = config
+        with contextlib.ExitStack() as stack:
+            # A server that `ps` cannot show is a server all the same.
+            with contextlib.suppress(InvalidConfig):
+                place, source = url + config.root_path, absolute_source(engine.model)
+                stack.enter_context(registered(servers_folder(), place, config.served_model_name, source))
+            yield
+
+    return launch.run(engine, bound, lambda: open_screen(sys.stderr, bound), announce=announce)
 
 
 def read_configs(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[EngineConfig, ServerConfig]:
@@ -71,6 +88,5 @@ def make_parser() -> Parser:
         help="checkpoint folder or hub id (default: the bundled demo model)",
     )
     add_config_file_flag(parser)
-    add_flags(parser, EngineConfig, "engine")
-    add_flags(parser, ServerConfig, "server")
+    add_grouped_flags(parser, (EngineConfig, ServerConfig))
     return parser

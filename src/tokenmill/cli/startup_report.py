@@ -40,6 +40,7 @@ def facts(ready: EngineReady, server: ServerConfig, chat: Sequence[tuple[str, st
         ("threads", f"{ready.num_threads} ({ready.threads_reason})"),
         *([("engines", f"{num_engines}, each as above; requests go by {policy}")] if num_engines > 1 else []),
         ("API", f"{url}/v1"),
+        ("page", f"{url}/"),
         ("reference", f"{url}/docs"),
     ]
     if server.api_key:

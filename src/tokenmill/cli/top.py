@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,7 +43,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Show frames until Ctrl-C, or one; returns 0.
+    """Show frames until q or Ctrl-C, or one; returns 0.
 
     Raises:
         TokenMillError: no server answers, or it refuses.
@@ -61,24 +65,63 @@ def run(arguments: Sequence[str]) -> int:
         time.sleep(namespace.interval)
         console.print(view.frame(read_sample(server.read("/metrics"))))
         return 0
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(namespace.interval)
+    with pressed_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        while not keys.quits_within(namespace.interval):
             try:
                 live.update(view.frame(read_sample(server.read("/metrics"))), refresh=True)
             except ServerRefused as error:
-                live.update(f"{error}\n(retrying every {namespace.interval:g} s; Ctrl-C ends)", refresh=True)
+                live.update(f"{error}\n(retrying every {namespace.interval:g} s; q ends)", refresh=True)
+    return 0
 
 
 def make_parser() -> Parser:
     """Return the parser of `top`."""
-    parser = Parser("top", "Watch a running server: requests, pages, tokens per second, cache hits. Ctrl-C ends.")
+    parser = Parser("top", "Watch a running server: requests, pages, tokens per second, cache hits. q ends.")
     add_server_flags(parser)
     parser.add_argument(
         "--interval", type=positive, default=1.0, metavar="S", help="seconds between updates (default: 1)"
     )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
     return parser
+
+
+class Keys:
+    """The keys that are pressed in a terminal; without one, time passes and none are."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def quits_within(self, seconds: float) -> bool:
+        """Wait; return True at once when q (or Escape) is pressed meanwhile."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self._descriptor is None:
+                time.sleep(left)
+            elif select.select([self._descriptor], [], [], left)[0]:
+                pressed = os.read(self._descriptor, 32)
+                if pressed in (b"q", b"Q", b"\x1b"):
+                    return True
+                if not pressed:  # the terminal is gone
+                    self._descriptor = None
+        return False
+
+
+@contextlib.contextmanager
+def pressed_keys() -> Iterator[Keys]:
+    """Provide the keys of standard input one by one, if it is a terminal, and leave that as it was."""
+    if not sys.stdin.isatty():
+        yield Keys(None)
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)  # Ctrl-C stays a signal
+    try:
+        yield Keys(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def read_sample(exposition: str) -> Sample:

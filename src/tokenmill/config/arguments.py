@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.names import did_you_mean
 
-MODEL_FLAGS = ("--model", "--model-path")
+MODEL_FLAGS = ("--model", "--model-path", "-m", "-hf", "-hfr", "--hf-repo")
 
 
 class Arguments:
@@ -73,6 +73,7 @@ class Arguments:
             if flag is not None and flag.here != "same":
                 if values is None:
                     few = flag.takes == "=" and self._rest and not _is_flag(self._rest[0])
+                    few = few or (flag.takes == "?" and bool(self._rest) and self._rest[0] in flag.neutral)
                     values = [self._rest.popleft()] if few else self._values() if flag.takes == "+" else []
                 ours, note = flag.replacement(values, is_negated)
                 self.words += ours

@@ -7,7 +7,7 @@ import math
 import re
 
 from tokenmill.config.engine_settings import EngineSettings
-from tokenmill.config.fields import adapter_modules
+from tokenmill.config.fields import adapter_modules, sampling_overrides
 from tokenmill.config.kv_transfer import parse_kv_transfer_config
 from tokenmill.config.server_settings import ServerSettings
 from tokenmill.config.speculation import parse_config
@@ -84,6 +84,7 @@ def check_server(config: ServerSettings) -> None:
     if config.enable_auto_tool_choice and config.tool_call_parser == "none":
         raise InvalidConfig("--enable-auto-tool-choice needs a parser of calls: leave out --tool-call-parser none")
     _check_pairs(config)
+    sampling_overrides(config.override_generation_config)
     if config.uds == "":
         raise InvalidConfig("--uds needs a path")
     least = 1 if config.api_server_count > 1 else 0
@@ -136,7 +137,7 @@ def _check_times(config: ServerSettings) -> None:
         seconds = getattr(config, name)
         if seconds <= 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
-    for name in ("shutdown_timeout", "sse_ping"):
+    for name in ("shutdown_timeout", "sse_ping", "ttl"):
         if getattr(config, name) < 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 seconds or more, got {getattr(config, name)}")
 

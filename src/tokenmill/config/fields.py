@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.names import did_you_mean
+from tokenmill.core.sampling_params import RECOMMENDED, SamplingParams
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -58,6 +60,36 @@ def adapter_modules(given: Iterable[str]) -> dict[str, str]:
             raise InvalidConfig(f"--lora-modules: {text!r} has no name, no path, or a name that is taken")
         modules[name] = path
     return modules
+
+
+_SAMPLING = (*RECOMMENDED, "presence_penalty", "frequency_penalty", "max_tokens")
+
+
+def sampling_overrides(given: Iterable[str]) -> dict[str, Any]:
+    """Return the sampling parameters of `--override-generation-config`: the last value of a name counts.
+
+    Raises:
+        InvalidConfig: a value is not a JSON object, names another parameter, or is outside of its range.
+    """
+    try:
+        # A variable of the environment is parted at its commas, and so may an object be that stands in it.
+        objects = msgspec.json.decode(f"[{','.join(given)}]", type=list[dict[str, Any]])
+    except msgspec.DecodeError as error:
+        raise InvalidConfig(f"--override-generation-config takes a JSON object: {error}") from error
+    found: dict[str, Any] = {}
+    for theirs, value in ((name, value) for one in objects for name, value in one.items()):
+        name = "max_tokens" if theirs == "max_new_tokens" else theirs
+        if name not in _SAMPLING:
+            raise InvalidConfig(
+                f"--override-generation-config: {name} is not one of {', '.join(_SAMPLING)}"
+                + did_you_mean(name, _SAMPLING)
+            )
+        found[name] = value
+    try:
+        SamplingParams(**found)
+    except InvalidRequest as error:
+        raise InvalidConfig(f"--override-generation-config: {error}") from error
+    return found
 
 
 class _Module(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.config.flag_groups import GROUPS
 from tokenmill.config.parse import Setting, settings
 from tokenmill.config.parser import Parser
 from tokenmill.core.errors import InvalidConfig
@@ -24,6 +26,9 @@ from tokenmill.core.names import did_you_mean
 ENV_PREFIX = "TOKENMILL_"
 # Variables of the same prefix that are not config fields: the clients read them, or they name the file itself.
 OTHER_VARIABLES = frozenset({"CONFIG", "URL", "API_KEY", "CACERT"})
+# What Kubernetes tells every container of a Service that is called tokenmill.
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 C = TypeVar("C")
 
 
@@ -49,11 +54,23 @@ def add_flags(parser: Parser, config_class: type, title: str, names: Collection[
     Args:
         names: the fields whose flags they are; None: all.
     """
+    wanted = [setting for setting in settings(config_class) if names is None or setting.name in names]
+    _add_group(parser, title, wanted)
+
+
+def add_grouped_flags(parser: Parser, config_classes: Iterable[type]) -> None:
+    """Add the flags of config classes in the groups of `flag_groups`, and those that none names behind them."""
+    found = {setting.name: setting for config_class in config_classes for setting in settings(config_class)}
+    for title, names in GROUPS:
+        _add_group(parser, title, [found.pop(name) for name in names])
+    if found:
+        _add_group(parser, "further flags", found.values())
+
+
+def _add_group(parser: Parser, title: str, wanted: Iterable[Setting]) -> None:
     group = parser.add_argument_group(title)
     parser.is_engines = True
-    for setting in settings(config_class):
-        if names is not None and setting.name not in names:
-            continue
+    for setting in wanted:
         spellings = (setting.flag, *setting.how.aliases)
         how: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": _help(setting)}
         if setting.kind == "bool":
@@ -77,9 +94,29 @@ def read_given(namespace: argparse.Namespace, environment: Mapping[str, str]) ->
     Raises:
         InvalidConfig: the file cannot be read or is not a mapping.
     """
+    environment = _without_service_links(environment)
     path = namespace.config or environment.get(ENV_PREFIX + "CONFIG")
     file = _read_file(path) if path else {}
     return Given(vars(namespace), environment, file, path or "")
+
+
+def _without_service_links(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment without the variables of a Kubernetes Service that has our name, telling about them."""
+    links = [name for name in environment if _is_service_link(name, environment[name])]
+    if links:
+        print(
+            f"tokenmill: {links[0]}={environment[links[0]]} is ignored: Kubernetes sets it for a Service named "
+            "tokenmill; `enableServiceLinks: false` in the pod's spec keeps it away",
+            file=sys.stderr,
+        )
+    return {name: value for name, value in environment.items() if name not in links}
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    if not name.startswith(ENV_PREFIX):
+        return False
+    rest = name.removeprefix(ENV_PREFIX)
+    return _SERVICE_LINK.fullmatch(rest) is not None or (rest == "PORT" and _SERVICE_URL.match(value) is not None)
 
 
 def build(config_class: type[C], given: Given) -> C:

@@ -1,4 +1,4 @@
-"""Handle flags of vLLM and SGLang that are not ours, by the table in `foreign_flags.toml`.
+"""Handle flags of vLLM, SGLang and llama.cpp that are not ours, by the table in `foreign_flags.toml`.
 
 The table is read only when such a flag is given.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 
 import msgspec
@@ -14,7 +17,7 @@ import msgspec
 from tokenmill.core.errors import InvalidConfig
 
 TABLE = Path(__file__).with_suffix(".toml")
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llama_cpp": "llama.cpp"}
 NEGATION = "--no-"
 # The defaults of flags.
 _UNSET = frozenset({"", "none", "null", "{}", "[]"})
@@ -26,10 +29,12 @@ class ForeignFlag(msgspec.Struct, frozen=True):
 
     Attributes:
         engines: the engines that have it.
-        takes: "" for a switch, "=" for a value, "+" for several.
+        takes: "" for a switch, "=" for a value, "+" for several, "?" for a switch or one of `neutral`.
         neutral: values that change nothing.
         here: "same", "nothing", "refused", or the flag of ours that it stands for, perhaps with a value.
         because: the reason why it does nothing, or is refused.
+        field: the key of the value in the JSON object that our flag takes; "": our flag takes the value itself.
+        values: their values and ours, where these differ; empty: any value is ours.
     """
 
     name: str
@@ -38,6 +43,8 @@ class ForeignFlag(msgspec.Struct, frozen=True):
     neutral: tuple[str, ...]
     here: str
     because: str
+    field: str = ""
+    values: Mapping[str, str] = dataclass_field(default_factory=dict)
 
     def replacement(self, values: list[str], is_negated: bool = False) -> tuple[list[str], str]:
         """Return our flags for this one with these values, and a message for the user; "": no message.
@@ -46,7 +53,7 @@ class ForeignFlag(msgspec.Struct, frozen=True):
             InvalidConfig: it asks for a feature that we do not have.
         """
         ours = self.here if self.here.startswith("-") else ""
-        if not self.takes:
+        if self.takes in ("", "?") and not (values and values[0] in self.neutral):
             given = values[0].lower() if values else "true"
             if given not in _OFF | _ON:
                 raise InvalidConfig(f"{self.name} is a switch and takes no value")
@@ -58,7 +65,18 @@ class ForeignFlag(msgspec.Struct, frozen=True):
             raise InvalidConfig(f"{self.name} needs a value")
         if all(self._changes_nothing(value) for value in values):
             return [], ""
-        return ([ours, *values], "") if ours else ([], self._without_effect(f"{self.name} {' '.join(values)}"))
+        return (self._ours(ours, values), "") if ours else ([], self._without_effect(f"{self.name} {' '.join(values)}"))
+
+    def _ours(self, ours: str, values: list[str]) -> list[str]:
+        if self.values and (unknown := [value for value in values if value not in self.values]):
+            raise InvalidConfig(f"{self.name} {unknown[0]} is not supported; it can be {' or '.join(self.values)}")
+        words = [self.values.get(value, value) for value in values]
+        if not self.field:
+            return [ours, *words]
+        try:
+            return [ours, json.dumps({self.field: json.loads(words[0])})]
+        except ValueError:
+            raise InvalidConfig(f"{self.name} {words[0]}: this is not a number") from None
 
     def _without_effect(self, given: str) -> str:
         if self.here != "refused":
@@ -83,8 +101,11 @@ def foreign_flags() -> dict[str, ForeignFlag]:
                 neutral = word.partition("=")[2]
                 has_it = (*found[name].engines, engine) if name in found else (engine,)
                 takes = "+" if word.endswith("+") else "=" if "=" in word else ""
+                if name.endswith("?"):
+                    name, takes = name[:-1], "?"
                 values = tuple(neutral.split("|")) if neutral else ()
-                found[name] = ForeignFlag(name, has_it, takes, values, group["here"], group.get("because", ""))
+                how = {"field": group.get("field", ""), "values": group.get("values", {})}
+                found[name] = ForeignFlag(name, has_it, takes, values, group["here"], group.get("because", ""), **how)
     return found
 
 

@@ -126,8 +126,8 @@ def check_eos_token_ids(folder: Path, vocab_size: int) -> None:
 def default_sampling(folder: Path) -> dict[str, Any]:
     """Return the sampling parameters that the model's authors recommend in generation_config.json.
 
-    The keys are fields of `SamplingParams`; they are the defaults of requests. As in vLLM, `do_sample` is ignored and
-    `max_new_tokens` becomes `max_tokens`.
+    The keys are fields of `SamplingParams`; they are the defaults of requests. `max_new_tokens` becomes `max_tokens`,
+    as in vLLM, and `do_sample: false` is greedy, as in transformers.
 
     Raises:
         InvalidCheckpoint: the file is not a JSON object.
@@ -136,4 +136,6 @@ def default_sampling(folder: Path) -> dict[str, Any]:
     defaults = {name: config[name] for name in RECOMMENDED if config.get(name) is not None}
     if config.get("max_new_tokens") is not None:
         defaults["max_tokens"] = config["max_new_tokens"]
+    if config.get("do_sample") is False:
+        defaults["temperature"] = 0.0
     return defaults

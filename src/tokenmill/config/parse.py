@@ -87,7 +87,7 @@ class Setting(msgspec.Struct, frozen=True):
         elif isinstance(value, list) and self.how.repeat:
             return tuple(str(item) for item in value)
         elif isinstance(value, dict) and self.how.json:
-            return json.dumps(value)
+            return (json.dumps(value),) if self.how.repeat else json.dumps(value)
         raise InvalidConfig(f"{value!r} is not {_NAMES[self.kind]}")
 
 

@@ -82,6 +82,12 @@ class ServerSettings:
         "\n\nI have thought long enough and answer now.\n",
         "what the model reads at the end of its thinking where the budget is used up",
     )
+    override_generation_config: tuple[str, ...] = flag(
+        (),
+        "sampling parameters where a request gives none, as JSON, over those of the model; may be repeated",
+        repeat=True,
+        json=True,
+    )
     allow_runtime_lora: bool = flag(False, "load and unload adapters while the server runs, from --lora-dir")
     lora_dir: str | None = flag(None, "folder of the adapters that may be loaded while the server runs")
     max_num_queued_reqs: int | None = flag(None, "requests that may wait for a row; more are answered 429")
@@ -114,6 +120,7 @@ class ServerSettings:
     max_restarts: int = flag(
         2, "how often in a minute an engine or a text worker that dies or hangs is started again; 0: the server ends"
     )
+    ttl: float = flag(0.0, "seconds without a request after which the server ends; 0: never")
     shutdown_timeout: float = flag(3.0, "seconds that open streams get to end after Ctrl-C")
     strict_fields: bool = flag(
         False, "refuse fields that are not known, instead of leaving them out and naming them in x-tokenmill-ignored"

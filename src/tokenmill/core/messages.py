@@ -22,7 +22,7 @@ A restarted part has a new inbox; by its name, messages that the dead part had l
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -147,7 +147,11 @@ class AnswerNow(Message):
 
 
 class EncodeText(Message, kw_only=True):
-    """Tokenize a text or a chat without generating."""
+    """Tokenize a text or a chat without generating.
+
+    Attributes:
+        wants: the ids with their spelling in the vocabulary, with their bytes too, or the text that a chat becomes.
+    """
 
     id: str
     text: str | None = None
@@ -155,6 +159,7 @@ class EncodeText(Message, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = {}
     add_special_tokens: bool = True
+    wants: Literal["ids", "pieces", "text"] = "ids"
 
 
 class DecodeTokens(Message):
@@ -362,11 +367,13 @@ class RequestRejected(Message, kw_only=True):
 
 
 class Encoded(Message):
-    """Reply to `EncodeText`."""
+    """Reply to `EncodeText`; `pieces` and `text` are there where they were asked for."""
 
     id: str
     token_ids: list[int]
     tokens: list[str]
+    pieces: list[bytes] = []
+    text: str = ""
 
 
 class Decoded(Message):

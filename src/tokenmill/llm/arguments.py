@@ -136,7 +136,14 @@ def one_each(name: str, given: Any, count: int) -> list[Any]:
 
 
 def split(given: Any, inner: type) -> list[Any]:
-    """Return a list of prompts from several or a single one, which is a list of `inner` or not a list."""
+    """Return a list of prompts from several or a single one, which is a list of `inner` or not a list.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    if not isinstance(given, str | Mapping | Sequence):
+        kind = "None" if given is None else f"a value of type {type(given).__name__}"
+        raise InvalidRequest(f"a prompt is a text or a list, or give a list of prompts; this is {kind}", "prompts")
     return [given] if isinstance(given, str | Mapping) or (given and isinstance(given[0], inner)) else list(given)
 
 

@@ -21,8 +21,8 @@ from tokenmill.llm.adapters import LoRARequest
 from tokenmill.llm.arguments import ChatOptions, Chats, Conversation, Priority, Prompt, Prompts
 from tokenmill.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from tokenmill.llm.local_engine import Inbox, LocalEngine
-from tokenmill.llm.outputs import CompletionOutput, RequestOutput
-from tokenmill.llm.pooled import PooledMethods, pool_input, pool_modes, pooled_message
+from tokenmill.llm.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from tokenmill.llm.progress import open_progress
 from tokenmill.llm.session import Session
 from tokenmill.llm.tokenizer import ChatTokenizer
 from tokenmill.serving.frontend.chat_template import load_chat_template
@@ -288,50 +288,12 @@ class LLM(PooledMethods):
             for prompt, own, rank, adapter in zip(batch, own_params, priorities, own_adapters, strict=True):
                 own_wishes = wishes | {"priority": rank, "lora_request": adapter}
                 outputs.append(self.start(inbox, prompt, own, own_wishes))
-            self._wait(outputs, inbox, use_tqdm)
+            unfinished = outputs
+            with open_progress(len(outputs), use_tqdm) as progress:
+                while unfinished:
+                    deltas, unfinished = self._local.advance(unfinished, inbox)
+                    num_tokens = sum(len(delta.token_ids) for delta in deltas)
+                    progress.update(len(outputs) - len(unfinished), num_tokens)
         finally:
             self._local.abort(outputs)
         return outputs
-
-    def _wait(self, outputs: list[RequestOutput], inbox: Inbox, use_tqdm: bool) -> None:
-        """Run steps until all results are finished."""
-        unfinished = outputs
-        with ProgressBar(len(outputs), use_tqdm) as progress:
-            while unfinished:
-                deltas, unfinished = self._local.advance(unfinished, inbox)
-                num_tokens = sum(len(delta.token_ids) for delta in deltas)
-                progress.update(len(outputs) - len(unfinished), num_tokens)
-
-
-class ProgressBar:
-    """A progress bar as a context manager; rich is imported when it is made, shown or not."""
-
-    def __init__(self, total: int, shown: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._num_tokens = 0
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[tokens]} tokens, {task.fields[rate]:.1f}/s"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not shown,
-        )
-        self._task = self._progress.add_task("generating", total=total, tokens=0, rate=0.0)
-
-    def update(self, num_finished: int, num_new_tokens: int) -> None:
-        """Show the progress after a step."""
-        self._num_tokens += num_new_tokens
-        elapsed = self._progress.tasks[0].elapsed or 0.0
-        rate = self._num_tokens / elapsed if elapsed else 0.0
-        self._progress.update(self._task, completed=num_finished, tokens=self._num_tokens, rate=rate)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()

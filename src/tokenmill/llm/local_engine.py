@@ -75,6 +75,7 @@ class LocalEngine:
         # Asleep there is no engine; in the deeper sleep there is no model either.
         self._built: BuiltEngine | None = built
         self._model: LoadedModel | None = built.model
+        self._is_closed = False
         self._num_arrived = 0
         self._awaited = TAGS
 
@@ -83,8 +84,10 @@ class LocalEngine:
         """The engine, while it is awake.
 
         Raises:
-            InvalidRequest: it sleeps.
+            InvalidRequest: it sleeps, or is closed.
         """
+        if self._is_closed:
+            raise InvalidRequest("this LLM is closed: make a new one, and close it after the last call")
         if self._built is None:
             raise InvalidRequest("the engine is asleep: call wake_up() first")
         return self._built.engine
@@ -235,6 +238,7 @@ class LocalEngine:
             self._abort([entry.output for entry in self._open.values()])
             if self._built is not None:
                 self._built.engine.close()
+            self._is_closed = True
 
     def find_adapter(self, request: LoRARequest | None) -> AdapterRef | None:
         """Return the adapter that a request names; None for no adapter. Raises as `NamedAdapters.find`."""

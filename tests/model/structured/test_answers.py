@@ -162,6 +162,7 @@ def test_a_row_keeps_nothing_of_the_grammar_before_it(model: Path) -> None:
         ({"regex": r"(?=look)ahead"}, "regex"),
         ({"grammar": "start: missing"}, "missing"),
         ({"grammar": "root ::= 'gbnf'"}, "cannot be used"),
+        ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "write anyOf, which allows each branch alike"),
         ({"grammar": "start: X\nX: /a/ & /b/"}, "nothing matches"),
     ],
 )

@@ -99,6 +99,11 @@ def test_default_sampling_parameters_are_those_that_vllm_takes(tmp_path):
     assert default_sampling(tmp_path) == {"temperature": 0.6, "top_k": 20, "max_tokens": 7}
 
 
+def test_a_model_that_is_not_to_be_sampled_is_greedy(tmp_path):
+    write_configs(tmp_path, {"do_sample": False, "temperature": 0.6, "top_p": 0.9})
+    assert default_sampling(tmp_path) == {"temperature": 0.0, "top_p": 0.9}
+
+
 @pytest.mark.parametrize("raw", [b"[]", b"{", b"\xff", b"[" * 100_000])
 def test_a_file_that_is_no_json_object_is_named(tmp_path, raw):
     (tmp_path / "generation_config.json").write_bytes(raw)

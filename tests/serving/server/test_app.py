@@ -22,7 +22,7 @@ from tokenmill.serving.server.app import build_app
 from tokenmill.serving.server.context import ServerContext, ToolParsers
 from tokenmill.serving.server.http.page import page_routes
 
-OPEN = {"/health", "/ping", "/version"} | set(page_routes())
+OPEN = {"/health", "/livez", "/readyz", "/ping", "/version"} | set(page_routes())
 
 
 def make_context(trouble=None, send=lambda message: None, parsers=None):
@@ -97,7 +97,7 @@ def test_every_route_but_the_open_ones_needs_a_key(app):
 @pytest.mark.parametrize(
     "path",
     ["//v1/models", "/v1//models", "/v1/models/", "/health/../v1/models", "/%68ealth/../v1/models", "/v1%2fmodels",
-     "/health/", "/HEALTH", "/health%00", "/version/x", "/nothing"],
+     "/health//../v1/models", "/HEALTH", "/health%00", "/version/x", "/nothing"],
 )  # fmt: skip
 def test_odd_paths_are_guarded(app, path):
     assert request(app, "GET", path).status_code == 401
@@ -172,6 +172,30 @@ def test_what_watches_a_server_may_ask_with_its_own_methods():
         reply = request(make_app(), method, path)
         assert (reply.status_code, reply.headers.get("x-request-id") is not None) == (200, True), (method, path)
         assert request(make_app(trouble="it hangs"), method, path).status_code == (200 if path == "/version" else 503)
+
+
+@pytest.mark.parametrize("path", ["//v1/models", "/v1//models", "/v1/models/", "///v1///models//"])
+def test_slashes_too_many_change_nothing(path):
+    plain = request(make_app(), "GET", "/v1/models").json()
+    assert request(make_app(), "GET", "http://test" + path).json() == plain
+    assert request(make_app(root_path="/proxy"), "GET", "http://test/proxy/" + path).json() == plain
+
+
+def test_what_answers_get_answers_head_without_a_body():
+    app = make_app()
+    methods = {method: {path for other, path in all_routes(app) if other == method} for method in ("GET", "HEAD")}
+    assert methods["GET"] <= methods["HEAD"]
+    for path in ("/v1/models", "/metrics", "/docs", "/health", "/livez", "/openapi.json", "/api/tags", "/nothing"):
+        get, head = request(app, "GET", path), request(app, "HEAD", path)
+        assert (head.status_code, head.content) == (get.status_code, b""), path
+        assert head.headers.get("content-type") == get.headers.get("content-type"), path
+
+
+def test_kubernetes_restarts_only_what_does_not_answer():
+    app = make_app(trouble="it hangs", api_key=("k",))
+    assert request(app, "GET", "/livez").status_code == 200
+    assert request(app, "GET", "/readyz").status_code == 503
+    assert request(make_app(), "GET", "/readyz").status_code == 200
 
 
 def test_health_is_503_in_trouble():

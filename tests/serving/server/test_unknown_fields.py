@@ -37,6 +37,10 @@ def taken(kind: Any = ChatBody, /, **fields: Any) -> Any:
         ({"think": False}, "chat_template_kwargs", {"enable_thinking": False}),
         ({"think": "high"}, "reasoning_effort", "high"),
         ({"stop_sequences": ["a"]}, "stop", ["a"]),
+        ({"do_sample": False}, "temperature", 0.0),
+        ({"do_sample": False, "temperature": 0.7}, "temperature", 0.0),
+        ({"do_sample": True}, "temperature", None),
+        ({"do_sample": True, "temperature": 0.7}, "temperature", 0.7),
     ],
 )
 def test_a_synonym_is_the_field_that_it_means(given: dict[str, Any], field: str, value: Any) -> None:

@@ -39,6 +39,8 @@ _LIMITS: dict[str, Any] = {
 _COUNTED = ('"patternProperties"', '"minProperties"')
 _LENIENT = '"lenient": true'
 _MAX_ERROR_CHARACTERS = 300
+# What llguidance calls what it cannot decide, and an option that requests do not have.
+_ONE_OF = "oneOf constraints are not supported"
 _NUM_FIRST_STEPS = 3
 _NAME = re.compile(r"((?:JSON|regular|Lark|GBNF)_[a-z_]+)\d+")
 
@@ -236,5 +238,7 @@ def explain(matcher: Any) -> str:
     error = matcher.get_error().replace("<non-verbose/>", "").strip()
     if error.startswith("NoExtension"):
         return "nothing matches it"
+    if _ONE_OF in error:
+        return "oneOf is not supported where its branches may overlap: write anyOf, which allows each branch alike"
     line = " ".join(error.split())
     return line if len(line) <= _MAX_ERROR_CHARACTERS else line[:_MAX_ERROR_CHARACTERS] + " ..."

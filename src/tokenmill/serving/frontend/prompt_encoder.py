@@ -113,6 +113,10 @@ class PromptEncoder:
         text = (message.text or "") if message.messages is None else self._render(message, attempt, is_cut=True)
         return self._encode(text, attempt, param, is_cut=True, adds_special_tokens=message.add_special_tokens)
 
+    def rendered(self, message: EncodeText, attempt: Attempt) -> str:
+        """Return the text that the chat template makes of a chat, raising as `tokens` does."""
+        return self._render(message, attempt, is_cut=True)
+
     def check_to_decode(self, token_ids: Sequence[int]) -> None:
         """Refuse ids outside the vocabulary, and more ids than any call can have produced.
 

@@ -115,9 +115,13 @@ class PromptProcessor:
                     return PreparedTexts(self._pooled.encode(texts))
                 case GenerateText():
                     return self._prompt(message, attempt)
+                case EncodeText(wants="text"):
+                    return Encoded(message.id, [], [], text=self._prompts.rendered(message, attempt))
                 case EncodeText():
                     ids = self._prompts.tokens(message, attempt)
-                    return Encoded(message.id, ids, [self._tokenizer.token(token_id) or "" for token_id in ids])
+                    tokens = [self._tokenizer.token(token_id) or "" for token_id in ids]
+                    pieces = list(map(self._tokenizer.token_bytes, ids)) if message.wants == "pieces" else []
+                    return Encoded(message.id, ids, tokens, pieces)
                 case DecodeTokens():
                     self._prompts.check_to_decode(message.token_ids)
                     return Decoded(message.id, self._tokenizer.decode(message.token_ids))

@@ -21,7 +21,10 @@ from tokenmill.serving.server.http.middleware import METRICS_ROUTE, NO_ROUTES
 from tokenmill.serving.server.http.openapi import body_of, complete, query_of
 from tokenmill.serving.server.http.page import page_routes
 from tokenmill.serving.server.http.stack import guard
-from tokenmill.serving.server.llama_cpp.infill import InfillBody, InfillRoute
+from tokenmill.serving.server.llama_cpp.completion import CompletionBody, CompletionRoutes, InfillBody
+from tokenmill.serving.server.llama_cpp.descriptions import DescriptionRoutes, SlotsQuery, TemplateBody
+from tokenmill.serving.server.llama_cpp.embedding import EmbeddingRoute as LlamaEmbeddingRoute
+from tokenmill.serving.server.llama_cpp.embedding import LlamaEmbeddingBody
 from tokenmill.serving.server.ollama.body import OllamaChatBody, OllamaGenerateBody
 from tokenmill.serving.server.ollama.embed import EmbedBody, EmbedRoutes
 from tokenmill.serving.server.ollama.generation import GenerationRoutes
@@ -62,7 +65,10 @@ _BODIES = (
     PromptBody,
     ResponsesBody,
     NativeBody,
+    CompletionBody,
     InfillBody,
+    TemplateBody,
+    LlamaEmbeddingBody,
     OllamaChatBody,
     OllamaGenerateBody,
     EmbedBody,
@@ -105,17 +111,13 @@ def _add_routes(app: Application, context: ServerContext) -> None:
         app.add_described("POST", path, act, None if query is None else query_of(query))
     for path, get in routes.readings():
         app.add_described("GET", path, get)
-    files, batches, info = routes.files, routes.batches, routes.info
-    for path, get, which in (("/v1/files", files.list, FilesQuery), ("/v1/batches", batches.list, BatchesQuery)):
+    files, info = routes.files, routes.info
+    for path, get, which in routes.queries():
         app.add_described("GET", path, get, query_of(which))
-    # Load balancers ask with HEAD, and one platform pings with POST.
-    for path, look in (("/health", info.health), ("/ping", info.ping), ("/version", info.version)):
-        app.add("HEAD", path, look)
-    app.add_described("POST", "/ping", info.ping)
+    app.add_described("POST", "/ping", info.ping)  # as one platform does
     # Ollama's clients ask whether it runs, and may ask for what only a keeper of models can do.
     named = routes.named
-    for path, look in (("/", named.running), ("/api/version", named.version), ("/api/tags", named.tags)):
-        app.add("HEAD", path, look)
+    app.add("HEAD", "/", named.running)
     for method, verb in (("POST", "copy"), ("POST", "create"), ("POST", "push"), ("DELETE", "delete")):
         app.add_described(method, f"/api/{verb}", named.refuse)
     app.add_described("DELETE", "/v1/responses/{response_id}", routes.responses.delete)
@@ -133,12 +135,13 @@ class _Routes:
         self.info, self.responses = InfoRoutes(context), ResponsesRoutes(context)
         self.files, self.batches = FilesRoutes(context), BatchesRoutes(context)
         self.sessions, self.named = SessionsRoutes(context), ModelRoutes(context)
+        self._shown = DescriptionRoutes(context)
 
     def with_bodies(self) -> Iterable[tuple[str, Handler, *tuple[type[msgspec.Struct], ...]]]:
         """Return what is posted with a body: path, handler, forms of the body."""
         context, tokens, messages = self._context, self._tokens, MessagesRoutes(self._context)
         adapters, audio = AdapterRoutes(context), AudioRoutes(context)
-        ollama, vectors = GenerationRoutes(context), EmbedRoutes(context)
+        ollama, vectors, llama = GenerationRoutes(context), EmbedRoutes(context), CompletionRoutes(context)
         return (
             ("/v1/chat/completions", ChatRoute(context).post, ChatBody),
             ("/v1/completions", TextRoute(context).post, TextBody),
@@ -151,7 +154,11 @@ class _Routes:
             ("/v1/messages", messages.post, MessagesBody),
             ("/v1/messages/count_tokens", messages.count_tokens, PromptBody),
             ("/generate", NativeRoute(context).post, NativeBody),
-            ("/infill", InfillRoute(context).post, InfillBody),
+            ("/infill", llama.infill, InfillBody),
+            ("/completion", llama.completion, CompletionBody),
+            ("/completions", llama.completion, CompletionBody),
+            ("/apply-template", self._shown.apply_template, TemplateBody),
+            ("/embedding", LlamaEmbeddingRoute(context).embedding, LlamaEmbeddingBody),
             ("/api/chat", ollama.chat, OllamaChatBody),
             ("/api/generate", ollama.generate, OllamaGenerateBody),
             ("/api/embed", vectors.embed, EmbedBody),
@@ -203,12 +210,24 @@ class _Routes:
             ("/v1/sessions/{session_id}/abort", self.sessions.abort, None),
         )
 
+    def queries(self) -> Iterable[tuple[str, Handler, type[msgspec.Struct]]]:
+        """Return what is read with a query: path, handler, form of the query."""
+        return (
+            ("/v1/files", self.files.list, FilesQuery),
+            ("/v1/batches", self.batches.list, BatchesQuery),
+            ("/slots", self._shown.slots, SlotsQuery),
+        )
+
     def readings(self) -> Iterable[tuple[str, Handler]]:
         """Return what is read without a query: path and handler."""
         info, admin, sglang = self.info, self._admin, self._sglang
         return (
             ("/v1/models", info.models),
             ("/v1/models/{model:path}", info.model),
+            ("/models", self._shown.models),
+            ("/props", self._shown.props),
+            ("/api/v0/models", self._shown.studio_models),
+            ("/api/v0/models/{model:path}", self._shown.studio_model),
             ("/v1/requests/{id}", admin.request),
             ("/v1/responses/{response_id}", self.responses.get),
             ("/v1/files/{file_id}", self.files.get),
@@ -217,6 +236,8 @@ class _Routes:
             ("/v1/sessions", self.sessions.list),
             ("/v1/sessions/{session_id}", self.sessions.get),
             ("/health", info.health),
+            ("/livez", info.livez),
+            ("/readyz", info.readyz),
             ("/health_generate", admin.health_generate),
             ("/ping", info.ping),
             ("/version", info.version),

@@ -57,7 +57,7 @@ def estimate(config: EngineConfig, target: Target) -> str:
     platform = select_platform(config.device)
     model = config.model or str(demo_model_path())
     config = dataclasses.replace(config, model=model, device=platform.device).resolve()
-    with _opened(config) as (folder, stored):
+    with opened(config) as (folder, stored):
         architecture = read_architecture(folder)
         wanted_context(config, architecture.max_position)
         weights = architecture.num_parameters() * BYTES_OF[config.dtype]
@@ -109,7 +109,7 @@ def _tower_text(tower: TowerMemory) -> str:
 
 
 @contextmanager
-def _opened(config: EngineConfig) -> Iterator[tuple[Path, str]]:
+def opened(config: EngineConfig) -> Iterator[tuple[Path, str]]:
     """Provide a folder with the model's config.json, and a clause on its stored weights."""
     path = Path(config.model).expanduser()
     if path.is_file() and path.suffix == ".json":

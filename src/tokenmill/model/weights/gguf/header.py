@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -92,6 +93,8 @@ def read_header(path: Path) -> Header:
     """
     try:
         with open_regular(path) as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise ValueError("the file is empty")
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return _Reader(data).header()
     except (OSError, ValueError, struct.error, IndexError, OverflowError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import EncodeText, GenerateText
+from tokenmill.core.messages import Encoded, EncodeText, GenerateText
 from tokenmill.serving.frontend.chat_messages import check_depth, normalize_messages
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import template_kwargs
@@ -21,7 +21,12 @@ from tokenmill.serving.server.http.json_response import json_response
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A text, or a conversation that the chat template turns into a text."""
+    """A text, or a conversation that the chat template turns into a text.
+
+    Attributes:
+        content, add_special, with_pieces: a text, in llama.cpp's words, which is answered in its form: special tokens
+            are added where that is said.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -32,6 +37,10 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
+    parse_special: bool | None = None
 
 
 class Tokens(msgspec.Struct, omit_defaults=True):
@@ -51,9 +60,10 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Text(msgspec.Struct):
-    """The reply of /detokenize."""
+    """The reply of /detokenize; `content` is llama.cpp's name for the text."""
 
     prompt: str
+    content: str
 
 
 class TokenRoutes:
@@ -64,16 +74,18 @@ class TokenRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Turn text into token ids."""
-        message, wants_strings = await read_as(request, TokenizeBody, self._context.bodies, self._read)
+        message, body = await read_as(request, TokenizeBody, self._context.bodies, self._read)
         encoded = await self._context.client.encode(message)
-        strings = encoded.tokens if wants_strings else None
+        if body.content is not None:
+            return json_response({"tokens": _pieces(encoded) if body.with_pieces else encoded.token_ids})
+        strings = encoded.tokens if body.return_token_strs else None
         max_model_len = self._context.ready.max_model_len
         return json_response(Tokens(len(encoded.token_ids), max_model_len, encoded.token_ids, strings))
 
-    def _read(self, body: TokenizeBody) -> tuple[EncodeText, bool]:
+    def _read(self, body: TokenizeBody) -> tuple[EncodeText, TokenizeBody]:
         self._context.check_model(body.model)
         self._context.check_count(body.messages)
-        return _encode_message(body), bool(body.return_token_strs)
+        return _encode_message(body), body
 
     async def info(self, _request: Request) -> Response:
         """Show tokenizer_config.json with the chat template in use."""
@@ -83,7 +95,8 @@ class TokenRoutes:
         """Turn token ids into text."""
         body = await read_body(request, DetokenizeBody, self._context.bodies)
         self._context.check_model(body.model)
-        return json_response(Text(await self._context.client.decode(body.tokens)))
+        text = await self._context.client.decode(body.tokens)
+        return json_response(Text(text, text))
 
 
 async def num_prompt_tokens(prompt: GenerateText, context: ServerContext) -> int:
@@ -122,7 +135,24 @@ def _text_of(value: Any) -> Any:
     return value["content"] if isinstance(value, dict) and "content" in value else value
 
 
+def _pieces(encoded: Encoded) -> list[dict[str, Any]]:
+    """Return tokens with their texts, in llama.cpp's form; bytes that are no text are numbers there."""
+    return [{"id": one, "piece": _piece(raw)} for one, raw in zip(encoded.token_ids, encoded.pieces, strict=True)]
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
 def _encode_message(body: TokenizeBody) -> EncodeText:
+    if body.content is not None:
+        if body.parse_special is False:
+            raise InvalidRequest("parse_special: marks in a text are always read as special tokens", "parse_special")
+        wants: Literal["pieces", "ids"] = "pieces" if body.with_pieces else "ids"
+        return EncodeText(id="", text=body.content, add_special_tokens=bool(body.add_special), wants=wants)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", "prompt")
     kwargs = template_kwargs(

@@ -20,6 +20,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 # Where a path says what may stand for a name: `{model:path}`.
 _CONVERTER = re.compile(r":\w+\}")
+_SLASHES = re.compile("/{2,}")
 
 
 class Application(Starlette):
@@ -40,12 +41,19 @@ class Application(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        if scope["type"] == "http":
+            scope["path"] = plain_path(scope["path"])
         if self._root_path:
             scope["root_path"] = self._root_path
         await super().__call__(scope, receive, send)
 
     def add(self, method: str, path: str, handler: Handler) -> None:
-        """Let a handler answer a path, without a word in the description."""
+        """Let a handler answer a path, without a word in the description; what answers GET answers HEAD too."""
+        self._append(method, path, handler)
+        if method == "GET":
+            self._append("HEAD", path, _without_body(handler))
+
+    def _append(self, method: str, path: str, handler: Handler) -> None:
         route = Route(path, handler, methods=[method])
         route.methods = {method}  # Starlette adds HEAD to GET
         self.router.routes.append(route)
@@ -68,3 +76,18 @@ class Application(Starlette):
     async def _describe(self, request: Request) -> Response:
         prefix = request.scope.get("root_path", "").rstrip("/")
         return JSONResponse(self.document | ({"servers": [{"url": prefix}]} if prefix else {}))
+
+
+def plain_path(path: str) -> str:
+    """Return a path with single slashes and none at its end: what a base URL ending in one makes of a route."""
+    return _SLASHES.sub("/", path).rstrip("/") or "/"
+
+
+def _without_body(handler: Handler) -> Handler:
+    """Return a handler that answers with the head of another's response; a stream is not begun for it."""
+
+    async def head(request: Request) -> Response:
+        response = await handler(request)
+        return Response(status_code=response.status_code, headers=dict(response.headers))
+
+    return head

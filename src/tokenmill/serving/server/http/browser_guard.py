@@ -3,7 +3,7 @@
 A page may send requests anywhere, but cannot read the answer; so a request that changes something must come from a page
 of the server or of an allowed origin, or from no page at all, and bodies must be of a type that a page cannot send
 without asking first. A page can also let its own name point to this machine and read replies as from its own server
-(DNS rebinding); so clients of a server on the loopback must call it by a name of the loopback.
+(DNS rebinding); so clients of a server on the loopback must call it by a name that only this machine or network gives.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ JSON = "application/json"
 MULTIPART = "multipart/form-data"
 FILES_ROUTE = "/v1/files"
 UPLOAD_ROUTES = (FILES_ROUTE, "/v1/audio/transcriptions", "/v1/audio/translations")
+
+# Names of this machine that no public name server gives out: of containers' hosts, and of mDNS (RFC 6762) in a network
+# at home; a page of the internet cannot have one.
+LOCAL_NAMES = frozenset({"host.docker.internal", "gateway.docker.internal", "host.containers.internal"})
+LOCAL_DOMAINS = (".local", ".localhost")
 
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+|\*))(?::\d*)?")
 
@@ -64,7 +69,7 @@ class BrowserGuard:
         return None
 
     def _is_known(self, name: str) -> bool:
-        return is_loopback(name) or name in self._hosts
+        return is_loopback(name) or name in self._hosts or name in LOCAL_NAMES or name.endswith(LOCAL_DOMAINS)
 
     def _is_welcome(self, origin: str, host: str) -> bool:
         is_own = origin.partition("://")[2].lower() == host.lower() != ""

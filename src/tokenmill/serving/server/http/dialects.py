@@ -40,6 +40,11 @@ def _thinking(value: Any) -> Any:
     return {"enable_thinking": value} if isinstance(value, bool) else None
 
 
+def _greedy(value: Any) -> Any:
+    """Return the temperature that `do_sample: false` stands for; true asks for nothing."""
+    return 0.0 if value is False else None
+
+
 def _effort(value: Any) -> Any:
     return value if isinstance(value, str) else None
 
@@ -51,6 +56,7 @@ SYNONYMS: Mapping[str, tuple[Synonym, ...]] = {
     "max_new_tokens": (Synonym("max_tokens"), Synonym("max_output_tokens")),
     # llama.cpp and Ollama look at the last 64 tokens only, we at all of them.
     "repeat_penalty": (Synonym("repetition_penalty"),),
+    "do_sample": (Synonym("temperature", _greedy),),
     "stop_sequences": (Synonym("stop"),),
     "think": (Synonym("chat_template_kwargs", _thinking), Synonym("reasoning_effort", _effort)),
     "enable_thinking": (Synonym("chat_template_kwargs", _thinking),),
@@ -63,6 +69,8 @@ SYNONYMS: Mapping[str, tuple[Synonym, ...]] = {
     "json_schema": (Synonym("structured_outputs", _wrapped("json")),),
     "grammar": (Synonym("structured_outputs", _wrapped("grammar")),),
 }
+# Synonyms that count beside the field itself: transformers' `do_sample: false` is greedy at any temperature.
+DECISIVE = frozenset({"do_sample"})
 # Known elsewhere, without a meaning here.
 FOREIGN = frozenset(
     {

@@ -31,7 +31,7 @@ OWNER = "owner"
 NOTE_SURPLUS = "note_surplus"
 # The names of fields that were left out of the body, as a header says them.
 IGNORED = "ignored"
-OPEN_ROUTES = frozenset({"/health", "/ping", "/version"})
+OPEN_ROUTES = frozenset({"/health", "/livez", "/readyz", "/ping", "/version"})
 # Open where the server was started so.
 METRICS_ROUTE = "/metrics"
 NO_ROUTES: frozenset[str] = frozenset()

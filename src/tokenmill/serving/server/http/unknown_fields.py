@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.serving.server.http.dialects import FOREIGN, SYNONYMS, own_fields
+from tokenmill.serving.server.http.dialects import DECISIVE, FOREIGN, SYNONYMS, own_fields
 
 # Of one body; more are refused like a body of another kind.
 MOST_FIELDS = 64
@@ -101,7 +101,8 @@ def _translate(given: Any, kind: Any) -> list[str]:
     for name in [name for name in given if name not in known]:
         if name in SYNONYMS:
             fields = own_fields(name, given[name], known)
-            if fields is None or any(given.get(field) is not None for field in fields):
+            has_own = name not in DECISIVE and any(given.get(field) is not None for field in fields or ())
+            if fields is None or has_own:
                 ignored.append(name)
             else:
                 given.update(fields)

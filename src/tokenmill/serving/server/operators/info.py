@@ -57,7 +57,15 @@ class InfoRoutes:
     async def health(self, _request: Request) -> Response:
         """Return 200 while all engines make progress, else 503."""
         trouble = self._context.trouble()
-        return Response(status_code=200) if trouble is None else error_response(EngineDead(trouble))
+        return json_response({"status": "ok"}) if trouble is None else error_response(EngineDead(trouble))
+
+    async def livez(self, _request: Request) -> Response:
+        """Return 200: the process that serves HTTP lives. What Kubernetes restarts a server by."""
+        return Response(status_code=200)
+
+    async def readyz(self, request: Request) -> Response:
+        """Answer as /health does: what Kubernetes sends a server requests by."""
+        return await self.health(request)
 
     async def ping(self, _request: Request) -> Response:
         """Answer as /health does; some platforms ask for it by this name."""

@@ -48,6 +48,7 @@ class _LiveStream(Response):
 
     def __init__(self, hub: LiveHub) -> None:
         super().__init__()
+        self.raw_headers = list(_HEADERS)
         self._hub = hub
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +63,7 @@ class _LiveStream(Response):
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with contextlib.aclosing(self._hub.watch()) as frames:
             async for frame in frames:
                 await send({"type": "http.response.body", "body": b"data: " + frame + b"\n\n", "more_body": True})

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 THROUGHPUT_SECONDS = 10.0
 API_WORKERS_SECONDS = 1.0
+# Between two looks at whether anything was done.
+IDLE_SECONDS = 5.0
 
 
 def serve(
@@ -122,6 +124,8 @@ class FirstProcess(ApiProcess):
 
     def _jobs(self) -> list[Coroutine[Any, Any, None]]:
         jobs = [self._log_throughput()]
+        if self._server.ttl:
+            jobs.append(self._leave_when_idle(self._server.ttl))
         if self._traces is not None:
             jobs.append(self._traces.run())
         if self._api_workers is not None:
@@ -201,6 +205,20 @@ class FirstProcess(ApiProcess):
             line = log.line(self._parts.engines.stats, THROUGHPUT_SECONDS)
             if line is not None:
                 self._log.note("throughput", line)
+
+    async def _leave_when_idle(self, ttl: float) -> None:
+        """End the server once its engines have had nothing to do for `ttl` seconds."""
+        loop, before = asyncio.get_running_loop(), None
+        since = loop.time()
+        while True:
+            await asyncio.sleep(min(ttl, IDLE_SECONDS))
+            stats = self._parts.engines.stats
+            work = (stats.prompt_tokens, stats.generation_tokens, stats.num_running, stats.num_waiting)
+            if work != before or stats.num_running or stats.num_waiting:
+                since, before = loop.time(), work
+            elif loop.time() - since >= ttl:
+                self._log.note("idle", f"no request for {ttl:g} s (--ttl): the server ends")
+                self._end(Ending())
 
     # --- end --------------------------------------------------------------------------------------------------------
 

@@ -26,11 +26,13 @@ from tokenmill.ipc.topology import EngineSpec, Topology
 from tokenmill.serving.observe.event_log import EventLog
 from tokenmill.serving.replicas.starter import ENGINE_MODULE, WORKER_MODULE, Starter, import_shared
 from tokenmill.serving.server.http.descriptors import raise_limit
-from tokenmill.serving.server.http.listener import bind, check_tls
+from tokenmill.serving.server.http.listener import bind, check_tls, url
 from tokenmill.serving.server.http.shared_listener import ConnectionCounts, SharedListener
 from tokenmill.serving.server.process.parent import supervise
 from tokenmill.serving.server.process.screen import OpenScreen, StandardError
 from tokenmill.serving.server.process.stop_signals import held_back
+
+Announce = Callable[[ServerConfig, str], contextlib.AbstractContextManager[None]]
 
 
 def run(
@@ -40,6 +42,7 @@ def run(
     engine_module: str = ENGINE_MODULE,
     engines: tuple[EngineSpec, ...] = (),
     worker_module: str = WORKER_MODULE,
+    announce: Announce | None = None,
 ) -> int:
     """Serve until stopped; return the exit code. Must be called in the main thread.
 
@@ -48,9 +51,11 @@ def run(
         engine_module, worker_module: the modules that run as the process of an engine and of a text worker.
         engines: the engines to start; empty: as many as `--data-parallel-size` says, each of as many
             ranks as `--tensor-parallel-size` and `--pipeline-parallel-size` say.
+        announce: entered once the address is bound, with the server's config, whose port is now known, and its URL.
     """
     with lossy("stdout", "stderr"):
-        return _run(engine, server, open_screen, partial(Starter, engine_module, worker_module), engines)
+        starter = partial(Starter, engine_module, worker_module)
+        return _run(engine, server, open_screen, starter, engines, announce or _unannounced)
 
 
 def _run(
@@ -59,6 +64,7 @@ def _run(
     open_screen: OpenScreen,
     make_starter: Callable[[], Starter],
     engines: tuple[EngineSpec, ...],
+    announce: Announce,
 ) -> int:
     try:
         launch = prepared(engine, server, engines)
@@ -90,9 +96,23 @@ def _run(
         log = EventLog(StandardError().on_line, server.log_format == "json")
         import_shared()
         with held_back(), _listener(server) as listener, weight_memory() as memory:
-            return supervise(serve, server.api_server_count, server.max_restarts, note_death)
+            server = _bound(server, listener)
+            with announce(server, url(server, listener)):
+                return supervise(serve, server.api_server_count, server.max_restarts, note_death)
     except TokenMillError as error:
         return _refuse(open_screen, error)
+
+
+@contextmanager
+def _unannounced(_server: ServerConfig, _url: str) -> Iterator[None]:
+    yield
+
+
+def _bound(server: ServerConfig, listener: socket.socket) -> ServerConfig:
+    """Return the config with the port that the system has chosen, where it was asked to choose one."""
+    if server.uds is not None or server.port:
+        return server
+    return replace(server, port=listener.getsockname()[1])
 
 
 def _refuse(open_screen: OpenScreen, error: TokenMillError) -> int:

@@ -1,0 +1,110 @@
+"""`tokenmill run`, `ps`, `stop` and `show`: one server for all who name its model, which leaves when nobody asks."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from tests.eventually import eventually
+
+GREEDY = ("--temperature", "0", "--max-tokens", "5")
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Calls a verb with a runtime folder of its own; whatever it has started ends with the test."""
+
+    def verb(*arguments, code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "tokenmill", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path / "run")},
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    yield verb
+    verb("stop", "--all")
+
+
+def servers(call):
+    return json.loads(call("ps", "--json").stdout)
+
+
+def test_a_server_is_started_once_and_answers_all_who_name_its_model(call, tiny_model):
+    first = call("run", str(tiny_model), "Hello", *GREEDY)
+    assert "starting a server" in first.stderr
+    (server,) = servers(call)
+    assert (server["models"], server["source"], server["ready"]) == ([tiny_model.name], str(tiny_model), True)
+    assert server["memory"] > 10 << 20
+    again = call("run", tiny_model.name, "Hello", *GREEDY, "--", "--max-num-seqs", "4")
+    assert again.stdout == first.stdout
+    assert "these flags change nothing: --max-num-seqs 4" in again.stderr
+    assert [one["pid"] for one in servers(call)] == [server["pid"]]
+    table = call("ps").stdout.splitlines()
+    assert table[0].split() == ["MODEL", "STATE", "ADDRESS", "PID", "MEMORY", "SINCE"]
+    assert str(server["pid"]) in table[1]
+    assert "stopped" in call("stop", str(tiny_model)).stdout
+    assert servers(call) == []
+
+
+def test_a_url_is_used_if_it_serves_the_model(call, tiny_model):
+    call("run", str(tiny_model), "Hello", *GREEDY)
+    (server,) = servers(call)
+    call("run", tiny_model.name, "Hello", "--url", server["url"], *GREEDY)
+    said = call("run", "other", "Hello", "--url", server["url"], *GREEDY, code=2).stderr
+    assert "does not serve other" in said
+
+
+def test_a_server_that_is_asked_nothing_leaves(call, tiny_model):
+    call("run", str(tiny_model), "Hello", "--ttl", "0.5", *GREEDY)
+    eventually(lambda: servers(call) == [])
+
+
+def test_a_start_that_fails_says_why(call, tiny_model):
+    said = call("run", str(tiny_model), "Hello", "--", "--num-threads", "100000", code=1).stderr
+    assert said.splitlines()[-1].startswith("tokenmill: --num-threads 100000 is too many")
+
+
+@pytest.mark.parametrize("verb", ["run", "show"])
+def test_a_model_that_is_nowhere_is_named(call, tmp_path, verb):
+    said = call(verb, str(tmp_path / "none"), code=2).stderr
+    assert said.startswith(f"tokenmill: {tmp_path}/none: there is nothing at this path")
+
+
+def test_stop_wants_a_server_that_runs(call):
+    assert "no server of x runs here; running: none" in call("stop", "x", code=2).stderr
+    assert "--all" in call("stop", code=2).stderr
+    assert call("ps").stdout.startswith("no server of yours runs")
+
+
+def test_a_model_is_shown_without_being_loaded(call, tiny_model):
+    shown = dict(line.split(maxsplit=1) for line in call("show", str(tiny_model)).stdout.splitlines() if line[0] != " ")
+    assert shown["family"] == "Qwen3ForCausalLM"
+    assert shown["context"] == "512 tokens"
+    assert {"parameters", "vocabulary", "stored", "formats", "sampling"} <= set(shown)
+    demo = call("show").stdout
+    assert "hermes (the template writes calls" in demo
+    assert "qwen3 (the template writes <think>)" in demo
+
+
+def test_top_ends_on_q(call, tiny_model):
+    call("run", str(tiny_model), "Hello", *GREEDY)
+    (server,) = servers(call)
+    own, theirs = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "tokenmill", "top", "--url", server["url"], "--interval", "600"]
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as top:
+            assert os.read(own, 1)
+            os.write(own, b"q")
+            assert top.wait(60) == 0
+    finally:
+        os.close(own)
+        os.close(theirs)
