@@ -61,7 +61,16 @@ class TokenScoreSpec:
     false_token: int | str = ""
 
 
-Step = DenseSpec | LayerNormSpec | TokenScoreSpec
+@dataclass(frozen=True, slots=True)
+class RowScoreSpec:
+    """A score that is the logit of one row of a matrix less that of another: the probability of one of two labels."""
+
+    name: str
+    true_row: int
+    false_row: int
+
+
+Step = DenseSpec | LayerNormSpec | TokenScoreSpec | RowScoreSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
