@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from gguf import GGUFWriter, PoolingType
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from tests.embedders import Modules, States, judged, make_classifier, make_embedder, make_judge, pooled, unit
+from tests.model.weights.gguf_writer import write_gguf
 from tests.seeding import seed_for
 from tokenmill import LLM
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
@@ -303,3 +306,35 @@ def test_unknown_modules_and_broken_files_are_refused_by_name(tmp_path: Path) ->
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"odd.weight": torch.zeros(2)}, folder / "model.safetensors")
     refused("tensor model.odd.weight has no place")
+
+
+def test_gguf_files_of_embedders_and_rerankers(tmp_path: Path) -> None:
+    judge = make_judge(tmp_path / "j", seed=SEED, tie_word_embeddings=True)
+    end = Tokenizer.from_file(str(judge / "tokenizer.json")).token_to_id("<|endoftext|>")
+
+    def as_embedder(writer: GGUFWriter) -> None:
+        writer.add_pooling_type(PoolingType.LAST)
+        writer.add_eos_token_id(end)
+        writer.add_add_eos_token(True)
+
+    path = write_gguf(judge, "qwen3", add=as_embedder)
+    states = States(judge)
+    ids = [*states.tokenizer.encode(TEXTS[0]).ids, end]
+    with running(path.rename(tmp_path / "embedder.gguf")) as llm:
+        assert llm.info.pooling is not None
+        (found,) = llm.embed(TEXTS[0], use_tqdm=False)
+        assert found.prompt_token_ids == ids
+        np.testing.assert_allclose(found.outputs.embedding, unit(states(ids)[-1]), atol=2e-5)
+
+    head = np.random.default_rng(SEED).normal(size=(2, 32)).astype(np.float32)
+
+    def as_reranker(writer: GGUFWriter) -> None:
+        writer.add_pooling_type(PoolingType.RANK)
+        writer.add_classifier_output_labels(["yes", "no"])
+        writer.add_tensor("cls.output.weight", head)
+        writer.add_chat_template([{"name": "rerank", "template": "{query} or {document}?"}])
+
+    with running(write_gguf(judge, "qwen3", add=as_reranker).rename(tmp_path / "reranker.gguf")) as llm:
+        scores = [one.outputs.score for one in llm.score("what", TEXTS, use_activation=False, use_tqdm=False)]
+        last = [states(f"what or {text}?")[-1] for text in TEXTS]
+        np.testing.assert_allclose(scores, [(head[0] - head[1]) @ one for one in last], atol=1e-4)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,12 @@ from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.serving.batches.lines import numbered_lines
 
 if TYPE_CHECKING:
-    from tokenmill.cli.batch_io import Job
     from tokenmill.cli.output_log import OutputLog
     from tokenmill.llm.llm import LLM
     from tokenmill.llm.outputs import RequestOutput
+
+    Answer = Callable[[RequestOutput, str], dict[str, Any]]
+    Start = Callable[[int, bytes], tuple[Answer, RequestOutput]]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -46,16 +49,16 @@ def run(arguments: Sequence[str]) -> int:
     with OutputLog(Path(namespace.output), namespace.overwrite) as log:
         num_lines = check_answered(source, log)
         if num_lines > len(log.done):
-            check_model_is_there(config.model)
-            try:
-                _answer_all(source, log, config, sampling_fields(namespace, without="seed"), num_lines)
-            except KeyboardInterrupt:
-                print("\ninterrupted; run the same command again to continue", file=sys.stderr)
-                raise
+            answer_all(source, log, config, num_lines, partial(_starter, sampling_fields(namespace, without="seed")))
         log.sort()
-    errors = f", {log.num_errors} of them errors" if log.num_errors else ""
-    print(f"{namespace.output}: {num_lines} lines{errors}", file=sys.stderr)
-    return 1 if log.num_errors else 0
+    return report(namespace.output, num_lines, log.num_errors)
+
+
+def report(output: str, num_lines: int, num_errors: int) -> int:
+    """Print the outcome of a run; return its exit code: 1 if a line got an error."""
+    errors = f", {num_errors} of them errors" if num_errors else ""
+    print(f"{output}: {num_lines} lines{errors}", file=sys.stderr)
+    return 1 if num_errors else 0
 
 
 def make_parser() -> Parser:
@@ -96,48 +99,73 @@ def check_answered(source: Path, log: OutputLog) -> int:
     return count
 
 
-def _answer_all(source: Path, log: OutputLog, config: EngineConfig, fields: dict[str, Any], num_lines: int) -> None:
+def _starter(fields: dict[str, Any], llm: LLM) -> Start:
+    """Return what starts the job of a line; `fields`: sampling parameters that lines do not give."""
+    from tokenmill.cli.batch_io import read_job
+    from tokenmill.config.model_files import default_sampling
+
+    defaults = {**default_sampling(Path(llm.info.model)), **fields}
+
+    def start(number: int, raw: bytes) -> tuple[Answer, RequestOutput]:
+        job = read_job(number, raw, defaults)
+        return job.answer, llm.submit(job.prompt, job.params, job.template_options)
+
+    return start
+
+
+def answer_all(
+    source: Path, log: OutputLog, config: EngineConfig, num_lines: int, starter: Callable[[LLM], Start]
+) -> None:
+    """Answer the lines that have no answer, and show how far it is."""
+    try:
+        _answer_lines(source, log, config, num_lines, starter)
+    except KeyboardInterrupt:
+        print("\ninterrupted; run the same command again to continue", file=sys.stderr)
+        raise
+
+
+def _answer_lines(
+    source: Path, log: OutputLog, config: EngineConfig, num_lines: int, starter: Callable[[LLM], Start]
+) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from tokenmill.config.configs import ServerConfig
-    from tokenmill.config.model_files import default_sampling
     from tokenmill.llm.local import load_llm
     from tokenmill.serving.server.process.launch import served_names
 
-    with load_llm(config) as llm:
-        defaults = {**default_sampling(Path(llm.info.model)), **fields}
-        with Progress(
+    with (
+        load_llm(config) as llm,
+        Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[tokens]} tokens"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-        ) as progress:
-            task = progress.add_task("answering", total=num_lines, completed=len(log.done), tokens=0)
-            batch = Batch(llm, log, defaults, served_names(config, ServerConfig())[0])
-            for number, _, raw in numbered_lines(source):
-                if number not in log.done:
-                    batch.add(number, raw)
-                while batch.is_full:
-                    batch.step()
-                progress.update(task, completed=len(log.done), tokens=batch.num_tokens)
-            while batch.is_open:
+        ) as progress,
+    ):
+        task = progress.add_task("answering", total=num_lines, completed=len(log.done), tokens=0)
+        batch = Batch(llm, log, starter(llm))
+        for number, _, raw in numbered_lines(source):
+            if number not in log.done:
+                batch.add(number, raw)
+            while batch.is_full:
                 batch.step()
-                progress.update(task, completed=len(log.done), tokens=batch.num_tokens)
+            progress.update(task, completed=len(log.done), tokens=batch.num_tokens)
+        while batch.is_open:
+            batch.step()
+            progress.update(task, completed=len(log.done), tokens=batch.num_tokens)
 
 
 class Batch:
     """The jobs in progress: enough of them to keep the engine full, never the whole file."""
 
-    def __init__(self, llm: LLM, log: OutputLog, defaults: dict[str, Any], name: str) -> None:
-        """Keep no job yet; `name` is the model's in replies, as a server of it would have it."""
+    def __init__(self, llm: LLM, log: OutputLog, start: Start) -> None:
         self._llm = llm
         self._name = name
         self._log = log
-        self._defaults = defaults
-        self._open: list[tuple[Job, RequestOutput]] = []
+        self._start = start
+        self._open: list[tuple[Answer, RequestOutput]] = []
         # Twice what can run: a request that ends is followed by one that is already tokenized.
         self._size = 2 * llm.info.max_num_seqs
         self.num_tokens = 0
@@ -154,15 +182,13 @@ class Batch:
 
     def add(self, number: int, raw: bytes) -> None:
         """Start the job of an input line; a line that is no job is answered with its error at once."""
-        from tokenmill.cli.batch_io import read_job, refused_line
+        from tokenmill.cli.batch_io import refused_line
 
         try:
-            job = read_job(number, raw, self._defaults)
-            output = self._llm.submit(job.prompt, job.params, job.template_options)
+            self._open.append(self._start(number, raw))
         except InvalidRequest as error:
             self._log.append(refused_line(number, raw, str(error)))
             return
-        self._open.append((job, output))
         self._write_finished()
 
     def step(self) -> None:
@@ -174,9 +200,9 @@ class Batch:
 
     def _write_finished(self) -> None:
         unfinished = []
-        for job, output in self._open:
+        for answer, output in self._open:
             if output.finished:
-                self._log.append(job.answer(output, self._name))
+                self._log.append(answer(output, Path(self._llm.info.model).name))
             else:
-                unfinished.append((job, output))
+                unfinished.append((answer, output))
         self._open = unfinished

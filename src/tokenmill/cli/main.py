@@ -20,6 +20,7 @@ VERBS = {
     "chat": "talk to a model in the terminal",
     "complete": "complete one prompt",
     "generate": "run a JSONL file of prompts offline",
+    "embed": "turn a JSONL file of texts into vectors, offline",
     "bench": "measure throughput, latency, or a server under load",
     "proxy": "let one server compute prompts and another go on from there",
     "launch": "start a coding agent (claude, codex, opencode, qwen, aider) against a running server",

@@ -78,6 +78,20 @@ class PooledMethods:
         texts = texts_of(info, inputs, prompt_name, None, *truncation(truncate_prompt_tokens))
         return [one.answered(one.vector()) for one in self._pooled([texts], params, use_tqdm)]
 
+    def submit_embedding(
+        self, prompt: Any, *, dimensions: int | None = None, normalize: bool = True, prompt_name: str | None = None
+    ) -> RequestOutput:
+        """Add a prompt to those that `step` advances; its result gets a vector, as of `embed`.
+
+        Raises:
+            InvalidRequest: as `embed`.
+        """
+        info = self.info.pooling
+        params = embedding_params(info, None, dimensions, normalize)
+        message, (output,) = pooled_message(texts_of(info, [pool_input(prompt)], prompt_name), params)
+        self._local.start(message, output)
+        return output
+
     def score(
         self,
         prompts: Prompts,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,13 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(folder: Path, family: str, kind: str | None = None, num_drafting: int = 0) -> Path:
+def write_gguf(
+    folder: Path,
+    family: str,
+    kind: str | None = None,
+    num_drafting: int = 0,
+    add: Callable[[GGUFWriter], object] = bool,
+) -> Path:
     """A checkpoint folder as one file; matrices in a block type, or as float32; layers that draft behind the others."""
     config = json.loads((folder / "config.json").read_text())
     path = folder / "model-file.gguf"
@@ -78,9 +85,8 @@ def write_gguf(folder: Path, family: str, kind: str | None = None, num_drafting:
     add_own(writer, family, config)
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
-    tensors = load_file(folder / "model.safetensors")
     change = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe}.get(family, unstacked)
-    tensors = change(tensors, config)
+    tensors = change(load_file(folder / "model.safetensors"), config)
     for stored, tensor in tensors.items():
         name, values = stored, tensor.float().numpy()
         if family in ("llama", "smollm3", "granite", "granite_hybrid", "arcee") and name.endswith(
@@ -106,6 +112,7 @@ def write_gguf(folder: Path, family: str, kind: str | None = None, num_drafting:
         else:
             writer.add_tensor(name, np.ascontiguousarray(values))
     add_tokenizer(writer, folder)
+    add(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

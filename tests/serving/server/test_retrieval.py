@@ -210,7 +210,7 @@ def test_batches_take_lines_of_embeddings_and_of_rerank(judge):
     assert ended.status == "completed" and ended.request_counts.completed == 3
     output = judge.client.files.content(ended.output_file_id).text.splitlines()
     counts = {(line := json.loads(one))["custom_id"]: len(line["response"]["body"]["results"]) for one in output}
-    assert counts == {"1": 1, "2": 2, "3": 3}
+    assert counts == {"0": 1, "1": 2, "2": 3}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,11 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         optional_prefix=family.optional_prefix,
         expert_stack=family.expert_stack,
     )
-    return architecture if name in FAMILIES else _without_head(architecture, fields, source)
+    if name not in FAMILIES:
+        return _without_head(architecture, fields, source)
+    if "gguf_pooling" in fields:
+        return dataclasses.replace(architecture, other_weights=(*architecture.other_weights, "cls."))
+    return architecture
 
 
 def _without_head(architecture: Architecture, fields: Mapping[str, Any], source: str) -> Architecture:

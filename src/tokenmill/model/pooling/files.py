@@ -12,7 +12,15 @@ from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.core.pooling import PoolingTask, PoolMode
 from tokenmill.model.pooling.modules import MODULES, Modules, read_activation, read_limits, read_modules
-from tokenmill.model.pooling.spec import Activation, DenseSpec, LayerNormSpec, PoolingSpec, Step, TokenScoreSpec
+from tokenmill.model.pooling.spec import (
+    Activation,
+    DenseSpec,
+    LayerNormSpec,
+    PoolingSpec,
+    RowScoreSpec,
+    Step,
+    TokenScoreSpec,
+)
 
 CLASSIFIER = "ForSequenceClassification"
 BARE = re.compile(r"(\w+?)(Text)?Model")
@@ -42,6 +50,8 @@ _HEADS: Mapping[str, tuple[Step, ...]] = MappingProxyType(
 )
 _DECODER_HEAD = (DenseSpec("", "score", Activation.IDENTITY, False),)
 YES, NO = "yes", "no"
+# llama.cpp's pooling type of what scores.
+_RANK = 4
 
 
 def read_pooling(folder: Path, task: str = "auto") -> PoolingSpec | None:
@@ -60,23 +70,40 @@ def read_pooling(folder: Path, task: str = "auto") -> PoolingSpec | None:
     modules = read_modules(folder)
     is_classifier, is_bare = name.endswith(CLASSIFIER), BARE.fullmatch(name) is not None
     is_generator = not is_classifier and not is_bare
+    if config.get("is_causal") is False and not ENCODERS.match(name) and task != "generate":
+        raise InvalidCheckpoint(f"{folder}/config.json: is_causal false is not supported: decoders are causal")
     if task == "generate":
         if is_generator:
             return None
         raise InvalidConfig(f"--task generate: {name} has no output head; leave the flag out")
     if said.get("model_type") == "SparseEncoder":
         raise InvalidCheckpoint(f"{folder}: SparseEncoder models are not supported")
-    if task == "rerank" and is_generator:
-        return _by_tokens(folder, config, said, TokenScoreSpec(YES, NO))
-    if is_classifier or task == "rerank":
-        if not is_classifier:
-            raise InvalidConfig(f"--task rerank: {name} has no head for scores; serve it without the flag")
+    if task == "rerank" and is_bare:
+        raise InvalidConfig(f"--task rerank: {name} has no head for scores; serve it without the flag")
+    if is_classifier:
         return _classifier(folder, config, said, name.removesuffix(CLASSIFIER))
-    if modules is not None and any(isinstance(step, TokenScoreSpec) for step in modules.steps):
-        return _by_tokens(folder, config, said, next(s for s in modules.steps if isinstance(s, TokenScoreSpec)))
-    if modules is None and is_generator and task == "auto" and "gguf_pooling" not in config:
-        return None
-    return _embedder(folder, config, said, modules, name)
+    if config.get("gguf_pooling") == _RANK:
+        return _ranker_of_gguf(folder, config)
+    tokens = next((step for step in modules.steps if isinstance(step, TokenScoreSpec)), None) if modules else None
+    if tokens is not None or task == "rerank":
+        return _by_tokens(folder, config, said, tokens or TokenScoreSpec(YES, NO))
+    is_said = modules is not None or is_bare or "gguf_pooling" in config or task == "embed"
+    return _embedder(folder, config, said, modules, name) if is_said else None
+
+
+def _ranker_of_gguf(folder: Path, config: Mapping[str, Any]) -> PoolingSpec:
+    """Return the pooling of a reranker or classifier as llama.cpp's converter stores it: rows of `cls.output`."""
+    labels = _labels(config)
+    step: Step = DenseSpec("", "cls.output", Activation.IDENTITY)
+    if sorted(labels) == [NO, YES]:
+        step, labels = RowScoreSpec("cls.output", labels.index(YES), labels.index(NO)), (YES,)
+    return PoolingSpec(
+        task=PoolingTask.CLASSIFY,
+        modes=(PoolMode.LAST,),
+        steps=(step,),
+        activation=_score_activation(folder, config, {}, len(labels)),
+        labels=labels,
+    )
 
 
 def _embedder(

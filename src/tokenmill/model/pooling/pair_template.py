@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.model.pooling.spec import PoolingSpec, TokenScoreSpec
+from tokenmill.model.pooling.spec import PoolingSpec, RowScoreSpec, TokenScoreSpec
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 PLACE = re.compile(r"\{(query|document|instruction)\}")
@@ -30,7 +30,7 @@ def find_template(spec: PoolingSpec, tokenizer: Path) -> str:
     for one in entry if isinstance(entry, list) else ():
         if isinstance(one, dict) and one.get("name") == NAME and _is_template(one.get("template")):
             return str(one["template"])
-    return QWEN3 if any(isinstance(step, TokenScoreSpec) for step in spec.steps) else ""
+    return QWEN3 if any(isinstance(step, TokenScoreSpec | RowScoreSpec) for step in spec.steps) else ""
 
 
 def _is_template(text: object) -> bool:

@@ -59,7 +59,15 @@ class TokenScoreSpec(msgspec.Struct, frozen=True):
     false_token: int | str = ""
 
 
-Step = DenseSpec | LayerNormSpec | TokenScoreSpec
+class RowScoreSpec(msgspec.Struct, frozen=True):
+    """A score that is the logit of one row of a matrix less that of another: the probability of one of two labels."""
+
+    name: str
+    true_row: int
+    false_row: int
+
+
+Step = DenseSpec | LayerNormSpec | TokenScoreSpec | RowScoreSpec
 
 
 class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):

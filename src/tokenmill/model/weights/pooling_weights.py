@@ -13,7 +13,15 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.pooling.chain import Dense, Layer, LayerNorm, PoolingChain
-from tokenmill.model.pooling.spec import DenseSpec, LayerNormSpec, PoolingSpec, Step, TokenScoreSpec
+from tokenmill.model.pooling.spec import (
+    Activation,
+    DenseSpec,
+    LayerNormSpec,
+    PoolingSpec,
+    RowScoreSpec,
+    Step,
+    TokenScoreSpec,
+)
 from tokenmill.model.quantization.packed import dense
 from tokenmill.model.quantization.stored_array import StoredArray, seeded_normal
 from tokenmill.model.weights.checkpoint import Checkpoint, open_checkpoint
@@ -66,6 +74,9 @@ class PoolingWeights:
         """Return a layer for vectors of `size` numbers, and the size of its output; `wanted`: that, if it is known."""
         if isinstance(step, TokenScoreSpec):
             return Dense(self._token_row(step), None), 1
+        if isinstance(step, RowScoreSpec):
+            rows, _ = self._read(DenseSpec("", step.name, Activation.IDENTITY, False))
+            return Dense(rows[step.true_row : step.true_row + 1] - rows[step.false_row : step.false_row + 1], None), 1
         if self._is_dummy:
             shape = (wanted or (step.sizes or (0, size))[1], size) if isinstance(step, DenseSpec) else (size,)
             weight: Floats = seeded_normal(shape, size**-0.5, 0).values

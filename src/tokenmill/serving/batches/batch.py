@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import enum
 import secrets
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from tokenmill.core.errors import QueueFull, TokenMillError
 
 INPUT, OUTPUT = "batch", "batch_output"
+Endpoint = Literal[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/rerank",
+    "/v1/score",
+    "/classify",
+]
+ENDPOINTS: tuple[str, ...] = get_args(Endpoint)
 # Their calls draw nothing, so that a line needs no seed.
-WITHOUT_SEED = ("/v1/embeddings", "/v1/rerank", "/v1/score", "/rerank", "/score", "/classify")
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", *WITHOUT_SEED)
+WITHOUT_SEED = frozenset({"/v1/embeddings", "/v1/rerank", "/v1/score", "/classify"})
 WINDOW_SECONDS = 24 * 3600
 FILE_SECONDS = 30 * 24 * 3600
 

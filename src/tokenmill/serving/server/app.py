@@ -45,22 +45,14 @@ from tokenmill.serving.server.operators.admin import AbortBody, AdminRoutes, Con
 from tokenmill.serving.server.operators.engines import EngineRoutes, RemoveQuery, WeightsBody
 from tokenmill.serving.server.operators.info import InfoRoutes
 from tokenmill.serving.server.operators.live import LiveRoutes
-from tokenmill.serving.server.retrieval.classify import ClassifyBody, ClassifyRoutes, PoolingBody
-from tokenmill.serving.server.retrieval.rerank import RerankBody, RerankRoutes
-from tokenmill.serving.server.retrieval.score import ScoreBody, ScoreRoutes
-from tokenmill.serving.server.retrieval.tei import PredictBody, TeiRoutes, VectorsBody
+from tokenmill.serving.server.retrieval.routes import BODIES, retrieval_routes
 from tokenmill.serving.server.sglang.generate import NativeBody, NativeRoute, SglangRoutes
 
 _BODIES = (
     ChatBody,
     TextBody,
     EmbeddingBody,
-    RerankBody,
-    ScoreBody,
-    ClassifyBody,
-    PoolingBody,
-    VectorsBody,
-    PredictBody,
+    *BODIES,
     MessagesBody,
     PromptBody,
     ResponsesBody,
@@ -146,7 +138,7 @@ class _Routes:
             ("/v1/chat/completions", ChatRoute(context).post, ChatBody),
             ("/v1/completions", TextRoute(context).post, TextBody),
             ("/v1/embeddings", EmbeddingRoute(context).post, EmbeddingBody),
-            *self._retrieval(),
+            *((path, handler, body) for path, (handler, body) in retrieval_routes(context).items()),
             ("/v1/audio/transcriptions", audio.transcribe, TranscriptionForm),
             ("/v1/audio/translations", audio.translate, TranslationForm),
             ("/v1/responses", self.responses.create, ResponsesBody),
@@ -176,21 +168,6 @@ class _Routes:
             ("/v1/files", self.files.create, UploadForm),
             ("/v1/sessions", self.sessions.open, SessionBody),
             ("/v1/sessions/{session_id}/input", self.sessions.input, ChatBody, TextBody),
-        )
-
-    def _retrieval(self) -> Iterable[tuple[str, Handler, type[msgspec.Struct]]]:
-        """Return what is posted to rerank, score, classify and pool texts."""
-        context = self._context
-        rerank, score = RerankRoutes(context).post, ScoreRoutes(context).post
-        classes, tei = ClassifyRoutes(context), TeiRoutes(context)
-        return (
-            *((path, rerank, RerankBody) for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking")),
-            ("/score", score, ScoreBody),
-            ("/v1/score", score, ScoreBody),
-            ("/classify", classes.classify, ClassifyBody),
-            ("/pooling", classes.pool, PoolingBody),
-            ("/embed", tei.embed, VectorsBody),
-            ("/predict", tei.predict, PredictBody),
         )
 
     def actions(self) -> Iterable[tuple[str, Handler, type[msgspec.Struct] | None]]:

@@ -75,6 +75,7 @@ def config_of(file: GgufFile, has_tower: bool = False) -> dict[str, Any]:
         **{f"{name}_token_id": _token_id(file, name) for name in ("eos", "bos")},
         **_rope_scaling(file, kind),
         **_rope_factors(file),
+        **_pooling(file, kind),
     }
     return {**fields, **table.fields(file, fields)}
 
@@ -83,6 +84,20 @@ def _token_id(file: GgufFile, name: str) -> int | None:
     """Return the id of a special token; None: the file has none, or one outside its vocabulary."""
     number = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
     return number if number is not None and 0 <= number < file.tensors["token_embd.weight"].shape[0] else None
+
+
+def _pooling(file: GgufFile, kind: str) -> dict[str, Any]:
+    """Return how the states of a model that does not generate are pooled, and the names of its labels."""
+    pooling = file.metadata.get(f"{kind}.pooling_type")
+    if not pooling:  # 0: none
+        return {}
+    fields: dict[str, Any] = {"gguf_pooling": pooling}
+    labels = file.metadata.get(f"{kind}.classifier.output_labels")
+    if labels:
+        fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
+    if file.metadata.get(f"{kind}.attention.causal") is False:
+        fields["is_causal"] = False
+    return fields
 
 
 def _rope_factors(file: GgufFile) -> dict[str, Any]:

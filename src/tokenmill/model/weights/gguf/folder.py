@@ -24,7 +24,7 @@ LINK_NAME, TOWER_LINK_NAME = "model.gguf", "mmproj.gguf"
 MAPPED = "mapped"
 PROCESSOR = "preprocessor_config.json"
 # Changes what is written of the same file: folders of other versions are not found any more.
-VERSION = 4
+VERSION = 5
 # Files beside a GGUF file that are taken before its metadata.
 SIBLINGS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", PROCESSOR)
 TEMPLATE = "tokenizer.chat_template"
@@ -119,17 +119,18 @@ def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
     return {
         **({} if mapped is None else {MAPPED: mapped}),
         "tokenizer.json": text,
-        "tokenizer_config.json": _json(_tokenizer_config(vocabulary) | _chat_template(metadata)),
+        "tokenizer_config.json": _json(_tokenizer_config(vocabulary, metadata) | _chat_template(metadata)),
         "generation_config.json": _json(generation),
     }
 
 
-def _tokenizer_config(vocabulary: Vocabulary) -> dict[str, Any]:
+def _tokenizer_config(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> dict[str, Any]:
     names = {"unknown": "unk", "seperator": "sep", "padding": "pad"}
     tokens = {f"{names.get(name, name)}_token": number for name, number in vocabulary.ids.items()}
     tokens |= {f"fim_{name}_token": number for name, number in vocabulary.infilling.items()}
     return {
         "add_bos_token": vocabulary.adds_bos,
+        **({"add_eos_token": True} if metadata.get("tokenizer.ggml.add_eos_token") else {}),
         **{name: vocabulary.tokens[number] for name, number in tokens.items()},
     }
 

@@ -69,6 +69,7 @@ def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Arc
     """
     reads = [_read(file, target, architecture) for target in targets]
     surplus = file.tensors.keys() - {read.tensor.name for read in reads} - {"output.weight"} - _FACTORS
+    surplus = {name for name in surplus if not name.startswith(architecture.other_weights)}
     surplus = {name for name in surplus if not _is_drafting(name, file, len(architecture.layers))}
     if surplus:
         raise InvalidCheckpoint(f"{file.path}: tensor {min(surplus)} has no place in the architecture")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from tokenmill.core.errors import TokenMillError
+from tokenmill.serving.batches.batch import Endpoint
 from tokenmill.serving.batches.lines import line_body
 from tokenmill.serving.batches.runner import Reply
 from tokenmill.serving.batches.store import Page
@@ -40,7 +41,7 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of /v1/batches."""
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    endpoint: Endpoint
     completion_window: Literal["24h"]
     metadata: Annotated[dict[Key, Value], Meta(max_length=16)] | None = None
     output_expires_after: ExpiresAfter | None = None
@@ -91,9 +92,11 @@ class LineAnswers:
     the batch were checked then, and it owns the responses that are stored.
     """
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: ServerContext, others: Mapping[str, Handler]) -> None:
+        """`others`: the handlers of endpoints that are not OpenAI's."""
         self._context = context
         self._handlers: dict[str, Handler] = {
+            **others,
             "/v1/chat/completions": ChatRoute(context).post,
             "/v1/completions": TextRoute(context).post,
             "/v1/embeddings": EmbeddingRoute(context).post,

@@ -16,6 +16,7 @@ from tokenmill.serving.batches.storage import Storage
 from tokenmill.serving.observe.metrics import PREFIX, Metrics
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.openai.batches import LineAnswers
+from tokenmill.serving.server.retrieval.routes import retrieval_handlers
 
 
 class ServedBatches:
@@ -43,7 +44,9 @@ class ServedBatches:
 
     def start(self, context: ServerContext, num_slots: int) -> None:
         """Continue the open batches and answer new ones, `num_slots` lines at a time."""
-        self._running = asyncio.ensure_future(self._runner.run(LineAnswers(context).answer, num_slots))
+        self._running = asyncio.ensure_future(
+            self._runner.run(LineAnswers(context, retrieval_handlers(context)).answer, num_slots)
+        )
 
     async def stop(self) -> None:
         """Stop running lines; all answers so far are on disk afterwards."""
