@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
+#include <cstring>
 #include <stdexcept>
 
 #include "kernels.h"
@@ -150,6 +151,25 @@ class PieceEncoder {
 
 nb::bytes bytes_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
+// Strings behind one another, each behind its length in eight bytes, as in a header of GGUF.
+nb::list read_strings(Address data, size_t size, size_t count) {
+  const char* text = at<const char>(data);
+  const char* const end = text + size;
+  nb::list strings;
+  for (; count; --count) {
+    uint64_t length;
+    if (static_cast<size_t>(end - text) < sizeof length) throw std::out_of_range("the bytes end within a string");
+    std::memcpy(&length, text, sizeof length);
+    text += sizeof length;
+    if (static_cast<uint64_t>(end - text) < length) throw std::out_of_range("the bytes end within a string");
+    PyObject* string = PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(length), "replace");
+    if (!string) throw nb::python_error();
+    strings.append(nb::steal(string));
+    text += length;
+  }
+  return strings;
+}
+
 // All tokens of a model in the order of their ids.
 void add_tokens(VocabularyBuilder& builder, const nb::list& spellings) {
   uint32_t id = 0;
@@ -198,6 +218,7 @@ void bind_vocabulary(nb::module_& module) {
       }, nb::arg("spelling"), nb::sig("def find(self, spelling: str) -> int | None"))
       .def("finish", finish, nb::arg("options"), nb::arg("unknown"), nb::arg("notes"))
       .def_prop_ro("num_tokens", &VocabularyBuilder::num_tokens);
+  module.def("read_strings", read_strings, nb::arg("data"), nb::arg("size"), nb::arg("count"));
 }
 
 }  // namespace tokenmill

@@ -19,6 +19,7 @@ import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import open_regular
+from tokenmill.model.vocabulary.mapped_file import native_module
 from tokenmill.model.weights.gguf.types import TYPES, TensorType
 
 VERSIONS = (2, 3)
@@ -200,6 +201,11 @@ def _after_strings(data: memoryview, at: int, count: int) -> int:
 def _items(data: memoryview, array: Array) -> list[Any]:
     if array.kind != STRING:
         return np.frombuffer(data, f"<{NUMBERS[array.kind]}", array.count, array.begin).tolist()
+    native = native_module()
+    if native is not None:
+        rest = np.frombuffer(data, np.uint8, offset=array.begin)
+        strings: list[Any] = native.read_strings(rest.ctypes.data, rest.nbytes, array.count)
+        return strings
     found, at, length_at = [], array.begin, _COUNT.unpack_from
     for _ in range(array.count):
         begin = at + 8
