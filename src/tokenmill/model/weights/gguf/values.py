@@ -15,6 +15,7 @@ from tokenmill.model.models.families import FAMILIES
 from tokenmill.model.quantization.blocks import LAYOUTS, Bytes
 from tokenmill.model.quantization.packed import (
     BLOCK_FORMATS,
+    UNQUANTIZED,
     BlockRows,
     Mxfp4Rows,
     PackedFormat,
@@ -82,6 +83,8 @@ def packed_formats(file: GgufFile) -> PackedFormats:
     are_mxfp4 = {kind for match, kind in found if match["experts"]} == {"MXFP4"}
     layers = {kind for match, kind in found if not (are_mxfp4 and match["experts"])}
     vocabulary = {kinds[name] for name in VOCABULARY if name in kinds}
+    if layers | vocabulary <= set(FLOATS) and not are_mxfp4:
+        return UNQUANTIZED
     whole = PackedFormats(_rounded(layers), _rounded(vocabulary), PackedFormat.MXFP4 if are_mxfp4 else None)
     family = ARCHITECTURES.get(str(file.metadata.get("general.architecture")))
     table = None if family is None else FAMILIES[family].gguf
