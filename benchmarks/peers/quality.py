@@ -43,7 +43,7 @@ def judge_all(chosen: Sequence[tuple[Peer, str]], threads: int, num_chunks: int)
             except InvalidCheckpoint:
                 print(f"{model} is not installed (make real): formats are not judged on it", file=sys.stderr)
                 continue
-            texts = _cut(model, num_chunks, Path(folder))
+            texts = cut_text(models.real(model), num_chunks, Path(folder))
             reference = judge_format(own, model, REFERENCE, texts, threads)
             for peer, weights in chosen:
                 if peer.real is not None:
@@ -53,9 +53,9 @@ def judge_all(chosen: Sequence[tuple[Peer, str]], threads: int, num_chunks: int)
     return entries
 
 
-def _cut(model: str, num_chunks: int, folder: Path) -> Texts:
-    """Return chunks of the text in the model's tokens."""
-    config = EngineConfig(model=str(models.real(model)), max_model_len=CONTEXT + 16, max_num_seqs=1)
+def cut_text(model: Path, num_chunks: int, folder: Path) -> Texts:
+    """Return chunks of the text in a model's tokens; logits go into `folder`."""
+    config = EngineConfig(model=str(model), max_model_len=CONTEXT + 16, max_num_seqs=1)
     with load_llm(config) as llm:
         chunks = cut(llm, BUNDLED.read_text(encoding="utf-8"), CONTEXT, num_chunks)
     scored = scored_positions(CONTEXT)

@@ -543,6 +543,13 @@ def read_strings(data: Address, size: int, count: int) -> list[str]:
         IndexError: the bytes end before.
     """
 
+def strings_size(data: Address, size: int, count: int) -> int:
+    """Return the bytes that so many of these strings take together, with their lengths.
+
+    Raises:
+        IndexError: the bytes end before.
+    """
+
 def available_isas() -> list[str]:
     """Levels that are built and that this machine runs, lowest first."""
 

@@ -156,27 +156,30 @@ def measure(adapter: Adapter, point: Point, source: random.Random) -> dict[str, 
     Prefill ends when every request has its first token; decode is what comes after that.
     """
     runs = [_run(adapter, point, source) for _ in range(point.repeats)]
-    decode = [run["decode_tokens_per_second"] for run in runs]
+    found = {name: [run[name] for run in runs] for name in runs[0]}
     return {
-        "prefill_tokens_per_second": statistics.median(run["prefill_tokens_per_second"] or 0.0 for run in runs),
-        "decode_tokens_per_second": None if None in decode else statistics.median(rate or 0.0 for rate in decode),
+        name: None if None in all_ else statistics.median(rate or 0.0 for rate in all_) for name, all_ in found.items()
     }
 
 
 def _run(adapter: Adapter, point: Point, source: random.Random) -> dict[str, float | None]:
     prompts = [[source.randint(0, HIGHEST_TOKEN_ID) for _ in range(point.input_len)] for _ in range(point.batch_size)]
     adapter.prepare(point.batch_size, point.context_len)
-    steps: list[tuple[float, int, int]] = []
-    start = time.perf_counter()
-    adapter.generate(
-        prompts, point.output_len, lambda counts: steps.append((time.perf_counter() - start, min(counts), sum(counts)))
-    )
+    steps: list[tuple[tuple[float, float], int, int]] = []
+    start, cpu_start = time.perf_counter(), time.process_time()
+
+    def note(counts: Sequence[int]) -> None:
+        times = time.perf_counter() - start, time.process_time() - cpu_start
+        steps.append((times, min(counts), sum(counts)))
+
+    adapter.generate(prompts, point.output_len, note)
     expected = point.batch_size * point.output_len
     if not steps or steps[-1][2] != expected:
         raise RuntimeError(f"{point.name}: {steps[-1:]} is not the end of {expected} tokens")
     first = next(step for step in steps if step[1] > 0)
-    seconds, tokens = steps[-1][0] - first[0], expected - first[2]
-    return {
-        "prefill_tokens_per_second": point.batch_size * point.input_len / first[0],
-        "decode_tokens_per_second": tokens / seconds if tokens else None,
-    }
+    tokens = expected - first[2]
+    rates: dict[str, float | None] = {}
+    for unit, begun, ended in zip(("second", "cpu_second"), first[0], steps[-1][0], strict=True):
+        rates[f"prefill_tokens_per_{unit}"] = point.batch_size * point.input_len / begun
+        rates[f"decode_tokens_per_{unit}"] = tokens / (ended - begun) if tokens else None
+    return rates

@@ -11,8 +11,8 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.llm.llm import LLM
 from tokenmill.llm.local import watch_prompt_logits
 
-# Formats that are not quantized; float32 is what the others are judged by.
-DTYPES = {"float32": "float32", "bf16": "bfloat16"}
+# Formats that no flag asks for: floats, of which float32 is what others are judged by, or as a file has them.
+DTYPES = {"float32": "float32", "bf16": "bfloat16", "stored": "bfloat16"}
 
 
 class TokenMill:

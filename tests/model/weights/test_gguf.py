@@ -89,6 +89,7 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
         ("Q5_0", "INT5"),
         ("Q4_0", "INT4"),
         ("Q4_1", "INT4_OFFSET"),
+        ("Q5_1", "INT5_OFFSET"),
         ("IQ4_NL", "INT8"),
         ("TQ2_0", "INT8"),
     ],

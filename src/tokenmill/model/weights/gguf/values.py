@@ -63,6 +63,7 @@ FORMATS = (
     (PackedFormat.INT4, {"Q4_0"}),
     (PackedFormat.INT4_OFFSET, {"Q4_0", "Q4_1", "Q4_K"}),
     (PackedFormat.INT5, {"Q5_0"}),
+    (PackedFormat.INT5_OFFSET, {"Q4_0", "Q4_1", "Q5_0", "Q5_1"}),
     (PackedFormat.INT8, set(LAYOUTS)),
 )
 # Types with a format that takes nothing else.
@@ -99,8 +100,8 @@ def packed_formats(file: GgufFile) -> PackedFormats:
 
 def _format(kinds: set[str]) -> PackedFormat:
     """Return the format that keeps matrices of these types."""
-    own = OWN_FORMATS.get(min(kinds)) if len(kinds) == 1 else None
-    return _rounded(kinds) if own is None else own
+    own = {OWN_FORMATS.get(kind) for kind in kinds}
+    return own.pop() or _rounded(kinds) if len(own) == 1 else _rounded(kinds)
 
 
 def _rounded(kinds: set[str]) -> PackedFormat:
