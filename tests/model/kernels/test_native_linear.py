@@ -240,8 +240,7 @@ def test_integers_of_a_weight_are_close_to_it(rng):
     weight = torch.randn(64, 512)
     bounds = {
         PackedFormat.INT8: 0.01,
-        PackedFormat.INT5_OFFSET: 0.045,
-        PackedFormat.INT5: 0.05,
+        **dict.fromkeys(FIVES, 0.05),
         PackedFormat.INT4_OFFSET: 0.09,
         PackedFormat.INT4: 0.1,
     }
@@ -251,13 +250,7 @@ def test_integers_of_a_weight_are_close_to_it(rng):
 
 
 @pytest.mark.parametrize(
-    ("format", "most"),
-    [
-        (PackedFormat.INT4, 0.99),
-        (PackedFormat.INT4_OFFSET, 0.95),
-        (PackedFormat.INT5, 0.99),
-        (PackedFormat.INT5_OFFSET, 0.98),
-    ],
+    ("format", "most"), [(one, 0.95 if one is PackedFormat.INT4_OFFSET else 0.99) for one in INTEGERS[1:]]
 )
 def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_all_numbers(format, most, rng):
     """Of weights with the long tails that trained ones have; the plain ways are those of Q4_0 and Q4_1."""
