@@ -19,7 +19,9 @@ FIVES = (PackedFormat.INT5, PackedFormat.INT5_OFFSET)
 INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET, *FIVES]
 # What floats are made to; see test_native_mxfp4.py and test_native_blocks.py for what is taken as it is stored.
 every_format = pytest.mark.parametrize("format", [PackedFormat.BF16, *INTEGERS])
-every_integer_format = pytest.mark.parametrize("format", INTEGERS)
+every_integer_format, every_small_format = (
+    pytest.mark.parametrize("format", some) for some in (INTEGERS, INTEGERS[1:])
+)
 EPSILON = {torch.float32: 2**-22, torch.bfloat16: 2**-8}
 
 
@@ -249,15 +251,12 @@ def test_integers_of_a_weight_are_close_to_it(rng):
         assert (found - weight).norm() / weight.norm() < most
 
 
-@pytest.mark.parametrize(
-    ("format", "most"), [(one, 0.95 if one is PackedFormat.INT4_OFFSET else 0.99) for one in INTEGERS[1:]]
-)
-def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_all_numbers(format, most, rng):
+@every_small_format
+def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_all_numbers(format, rng):
     """Of weights with the long tails that trained ones have; the plain ways are those of Q4_0 and Q4_1."""
     weight = torch.distributions.StudentT(5.0).sample((64, 512))
     groups = weight.view(64, -1, 32)
-    if format in ZEROS:
-        half = ZEROS[format]
+    if half := ZEROS.get(format):
         scales = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -half
         plain = (groups / scales).round().clamp(-half, half - 1) * scales
     else:
@@ -265,18 +264,18 @@ def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_
         scales = (groups.amax(-1, keepdim=True) - low) / (31 if format in FIVES else 15)
         plain = ((groups - low) / scales).round() * scales + low
     found = floats(quantized(weight, format))
+    most = 0.95 if format is PackedFormat.INT4_OFFSET else 0.99
     assert (found - weight).norm() < most * (plain.flatten(1) - weight).norm()
 
 
 @every_isa
-@pytest.mark.parametrize("format", INTEGERS[1:])
+@every_small_format
 def test_weights_that_lie_on_the_grid_of_a_group_are_kept(isa, format, rng):
     top = 31 if format in FIVES else 15
     values = torch.randint(0, top + 1, (40, 8, 32))
     values[..., :2] = torch.tensor([0, top])  # a group that uses its whole range
     scales = (torch.rand(40, 8, 1) + 0.125).half().float()
-    offsets = (torch.randn(40, 8, 1) - 8 * scales).half().float()
-    offsets = -ZEROS[format] * scales if format in ZEROS else offsets
+    offsets = -ZEROS[format] * scales if format in ZEROS else (torch.randn(40, 8, 1) - 8 * scales).half().float()
     weight = (values * scales + offsets).flatten(1)
     assert torch.equal(packed(isa, weight, format=format).lookup(torch.arange(40)), weight.bfloat16())
 
