@@ -1,7 +1,5 @@
 """The native linears against plain torch in float64, on every instruction set of this machine."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch.nn import functional
@@ -37,11 +35,11 @@ def packed(
     return matrix
 
 
-def quantized(weight: torch.Tensor, format: PackedFormat) -> QuantizedRows:
+def quantized(weight: torch.Tensor, format: PackedFormat, importance: torch.Tensor | None = None) -> QuantizedRows:
     if format is PackedFormat.INT8:
         return reference.quantize_int8(weight)
     quantize = reference.quantize_int5 if format in FIVES else reference.quantize_int4
-    return quantize(weight, has_offsets=format not in ZEROS)
+    return quantize(weight, format not in ZEROS, importance)
 
 
 def assert_product(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None):
@@ -223,17 +221,12 @@ def test_weights_are_rounded_as_the_reference_says(isa, format, rng):
 def test_errors_count_as_much_as_their_inputs_weigh(isa, rng):
     for in_size in (1, 31, 64, 200):
         weight, importance = torch.randn(37, in_size), torch.randn(in_size).mul(2).exp()
-        for format, quantize in (
-            (PackedFormat.INT4, reference.quantize_int4),
-            (PackedFormat.INT4_OFFSET, partial(reference.quantize_int4, has_offsets=True)),
-            (PackedFormat.INT5, reference.quantize_int5),
-            (PackedFormat.INT5_OFFSET, partial(reference.quantize_int5, has_offsets=True)),
-        ):
+        for format in INTEGERS[1:]:
             matrix = PackedWeight(kernels(isa), (37, in_size), format=format)
             matrix.load_rows(0, WeightedRows(stored(weight), importance.numpy()))
-            wanted = floats(quantize(weight, importance=importance))[:, :in_size]
+            wanted = floats(quantized(weight, format, importance))[:, :in_size]
             assert torch.equal(matrix.lookup(torch.arange(37)), wanted.bfloat16())
-            plain = floats(quantize(weight))[:, :in_size]
+            plain = floats(quantized(weight, format))[:, :in_size]
             losses = [(importance * (rounded - weight) ** 2).sum() for rounded in (wanted, plain)]
             assert in_size < 60 or losses[0] < losses[1]
 
