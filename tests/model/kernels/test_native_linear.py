@@ -1,5 +1,7 @@
 """The native linears against plain torch in float64, on every instruction set of this machine."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
