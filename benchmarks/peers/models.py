@@ -11,6 +11,8 @@ from benchmarks.peers.environments import BUILD, HERE, python_of
 
 ROOT = HERE.parents[1]
 SHAPES = ("qwen3-0.6b", "gemma3-1b")
+# Published models of the catalogue.
+REAL_MODELS = ("smollm2", "gemma3-270m")
 SHAPE_VARIABLE = "TOKENMILL_PEERS_SHAPE"
 
 

@@ -31,6 +31,12 @@ class Peer:
     real: Callable[[str, str], Path] | None = None
     preload: tuple[str, ...] = ()
 
+    def path(self, weights: str, shape: str) -> Path:
+        """The model's path for one of our formats: of a shape with random weights, or of a published model."""
+        if shape in models.REAL_MODELS and self.real is not None:
+            return self.real(shape, weights)
+        return self.model(weights)
+
     def variables(self) -> dict[str, str]:
         """Environment variables of its processes."""
         files = [str(python_of(self.environment).parents[1] / name) for name in self.preload]

@@ -26,17 +26,18 @@ from tokenmill.lab.bench.quality import BUNDLED, REFERENCE, cut
 from tokenmill.llm.local import load_llm
 from tokenmill.model.weights.catalogue import CATALOGUE, locate
 
-REAL_MODELS = ("smollm2", "gemma3-270m")
 CONTEXT = 512
 JUDGE_SECONDS = 1800.0
 KV_BYTES = 1 << 30
 
 
-def judge_all(chosen: Sequence[tuple[Peer, str]], threads: int, num_chunks: int) -> list[dict[str, Any]]:
+def judge_all(
+    published: Sequence[str], chosen: Sequence[tuple[Peer, str]], threads: int, num_chunks: int
+) -> list[dict[str, Any]]:
     """Return an entry for each published model, engine and format: its figures against float32, or its error."""
     own = next(peer for peer in PEERS if peer.name == TOKENMILL)
     entries = []
-    for model in REAL_MODELS:
+    for model in published:
         with tempfile.TemporaryDirectory(prefix="tokenmill-peers-") as folder:
             try:
                 locate(CATALOGUE[model], Path(folder))

@@ -60,9 +60,9 @@ def figure(runs: Iterable[Entry], peer: str, weights: str, take: Callable[[Entry
     return statistics.median(values) if values else None
 
 
-def rate(name: str) -> Callable[[Entry], float | None]:
-    """Takes a point's tokens per second: of prefill for a prefill point, else of decode."""
-    kind = "prefill_tokens_per_second" if name.startswith("prefill") else "decode_tokens_per_second"
+def rate(name: str, unit: str = "second") -> Callable[[Entry], float | None]:
+    """Takes a point's tokens per second, or per `cpu_second`: of prefill for a prefill point, else of decode."""
+    kind = f"{'prefill' if name.startswith('prefill') else 'decode'}_tokens_per_{unit}"
 
     def take(run: Entry) -> float | None:
         value: float | None = run["points"].get(name, {}).get(kind)
@@ -77,7 +77,7 @@ def measured(runs: Iterable[Entry]) -> list[tuple[str, str]]:
     return [(peer.name, weights) for weights in FORMATS for peer in PEERS if (peer.name, weights) in seen]
 
 
-def offline_table(runs: Sequence[Entry], quality: Sequence[Entry]) -> str:
+def offline_table(runs: Sequence[Entry], quality: Sequence[Entry], unit: str = "second") -> str:
     """One row for each engine and format: its loss on published models, and its speed."""
     models = list(dict.fromkeys(entry["model"] for entry in quality))
     native = {(peer.name, weights): name for peer in PEERS for weights, name in peer.formats.items()}
@@ -92,7 +92,7 @@ def offline_table(runs: Sequence[Entry], quality: Sequence[Entry]) -> str:
     rows = []
     for peer, weights in measured(runs):
         row = [peer, native[peer, weights], *(_loss(quality, model, peer, weights) for model in models)]
-        row += [*(_number(figure(runs, peer, weights, rate(name))) for name in ROWS)]
+        row += [*(_number(figure(runs, peer, weights, rate(name, unit))) for name in ROWS)]
         row.append(_number(figure(runs, peer, weights, lambda run: run["first_token_seconds"]), "s", digits=1))
         for kind in ("anonymous", "resident"):
             row.append(_number(figure(runs, peer, weights, lambda run, k=kind: run["peak"][k] / GIB), "GiB", digits=2))

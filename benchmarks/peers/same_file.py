@@ -20,8 +20,9 @@ from typing import Any
 
 from benchmarks.peers.adapter_run import run_adapter
 from benchmarks.peers.adapters.adapter import Point, Setup
+from benchmarks.peers.models import REAL_MODELS
 from benchmarks.peers.peers import PEERS, TOKENMILL
-from benchmarks.peers.quality import REAL_MODELS, cut_text, judge_format
+from benchmarks.peers.quality import cut_text, judge_format
 
 from tokenmill.lab.bench.report import machine_facts
 from tokenmill.model.weights.catalogue import CATALOGUE, locate
