@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
+#include <cstring>
 #include <stdexcept>
 
 #include "kernels.h"
@@ -150,6 +151,37 @@ class PieceEncoder {
 
 nb::bytes bytes_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
+// Strings behind one another, each behind its length in eight bytes, as in a header of GGUF; returns their bytes.
+template <class Take>
+size_t for_each_string(Address data, size_t size, size_t count, const Take& take) {
+  const char *const begin = at<const char>(data), *const end = begin + size, *text = begin;
+  for (; count; --count) {
+    uint64_t length = 0;
+    const bool has_length = static_cast<size_t>(end - text) >= sizeof length;
+    if (has_length) std::memcpy(&length, text, sizeof length), text += sizeof length;
+    if (!has_length || static_cast<uint64_t>(end - text) < length) {
+      throw std::out_of_range("the bytes end within a string");
+    }
+    take(text, length);
+    text += length;
+  }
+  return static_cast<size_t>(text - begin);
+}
+
+nb::list read_strings(Address data, size_t size, size_t count) {
+  nb::list strings;
+  for_each_string(data, size, count, [&](const char* text, uint64_t length) {
+    PyObject* string = PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(length), "replace");
+    if (!string) throw nb::python_error();
+    strings.append(nb::steal(string));
+  });
+  return strings;
+}
+
+size_t strings_size(Address data, size_t size, size_t count) {
+  return for_each_string(data, size, count, [](const char*, uint64_t) {});
+}
+
 // All tokens of a model in the order of their ids.
 void add_tokens(VocabularyBuilder& builder, const nb::list& spellings) {
   uint32_t id = 0;
@@ -198,6 +230,8 @@ void bind_vocabulary(nb::module_& module) {
       }, nb::arg("spelling"), nb::sig("def find(self, spelling: str) -> int | None"))
       .def("finish", finish, nb::arg("options"), nb::arg("unknown"), nb::arg("notes"))
       .def_prop_ro("num_tokens", &VocabularyBuilder::num_tokens);
+  module.def("strings_size", strings_size, nb::arg("data"), nb::arg("size"), nb::arg("count"));
+  module.def("read_strings", read_strings, nb::arg("data"), nb::arg("size"), nb::arg("count"));
 }
 
 }  // namespace tokenmill

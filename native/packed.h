@@ -9,6 +9,7 @@
 //   int4 offset  the same of (w - offset) / scale, then the float16 offsets [2][16]
 //   int5         as int4, and before the scales the fifth bits of the two groups: [2][16][4] bytes, which have that of
 //                K step s in bit 7 - s; of w / scale + 16
+//   int5 offset  as int5 and int4 offset
 //   mxfp4        as int4, with codes of FP4: w = fp4_numbers(code) / 2 * scale, which is kept halved
 //   iq4          as int4, with codes of the 16 integers of llama.cpp's IQ4_NL: w = iq4_numbers(code) * scale
 //   q4_k         scales and offsets of two levels: nibbles as in int4, then the bytes s [2][16] and m [2][16];
@@ -39,20 +40,26 @@ constexpr int64_t GROUP_SIZE = 32;  // inputs that share a scale; the depth of b
 constexpr int64_t UNIT_SIZE = 256;  // inputs that share the units of two levels
 
 enum class Format : int {
-  bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4, int5 = 5, q4_k = 6, q5_k = 7, q6_k = 8, iq4 = 9
+  bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4, int5 = 5, q4_k = 6, q5_k = 7, q6_k = 8, iq4 = 9,
+  int5_offset = 10
 };
-constexpr int NUM_FORMATS = 10;
+constexpr int NUM_FORMATS = 11;
 
 constexpr int64_t bits_of(Format format) {
-  return format == Format::int8                               ? 8
-         : format == Format::q6_k                             ? 6
-         : format == Format::int5 || format == Format::q5_k ? 5
-                                                              : 4;
+  switch (format) {
+    case Format::int8: return 8;
+    case Format::q6_k: return 6;
+    case Format::int5:
+    case Format::int5_offset:
+    case Format::q5_k: return 5;
+    default: return 4;
+  }
 }
 // Whether scales are small integers times units.
 constexpr bool has_levels(Format format) { return format >= Format::q4_k && format <= Format::q6_k; }
 constexpr bool has_offsets(Format format) {
-  return format == Format::int4_offset || format == Format::q4_k || format == Format::q5_k;
+  return format == Format::int4_offset || format == Format::int5_offset || format == Format::q4_k ||
+         format == Format::q5_k;
 }
 // Of the integers of a K block of a panel, before their scales.
 constexpr int64_t number_bytes_of(Format format) { return NR * K_BLOCK * bits_of(format) / 8; }
@@ -65,11 +72,12 @@ constexpr int64_t scale_bytes_of(Format format) {
 constexpr int64_t unit_bytes_of(Format format) { return !has_levels(format) ? 0 : has_offsets(format) ? 4 * NR : 2 * NR; }
 
 // llama.cpp's blocks that a format takes as they are; the numbers are those of its types.
-enum class BlockKind : int { q4_k = 12, q5_k = 13, q6_k = 14, iq4_nl = 20, iq4_xs = 23 };
+enum class BlockKind : int { q3_k = 11, q4_k = 12, q5_k = 13, q6_k = 14, iq4_nl = 20, iq4_xs = 23 };
 
 constexpr int64_t inputs_of(BlockKind kind) { return kind == BlockKind::iq4_nl ? 32 : 256; }
 constexpr int64_t bytes_of(BlockKind kind) {
   switch (kind) {
+    case BlockKind::q3_k: return 110;
     case BlockKind::q4_k: return 144;
     case BlockKind::q5_k: return 176;
     case BlockKind::q6_k: return 210;
@@ -82,6 +90,7 @@ constexpr Format format_of(BlockKind kind) {
   switch (kind) {
     case BlockKind::q4_k: return Format::q4_k;
     case BlockKind::q5_k: return Format::q5_k;
+    case BlockKind::q3_k:
     case BlockKind::q6_k: return Format::q6_k;
     default: return Format::iq4;
   }

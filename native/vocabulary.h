@@ -113,6 +113,9 @@ class PairEncoder {
 enum class Spelling { PLAIN, BYTES, MARKS };
 enum class Prefix { NONE, ALWAYS, UNLESS_THERE, AT_START };
 
+// So many entries of a hash table are fetched ahead: they are far apart.
+constexpr size_t AHEAD = 16;
+
 // A vocabulary's file, in the making.
 class VocabularyBuilder {
  public:
@@ -142,8 +145,17 @@ class VocabularyBuilder {
     uint32_t left, right, joint;
   };
   std::string_view spelling(const Token& token) const { return {text_.data() + token.begin, token.size}; }
+  // A token in two: one that begins it, and the rest, which may be a token.
+  struct Cut {
+    uint32_t left, joint;
+    uint64_t hash;  // of the rest
+  };
+  uint32_t find(std::string_view spelling, uint64_t hash) const;
+  std::vector<Merge> find_rights(const std::vector<Cut>& cuts, const uint8_t* marks) const;
   void insert(uint32_t id);
   void grow();
+  // Append merges, in the order of add_scored_merges; counts: of each token, how many join into it.
+  void sort_by_scores(const std::vector<Merge>& found, std::vector<uint32_t>& counts, const double* scores);
   std::vector<MergeSlot> merge_table() const;
   std::vector<uint8_t> cuts() const;
 

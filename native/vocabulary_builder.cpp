@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
-#include <tuple>
 
 #include "vocabulary.h"
 
@@ -199,9 +198,10 @@ void VocabularyBuilder::grow() {
   }
 }
 
-uint32_t VocabularyBuilder::find(std::string_view wanted) const {
+uint32_t VocabularyBuilder::find(std::string_view wanted) const { return find(wanted, hash_spelling(wanted)); }
+
+uint32_t VocabularyBuilder::find(std::string_view wanted, uint64_t hash) const {
   if (table_.empty()) return ABSENT;
-  const uint64_t hash = hash_spelling(wanted);
   const size_t last = table_.size() - 1;
   for (size_t at = static_cast<uint32_t>(hash) & last; table_[at].id != ABSENT; at = (at + 1) & last) {
     const uint32_t id = table_[at].id;
@@ -216,34 +216,6 @@ void VocabularyBuilder::add_merge(std::string_view left, std::string_view right)
     if (id == ABSENT || !(tokens_[id].flags & IN_MODEL)) refuse("a merge is of tokens that are not there");
   }
   merges_.push_back(merge);
-}
-
-void VocabularyBuilder::add_scored_merges(const double* scores, const uint8_t* marks) {
-  std::vector<uint32_t> order;
-  for (uint32_t id = 0; id < tokens_.size(); ++id) {
-    if (scores[id] != scores[id]) refuse("a score is not a number");
-    if (marks[id] && tokens_[id].size) order.push_back(id);
-  }
-  // Where tokens are sorted, those that begin one are the last ones that began its neighbours.
-  std::sort(order.begin(), order.end(),
-            [&](uint32_t a, uint32_t b) { return spelling(tokens_[a]) < spelling(tokens_[b]); });
-  std::vector<uint32_t> begins;
-  for (const uint32_t joint : order) {
-    const std::string_view text = spelling(tokens_[joint]);
-    while (!begins.empty() && text.substr(0, tokens_[begins.back()].size) != spelling(tokens_[begins.back()])) {
-      begins.pop_back();
-    }
-    for (const uint32_t left : begins) {
-      const uint32_t right = find(text.substr(tokens_[left].size));
-      if (right != ABSENT && marks[right]) merges_.push_back({left, right, joint});
-    }
-    begins.push_back(joint);
-  }
-  const auto comes_before = [&](const Merge& a, const Merge& b) {
-    const double first = scores[a.joint], second = scores[b.joint];
-    return first != second ? first > second : std::tie(a.left, a.right) < std::tie(b.left, b.right);
-  };
-  std::sort(merges_.begin(), merges_.end(), comes_before);
 }
 
 namespace {
@@ -294,9 +266,11 @@ std::string VocabularyBuilder::merges_json() const {
 std::vector<MergeSlot> VocabularyBuilder::merge_table() const {
   std::vector<MergeSlot> table(table_size(merges_.size()), {ABSENT, ABSENT, ABSENT, ABSENT});
   const size_t last = table.size() - 1;
+  const auto slot = [&](const Merge& merge) { return static_cast<uint32_t>(hash_pair(merge.left, merge.right)) & last; };
   for (size_t rank = 0; rank < merges_.size(); ++rank) {
+    if (rank + AHEAD < merges_.size()) __builtin_prefetch(&table[slot(merges_[rank + AHEAD])], 1);
     const Merge& merge = merges_[rank];
-    size_t at = static_cast<uint32_t>(hash_pair(merge.left, merge.right)) & last;
+    size_t at = slot(merge);
     while (table[at].left != ABSENT && !(table[at].left == merge.left && table[at].right == merge.right)) {
       at = (at + 1) & last;
     }
@@ -345,11 +319,10 @@ std::string VocabularyBuilder::finish(uint32_t options, uint32_t unknown, std::s
     const uint32_t id = find(name);
     if (id != ABSENT && tokens_[id].flags & IN_MODEL) bytes[byte] = id;
   }
-  std::vector<SpellingSlot> table = table_;
-  if (table.empty()) table.assign(16, {ABSENT, 0});
+  if (table_.empty()) table_.assign(16, {ABSENT, 0});
   const std::vector<MergeSlot> merges = merge_table();
   const std::vector<uint8_t> cut_bytes = cuts();
-  header.spelling_slots = static_cast<uint32_t>(table.size());
+  header.spelling_slots = static_cast<uint32_t>(table_.size());
   header.merge_slots = static_cast<uint32_t>(merges.size());
   Sections sections(sizeof header);
   header.starts = sections.add(starts.data(), starts.size());
@@ -358,7 +331,7 @@ std::string VocabularyBuilder::finish(uint32_t options, uint32_t unknown, std::s
   header.characters = sections.add(characters.data(), characters.size());
   header.bytes = sections.add(bytes.data(), bytes.size());
   header.cuts = sections.add(cut_bytes.data(), cut_bytes.size());
-  header.spelling_table = sections.add(table.data(), table.size());
+  header.spelling_table = sections.add(table_.data(), table_.size());
   header.merge_table = sections.add(merges.data(), merges.size());
   header.notes = sections.add(notes.data(), notes.size());
   std::string& file = sections.file();

@@ -3,6 +3,10 @@
 python -m benchmarks.peers                                   everything: environments, models, runs, report
 python -m benchmarks.peers --peers TokenMill,llama.cpp --formats int4 --rounds 1
 python -m benchmarks.peers --report-only                     docs/performance.md again from the last results
+
+Formats are judged on published models, which `make real` installs: see quality.py. `--shape smollm2` times these, too:
+losses and speeds of the same weights. The table at the end counts processor time, which others on the machine do not
+take; with more than one thread it has what threads wait for each other.
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,12 +22,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.adapter_run import run_adapter
 from benchmarks.peers.adapters.adapter import Point, Setup
-from benchmarks.peers.child import Child
 from benchmarks.peers.environments import BUILD, HERE, python_of
-from benchmarks.peers.models import SHAPE_VARIABLE, SHAPES
+from benchmarks.peers.models import REAL_MODELS, SHAPE_VARIABLE, SHAPES
 from benchmarks.peers.peers import FORMATS, PEERS, TOKENMILL, Peer
-from benchmarks.peers.report import write_report
+from benchmarks.peers.report import offline_table, write_report
 
 from tokenmill.lab.bench.report import machine_facts
 
@@ -51,9 +54,10 @@ def main() -> int:
         return 0
     chosen = [(peer, weights) for peer in PEERS for weights in FORMATS if weights in peer.formats]
     chosen = [(p, w) for p, w in chosen if p.name in options.peers and w in options.formats]
+    chosen = [(p, w) for p, w in chosen if options.shape not in REAL_MODELS or p.real is not None]
     for peer, weights in chosen:
         python_of(peer.environment)
-        peer.model(weights)
+        peer.path(weights, options.shape)
     results: dict[str, Any] = {
         "shape": options.shape,
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
@@ -62,8 +66,14 @@ def main() -> int:
         "kv_gib": options.kv_gib,
         "rounds": options.rounds,
         "runs": [],
+        "quality": [],
         "serving": [],
     }
+    if options.quality:
+        from benchmarks.peers.quality import judge_all
+
+        models = [options.shape] if options.shape in REAL_MODELS else REAL_MODELS
+        results["quality"] = judge_all(models, chosen, options.threads, options.chunks)
     for entry in measure_all(chosen, options):
         results["runs"].append(entry)
         # After each run: what has been measured outlives an interruption.
@@ -75,6 +85,7 @@ def main() -> int:
         options.results.write_text(json.dumps(results, indent=1) + "\n")
     if not options.quick and options.shape == SHAPES[0]:
         write_report(results)
+    print(offline_table(results["runs"], results["quality"], "cpu_second"))
     return int(any("error" in entry for entry in results["runs"]))
 
 
@@ -99,24 +110,17 @@ def run_one(peer: Peer, weights: str, number: int, options: argparse.Namespace) 
     points = QUICK_POINTS if options.quick else POINTS
     if peer.name == TOKENMILL and not options.quick:
         points += (LONG_CONTEXT,)
-    name = f"{peer.adapter}-{weights}"
-    setup_file, outcome = BUILD / f"{name}.setup.json", BUILD / f"{name}.outcome.json"
-    outcome.unlink(missing_ok=True)
-    python, model = python_of(peer.environment), peer.model(weights)
     setup = Setup(
-        str(model), weights, options.threads, options.kv_gib * GIB, number, time.monotonic(), points, str(outcome)
+        str(peer.path(weights, options.shape)),
+        weights,
+        options.threads,
+        options.kv_gib * GIB,
+        number,
+        time.monotonic(),
+        points,
+        str(BUILD / f"{peer.adapter}-{weights}.outcome.json"),
     )
-    setup.write(setup_file)
-    command = [str(python), "-m", f"benchmarks.peers.adapters.{peer.adapter}", str(setup_file)]
-    variables = {"OMP_NUM_THREADS": str(options.threads), **peer.variables()}
-    child = Child(command, options.threads, BUILD / f"{name}.log", variables)
-    try:
-        code = child.wait(RUN_SECONDS)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done after {RUN_SECONDS:.0f} seconds"}
-    if code != 0 or not outcome.exists():
-        return {"error": f"exit code {code}:\n{child.tail()}"}
-    return {**json.loads(outcome.read_text()), "peak": child.peak}
+    return run_adapter(peer, setup, RUN_SECONDS)
 
 
 def read_options() -> argparse.Namespace:
@@ -125,11 +129,14 @@ def read_options() -> argparse.Namespace:
     names = [peer.name for peer in PEERS]
     parser.add_argument("--peers", type=_choice(names), default=names, help=f"some of {','.join(names)}")
     parser.add_argument("--formats", type=_choice(FORMATS), default=FORMATS, help=f"some of {','.join(FORMATS)}")
-    parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0], help="of the model; the report is of the first")
+    choices = (*SHAPES, *REAL_MODELS)
+    parser.add_argument("--shape", choices=choices, default=SHAPES[0], help="of the model; the report is of the first")
     parser.add_argument("--rounds", type=int, default=3, help="medians are of this many (default: 3)")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), help="for every engine")
     parser.add_argument("--kv-gib", type=int, default=2, help="memory for KV in GiB (default: 2)")
     parser.add_argument("--quick", action="store_true", help="a few tokens each, to see that everything runs")
+    parser.add_argument("--quality", action=argparse.BooleanOptionalAction, default=True, help="judge formats, too")
+    parser.add_argument("--chunks", type=int, default=4, help="of 512 tokens, that formats are judged on (default: 4)")
     parser.add_argument("--serving", action=argparse.BooleanOptionalAction, default=True, help="also over HTTP")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file for the results")
     parser.add_argument("--report-only", action="store_true", help="only write the report of the results again")

@@ -1,14 +1,15 @@
-"""A checkpoint to GGUF: bfloat16 through the gguf package, Q8_0 and Q4_0 by llama.cpp's own quantizer.
+"""A checkpoint to GGUF: bfloat16 through the gguf package, the quantized types by llama.cpp's own quantizer.
 
 Without a tokenizer, which llama.cpp needs for text only. Runs in the environment of llama.cpp.
 
-    python -m benchmarks.peers.gguf_model CHECKPOINT FOLDER
+    python -m benchmarks.peers.gguf_model CHECKPOINT FOLDER     a folder of safetensors; or a GGUF file of floats
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,29 @@ import llama_cpp
 import numpy as np
 from safetensors import deserialize
 
-FORMATS = {"Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
+BF16 = "BF16"
+FORMATS = {
+    BF16: llama_cpp.LLAMA_FTYPE_MOSTLY_BF16,
+    "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+}
 
 
 def convert(checkpoint: Path, folder: Path) -> None:
-    """Write BF16.gguf, Q8_0.gguf and Q4_0.gguf into the folder."""
-    whole = folder / "BF16.gguf"
-    write_bf16(checkpoint, whole)
-    for name, kind in FORMATS.items():
+    """Write a file of each of `FORMATS` into the folder."""
+    if checkpoint.is_dir():
+        whole = folder / f"{BF16}.gguf"
+        write_bf16(checkpoint, whole)
+        _quantize(whole, folder, [name for name in FORMATS if name != BF16])
+    else:
+        _quantize(checkpoint, folder, FORMATS)
+
+
+def _quantize(whole: Path, folder: Path, names: Iterable[str]) -> None:
+    for name in names:
         params = llama_cpp.llama_model_quantize_default_params()
-        params.ftype = kind
+        params.ftype = FORMATS[name]
         if llama_cpp.llama_model_quantize(str(whole).encode(), str(folder / f"{name}.gguf").encode(), params) != 0:
             raise RuntimeError(f"llama.cpp cannot quantize to {name}")
 

@@ -11,6 +11,8 @@ from benchmarks.peers.environments import BUILD, HERE, python_of
 
 ROOT = HERE.parents[1]
 SHAPES = ("qwen3-0.6b", "gemma3-1b")
+# Published models of the catalogue.
+REAL_MODELS = ("smollm2", "gemma3-270m")
 SHAPE_VARIABLE = "TOKENMILL_PEERS_SHAPE"
 
 
@@ -26,10 +28,24 @@ def checkpoint() -> Path:
 
 
 def gguf(name: str) -> Path:
-    """The GGUF file of a format: BF16, Q8_0, Q4_0."""
-    command = ["-m", "benchmarks.peers.gguf_model", str(checkpoint()), "{target}"]
-    folder = _made(BUILD / "models" / f"{shape()}-gguf", "llama-cpp", command)
-    return folder / f"{name}.gguf"
+    """The GGUF file of a format: BF16, Q8_0, Q4_0, Q4_K_M."""
+    return _gguf(checkpoint(), f"{shape()}-gguf", name)
+
+
+def real(model: str) -> Path:
+    """A published model in float32, as GGUF: see `real_model`."""
+    command = ["-m", "benchmarks.peers.real_model", model, "{target}"]
+    return _made(BUILD / "models" / f"{model}-reordered", "", command) / "F32.gguf"
+
+
+def real_gguf(model: str, name: str) -> Path:
+    """The same in one of llama.cpp's formats."""
+    return _gguf(real(model), f"{model}-reordered-gguf", name)
+
+
+def _gguf(source: Path, target: str, name: str) -> Path:
+    command = ["-m", "benchmarks.peers.gguf_model", str(source), "{target}"]
+    return _made(BUILD / "models" / target, "llama-cpp", command) / f"{name}.gguf"
 
 
 def openvino(weights: str) -> Path:

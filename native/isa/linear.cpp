@@ -50,6 +50,7 @@ auto micro_kernel_of(Format format) -> void (*)(const MicroTile&) {
     case Format::int4: return micro_kernel_int4;
     case Format::int4_offset: return micro_kernel_int4_offset;
     case Format::int5: return micro_kernel_int5;
+    case Format::int5_offset: return micro_kernel_int5_offset;
     case Format::mxfp4: return micro_kernel_mxfp4;
     case Format::q4_k: return micro_kernel_q4_k;
     case Format::q5_k: return micro_kernel_q5_k;

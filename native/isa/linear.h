@@ -55,6 +55,7 @@ void micro_kernel_int8(const MicroTile& tile);
 void micro_kernel_int4(const MicroTile& tile);
 void micro_kernel_int4_offset(const MicroTile& tile);
 void micro_kernel_int5(const MicroTile& tile);
+void micro_kernel_int5_offset(const MicroTile& tile);
 void micro_kernel_mxfp4(const MicroTile& tile);
 void micro_kernel_q4_k(const MicroTile& tile);
 void micro_kernel_q5_k(const MicroTile& tile);

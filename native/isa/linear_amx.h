@@ -18,6 +18,7 @@ inline auto macro_kernel_of(Format format) -> void (*)(const MacroTile&) {
     case Format::int4: return macro_kernel_int4;
     case Format::int4_offset: return macro_kernel_int4_offset;
     case Format::int5: return macro_kernel_int5;
+    case Format::int5_offset: return macro_kernel_int5_offset;
     case Format::mxfp4: return macro_kernel_mxfp4;
     case Format::q4_k: return macro_kernel_q4_k;
     case Format::q5_k: return macro_kernel_q5_k;

@@ -19,6 +19,7 @@ void row_tiles_int8(const MicroTile& tile);
 void row_tiles_int4(const MicroTile& tile);
 void row_tiles_int4_offset(const MicroTile& tile);
 void row_tiles_int5(const MicroTile& tile);
+void row_tiles_int5_offset(const MicroTile& tile);
 void row_tiles_mxfp4(const MicroTile& tile);
 void row_tiles_q4_k(const MicroTile& tile);
 void row_tiles_q5_k(const MicroTile& tile);
@@ -32,6 +33,7 @@ inline auto row_tiles_of(Format format) -> void (*)(const MicroTile&) {
     case Format::int4: return row_tiles_int4;
     case Format::int4_offset: return row_tiles_int4_offset;
     case Format::int5: return row_tiles_int5;
+    case Format::int5_offset: return row_tiles_int5_offset;
     case Format::mxfp4: return row_tiles_mxfp4;
     case Format::q4_k: return row_tiles_q4_k;
     case Format::q5_k: return row_tiles_q5_k;

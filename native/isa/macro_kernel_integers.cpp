@@ -141,6 +141,7 @@ void macro_kernel_of_groups(const MacroTile& macro_tile) {
 void macro_kernel_int4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4>(macro_tile); }
 void macro_kernel_int4_offset(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4_offset>(macro_tile); }
 void macro_kernel_int5(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int5>(macro_tile); }
+void macro_kernel_int5_offset(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int5_offset>(macro_tile); }
 void macro_kernel_q4_k(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::q4_k>(macro_tile); }
 void macro_kernel_q5_k(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::q5_k>(macro_tile); }
 void macro_kernel_iq4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::iq4>(macro_tile); }

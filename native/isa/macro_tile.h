@@ -83,6 +83,7 @@ void macro_kernel_bf16(const MacroTile& macro_tile);
 void macro_kernel_int4(const MacroTile& macro_tile);
 void macro_kernel_int4_offset(const MacroTile& macro_tile);
 void macro_kernel_int5(const MacroTile& macro_tile);
+void macro_kernel_int5_offset(const MacroTile& macro_tile);
 void macro_kernel_mxfp4(const MacroTile& macro_tile);
 void macro_kernel_q4_k(const MacroTile& macro_tile);
 void macro_kernel_q5_k(const MacroTile& macro_tile);

@@ -108,6 +108,7 @@ void micro_kernel_int8(const MicroTile& tile) { run_micro_kernel<Integers<Format
 void micro_kernel_int4(const MicroTile& tile) { run_micro_kernel<Integers<Format::int4>::Run>(tile); }
 void micro_kernel_int4_offset(const MicroTile& tile) { run_micro_kernel<Integers<Format::int4_offset>::Run>(tile); }
 void micro_kernel_int5(const MicroTile& tile) { run_micro_kernel<Integers<Format::int5>::Run>(tile); }
+void micro_kernel_int5_offset(const MicroTile& tile) { run_micro_kernel<Integers<Format::int5_offset>::Run>(tile); }
 void micro_kernel_q4_k(const MicroTile& tile) { run_micro_kernel<Integers<Format::q4_k>::Run>(tile); }
 void micro_kernel_q5_k(const MicroTile& tile) { run_micro_kernel<Integers<Format::q5_k>::Run>(tile); }
 void micro_kernel_q6_k(const MicroTile& tile) { run_micro_kernel<Integers<Format::q6_k>::Run>(tile); }

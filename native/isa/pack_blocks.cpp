@@ -45,6 +45,22 @@ void store_q6_k(const Group& group, const uint8_t* block, int g) {
   group.set_units(block + 208, nullptr);
 }
 
+// Q3_K: 32 bytes of high bits, 64 of pairs, 12 of 16 scales of six bits, their unit. The numbers, from -4 to 3, and the
+// scales, from -32 to 31, are some of Q6_K's.
+void store_q3_k(const Group& group, const uint8_t* block, int g) {
+  uint8_t codes[GROUP_SIZE];
+  const uint8_t *pairs = block + 32 + g / 4 * 32, *scales = block + 96;
+  for (int64_t k = 0; k < GROUP_SIZE; ++k) {
+    codes[k] = static_cast<uint8_t>((pairs[k] >> g % 4 * 2 & 3) + (block[k] >> g & 1) * 4 + group.zero - 4);
+  }
+  group.set(codes);
+  for (int part = 0; part < 2; ++part) {
+    const int i = 2 * g + part, low = scales[i % 8] >> i / 8 * 4 & 15, high = scales[8 + i % 4] >> i / 4 * 2 & 3;
+    group.set_scale_byte(static_cast<uint8_t>((high << 4 | low) - 32), part);
+  }
+  group.set_units(block + 108, nullptr);
+}
+
 // IQ4_XS: a unit, high pairs and low nibbles of 8 scales, 128 bytes of nibbles.
 void store_iq4_xs(const Group& group, const uint8_t* block, int g) {
   uint8_t codes[GROUP_SIZE];
@@ -73,6 +89,7 @@ void store_blocks(const Packed& weights, uint8_t* panel, int64_t lane, const uin
     switch (kind) {
       case BlockKind::q4_k: store_k(group, block, g, false); break;
       case BlockKind::q5_k: store_k(group, block, g, true); break;
+      case BlockKind::q3_k: store_q3_k(group, block, g); break;
       case BlockKind::q6_k: store_q6_k(group, block, g); break;
       case BlockKind::iq4_nl: store_iq4_nl(group, block); break;
       case BlockKind::iq4_xs: store_iq4_xs(group, block, g); break;

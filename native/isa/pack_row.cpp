@@ -96,16 +96,17 @@ void quantize_group(const Group& group, const float* numbers, const float* impor
   group.set_scale(half);
 }
 
-// With offsets: an offset plus 0 to 15 times the scale. The two are searched for around the smallest number and a 15th of
-// the range: each candidate's integers have them by least squares, of errors that weigh as much as `importance` says.
+// With offsets: an offset plus 0 to `most` times the scale. The two are searched for around the smallest number and that
+// part of the range: each candidate's integers have them by least squares, of errors that weigh as much as `importance` says.
 void quantize_range(const Group& group, const float* numbers, const float* importance) {
+  const float most = bits_of(group.format) == 5 ? 31 : 15;
   const Range range(numbers);
   const Numbers x = {load(numbers), load(numbers + LANES)}, weights = {load(importance), load(importance + LANES)};
   const float total = weights.sum(), mean = weights.times(x).sum() / total, unit = inverse(range.high - range.low);
   const Numbers distances = x.minus(range.low), centred = x.minus(mean);
   float scale = 0, start = range.low, best = 0;
   for (int step = -SEARCH_STEPS; step <= SEARCH_STEPS && range.is_finite && total > 0; ++step) {
-    const Numbers q = distances.rounded((15 + static_cast<float>(step) / SEARCH_STEPS) * unit, 0, 15);
+    const Numbers q = distances.rounded((most + static_cast<float>(step) / SEARCH_STEPS) * unit, 0, most);
     const float middle = weights.times(q).sum() / total;
     const Numbers around = q.minus(middle), weighted = weights.times(around);
     const float variance = weighted.times(around).sum(), covariance = weighted.times(centred).sum();
@@ -113,7 +114,7 @@ void quantize_range(const Group& group, const float* numbers, const float* impor
     if (saved > best) best = saved, scale = slope, start = mean - slope * middle;
   }
   const uint16_t offset = to_fp16(start), half = to_fp16(range.is_finite ? scale : NAN);
-  round_group(group, numbers, fp16_to_float(offset), fp16_to_float(half), 0, 15, 0);
+  round_group(group, numbers, fp16_to_float(offset), fp16_to_float(half), 0, most, 0);
   group.set_scale(half);
   group.set_offset(offset);
 }
@@ -125,7 +126,7 @@ void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const flo
     const Group group(weights, panel, lane, g);
     const float *of_group = numbers + g * GROUP_SIZE, *weights_of_group = importance + g * GROUP_SIZE;
     if (weights.format == Format::int8) quantize_bytes(group, of_group);
-    else if (weights.format == Format::int4_offset) quantize_range(group, of_group, weights_of_group);
+    else if (has_offsets(weights.format)) quantize_range(group, of_group, weights_of_group);
     else quantize_group(group, of_group, weights_of_group);
   }
 }

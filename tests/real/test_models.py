@@ -64,9 +64,13 @@ def test_greedy_tokens_in_float32_are_those_of_transformers(
 
 def test_smollm2_answers_from_its_file_alone(model_file: Callable[[str], Path], tmp_path: Path) -> None:
     """The short form: vocabulary, template, ends and weights of a published file, as it is served."""
-    llm = load(model_file("smollm2"), download_dir=str(tmp_path / "cache"))
+    path = model_file("smollm2")
+    llm = load(path, download_dir=str(tmp_path / "cache"))
     question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
     (output,) = llm.chat([question], SamplingParams(temperature=0.0, max_tokens=24))
     assert output.outputs[0].text == "The capital of France is Paris."
     assert output.outputs[0].finish_reason == "stop"
-    assert len(output.prompt_token_ids) == 46
+    (tmp_path / "model.gguf").symlink_to(path)
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    want = oracle.apply_chat_template(question, add_generation_prompt=True)["input_ids"]
+    assert list(output.prompt_token_ids) == want

@@ -41,12 +41,29 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """Chunks of a text, and which of their logits are wanted.
+
+    Attributes:
+        chunks: token ids, all of one length.
+        first, last: positions of each chunk, the last excluded.
+        logits: file for them, float32 [chunks * positions, vocabulary].
+    """
+
+    chunks: list[list[int]]
+    first: int
+    last: int
+    logits: str
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """The task of an adapter.
 
     Attributes:
         spawned: when its process was started, on the monotonic clock that all processes of a machine share.
         kv_bytes: memory for KV, for engines that take it up front.
+        texts: the task of a model that is judged, not timed; None: it is timed.
     """
 
     model: str
@@ -57,11 +74,12 @@ class Setup:
     spawned: float
     points: tuple[Point, ...]
     outcome: str
+    texts: Texts | None = None
 
     @property
     def max_batch_size(self) -> int:
         """Most requests at once."""
-        return max(point.batch_size for point in self.points)
+        return max((point.batch_size for point in self.points), default=1)
 
     @property
     def max_context_len(self) -> int:
@@ -72,7 +90,8 @@ class Setup:
     def read(path: str) -> Setup:
         """From the file that `write` wrote."""
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
-        return Setup(**{**fields, "points": tuple(Point(**point) for point in fields["points"])})
+        texts = None if fields["texts"] is None else Texts(**fields["texts"])
+        return Setup(**{**fields, "points": tuple(Point(**point) for point in fields["points"]), "texts": texts})
 
     def write(self, path: Path) -> None:
         """As JSON."""
@@ -93,12 +112,22 @@ class Adapter(Protocol):
     def generate(self, prompts: list[list[int]], num_tokens: int, on_step: OnStep) -> None:
         """Continue each prompt by `num_tokens` tokens, as one batch."""
 
+    def logits(self, chunk: list[int]) -> Any:
+        """Return the logits, or log probabilities, of all positions but perhaps the last as a float32 array."""
+
+    def weight_bytes(self) -> int:
+        """Return the memory of the weights."""
+
 
 def main(adapter_class: type[Adapter]) -> None:
     """Measure what the setup file (the first argument) asks for and write the outcome where it says."""
     setup = Setup.read(sys.argv[1])
     source = random.Random(setup.seed)
     adapter = adapter_class(setup)
+    if setup.texts is not None:
+        judge(adapter, setup.texts)
+        Path(setup.outcome).write_text(json.dumps({"bytes": adapter.weight_bytes()}), encoding="utf-8")
+        return
     loaded = time.monotonic() - setup.spawned
     first = Point("first token", 1, FIRST_PROMPT_LEN, 1)
     _run(adapter, first, source)
@@ -113,33 +142,44 @@ def main(adapter_class: type[Adapter]) -> None:
     Path(setup.outcome).write_text(json.dumps(outcome), encoding="utf-8")
 
 
+def judge(adapter: Adapter, texts: Texts) -> None:
+    """Write the logits that are wanted, one chunk behind the other."""
+    with open(texts.logits, "wb") as file:
+        for chunk in texts.chunks:
+            adapter.prepare(1, len(chunk))
+            adapter.logits(chunk)[texts.first : texts.last].tofile(file)
+
+
 def measure(adapter: Adapter, point: Point, source: random.Random) -> dict[str, float | None]:
     """Medians of the point's repeats.
 
     Prefill ends when every request has its first token; decode is what comes after that.
     """
     runs = [_run(adapter, point, source) for _ in range(point.repeats)]
-    decode = [run["decode_tokens_per_second"] for run in runs]
+    found = {name: [run[name] for run in runs] for name in runs[0]}
     return {
-        "prefill_tokens_per_second": statistics.median(run["prefill_tokens_per_second"] or 0.0 for run in runs),
-        "decode_tokens_per_second": None if None in decode else statistics.median(rate or 0.0 for rate in decode),
+        name: None if None in all_ else statistics.median(rate or 0.0 for rate in all_) for name, all_ in found.items()
     }
 
 
 def _run(adapter: Adapter, point: Point, source: random.Random) -> dict[str, float | None]:
     prompts = [[source.randint(0, HIGHEST_TOKEN_ID) for _ in range(point.input_len)] for _ in range(point.batch_size)]
     adapter.prepare(point.batch_size, point.context_len)
-    steps: list[tuple[float, int, int]] = []
-    start = time.perf_counter()
-    adapter.generate(
-        prompts, point.output_len, lambda counts: steps.append((time.perf_counter() - start, min(counts), sum(counts)))
-    )
+    steps: list[tuple[tuple[float, float], int, int]] = []
+    start, cpu_start = time.perf_counter(), time.process_time()
+
+    def note(counts: Sequence[int]) -> None:
+        times = time.perf_counter() - start, time.process_time() - cpu_start
+        steps.append((times, min(counts), sum(counts)))
+
+    adapter.generate(prompts, point.output_len, note)
     expected = point.batch_size * point.output_len
     if not steps or steps[-1][2] != expected:
         raise RuntimeError(f"{point.name}: {steps[-1:]} is not the end of {expected} tokens")
     first = next(step for step in steps if step[1] > 0)
-    seconds, tokens = steps[-1][0] - first[0], expected - first[2]
-    return {
-        "prefill_tokens_per_second": point.batch_size * point.input_len / first[0],
-        "decode_tokens_per_second": tokens / seconds if tokens else None,
-    }
+    tokens = expected - first[2]
+    rates: dict[str, float | None] = {}
+    for unit, begun, ended in zip(("second", "cpu_second"), first[0], steps[-1][0], strict=True):
+        rates[f"prefill_tokens_per_{unit}"] = point.batch_size * point.input_len / begun
+        rates[f"decode_tokens_per_{unit}"] = tokens / (ended - begun) if tokens else None
+    return rates

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -53,14 +54,25 @@ class LlamaCpp:
                 for number in group
                 for position, token in enumerate(prompts[number])
             ]
-            self._decode(tokens, newest)
+            self._draw(tokens, newest)
             for number in group:
                 counts[number] = 1
             on_step(counts)
         for step in range(1, num_tokens):
             tokens = [(token, len(prompts[number]) + step - 1, number, True) for number, token in enumerate(newest)]
-            self._decode(tokens, newest)
+            self._draw(tokens, newest)
             on_step([step + 1] * len(prompts))
+
+    def logits(self, chunk: list[int]) -> Any:
+        """In one call."""
+        rows = np.empty((len(chunk), self._vocab_size), np.float32)
+        for position, found in self._decode([(token, position, 0, True) for position, token in enumerate(chunk)]):
+            rows[position] = found
+        return rows
+
+    def weight_bytes(self) -> int:
+        """Return what the model says."""
+        return int(llama_cpp.llama_model_size(self._model))
 
     def _groups(self, prompts: list[list[int]]) -> Iterable[range]:
         """Prompts that fit into one call each."""
@@ -72,8 +84,8 @@ class LlamaCpp:
             total += len(prompt)
         yield range(start, len(prompts))
 
-    def _decode(self, tokens: list[tuple[int, int, int, bool]], newest: list[int]) -> None:
-        """Run (token, position, sequence, wants logits) and put the most likely next tokens into `newest`."""
+    def _decode(self, tokens: list[tuple[int, int, int, bool]]) -> Iterator[tuple[int, Any]]:
+        """Run (token, position, sequence, wants logits); yields the place and the logits of each that wants them."""
         batch = self._batch
         batch.n_tokens = len(tokens)
         for place, (token, position, sequence, is_wanted) in enumerate(tokens):
@@ -85,11 +97,16 @@ class LlamaCpp:
         code = llama_cpp.llama_decode(self._context, batch)
         if code != 0:
             raise RuntimeError(f"llama_decode: {code}")
-        for place, (_, _, sequence, is_wanted) in enumerate(tokens):
+        for place, (_, _, _, is_wanted) in enumerate(tokens):
             if is_wanted:
                 logits = llama_cpp.llama_get_logits_ith(self._context, place)
                 address = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * self._vocab_size))
-                newest[sequence] = int(np.frombuffer(address.contents, np.float32).argmax())
+                yield place, np.frombuffer(address.contents, np.float32)
+
+    def _draw(self, tokens: list[tuple[int, int, int, bool]], newest: list[int]) -> None:
+        """Run the tokens, and put the most likely next ones into `newest`."""
+        for place, logits in self._decode(tokens):
+            newest[tokens[place][2]] = int(logits.argmax())
 
 
 if __name__ == "__main__":

@@ -30,7 +30,10 @@ class Transformers:
 
     def __init__(self, setup: Setup) -> None:
         torch.set_num_threads(setup.threads)
-        self._model = AutoModelForCausalLM.from_pretrained(setup.model, dtype=torch.bfloat16).eval()
+        folder, _, name = setup.model.rpartition("/")
+        file = {"gguf_file": name} if name.endswith(".gguf") else {}
+        model = AutoModelForCausalLM.from_pretrained(folder if file else setup.model, dtype=torch.bfloat16, **file)
+        self._model = model.eval()
 
     def prepare(self, batch_size: int, context_len: int) -> None:
         """Nothing: the cache grows as it goes."""
@@ -47,6 +50,15 @@ class Transformers:
                 eos_token_id=None,
                 stopping_criteria=[_Watch(len(prompts), on_step)],
             )
+
+    def logits(self, chunk: list[int]) -> Any:
+        """Return those of a forward pass."""
+        with torch.inference_mode():
+            return self._model(torch.tensor([chunk])).logits[0].float().numpy()
+
+    def weight_bytes(self) -> int:
+        """Return the memory of all parameters."""
+        return sum(one.nbytes for one in self._model.parameters())
 
 
 if __name__ == "__main__":

@@ -13,21 +13,23 @@ from tokenmill.model.kernels import reference
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.parted_weight import PartedWeight
 from tokenmill.model.kernels.protocol import WeightRole
+from tokenmill.model.quantization.blocks import LAYOUTS
 from tokenmill.model.quantization.packed import BLOCK_FORMATS, BlockRows, PackedFormat, pick_rows
 from tokenmill.model.quantization.stored_array import StoredArray
 
 every_kind = pytest.mark.parametrize("kind", [*BLOCK_FORMATS])
-# Bits that a weight takes in memory; a file has 4.5, 5.5, 6.5625, 4.5 and 4.25.
-BITS = {"Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.5}
+# Bits that a weight takes in memory; a file has 3.4375, 4.5, 5.5, 6.5625, 4.5 and 4.25.
+BITS = {"Q3_K": 6.5625, "Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.5}
+# Where a block has float16 scales, which random bytes would make infinite.
+HALVES = {"Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
 def drawn(rng: np.random.Generator, kind: str, rows: int, in_size: int) -> BlockRows:
     """Any bytes, but scales that are numbers of a usual size."""
     shape = quants.quant_shape_to_byte_shape((rows, in_size), GGMLQuantizationType[kind])
     blocks = rng.integers(0, 256, shape, dtype=np.uint8)
-    unit_bytes = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_NL": 18, "IQ4_XS": 136}[kind]
-    units = blocks.reshape(-1, unit_bytes)
-    for at in (208,) if kind == "Q6_K" else (0, 2) if kind in ("Q4_K", "Q5_K") else (0,):
+    units = blocks.reshape(-1, LAYOUTS[kind][0])
+    for at in HALVES.get(kind, (0,)):
         halves = rng.uniform(0.001, 0.02, len(units)).astype(np.float16)
         units[:, at : at + 2] = halves.view(np.uint8).reshape(-1, 2)
     return BlockRows(kind, in_size, blocks)
@@ -116,8 +118,8 @@ def test_the_largest_numbers_do_not_overflow(kind: str) -> None:
     shape = quants.quant_shape_to_byte_shape((17, 1024), GGMLQuantizationType[kind])
     for byte in (0xFF, 0x7F, 0):
         blocks = np.full(shape, byte, np.uint8)
-        units = blocks.reshape(-1, {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_NL": 18, "IQ4_XS": 136}[kind])
-        for at in (208,) if kind == "Q6_K" else (0,):
+        units = blocks.reshape(-1, LAYOUTS[kind][0])
+        for at in HALVES.get(kind, (0,))[:1]:
             units[:, at : at + 2] = np.array([0.01], np.float16).view(np.uint8)
         if kind in ("Q4_K", "Q5_K"):
             units[:, 2:4] = 0

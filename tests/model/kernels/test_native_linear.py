@@ -15,10 +15,13 @@ from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows, Wei
 
 # What stands for 0 in formats of few bits without offsets.
 ZEROS = {PackedFormat.INT4: 8, PackedFormat.INT5: 16}
-INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET, PackedFormat.INT5]
+FIVES = (PackedFormat.INT5, PackedFormat.INT5_OFFSET)
+INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET, *FIVES]
 # What floats are made to; see test_native_mxfp4.py and test_native_blocks.py for what is taken as it is stored.
 every_format = pytest.mark.parametrize("format", [PackedFormat.BF16, *INTEGERS])
-every_integer_format = pytest.mark.parametrize("format", INTEGERS)
+every_integer_format, every_small_format = (
+    pytest.mark.parametrize("format", some) for some in (INTEGERS, INTEGERS[1:])
+)
 EPSILON = {torch.float32: 2**-22, torch.bfloat16: 2**-8}
 
 
@@ -34,12 +37,11 @@ def packed(
     return matrix
 
 
-def quantized(weight: torch.Tensor, format: PackedFormat) -> QuantizedRows:
+def quantized(weight: torch.Tensor, format: PackedFormat, importance: torch.Tensor | None = None) -> QuantizedRows:
     if format is PackedFormat.INT8:
         return reference.quantize_int8(weight)
-    if format is PackedFormat.INT5:
-        return reference.quantize_int5(weight)
-    return reference.quantize_int4(weight, has_offsets=format is PackedFormat.INT4_OFFSET)
+    quantize = reference.quantize_int5 if format in FIVES else reference.quantize_int4
+    return quantize(weight, format not in ZEROS, importance)
 
 
 def assert_product(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None):
@@ -221,56 +223,54 @@ def test_weights_are_rounded_as_the_reference_says(isa, format, rng):
 def test_errors_count_as_much_as_their_inputs_weigh(isa, rng):
     for in_size in (1, 31, 64, 200):
         weight, importance = torch.randn(37, in_size), torch.randn(in_size).mul(2).exp()
-        for format, quantize in (
-            (PackedFormat.INT4, reference.quantize_int4),
-            (PackedFormat.INT4_OFFSET, partial(reference.quantize_int4, has_offsets=True)),
-            (PackedFormat.INT5, reference.quantize_int5),
-        ):
+        for format in INTEGERS[1:]:
             matrix = PackedWeight(kernels(isa), (37, in_size), format=format)
             matrix.load_rows(0, WeightedRows(stored(weight), importance.numpy()))
-            wanted = floats(quantize(weight, importance=importance))[:, :in_size]
+            wanted = floats(quantized(weight, format, importance))[:, :in_size]
             assert torch.equal(matrix.lookup(torch.arange(37)), wanted.bfloat16())
-            plain = floats(quantize(weight))[:, :in_size]
+            plain = floats(quantized(weight, format))[:, :in_size]
             losses = [(importance * (rounded - weight) ** 2).sum() for rounded in (wanted, plain)]
             assert in_size < 60 or losses[0] < losses[1]
 
 
 def test_integers_of_a_weight_are_close_to_it(rng):
     weight = torch.randn(64, 512)
-    bounds = {PackedFormat.INT8: 0.01, PackedFormat.INT5: 0.05, PackedFormat.INT4_OFFSET: 0.09, PackedFormat.INT4: 0.1}
+    bounds = {
+        PackedFormat.INT8: 0.01,
+        **dict.fromkeys(FIVES, 0.05),
+        PackedFormat.INT4_OFFSET: 0.09,
+        PackedFormat.INT4: 0.1,
+    }
     for format, most in bounds.items():
         found = packed(BEST[0], weight, format=format).lookup(torch.arange(64))
         assert (found - weight).norm() / weight.norm() < most
 
 
-@pytest.mark.parametrize(
-    ("format", "most"), [(PackedFormat.INT4, 0.99), (PackedFormat.INT4_OFFSET, 0.95), (PackedFormat.INT5, 0.99)]
-)
-def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_all_numbers(format, most, rng):
+@every_small_format
+def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_all_numbers(format, rng):
     """Of weights with the long tails that trained ones have; the plain ways are those of Q4_0 and Q4_1."""
     weight = torch.distributions.StudentT(5.0).sample((64, 512))
     groups = weight.view(64, -1, 32)
-    if format is not PackedFormat.INT4_OFFSET:
-        half = ZEROS[format]
+    if half := ZEROS.get(format):
         scales = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -half
         plain = (groups / scales).round().clamp(-half, half - 1) * scales
     else:
         low = groups.amin(-1, keepdim=True)
-        scales = (groups.amax(-1, keepdim=True) - low) / 15
+        scales = (groups.amax(-1, keepdim=True) - low) / (31 if format in FIVES else 15)
         plain = ((groups - low) / scales).round() * scales + low
     found = floats(quantized(weight, format))
+    most = 0.95 if format is PackedFormat.INT4_OFFSET else 0.99
     assert (found - weight).norm() < most * (plain.flatten(1) - weight).norm()
 
 
 @every_isa
-@pytest.mark.parametrize("format", [PackedFormat.INT4, PackedFormat.INT4_OFFSET, PackedFormat.INT5])
+@every_small_format
 def test_weights_that_lie_on_the_grid_of_a_group_are_kept(isa, format, rng):
-    top = 31 if format is PackedFormat.INT5 else 15
+    top = 31 if format in FIVES else 15
     values = torch.randint(0, top + 1, (40, 8, 32))
     values[..., :2] = torch.tensor([0, top])  # a group that uses its whole range
     scales = (torch.rand(40, 8, 1) + 0.125).half().float()
-    offsets = (torch.randn(40, 8, 1) - 8 * scales).half().float()
-    offsets = -ZEROS[format] * scales if format in ZEROS else offsets
+    offsets = -ZEROS[format] * scales if format in ZEROS else (torch.randn(40, 8, 1) - 8 * scales).half().float()
     weight = (values * scales + offsets).flatten(1)
     assert torch.equal(packed(isa, weight, format=format).lookup(torch.arange(40)), weight.bfloat16())
 
@@ -307,7 +307,7 @@ def test_a_large_weight_costs_those_beyond_its_group_nothing(isa, format, rng):
     found = packed(isa, weight, format=format).lookup(torch.arange(40)).float()
     rest = torch.cat([torch.arange(64), torch.arange(96, 256)])
     error = (found - weight)[:, rest].norm() / weight[:, rest].norm()
-    assert error < {PackedFormat.INT8: 0.01, PackedFormat.INT5: 0.06}.get(format, 0.12)
+    assert error < {PackedFormat.INT8: 0.01, **dict.fromkeys(FIVES, 0.06)}.get(format, 0.12)
 
 
 @every_isa
@@ -330,7 +330,7 @@ def test_integers_of_a_checkpoint_are_taken_as_they_are(isa, format, rng):
             rows = QuantizedRows(8, torch.randint(-128, 128, (40, 256), dtype=torch.int8).numpy(), scales)
         else:
             offsets = -ZEROS[format] * scales if format in ZEROS else torch.randn(40, groups).half().float().numpy()
-            bits = 5 if format is PackedFormat.INT5 else 4
+            bits = 5 if format in FIVES else 4
             values = torch.randint(0, 1 << bits, (40, 256), dtype=torch.uint8).numpy()
             rows = QuantizedRows(bits, values, scales, offsets)
         matrix = PackedWeight(kernels(isa, 2), (40, 256), format=format)

@@ -17,19 +17,27 @@ from tests.full_disk import contents, room_for
 from tests.model.models.test_phi3 import LONG_ROPE, PARTS
 from tests.model.weights.gguf_writer import write_gguf
 from tests.paging import PagedRequests, make_attention
-from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.quantization.blocks import LAYOUTS
-from tokenmill.model.quantization.packed import BlockRows, Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows
+from tokenmill.model.quantization.packed import (
+    QUANTIZATIONS,
+    UNQUANTIZED,
+    BlockRows,
+    Mxfp4Rows,
+    PackedFormat,
+    PackedFormats,
+    QuantizedRows,
+)
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.gguf.folder import LINK_NAME
 from tokenmill.model.weights.gguf.values import packed_formats, read_rows
 from tokenmill.model.weights.hub import fetch
-from tokenmill.model.weights.loader import load_model
+from tokenmill.model.weights.loader import choose_formats, load_model
 
 native = load_kernels(1)
 
@@ -81,6 +89,7 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
         ("Q5_0", "INT5"),
         ("Q4_0", "INT4"),
         ("Q4_1", "INT4_OFFSET"),
+        ("Q5_1", "INT5_OFFSET"),
         ("IQ4_NL", "INT8"),
         ("TQ2_0", "INT8"),
     ],
@@ -225,6 +234,21 @@ def test_the_load_format_must_fit_the_files(tmp_path: Path, cache: str, rng: np.
     for wrong, place in (("safetensors", unpacked), ("gguf", folder)):
         with pytest.raises(InvalidCheckpoint, match=f"has no {wrong} weights, which --load-format asks for"):
             load_model(place, read_architecture(place), kernels, wrong)
+
+
+@pytest.mark.parametrize("kind", [None, "BF16", "F16"])
+def test_a_file_of_floats_can_be_quantized(kind: str | None, tmp_path: Path, cache: str) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    unpacked = fetch(str(write_gguf(folder, "qwen3", kind)), None, cache)
+    assert choose_formats(unpacked, None) == UNQUANTIZED
+    assert choose_formats(unpacked, "int8") == QUANTIZATIONS["int8"]
+
+
+def test_a_file_of_blocks_is_quantized_already(tmp_path: Path, cache: str) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3", hidden_size=64, intermediate_size=96)
+    unpacked = fetch(str(write_gguf(folder, "qwen3", "Q8_0")), None, cache)
+    with pytest.raises(InvalidConfig, match="is quantized already"):
+        choose_formats(unpacked, "int8")
 
 
 def test_the_long_rope_of_phi3_comes_from_its_tensors(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.weights.gguf import header
 from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.gguf.header import read_header
 
@@ -46,7 +47,12 @@ def parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.gguf"))
 
 
-def test_metadata_and_tensors_are_those_of_the_gguf_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_native", [True, False])
+def test_metadata_and_tensors_are_those_of_the_gguf_package(
+    is_native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_native:
+        monkeypatch.setattr(header, "native_module", lambda: None)
     path = tmp_path / "some.gguf"
     write(path)
     file, oracle = open_gguf(path), GGUFReader(path)
@@ -56,6 +62,15 @@ def test_metadata_and_tensors_are_those_of_the_gguf_package(tmp_path: Path) -> N
     assert file.metadata.num_items("text") == file.metadata.num_items("absent") == 0
     places = [(t.name, tuple(reversed(t.shape.tolist())), t.data_offset, t.n_bytes) for t in oracle.tensors]
     assert [(t.name, t.shape, t.begin, t.num_bytes) for t in file.tensors.values()] == places
+
+
+def test_strings_that_are_no_text_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "some.gguf"
+    write(path)
+    path.write_bytes(path.read_bytes().replace("▁ö".encode(), b"\xe2\x96\xff\xc3a"))
+    native = read_header(path).metadata["strings"]
+    monkeypatch.setattr(header, "native_module", lambda: None)
+    assert read_header(path).metadata["strings"] == native == ["", "a", "\ufffd\ufffd\ufffda", "x" * 300]
 
 
 def test_a_file_that_ends_anywhere_is_refused_in_a_sentence(tmp_path: Path) -> None:

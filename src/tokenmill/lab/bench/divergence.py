@@ -77,9 +77,9 @@ class Scorer:
         self._num_same = 0
         self._chunk = self._position = 0
 
-    def begin_chunk(self, chunk: int) -> None:
-        """Begin a chunk: logits that come are those of its positions, from the first on."""
-        self._chunk, self._position = chunk, 0
+    def begin_chunk(self, chunk: int, position: int = 0) -> None:
+        """Begin a chunk: logits that come are those of its positions, from `position` on."""
+        self._chunk, self._position = chunk, position
 
     def add_logits(self, logits: Floats) -> None:
         """Take in the logits of the next positions, [n, vocabulary]."""

@@ -59,7 +59,7 @@ class Element(IntEnum):
 
 
 # The numbers that llama.cpp and native/packed.h give the kinds of blocks.
-BLOCK_NUMBERS = {"Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23}
+BLOCK_NUMBERS = {"Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23}
 STORED_ELEMENTS = {"BF16": Element.BF16, "F32": Element.FLOAT32, "F16": Element.FLOAT16}
 
 
@@ -168,10 +168,12 @@ class PackedWeight:
                 return rows.bits == 8 and rows.offsets is None
             case PackedFormat.INT4_OFFSET:
                 return rows.bits == 4
-            case PackedFormat.INT4:
-                return rows.bits == 4 and rows.offsets is not None and np.array_equal(rows.offsets, -8 * rows.scales)
-            case PackedFormat.INT5:
-                return rows.bits == 5 and rows.offsets is not None and np.array_equal(rows.offsets, -16 * rows.scales)
+            case PackedFormat.INT5_OFFSET:
+                return rows.bits in (4, 5)
+            case PackedFormat.INT4 | PackedFormat.INT5:
+                bits = 4 if self._format is PackedFormat.INT4 else 5
+                is_centred = rows.offsets is not None and np.array_equal(rows.offsets, -(1 << bits - 1) * rows.scales)
+                return rows.bits == bits and is_centred
         return False
 
     def multiply(self, x: Any, bias: Array | None = None) -> Any:

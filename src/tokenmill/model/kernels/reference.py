@@ -37,17 +37,21 @@ def quantize_int4(
     Args:
         importance: [in_size], how much the square of an input's error weighs; None: all the same.
     """
-    if not has_offsets:
-        return _quantize_centred(weight, 4, importance)
-    groups, weights = _groups(weight.float()), _weights(weight, importance)
-    scales, offsets = (found.half().float() for found in _search_range(groups, weights))
-    values = ((groups - offsets) * _factor(1.0, scales)).round().clamp(0, 15)
-    return _rows(4, values.to(torch.uint8), scales, offsets)
+    return (_quantize_range if has_offsets else _quantize_centred)(weight, 4, importance)
 
 
-def quantize_int5(weight: torch.Tensor, importance: torch.Tensor | None = None) -> QuantizedRows:
-    """Quantize [n, in_size] as `quantize_int4` without offsets does, to -16 to 15 times a group's scale."""
-    return _quantize_centred(weight, 5, importance)
+def quantize_int5(
+    weight: torch.Tensor, has_offsets: bool = False, importance: torch.Tensor | None = None
+) -> QuantizedRows:
+    """Quantize [n, in_size] as `quantize_int4` does, to -16 to 15 or 0 to 31 times a group's scale."""
+    return (_quantize_range if has_offsets else _quantize_centred)(weight, 5, importance)
+
+
+def _quantize_range(weight: torch.Tensor, bits: int, importance: torch.Tensor | None) -> QuantizedRows:
+    groups, weights, most = _groups(weight.float()), _weights(weight, importance), (1 << bits) - 1
+    scales, offsets = (found.half().float() for found in _search_range(groups, weights, most))
+    values = ((groups - offsets) * _factor(1.0, scales)).round().clamp(0, most)
+    return _rows(bits, values.to(torch.uint8), scales, offsets)
 
 
 def _quantize_centred(weight: torch.Tensor, bits: int, importance: torch.Tensor | None) -> QuantizedRows:
@@ -82,14 +86,14 @@ def _search_scale(groups: torch.Tensor, weights: torch.Tensor, half: int) -> tor
     return _finite(groups.abs().amax(-1, keepdim=True), scale)
 
 
-def _search_range(groups: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _search_range(groups: torch.Tensor, weights: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scale and offset of each group [n, groups, 32], both as [n, groups, 1]; weights: [1, groups, 32]."""
     low, high, total = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True), _sum(weights)
     distances, unit, mean = groups - low, _factor(1.0, high - low), _sum(weights * groups) / total
     centred = groups - mean
     best, scale, start = torch.zeros_like(unit), torch.zeros_like(unit), low
     for step in SEARCH:
-        q = (distances * ((15 + step) * unit)).clamp(0, 15).round()
+        q = (distances * ((most + step) * unit)).clamp(0, most).round()
         middle = _sum(weights * q) / total
         around = q - middle
         weighted = weights * around

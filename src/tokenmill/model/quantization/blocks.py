@@ -62,8 +62,7 @@ def _q5_0(units: Bytes) -> Parts:
 
 def _q5_1(units: Bytes) -> Parts:
     """Read a scale, an offset, the fifth bits, 16 bytes."""
-    codes = nibbles(units[:, 8:]) | _fifths(units[:, 4:8])
-    return 8, codes.astype(np.int8), half(units[:, :2]), half(units[:, 2:4])
+    return 5, nibbles(units[:, 8:]) | _fifths(units[:, 4:8]), half(units[:, :2]), half(units[:, 2:4])
 
 
 def _q8_0(units: Bytes) -> Parts:

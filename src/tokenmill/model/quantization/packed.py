@@ -203,10 +203,12 @@ class PackedFormat(IntEnum):
     Q5_K = 7
     Q6_K = 8  # a scale for each 16 inputs
     IQ4 = 9  # codes of the 16 integers of IQ4_NL, and a scale for each 32 inputs
+    INT5_OFFSET = 10  # as INT5, and an offset
 
 
 BLOCK_FORMATS: Mapping[str, PackedFormat] = MappingProxyType(
     {
+        "Q3_K": PackedFormat.Q6_K,
         "Q4_K": PackedFormat.Q4_K,
         "Q5_K": PackedFormat.Q5_K,
         "Q6_K": PackedFormat.Q6_K,

@@ -60,7 +60,7 @@ class MappedVocabulary:
         with contextlib.closing(_PrivateFile(path)) as file:
             self._memory = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
         self._array = np.frombuffer(self._memory, np.uint8)
-        module: Any = _module()
+        module: Any = native_module()
         self.native: Vocabulary = module.Vocabulary(self._array.ctypes.data, self._array.nbytes)
         if not self.is_sound():
             raise ValueError("its checksum is not that of its content")
@@ -74,7 +74,7 @@ class MappedVocabulary:
 
     def encoder(self, prefix: Prefix) -> PieceEncoder:
         """Return the encoder of pieces of text, by the recipe but for its prefix."""
-        recipe, module = self.recipe, _module()
+        recipe, module = self.recipe, native_module()
         ids = [entry["id"] for entry in recipe.added]
         encoder: PieceEncoder = module.PieceEncoder(self.native, ids, recipe.spelling, prefix, recipe.is_split)
         return encoder
@@ -103,7 +103,7 @@ def open_vocabulary(folder: Path, cache: Path) -> MappedVocabulary | None:
     if not source.is_file():  # the library says what is wrong
         return None
     try:
-        if source.stat().st_size < LEAST_BYTES or _module() is None:
+        if source.stat().st_size < LEAST_BYTES or native_module() is None:
             return None
         path = cache / f"{_key(folder)}{SUFFIX}"
         return _opened(path) or _opened(folder / path.name) or _made(path, folder)
@@ -120,7 +120,8 @@ def keep_vocabulary(folder: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _module() -> Any:
+def native_module() -> Any:
+    """Return the native module; None: it was not built."""
     try:
         return importlib.import_module("tokenmill._native")
     except ImportError:
@@ -159,7 +160,7 @@ def _made(path: Path, folder: Path) -> MappedVocabulary:
         NotCovered: the library alone knows all parts of the tokenizer.
         OSError: the sources cannot be read, or the file cannot be written.
     """
-    content = build_vocabulary(read_regular(folder / _SOURCES[0]), _listed_tokens(folder), _module())
+    content = build_vocabulary(read_regular(folder / _SOURCES[0]), _listed_tokens(folder), native_module())
     cache = path.parent
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = cache.stat()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from tokenmill.platform.memory import zeroed_bytes
 from tokenmill.platform.protocol import Platform
 
 # Larger than the caches of any machine that this has seen (260 MiB), as far as memory allows.
@@ -51,6 +52,8 @@ def _least_seconds(read: Callable[[], object], seconds: float) -> float:
 def _read_host(size: int, num_threads: int) -> Iterator[Callable[[], object]]:
     """Provide a function that reads so many bytes of the host's memory once, a part in each thread."""
     # NumPy finds the largest of integers as fast as memory delivers them, and lets other threads run meanwhile.
-    parts = np.array_split(np.ones(size // 8, np.int64), num_threads)
+    numbers = zeroed_bytes(size // 8 * 8).view(np.int64)
+    numbers.fill(1)  # pages that nothing was written to are all one page
+    parts = np.array_split(numbers, num_threads)
     with ThreadPoolExecutor(num_threads) as threads:
         yield lambda: list(threads.map(np.maximum.reduce, parts))

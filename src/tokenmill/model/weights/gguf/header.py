@@ -20,6 +20,7 @@ import numpy as np
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import open_regular
+from tokenmill.model.vocabulary.mapped_file import native_module
 from tokenmill.model.weights.gguf.types import TYPES, TensorType
 
 VERSIONS = (2, 3)
@@ -191,15 +192,28 @@ def _string(data: memoryview, at: int) -> tuple[str, int]:
 
 def _after_strings(data: memoryview, at: int, count: int) -> int:
     """Return the byte after `count` strings; an array that is longer than the file ends the walk at the file's end."""
+    native = native_module()
+    if native is not None:
+        return at + int(native.strings_size(*_rest(data, at), count))
     length_at = _COUNT.unpack_from
     for _ in range(count):
         at += 8 + length_at(data, at)[0]
     return at
 
 
+def _rest(data: memoryview, at: int) -> tuple[int, int]:
+    """Return the address and the number of the bytes from `at` on."""
+    rest = np.frombuffer(data, np.uint8)[at:]
+    return rest.ctypes.data, rest.nbytes
+
+
 def _items(data: memoryview, array: Array) -> list[Any]:
     if array.kind != STRING:
         return np.frombuffer(data, f"<{NUMBERS[array.kind]}", array.count, array.begin).tolist()
+    native = native_module()
+    if native is not None:
+        strings: list[Any] = native.read_strings(*_rest(data, array.begin), array.count)
+        return strings
     found, at, length_at = [], array.begin, _COUNT.unpack_from
     for _ in range(array.count):
         begin = at + 8

@@ -6,7 +6,6 @@ BPE by scores, Unigram and WordPiece. Special tokens are cut out of the raw text
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from tokenizers import (
 )
 
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.vocabulary.mapped_file import FLAGS, native_module
 from tokenmill.model.vocabulary.recipe import NotCovered, finish_vocabulary
 from tokenmill.model.weights.gguf.vocabulary import PREFIX, Kind, Vocabulary
 
@@ -50,7 +50,7 @@ def build_tokenizer(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Toke
     build = {"llama": _sentence_pieces, "t5": _unigram, "bert": _word_pieces}.get(vocabulary.model, _merged_pairs)
     try:
         tokenizer = build(vocabulary, metadata)
-        tokenizer.add_tokens(list(_added_tokens(vocabulary).values()))
+        tokenizer.add_tokens(_added_tokens(vocabulary))
         _surround(tokenizer, vocabulary)
     except InvalidCheckpoint:
         raise
@@ -121,7 +121,8 @@ def piece_files(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> tuple[by
 
     The same as the library's, in a tenth of its time: tokens and merges are found and written natively.
     """
-    if vocabulary.model != "llama":
+    native = native_module()
+    if vocabulary.model != "llama" or native is None:
         return None
     unknown = vocabulary.ids.get("unknown")
     frame = Tokenizer(
@@ -130,7 +131,7 @@ def piece_files(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> tuple[by
     _set_spaces(frame, vocabulary.has_space_prefix)
     _surround(frame, vocabulary)
     try:
-        builder: VocabularyBuilder = importlib.import_module("tokenmill._native").VocabularyBuilder()
+        builder: VocabularyBuilder = native.VocabularyBuilder()
         builder.add_tokens(vocabulary.tokens)
         scores = np.array(_scores(vocabulary, metadata), np.float64)
         marks = (np.array(vocabulary.kinds) == Kind.NORMAL).astype(np.uint8)
@@ -143,16 +144,27 @@ def piece_files(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> tuple[by
             "merges": msgspec.Raw(builder.merges_json()),
         }
         return msgspec.json.encode(content), finish_vocabulary(bare, builder)
-    except (ImportError, ValueError, NotCovered):  # without kernels, or of a vocabulary that the library forgives
+    except (ValueError, NotCovered):  # of a vocabulary that the library forgives
         return None
 
 
 def _added_entries(vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    """Return the added tokens as tokenizer.json has them."""
-    flags = "single_word", "lstrip", "rstrip", "normalized", "special"
+    """Return the tokens that are cut out of the text before it is encoded, as tokenizer.json has them."""
+    kinds, special = np.array(vocabulary.kinds), (Kind.CONTROL, Kind.UNKNOWN)
+    added = np.flatnonzero(np.isin(kinds, (*special, Kind.USER_DEFINED))).tolist()
     return [
-        {"id": number, "content": token.content, **{name: getattr(token, name) for name in flags}}
-        for number, token in _added_tokens(vocabulary).items()
+        {
+            "id": number,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": vocabulary.strips_after and is_special and token not in _KEEPING,
+            "normalized": False,
+            "special": is_special,
+        }
+        for number in added
+        if (token := vocabulary.tokens[number])
+        for is_special in [vocabulary.kinds[number] in special]
     ]
 
 
@@ -211,20 +223,10 @@ def _scores(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Sequence[flo
     return scores
 
 
-def _added_tokens(vocabulary: Vocabulary) -> dict[int, AddedToken]:
-    """Return the tokens that are cut out of the text before it is encoded, by id."""
-    kinds, special = np.array(vocabulary.kinds), (Kind.CONTROL, Kind.UNKNOWN)
-    added = np.flatnonzero(np.isin(kinds, (*special, Kind.USER_DEFINED))).tolist()
-    return {
-        number: AddedToken(
-            token,
-            special=(is_special := vocabulary.kinds[number] in special),
-            normalized=False,
-            rstrip=vocabulary.strips_after and is_special and token not in _KEEPING,
-        )
-        for number in added
-        if (token := vocabulary.tokens[number])
-    }
+def _added_tokens(vocabulary: Vocabulary) -> list[AddedToken]:
+    """Return the same as the library's objects."""
+    entries = _added_entries(vocabulary)
+    return [AddedToken(entry["content"], **{name: entry[name] for name in FLAGS}) for entry in entries]
 
 
 def _surround(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:

@@ -15,6 +15,7 @@ from tokenmill.model.models.families import FAMILIES
 from tokenmill.model.quantization.blocks import LAYOUTS, Bytes
 from tokenmill.model.quantization.packed import (
     BLOCK_FORMATS,
+    UNQUANTIZED,
     BlockRows,
     Mxfp4Rows,
     PackedFormat,
@@ -62,6 +63,7 @@ FORMATS = (
     (PackedFormat.INT4, {"Q4_0"}),
     (PackedFormat.INT4_OFFSET, {"Q4_0", "Q4_1", "Q4_K"}),
     (PackedFormat.INT5, {"Q5_0"}),
+    (PackedFormat.INT5_OFFSET, {"Q4_0", "Q4_1", "Q5_0", "Q5_1"}),
     (PackedFormat.INT8, set(LAYOUTS)),
 )
 # Types with a format that takes nothing else.
@@ -82,6 +84,8 @@ def packed_formats(file: GgufFile) -> PackedFormats:
     are_mxfp4 = {kind for match, kind in found if match["experts"]} == {"MXFP4"}
     layers = {kind for match, kind in found if not (are_mxfp4 and match["experts"])}
     vocabulary = {kinds[name] for name in VOCABULARY if name in kinds}
+    if layers | vocabulary <= set(FLOATS) and not are_mxfp4:
+        return UNQUANTIZED
     whole = PackedFormats(_rounded(layers), _rounded(vocabulary), PackedFormat.MXFP4 if are_mxfp4 else None)
     family = ARCHITECTURES.get(str(file.metadata.get("general.architecture")))
     table = None if family is None else FAMILIES[family].gguf
@@ -96,8 +100,8 @@ def packed_formats(file: GgufFile) -> PackedFormats:
 
 def _format(kinds: set[str]) -> PackedFormat:
     """Return the format that keeps matrices of these types."""
-    own = OWN_FORMATS.get(min(kinds)) if len(kinds) == 1 else None
-    return _rounded(kinds) if own is None else own
+    own = {OWN_FORMATS.get(kind) for kind in kinds}
+    return own.pop() or _rounded(kinds) if len(own) == 1 else _rounded(kinds)
 
 
 def _rounded(kinds: set[str]) -> PackedFormat:

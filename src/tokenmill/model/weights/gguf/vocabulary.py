@@ -127,8 +127,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     if not tokens or len(kinds) != len(tokens):
         raise InvalidCheckpoint(f"the vocabulary has {len(tokens)} tokens and {len(kinds)} token types")
     cut = pre_tokenizer(_pre(metadata, model)) if model in ("gpt2", "gemma4") else None
-    named = ENDS.union(*SPELLINGS.values())
-    places = {token: number for number, token in enumerate(tokens) if token in named}
+    by_text = dict(zip(tokens, range(len(tokens)), strict=True))
+    places = {token: by_text[token] for token in ENDS.union(*SPELLINGS.values()) & by_text.keys()}
     adds_bos = model == "gemma4" or _flag(
         metadata, "add_bos_token", model in ("llama", "bert") or bool(cut and cut.adds_bos)
     )
