@@ -117,6 +117,7 @@ def answer_all(
     source: Path, log: OutputLog, config: EngineConfig, num_lines: int, starter: Callable[[LLM], Start]
 ) -> None:
     """Answer the lines that have no answer, and show how far it is."""
+    check_model_is_there(config.model)
     try:
         _answer_lines(source, log, config, num_lines, starter)
     except KeyboardInterrupt:
@@ -130,6 +131,7 @@ def _answer_lines(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from tokenmill.config.configs import ServerConfig
     from tokenmill.llm.local import load_llm
     from tokenmill.serving.server.process.launch import served_names
 
@@ -145,7 +147,7 @@ def _answer_lines(
         ) as progress,
     ):
         task = progress.add_task("answering", total=num_lines, completed=len(log.done), tokens=0)
-        batch = Batch(llm, log, starter(llm))
+        batch = Batch(llm, log, starter(llm), served_names(config, ServerConfig())[0])
         for number, _, raw in numbered_lines(source):
             if number not in log.done:
                 batch.add(number, raw)
@@ -160,7 +162,8 @@ def _answer_lines(
 class Batch:
     """The jobs in progress: enough of them to keep the engine full, never the whole file."""
 
-    def __init__(self, llm: LLM, log: OutputLog, start: Start) -> None:
+    def __init__(self, llm: LLM, log: OutputLog, start: Start, name: str) -> None:
+        """Keep no job yet; `name` is the model's in replies, as a server of it would have it."""
         self._llm = llm
         self._name = name
         self._log = log
@@ -202,7 +205,7 @@ class Batch:
         unfinished = []
         for answer, output in self._open:
             if output.finished:
-                self._log.append(answer(output, Path(self._llm.info.model).name))
+                self._log.append(answer(output, self._name))
             else:
                 unfinished.append((answer, output))
         self._open = unfinished

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from pathlib import Path
 
 import msgspec
@@ -44,7 +42,7 @@ class ForeignFlag(msgspec.Struct, frozen=True):
     here: str
     because: str
     field: str = ""
-    values: Mapping[str, str] = dataclass_field(default_factory=dict)
+    values: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def replacement(self, values: list[str], is_negated: bool = False) -> tuple[list[str], str]:
         """Return our flags for this one with these values, and a message for the user; "": no message.

@@ -21,7 +21,8 @@ from tokenmill.llm.adapters import LoRARequest
 from tokenmill.llm.arguments import ChatOptions, Chats, Conversation, Priority, Prompt, Prompts
 from tokenmill.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from tokenmill.llm.local_engine import Inbox, LocalEngine
-from tokenmill.llm.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from tokenmill.llm.outputs import CompletionOutput, RequestOutput
+from tokenmill.llm.pooled import PooledMethods, pool_input, pool_modes, pooled_message
 from tokenmill.llm.progress import open_progress
 from tokenmill.llm.session import Session
 from tokenmill.llm.tokenizer import ChatTokenizer
@@ -288,12 +289,16 @@ class LLM(PooledMethods):
             for prompt, own, rank, adapter in zip(batch, own_params, priorities, own_adapters, strict=True):
                 own_wishes = wishes | {"priority": rank, "lora_request": adapter}
                 outputs.append(self.start(inbox, prompt, own, own_wishes))
-            unfinished = outputs
-            with open_progress(len(outputs), use_tqdm) as progress:
-                while unfinished:
-                    deltas, unfinished = self._local.advance(unfinished, inbox)
-                    num_tokens = sum(len(delta.token_ids) for delta in deltas)
-                    progress.update(len(outputs) - len(unfinished), num_tokens)
+            self._wait(outputs, inbox, use_tqdm)
         finally:
             self._local.abort(outputs)
         return outputs
+
+    def _wait(self, outputs: list[RequestOutput], inbox: Inbox, use_tqdm: bool) -> None:
+        """Run steps until all results are finished."""
+        unfinished = outputs
+        with open_progress(len(outputs), use_tqdm) as progress:
+            while unfinished:
+                deltas, unfinished = self._local.advance(unfinished, inbox)
+                num_tokens = sum(len(delta.token_ids) for delta in deltas)
+                progress.update(len(outputs) - len(unfinished), num_tokens)

@@ -67,6 +67,19 @@ def test_token_ids_stand_for_their_text(server):
     assert [reply["data"] for reply in replies] == [replies[0]["data"]] * 4
 
 
+def test_llama_cpps_route_has_the_same_vectors_in_lists(server):
+    ids = server.post("/tokenize", {"prompt": TEXTS[0]}).json()["tokens"]
+    wanted = [one["embedding"] for one in server.post("/v1/embeddings", {"input": [TEXTS[1], ids]}).json()["data"]]
+    for name in ("content", "input"):
+        reply = server.post("/embedding", {name: [TEXTS[1], ids]}).json()
+        assert reply == [{"index": index, "embedding": [vector]} for index, vector in enumerate(wanted)]
+    ((raw,),) = (one["embedding"] for one in server.post("/embedding", {"content": ids, "embd_normalize": -1}).json())
+    assert np.linalg.norm(raw) != pytest.approx(1.0, abs=0.01)
+    np.testing.assert_allclose(np.array(raw) / np.linalg.norm(raw), wanted[1], atol=1e-6)
+    assert server.post("/embedding", {"content": "a", "embd_normalize": 1}).status_code == 400
+    assert server.post("/embedding", {}).status_code == 400
+
+
 def test_beside_generation_both_are_as_alone(server):
     body = {"prompt": TEXTS[0], "max_tokens": 80, "temperature": 0, "ignore_eos": True}
     text = server.post("/v1/completions", body).json()["choices"]

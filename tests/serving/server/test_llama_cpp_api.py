@@ -110,15 +110,6 @@ def test_a_chat_becomes_its_prompt(server):
     assert server.post("/apply-template", bare).json() == {"prompt": "<user>hi"}
 
 
-def test_vectors_are_lists_in_lists(server):
-    for body, count in (({"content": "a"}, 1), ({"input": ["a", "b", [5, 6]]}, 3)):
-        reply = server.post("/embedding", body).json()
-        assert [one["index"] for one in reply] == list(range(count))
-        assert all(len(one["embedding"]) == 1 for one in reply)
-    assert server.post("/embedding", {"content": "a", "embd_normalize": -1}).status_code == 400
-    assert server.post("/embedding", {}).status_code == 400
-
-
 def test_the_server_describes_itself(server):
     props = get(server, "/props").json()
     assert (props["model_alias"], props["chat_template"]) == ("mill", TEMPLATE)

@@ -48,7 +48,7 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
     if name not in FAMILIES:
         return _without_head(architecture, fields, source)
     if "gguf_pooling" in fields:
-        return dataclasses.replace(architecture, other_weights=(*architecture.other_weights, "cls."))
+        return msgspec.structs.replace(architecture, other_weights=(*architecture.other_weights, "cls."))
     return architecture
 
 

@@ -115,13 +115,8 @@ class PromptProcessor:
                     return PreparedTexts(self._pooled.encode(texts))
                 case GenerateText():
                     return self._prompt(message, attempt)
-                case EncodeText(wants="text"):
-                    return Encoded(message.id, [], [], text=self._prompts.rendered(message, attempt))
                 case EncodeText():
-                    ids = self._prompts.tokens(message, attempt)
-                    tokens = [self._tokenizer.token(token_id) or "" for token_id in ids]
-                    pieces = list(map(self._tokenizer.token_bytes, ids)) if message.wants == "pieces" else []
-                    return Encoded(message.id, ids, tokens, pieces)
+                    return self._encoded(message, attempt)
                 case DecodeTokens():
                     self._prompts.check_to_decode(message.token_ids)
                     return Decoded(message.id, self._tokenizer.decode(message.token_ids))
@@ -131,6 +126,14 @@ class PromptProcessor:
             raise
         except Exception as error:
             return rejection(message, error)
+
+    def _encoded(self, message: EncodeText, attempt: Attempt) -> Encoded:
+        if message.wants == "text":
+            return Encoded(message.id, [], [], text=self._prompts.rendered(message, attempt))
+        ids = self._prompts.tokens(message, attempt)
+        tokens = [self._tokenizer.token(token_id) or "" for token_id in ids]
+        pieces = list(map(self._tokenizer.token_bytes, ids)) if message.wants == "pieces" else []
+        return Encoded(message.id, ids, tokens, pieces)
 
     def _find_parsers(self, message: FindParsers) -> ParsersFound:
         if self._chat_template is None:

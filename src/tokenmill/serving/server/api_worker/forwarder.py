@@ -22,6 +22,8 @@ OWN_ROUTES = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"}
     | {"/generate", "/tokenize", "/detokenize"}
     | {"/completion", "/completions", "/infill", "/embedding", "/apply-template"}
+    | {"/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking", "/score", "/v1/score"}
+    | {"/classify", "/pooling", "/embed", "/predict"}
 )
 # What the server between sets itself.
 _HOP_HEADERS = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date"})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from tokenmill.core.errors import InvalidRequest
