@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from typing import Any
+
+import msgspec
 
 from tokenmill.config.engine_settings import EngineSettings
 from tokenmill.config.fields import adapter_modules
 from tokenmill.config.kv_transfer import parse_kv_transfer_config
 from tokenmill.config.server_settings import ServerSettings
 from tokenmill.config.speculation import parse_config
-from tokenmill.core.errors import InvalidConfig
-from tokenmill.core.sampling_params import MAX_LOGPROBS
+from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.names import did_you_mean
+from tokenmill.core.sampling_params import MAX_LOGPROBS, RECOMMENDED, SamplingParams
 
 
 def check_engine(config: EngineSettings) -> None:
@@ -72,6 +76,9 @@ def check_server(config: ServerSettings) -> None:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
     _check_positive(config, "max_body_bytes_in_flight", "data_parallel_size", "api_server_count")
     _check_positive(config, "batch_max_bytes", "batch_max_files")
+    if config.models_memory is not None:
+        _check_positive(config, "models_memory")
+    sampling_overrides(config)
     _check_times(config)
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", config.metrics_prefix):
         raise InvalidConfig(f"--metrics-prefix must be a word of lower-case letters, got {config.metrics_prefix!r}")
@@ -90,6 +97,29 @@ def check_server(config: ServerSettings) -> None:
     if config.tokenizer_workers < least:
         beside = " beside --api-server-count" if least else ""
         raise InvalidConfig(f"--tokenizer-workers must be {least} or more{beside}")
+
+
+def sampling_overrides(config: ServerSettings) -> dict[str, Any]:
+    """Return the parameters of `--override-generation-config`.
+
+    Raises:
+        InvalidConfig: they are no JSON object, or not those that generation_config.json may have.
+    """
+    text = config.override_generation_config
+    try:
+        given = {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise InvalidConfig(f"--override-generation-config: {error}") from None
+    known = {**dict.fromkeys(RECOMMENDED), "max_new_tokens": "max_tokens"}
+    for name in given:
+        if name not in known:
+            raise InvalidConfig(f"--override-generation-config has no parameter {name!r}{did_you_mean(name, known)}")
+    params = {known[name] or name: value for name, value in given.items()}
+    try:
+        SamplingParams(**params)
+    except (InvalidRequest, TypeError) as error:
+        raise InvalidConfig(f"--override-generation-config: {error}") from None
+    return params
 
 
 def _check_ranks(config: EngineSettings) -> None:
@@ -132,11 +162,11 @@ def _check_adapters(config: EngineSettings) -> None:
 
 def _check_times(config: ServerSettings) -> None:
     _check_finite(config)
-    for name in ("engine_timeout", "prompt_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
+    for name in ("engine_timeout", "prompt_timeout", "head_timeout", "body_timeout", "keep_alive_timeout", "models_wait"):
         seconds = getattr(config, name)
         if seconds <= 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
-    for name in ("shutdown_timeout", "sse_ping"):
+    for name in ("shutdown_timeout", "sse_ping", "models_ttl"):
         if getattr(config, name) < 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 seconds or more, got {getattr(config, name)}")
 

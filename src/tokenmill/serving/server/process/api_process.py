@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from tokenmill.config.checks import sampling_overrides
 from tokenmill.config.model_files import default_sampling
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
@@ -229,7 +230,7 @@ class ApiProcess(ABC):
             model_name=config.served_model_name[0],
             model_names=config.served_model_name,
             tokenizer_info=partial(tokenizer_info, Path(engine.tokenizer or ready.model), config.chat_template),
-            default_sampling=_checked_defaults(Path(ready.model)),
+            default_sampling=_checked_defaults(Path(ready.model)) | sampling_overrides(config),
             max_logprobs=config.max_logprobs,
             takes_priority=engine.scheduling_policy not in ("fair", "fcfs"),
             parsers=self._choice.parsers,
