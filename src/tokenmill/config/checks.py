@@ -162,7 +162,14 @@ def _check_adapters(config: EngineSettings) -> None:
 
 def _check_times(config: ServerSettings) -> None:
     _check_finite(config)
-    for name in ("engine_timeout", "prompt_timeout", "head_timeout", "body_timeout", "keep_alive_timeout", "models_wait"):
+    for name in (
+        "engine_timeout",
+        "prompt_timeout",
+        "head_timeout",
+        "body_timeout",
+        "keep_alive_timeout",
+        "models_wait",
+    ):
         seconds = getattr(config, name)
         if seconds <= 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")

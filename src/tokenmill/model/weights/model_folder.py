@@ -40,13 +40,14 @@ def find_models(folder: Path) -> list[FoundModel]:
     return sorted(by_name.values(), key=lambda model: model.name)
 
 
-def found_model(name: str, path: Path) -> FoundModel:
-    """Return the model of a path that a preset names, with its size as far as it is here."""
+def found_model(name: str, model: str) -> FoundModel:
+    """Return the model that a preset names: a path, a hub id or a catalogue name; with its size if it is a path."""
+    path = Path(model).expanduser()
     if path.is_dir():
         return _described(name, path, _weights(path))
     if path.is_file():
         return _of_file(name, path, sorted(one.name for one in path.parent.iterdir()))
-    return FoundModel(name, str(path))
+    return FoundModel(name, model)
 
 
 def _below(folder: Path, name: str, depth: int) -> Iterator[FoundModel]:

@@ -1,4 +1,4 @@
-"""Define the errors of a server of several models; all other errors that clients see are those of the models' servers."""
+"""Define the errors of a server of several models; all others that clients see come from the models' own servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Keeper`: decides which model is loaded and which leaves, in bytes. It starts nothing, waits for nothing, has no clock.
+"""`Keeper`: decides which model is loaded and which leaves, in bytes. It starts nothing and has no clock.
 
     ask ──> waiting ──> (the model's turn: one load at a time) ──> admitted ──> done
                           room = budget - (loading + ready + draining + unloading)
@@ -90,7 +90,7 @@ class Refuse:
 Order = Start | Stop | Admit | Refuse
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ModelRecord:
     """One model, as the keeper knows it.
 
@@ -258,8 +258,10 @@ class Keeper:
         for model in self.models.values():
             if model.state is ModelState.DRAINING and not model.must_leave and model not in victims:
                 model.enter(ModelState.READY)
+        # One that is idle may be of use until the busy ones beside it are idle too.
+        wait_for = [model for model in victims if not model.is_idle]
         for name, model in self.models.items():
-            if model in victims:
+            if model in (wait_for or victims):
                 orders += self._send_away(name, model)
         if head is not None and not victims and self._fits(head, available):
             orders.append(self._start(head))
@@ -288,7 +290,7 @@ class Keeper:
         return []
 
     def _head(self, now: float) -> str | None:
-        """Return the model whose turn it is to be loaded: its first claim is the oldest. None: nothing may be loaded."""
+        """Return the model whose turn it is to be loaded: its first claim is the oldest. None: no turn begins."""
         if any(model.state is ModelState.LOADING for model in self.models.values()):
             return None
         turns = {

@@ -1,9 +1,9 @@
 """The states of a model of several, and which follows which.
 
-    unloaded ── start ──> loading ── ready ──> ready ── room is needed ──> draining ── idle ──> unloading ── exit ──> unloaded
-                             │                   │  <── it is not, after all ──┘                    ^
-                             │                   └───────────── idle ───────────────────────────────┘
-                             └─ dies ─> failed <─ dies ─┘     failed ── start ──> loading
+unloaded ─ start ─> loading ─ ready ─> ready ─ room is needed ─> draining ─ idle ─> unloading ─ exit ─> unloaded
+                       │                 │ <─ no longer ────────────┘                  ^
+                       │                 └─ idle ──────────────────────────────────────┘
+                       └─ dies ─> failed <─ dies ─┘      failed ─ start ─> loading
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ def run(
     engine_module: str = ENGINE_MODULE,
     engines: tuple[EngineSpec, ...] = (),
     worker_module: str = WORKER_MODULE,
+    is_restarted_elsewhere: bool = False,
 ) -> int:
     """Serve until stopped; return the exit code. Must be called in the main thread.
 
@@ -48,9 +49,11 @@ def run(
         engine_module, worker_module: the modules that run as the process of an engine and of a text worker.
         engines: the engines to start; empty: as many as `--data-parallel-size` says, each of as many
             ranks as `--tensor-parallel-size` and `--pipeline-parallel-size` say.
+        is_restarted_elsewhere: another process starts this one again if it dies, so it needs no parent of its own.
     """
+    most = 0 if is_restarted_elsewhere else server.max_restarts
     with lossy("stdout", "stderr"):
-        return _run(engine, server, open_screen, partial(Starter, engine_module, worker_module), engines)
+        return _run(engine, server, open_screen, partial(Starter, engine_module, worker_module), engines, most)
 
 
 def _run(
@@ -59,6 +62,7 @@ def _run(
     open_screen: OpenScreen,
     make_starter: Callable[[], Starter],
     engines: tuple[EngineSpec, ...],
+    most_restarts: int,
 ) -> int:
     try:
         launch = prepared(engine, server, engines)
@@ -89,7 +93,7 @@ def _run(
         counts = ConnectionCounts(server.api_server_count) if server.api_server_count > 1 else None
         log = EventLog(StandardError().on_line, server.log_format == "json")
         with held_back(), _listener(server) as listener, weight_memory() as memory:
-            return supervise(serve, server.api_server_count, server.max_restarts, note_death)
+            return supervise(serve, server.api_server_count, most_restarts, note_death)
     except TokenMillError as error:
         return _refuse(open_screen, error)
 
