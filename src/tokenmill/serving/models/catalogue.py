@@ -79,7 +79,7 @@ class Entry:
             engine = dataclasses.replace(engine, kv_disk=str(Path(engine.kv_disk) / own), kv_disk_size=size)
         names = (*self.names, *(tagged(name) for name in self.names if tagged(name) != name))
         server = dataclasses.replace(self.server, uds=str(folder / SOCKET), served_model_name=names)
-        return Launch(engine, server, str(folder))
+        return Launch(engine, server)
 
 
 class Catalogue:

@@ -35,28 +35,25 @@ _REPORTS = msgspec.json.Decoder(Report)
 class ModelServer:
     """The server of one model, from its start to the exit of its last process.
 
+    It is started before it is known which model it will serve, loads its code, and waits for `serve`.
+
     Attributes:
-        http: a client of it. problem: its own last word on why it ended; "": none.
+        folder: its private one; it listens on `SOCKET` there.
+        http: a client of it.
+        problem: its own last word on why it ended; "": none.
     """
 
-    def __init__(
-        self, name: str, launch: Launch, on_report: Callable[[Report], None], on_line: Callable[[str], None]
-    ) -> None:
-        """Start it; it listens on `SOCKET` in the folder of `launch`, which is made here.
-
-        Args:
-            on_report, on_line: called with its reports, but for complaints, and with lines of its log.
-        """
-        self.name = name
+    def __init__(self, folder: Path, on_line: Callable[[str], None]) -> None:
+        """Start it in a folder that is made here; `on_line` is called with lines of its log."""
+        folder.mkdir(mode=0o700)
+        self.folder = folder
         self.problem = ""
-        self._folder = Path(launch.folder)
-        self._folder.mkdir(mode=0o700)
-        self._on_report = on_report
+        self._on_report: Callable[[Report], None] = lambda report: None
         self._rest = b""
         reader, writer = os.pipe()
         try:
             process = start_python(
-                ["-m", CHILD_MODULE, str(writer), str(os.getpid())],
+                ["-m", CHILD_MODULE, str(folder), str(writer), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -68,19 +65,23 @@ class ModelServer:
         os.set_blocking(reader, False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(reader, self._read_reports)
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died already, which its end will tell
-            process.stdin.write(msgspec.json.encode(launch))
-            process.stdin.close()
-        self._child = ChildProcess(name, process, on_line, self._folder / "stacks")
-        timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
-        self.http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(self._folder / SOCKET), limits=limits),
-            timeout=timeout,
-            base_url="http://model",
-            headers={"accept-encoding": "identity"},
-        )
+        self._child = ChildProcess("model", process, on_line, folder / "stacks")
+        self.http = _client(folder / SOCKET)
+
+    @property
+    def is_alive(self) -> bool:
+        """True while its first process has not exited."""
+        return self._child.process.poll() is None
+
+    def serve(self, name: str, launch: Launch, on_report: Callable[[Report], None]) -> None:
+        """Let it serve a model; `on_report` is called with its reports, but for complaints."""
+        self._child.name = name
+        self._on_report = on_report
+        stdin = self._child.process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has died, which its end will tell
+            stdin.write(msgspec.json.encode(launch))
+            stdin.close()
 
     @property
     def pid(self) -> int:
@@ -102,7 +103,7 @@ class ModelServer:
         await self._end_orphans()
         await self._child.stop()
         await self.http.aclose()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         return self.problem or how, code
 
     def _kill(self) -> None:
@@ -147,10 +148,20 @@ class ModelServer:
 
     def _orphans(self) -> Iterator[int]:
         """Return the children of this process that name the folder of this server; see `adopt_orphans`."""
-        mark = os.fsencode(str(self._folder) + "/")
+        mark = os.fsencode(str(self.folder))
         for listed in Path("/proc/self/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 for pid in map(int, listed.read_text().split()):
                     with contextlib.suppress(OSError):
-                        if mark in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        if mark in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                             yield pid
+
+
+def _client(socket: Path) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
+    return httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=limits),
+        timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+        base_url="http://model",
+        headers={"accept-encoding": "identity"},
+    )

@@ -15,11 +15,10 @@ from tokenmill.serving.server.process.screen import StandardError
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """What a model's server reads from its standard input: its configs, and a folder of its own."""
+    """The configs of a model's server, which it reads from its standard input."""
 
     engine: EngineConfig
     server: ServerConfig
-    folder: str
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

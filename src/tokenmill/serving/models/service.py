@@ -26,6 +26,8 @@ from tokenmill.serving.server.http.errors import ServerStopping
 _logger = logging.getLogger(__name__)
 # Exit code of a mistake of the user, such as a checkpoint that cannot be read: the next start would end alike.
 _MISTAKE = 2
+# Those who have waited for the model go first.
+_SPARE_SECONDS = 0.2
 
 
 class Claim:
@@ -103,6 +105,7 @@ class ModelService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._number = 0
+        self._spare: ModelServer | None = None
         self._ending: TokenMillError | None = None
 
     def record(self, name: str) -> ModelRecord:
@@ -166,7 +169,8 @@ class ModelService:
     # --- start and end ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Load the pinned models."""
+        """Load the pinned models, and be prepared for others."""
+        self._renew_spare()
         for entry in self.catalogue:
             if entry.preset.pinned:
                 try:
@@ -188,6 +192,9 @@ class ModelService:
             self._timer.cancel()
         for server in self.servers.values():
             server.stop()
+        if self._spare is not None:
+            self._spare.stop()
+            await self._spare.gone()
         while self.servers:
             await asyncio.sleep(0.01)
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -220,15 +227,24 @@ class ModelService:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, until - now), self._act)
 
     def _start(self, name: str) -> None:
-        self._number += 1
-        launch = self.catalogue[name].launch_of(self._folder / f"m{self._number}", len(self.catalogue))
         self.loads[name] += 1
         self._log("loading", f"model {name} is loaded")
-        server = ModelServer(
-            name, launch, lambda report: self._reported(name, report), lambda line: self._log("output", line)
-        )
+        server, self._spare = self._spare, None
+        if server is None or not server.is_alive:
+            server = self._new_server()
+        launch = self.catalogue[name].launch_of(server.folder, len(self.catalogue))
+        server.serve(name, launch, lambda report: self._reported(name, report))
         self.servers[name] = server
         self._keep(self._watch(name, server))
+
+    def _new_server(self) -> ModelServer:
+        self._number += 1
+        return ModelServer(self._folder / f"m{self._number}", lambda line: self._log("output", line))
+
+    def _renew_spare(self) -> None:
+        """Start a server ahead of time: when its turn comes, its code is loaded."""
+        if self._spare is None and self._ending is None:
+            self._spare = self._new_server()
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -243,6 +259,8 @@ class ModelService:
             self.progress.pop(name, None)
             self.keeper.ready(name, time.monotonic())
             self._act()
+            if len(self.catalogue) > 1:
+                asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._renew_spare)
 
     async def _watch(self, name: str, server: ModelServer) -> None:
         how, code = await server.gone()

@@ -40,7 +40,6 @@ def run(
     engine_module: str = ENGINE_MODULE,
     engines: tuple[EngineSpec, ...] = (),
     worker_module: str = WORKER_MODULE,
-    is_restarted_elsewhere: bool = False,
 ) -> int:
     """Serve until stopped; return the exit code. Must be called in the main thread.
 
@@ -49,11 +48,48 @@ def run(
         engine_module, worker_module: the modules that run as the process of an engine and of a text worker.
         engines: the engines to start; empty: as many as `--data-parallel-size` says, each of as many
             ranks as `--tensor-parallel-size` and `--pipeline-parallel-size` say.
-        is_restarted_elsewhere: another process starts this one again if it dies, so it needs no parent of its own.
     """
-    most = 0 if is_restarted_elsewhere else server.max_restarts
     with lossy("stdout", "stderr"):
-        return _run(engine, server, open_screen, partial(Starter, engine_module, worker_module), engines, most)
+        return _run(engine, server, open_screen, partial(Starter, engine_module, worker_module), engines)
+
+
+def run_watched(
+    engine: EngineConfig, server: ServerConfig, open_screen: OpenScreen, folder: Path, starter: Starter
+) -> int:
+    """Serve in this process, which another one watches and starts again; return the exit code.
+
+    Args:
+        folder: private to this server. starter: may have started the engine already; see `Starter.start_spare`.
+    """
+    with lossy("stdout", "stderr"):
+        try:
+            launch = prepared(engine, server)
+            raise_limit()
+            with held_back(), _listener(launch.server) as listener, weight_memory() as memory:
+                return _serve_first(folder, launch, memory, listener, open_screen, lambda: None, starter)
+        except TokenMillError as error:
+            return _refuse(open_screen, error)
+
+
+def _serve_first(
+    folder: Path,
+    launch: LaunchFile,
+    memory: str,
+    door: socket.socket,
+    open_screen: OpenScreen,
+    on_begun: Callable[[], None],
+    starter: Starter,
+) -> int:
+    """Serve as the first API process, whose engines keep their weights in `memory`."""
+    shared = LaunchFile(replace(launch.engine, weight_memory=memory), launch.server, launch.topology)
+    try:
+        shared.write(folder)
+    except DiskFull as error:
+        return _refuse(open_screen, error)
+    with starter.begun(folder, shared.topology):
+        from tokenmill.serving.server.process import first_process
+
+        return first_process.serve(folder, shared, door, open_screen, on_begun, starter)
 
 
 def _run(
@@ -62,7 +98,6 @@ def _run(
     open_screen: OpenScreen,
     make_starter: Callable[[], Starter],
     engines: tuple[EngineSpec, ...],
-    most_restarts: int,
 ) -> int:
     try:
         launch = prepared(engine, server, engines)
@@ -77,15 +112,7 @@ def _run(
                 from tokenmill.serving.server.api_worker import process
 
                 return process.serve(folder, launch, door, index)
-            shared = LaunchFile(replace(launch.engine, weight_memory=memory), server, launch.topology)
-            try:
-                shared.write(folder)
-            except DiskFull as error:
-                return _refuse(open_screen, error)
-            with make_starter().begun(folder, shared.topology) as starter:
-                from tokenmill.serving.server.process import first_process
-
-                return first_process.serve(folder, shared, door, open_screen, on_begun, starter)
+            return _serve_first(folder, launch, memory, door, open_screen, on_begun, make_starter())
 
         def note_death(part: str, text: str) -> None:
             log.note("death", text, part=part)
@@ -93,7 +120,7 @@ def _run(
         counts = ConnectionCounts(server.api_server_count) if server.api_server_count > 1 else None
         log = EventLog(StandardError().on_line, server.log_format == "json")
         with held_back(), _listener(server) as listener, weight_memory() as memory:
-            return supervise(serve, server.api_server_count, most_restarts, note_death)
+            return supervise(serve, server.api_server_count, server.max_restarts, note_death)
     except TokenMillError as error:
         return _refuse(open_screen, error)
 
