@@ -102,6 +102,7 @@ class ModelRecord:
         problem, exit_code: of the last death. given_up: it is not tried before `retry_at`.
     """
 
+    name: str
     rules: Rules
     ttl: float
     state: ModelState = ModelState.UNLOADED
@@ -142,7 +143,7 @@ class Keeper:
         self.budget = budget
         self._max_waiting = max_waiting
         self._numbers = itertools.count(1)
-        self.models = {name: ModelRecord(rule, rule.ttl) for name, rule in rules.items()}
+        self.models = {name: ModelRecord(name, rule, rule.ttl) for name, rule in rules.items()}
 
     # --- what comes from outside ------------------------------------------------------------------------------------
 
@@ -252,7 +253,8 @@ class Keeper:
         Args:
             available: bytes that the machine has left; None: not known.
         """
-        orders = list(self._leaving(now))
+        # Those who have waited for a model that is ready now have it before it may have to go.
+        orders = [*self._leaving(now), *self._admitted(now)]
         head = self._head(now)
         victims = [] if head is None else self._victims(head, available)
         for model in self.models.values():
@@ -260,9 +262,8 @@ class Keeper:
                 model.enter(ModelState.READY)
         # One that is idle may be of use until the busy ones beside it are idle too.
         wait_for = [model for model in victims if not model.is_idle]
-        for name, model in self.models.items():
-            if model in (wait_for or victims):
-                orders += self._send_away(name, model)
+        for model in wait_for or victims:
+            orders += self._send_away(model)
         if head is not None and not victims and self._fits(head, available):
             orders.append(self._start(head))
         return orders + self._admitted(now)
@@ -274,17 +275,17 @@ class Keeper:
 
     def _leaving(self, now: float) -> Iterator[Order]:
         """Send away what was told to leave, and what has expired."""
-        for name, model in self.models.items():
+        for model in self.models.values():
             if model.must_leave and model.state is ModelState.LOADING:
                 model.enter(ModelState.UNLOADING)
-                yield Stop(name)
+                yield Stop(model.name)
             elif (model.must_leave and model.state is not ModelState.UNLOADING) or model.expires_at <= now:
-                yield from self._send_away(name, model)
+                yield from self._send_away(model)
 
-    def _send_away(self, name: str, model: ModelRecord) -> list[Order]:
+    def _send_away(self, model: ModelRecord) -> list[Order]:
         if model.is_idle:
             model.enter(ModelState.UNLOADING)
-            return [Stop(name)]
+            return [Stop(model.name)]
         if model.state is ModelState.READY:
             model.enter(ModelState.DRAINING)
         return []
