@@ -27,6 +27,8 @@ SOCKET = "http"
 # Its last streams have ended before it is told to stop; what it writes to a disk may take a while.
 _STOP_SECONDS = 30.0
 _ORPHAN_SECONDS = 2.0
+# The end of a process is noticed later than that of its connections.
+_NOTICE_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
 _CONNECT_SECONDS = 5.0
 _REPORTS = msgspec.json.Decoder(Report)
@@ -38,6 +40,7 @@ class ModelServer:
     It is started before it is known which model it will serve, loads its code, and waits for `serve`.
 
     Attributes:
+        is_gone: set once its keeper knows that all its processes have exited.
         folder: its private one; it listens on `SOCKET` there.
         http: a client of it.
         problem: its own last word on why it ended; "": none.
@@ -48,6 +51,7 @@ class ModelServer:
         folder.mkdir(mode=0o700)
         self.folder = folder
         self.problem = ""
+        self.is_gone = asyncio.Event()
         self._on_report: Callable[[Report], None] = lambda report: None
         self._rest = b""
         reader, writer = os.pipe()
@@ -93,6 +97,11 @@ class ModelServer:
         with contextlib.suppress(ProcessLookupError):
             self._child.process.terminate()
         self._loop.call_later(_STOP_SECONDS, self._kill)
+
+    async def lost(self) -> None:
+        """Wait, after a connection has failed, until it is known to be gone; return soon if it lives."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.is_gone.wait(), _NOTICE_SECONDS if self.is_alive else _STOP_SECONDS)
 
     async def gone(self) -> tuple[str, int]:
         """Wait until all its processes have exited; return how the first one ended, and its exit code."""

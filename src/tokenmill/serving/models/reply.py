@@ -72,6 +72,7 @@ class Answers:
                 except httpx.HTTPError as error:
                     if not tries_left:
                         raise ModelDied(f"the server of model {claim.ticket.model} has failed; try again") from error
+            await server.lost()
             claim = self._service.claim(self._service.catalogue[claim.ticket.model])
         raise AssertionError("the last try returns or raises")
 
@@ -93,7 +94,9 @@ class _Waiting(Response):
     """A reply that shows signs of life until the model's own begins."""
 
     def __init__(self, answers: Answers, request: Request, claim: Claim, asked: Asked) -> None:
-        super().__init__(None, media_type=EVENTS, headers={"Cache-Control": "no-cache"})
+        super().__init__(None)
+        # Nobody knows its length yet.
+        self.raw_headers = [(b"content-type", EVENTS.encode()), (b"cache-control", b"no-cache")]
         self._claim = claim
         self._work = asyncio.ensure_future(answers.obtain(request, claim, asked))
 

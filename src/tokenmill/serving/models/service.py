@@ -273,6 +273,7 @@ class ModelService:
             self._log("death", f"model {name}: {how}")
         is_final = code == _MISTAKE
         self._act(self.keeper.exited(name, time.monotonic(), how, code, is_final))
+        server.is_gone.set()
 
     @property
     def resident(self) -> list[str]:
