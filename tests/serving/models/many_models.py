@@ -97,9 +97,7 @@ def many_models(*flags: str) -> Iterator[ManyModels]:
         private.mkdir()
         command = [sys.executable, "-m", "tokenmill", "serve", "--port", "0", "--device", "cpu", *flags]
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(private)}
-            )
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(private)})
         server = ManyModels(process, log, private)
         try:
             server.wait_for(lambda: _READY.search(server.output()) or process.poll() is not None)

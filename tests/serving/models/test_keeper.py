@@ -90,7 +90,9 @@ class KeeperMachine(RuleBasedStateMachine):
         assert self.alive[name] == "serving" and not RULES[name].pinned
         if self.now >= self.since[name] + self.ttl[name]:
             return
-        wanted = next(one.model for one in self.waiting if self.may_retry(one.model) and one.model not in self.serving())
+        wanted = next(
+            one.model for one in self.waiting if self.may_retry(one.model) and one.model not in self.serving()
+        )
         if RULES[wanted].group is not None and RULES[wanted].group == RULES[name].group:
             return
         free = BUDGET - sum(RULES[one].num_bytes for one in self.alive)
@@ -209,7 +211,9 @@ class KeeperMachine(RuleBasedStateMachine):
         found = {name: states[one.state] for name, one in self.keeper.models.items() if one.state in states}
         assert found == self.alive
         assert self.keeper.free == BUDGET - sum(RULES[name].num_bytes for name in self.alive) >= 0
-        waiting = sorted((one for model in self.keeper.models.values() for one in model.waiting), key=lambda t: t.number)
+        waiting = sorted(
+            (one for model in self.keeper.models.values() for one in model.waiting), key=lambda t: t.number
+        )
         assert waiting == self.waiting
         assert {one for model in self.keeper.models.values() for one in model.using} == set(self.open)
 

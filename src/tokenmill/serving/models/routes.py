@@ -81,8 +81,7 @@ class ListRoutes:
     async def model(self, request: Request) -> Response:
         """Show one model."""
         name = request.path_params["model"]
-        card = self._listing.card(self._service.catalogue.find(name))
-        return json_response(card if name in card["aliases"] else card | {"id": name})
+        return json_response(self._listing.card(self._service.catalogue.find(name)) | {"id": name})
 
     async def router_models(self, _request: Request) -> Response:
         """List all models as llama.cpp's router does."""
