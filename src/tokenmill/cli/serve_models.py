@@ -74,6 +74,7 @@ def check_flags(engine: EngineConfig, server: ServerConfig) -> None:
         "--batch-dir": server.batch_dir is not None,
         "--step-log": bool(engine.step_log),
         "--nnodes": engine.nnodes > 1,
+        "--api-server-count": server.api_server_count > 1,
         "--lora-modules": bool(engine.lora_modules),
     }
     for flag, is_given in refused.items():

@@ -48,7 +48,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What is said of one model.
+    """Settings of one model.
 
     Attributes:
         model: path, hub id or catalogue name; None: the model of `--models-dir` with the preset's name.

@@ -88,7 +88,7 @@ class ServerSettings:
         json=True,
     )
     models_dir: str | None = flag(
-        None, "serve every model below this folder, each loaded when a request names it; see models-dir.md"
+        None, "serve every model below this folder, each loaded when a request names it"
     )
     models: str | None = flag(None, "TOML file of models and presets, with --models-dir or without")
     models_memory: int | None = flag(

@@ -46,7 +46,7 @@ class ModelMemory(msgspec.Struct, frozen=True):
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model before it is loaded.
+    """Facts about a model before it is loaded.
 
     Attributes:
         context: tokens of the longest request; the KV cache may turn out to be smaller.

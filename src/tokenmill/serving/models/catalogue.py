@@ -166,8 +166,6 @@ def ask_describer(questions: Sequence[tuple[EngineConfig, int]], budget: int) ->
 def _server_of_model(server: ServerConfig, preset: Preset) -> ServerConfig:
     """Return the config of a model's server: guards of browsers and TLS stand before it already, keys are passed on."""
     sampling: Mapping[str, object] = preset.sampling
-    # A process less for each model.
-    is_plain = server.tokenizer_workers == 1 and server.api_server_count == 1
     text = msgspec.json.encode(sampling).decode() if sampling else server.override_generation_config
     return dataclasses.replace(
         server,
@@ -179,7 +177,8 @@ def _server_of_model(server: ServerConfig, preset: Preset) -> ServerConfig:
         ssl_keyfile=None,
         ssl_certfile=None,
         batch_dir=None,
-        tokenizer_workers=0 if is_plain else server.tokenizer_workers,
+        # A process less for each model.
+        tokenizer_workers=0 if server.tokenizer_workers == 1 else server.tokenizer_workers,
         override_generation_config=text,
         # The server of all models has its own.
         keep_alive_timeout=max(server.keep_alive_timeout, 600.0),

@@ -35,7 +35,7 @@ _WAITS = (ModelState.UNLOADED, ModelState.FAILED, ModelState.UNLOADING)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for one model.
+    """Rules for one model.
 
     Attributes:
         num_bytes: that it takes from its start to its exit.

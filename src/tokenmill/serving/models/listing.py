@@ -30,7 +30,7 @@ _MODALITIES = {"vision": "image", "audio": "audio"}
 
 
 class Listing:
-    """What is said of the models of a service."""
+    """The models of a service, as the APIs show them."""
 
     def __init__(self, service: ModelService) -> None:
         self._service = service

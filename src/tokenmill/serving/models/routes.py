@@ -34,7 +34,7 @@ _LOADED = (ModelState.READY, ModelState.DRAINING)
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all handlers use."""
+    """Parts that all handlers use."""
 
     service: ModelService
     answers: Answers
