@@ -22,22 +22,31 @@ def run(engine: EngineConfig, server: ServerConfig) -> int:
         InvalidConfig: flags that do not go together, a file or a folder that cannot be read.
     """
     check_flags(engine, server)
-    presets = read_presets(Path(server.models).expanduser()) if server.models else Presets()
-    found = all_models(server.models_dir, presets)
+    find(server)  # mistakes come before anything heavy is imported
     from tokenmill.platform.select import select_platform
-    from tokenmill.serving.models.catalogue import read_catalogue
+    from tokenmill.serving.models.catalogue import Catalogue, read_catalogue
     from tokenmill.serving.models.process import serve
 
     platform = select_platform(engine.device)
     engine = dataclasses.replace(engine, device=platform.device)
+
+    def read(budget: int) -> Catalogue:
+        found, presets = find(server)
+        return read_catalogue(found, presets, (engine, server), budget)
+
     budget = server.models_memory or int(platform.available_bytes() * _SHARE)
     with lossy("stdout", "stderr"):
-        return serve(
-            server,
-            lambda budget: read_catalogue(found, presets, (engine, server), budget),
-            budget,
-            platform.available_bytes,
-        )
+        return serve(server, read, budget, platform.available_bytes)
+
+
+def find(server: ServerConfig) -> tuple[list[FoundModel], Presets]:
+    """Return the models that the flags name, and their presets.
+
+    Raises:
+        InvalidConfig: a file or a folder cannot be read, or a preset is of no model.
+    """
+    presets = read_presets(Path(server.models).expanduser()) if server.models else Presets()
+    return all_models(server.models_dir, presets), presets
 
 
 def all_models(folder: str | None, presets: Presets) -> list[FoundModel]:

@@ -87,9 +87,7 @@ class ServerSettings:
         "sampling parameters in JSON, over those of generation_config.json, where a request gives none",
         json=True,
     )
-    models_dir: str | None = flag(
-        None, "serve every model below this folder, each loaded when a request names it"
-    )
+    models_dir: str | None = flag(None, "serve every model below this folder, each loaded when a request names it")
     models: str | None = flag(None, "TOML file of models and presets, with --models-dir or without")
     models_memory: int | None = flag(
         None, "memory for all models that are loaded at a time (auto: three quarters of what is free)", size=True

@@ -1,6 +1,8 @@
 """What a server of several models says of them, and how it is steered; most of it wakes nothing."""
 
 import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import ollama
@@ -176,3 +178,58 @@ def test_a_folder_that_cannot_be_served_says_why_in_the_list(tmp_path, models_fo
         reply = server.complete("broken", PROMPT)
         assert (reply.status_code, "Nobody" in reply.json()["error"]["message"]) == (503, True)
         assert server.complete("ant", PROMPT).status_code == 200
+
+
+def test_new_models_are_found_when_they_are_looked_for(tmp_path, models_folder):
+    (tmp_path / "ant").symlink_to(models_folder / "ant")
+    with many_models("--models-dir", str(tmp_path), "--models-memory", "1GiB") as server:
+        assert server.complete(None, PROMPT).json()["model"] == "ant", "the only one"
+        (tmp_path / "bee").symlink_to(models_folder / "bee")
+        assert len(server.get("/models").json()["data"]) == 1
+        assert len(server.get("/models?reload=1").json()["data"]) == 2
+        assert server.complete("bee", PROMPT).status_code == 200
+        (tmp_path / "ant").unlink()
+        server.get("/models?reload=1")
+        server.wait_for(lambda: server.get("/models?reload=1").json()["data"][0]["id"] == "bee")
+        assert server.complete("ant", PROMPT).status_code == 404
+        assert server.loads("bee") == 1
+
+
+def test_keys_are_asked_for_and_each_has_its_own_answers(models_folder):
+    flags = ("--models-dir", str(models_folder), "--models-memory", "1GiB", "--api-key", "one", "--api-key", "two")
+    with many_models(*flags) as server:
+        assert server.complete("ant", PROMPT).status_code == 401
+        assert server.get("/v1/models").status_code == 401
+        assert server.get("/health").status_code == 200
+        server.http.headers["authorization"] = "Bearer one"
+        made = server.post("/v1/responses", {"model": "ant", "input": "hello", "max_output_tokens": 4}).json()
+        assert server.get(f"/v1/responses/{made['id']}").status_code == 200
+        assert 'model="ant"' in server.get("/metrics").text
+        server.http.headers["authorization"] = "Bearer two"
+        assert server.get(f"/v1/responses/{made['id']}").status_code == 404
+
+
+def test_open_streams_end_before_the_server_does_and_who_waits_is_told(models_folder):
+    flags = ("--models-dir", str(models_folder), "--models-memory", "200MiB", "--shutdown-timeout", "60")
+    body = {"model": "ant", "prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True, "stream": True}
+    with many_models(*flags) as server, ThreadPoolExecutor(1) as pool:
+        server.complete("ant", PROMPT)
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            late = pool.submit(server.complete, "bee", PROMPT)
+            server.wait_for(lambda: server.cards()["bee"]["num_waiting"] == 1)
+            server.process.send_signal(signal.SIGTERM)
+            texts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert texts[-1]["choices"][0]["finish_reason"] == "length"
+        assert late.result().status_code == 503
+        assert server.process.wait(30) == 0
+
+
+def test_the_page_finds_what_it_shows_though_nothing_is_loaded(models_folder):
+    with many_models("--models-dir", str(models_folder), "--models-memory", "1GiB") as server:
+        info = server.get("/server_info").json()
+        assert (info["engine"]["model"], info["engine"]["max_model_len"]) == ("ant", 512)
+        assert server.get("/").status_code == 200
+        assert server.complete(None, PROMPT).status_code == 400, "none was used yet"
+        assert [server.state(name) for name in NAMES] == ["unloaded"] * 3

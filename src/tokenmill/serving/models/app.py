@@ -51,7 +51,8 @@ _REFUSED = ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{r
 def build_models_app(shared: Shared, config: ServerConfig, on_loopback: bool) -> Application:
     """Build the application; `on_loopback`: only this machine reaches its socket."""
     app = Application("TokenMill", VERSION, config.root_path)
-    listing, ollama, passing = ListRoutes(shared), OllamaRoutes(shared), PassRoutes(shared)
+    ollama, passing = OllamaRoutes(shared), PassRoutes(shared)
+    listing = ListRoutes(shared, passing)
     for path, handler in (
         ("/health", listing.health),
         ("/ping", listing.health),
@@ -59,6 +60,8 @@ def build_models_app(shared: Shared, config: ServerConfig, on_loopback: bool) ->
         ("/v1/models", listing.models),
         ("/models", listing.router_models),
         ("/v1/models/{model:path}", listing.model),
+        ("/server_info", listing.server_info),
+        ("/get_server_info", listing.server_info),
         (METRICS_ROUTE, listing.metrics),
         ("/api/version", ollama.version),
         ("/api/tags", ollama.tags),

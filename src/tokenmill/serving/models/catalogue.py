@@ -86,24 +86,28 @@ class Catalogue:
     """All models, by name; a request may use the name, an alias, an adapter, or Ollama's `name:latest` of each."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        """
+        """Make the catalogue; the default model, if there is one, stands first.
+
         Raises:
             InvalidConfig: two models have the same name.
         """
+        entries = sorted(entries, key=lambda entry: not entry.preset.default)
         self._entries = {entry.name: entry for entry in entries}
         self._names: dict[str, str] = {}
         for entry in entries:
             for name in (*entry.names, *entry.adapters):
                 if self._names.setdefault(_key(name), entry.name) != entry.name:
                     raise InvalidConfig(f"{name} names two models: {self._names[_key(name)]} and {entry.name}")
-        defaults = [entry.name for entry in entries if entry.preset.default]
-        self.default = defaults[0] if defaults else entries[0].name if len(entries) == 1 else None
+        self.default = entries[0].name if entries and (entries[0].preset.default or len(entries) == 1) else None
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[name]

@@ -211,6 +211,18 @@ class Keeper:
             model.given_up = False
         return refused
 
+    def replace(self, rules: Mapping[str, Rules]) -> None:
+        """Take other models. What is resident stays as it is: until it has left, or until the next call."""
+        for name in [one for one in self.models if one not in rules and self._is_away(one)]:
+            del self.models[name]
+        for name, rule in rules.items():
+            if name not in self.models or self._is_away(name):
+                self.models[name] = ModelRecord(name, rule, rule.ttl)
+
+    def _is_away(self, name: str) -> bool:
+        model = self.models[name]
+        return model.state not in RESIDENT and not model.waiting
+
     def ready(self, name: str, now: float) -> None:
         """Note that a model takes requests now."""
         model = self.models[name]

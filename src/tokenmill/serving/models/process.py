@@ -56,15 +56,15 @@ def serve(config: ServerConfig, read: Callable[[int], Catalogue], budget: int, a
     adopt_orphans()
     with bind(config) as listener, _private_folder() as folder:
         try:
-            catalogue = read(budget)
-            _check(catalogue, budget)
 
-            async def run() -> int:
-                limits = (budget, config.models_ttl, config.models_wait)
-                service = ModelService(catalogue, folder, limits, available, log.note)
-                return await _serve(service, config, listener, log)
+            def checked() -> Catalogue:
+                catalogue = read(budget)
+                _check(catalogue, budget)
+                return catalogue
 
-            return asyncio.run(run())
+            limits = (budget, config.models_ttl, config.models_wait)
+            service = ModelService(checked, folder, limits, available, log.note)
+            return asyncio.run(_serve(service, config, listener, log))
         finally:
             if config.uds is not None:
                 Path(config.uds).unlink(missing_ok=True)

@@ -46,6 +46,13 @@ class Shared:
         return choose(self.service.catalogue, name, self.service.last_used)
 
 
+def not_loaded(name: str | None) -> ModelNotLoaded:
+    """Return the error of a request that loads nothing and needs a loaded model."""
+    if name is None:
+        return ModelNotLoaded("no model is loaded: name one with ?model=, and load it with POST /models/load")
+    return ModelNotLoaded(f"model {name} is not loaded: POST /models/load loads it")
+
+
 class NamedBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of llama.cpp's /models/load and /models/unload."""
 
@@ -55,8 +62,9 @@ class NamedBody(msgspec.Struct, forbid_unknown_fields=True):
 class ListRoutes:
     """The routes that list models, load and unload them."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, passing: PassRoutes) -> None:
         self._shared = shared
+        self._passing = passing
         self._service, self._listing = shared.service, shared.listing
 
     async def health(self, request: Request) -> Response:
@@ -83,8 +91,23 @@ class ListRoutes:
         name = request.path_params["model"]
         return json_response(self._listing.card(self._service.catalogue.find(name)) | {"id": name})
 
-    async def router_models(self, _request: Request) -> Response:
-        """List all models as llama.cpp's router does."""
+    async def server_info(self, request: Request) -> Response:
+        """Show what a loaded model's server is; without ?model= also what one that is not loaded would be."""
+        name = request.query_params.get("model")
+        entry = next(iter(self._service.catalogue), None) if name is None else self._service.catalogue.find(name)
+        if entry is not None and self._service.record(entry.name).state in _LOADED:
+            return await self._passing.pass_on(request, entry, None)
+        if entry is None or name is not None:
+            raise not_loaded(name)
+        takes_images = "vision" in entry.description.capabilities
+        engine = {"model": entry.name, "max_model_len": entry.description.context, "takes_images": takes_images}
+        info = {"version": VERSION, "engine": engine, "engines": [], "settings": {}}
+        return json_response(info | {"default_sampling": dict(entry.preset.sampling)})
+
+    async def router_models(self, request: Request) -> Response:
+        """List all models as llama.cpp's router does; with ?reload=1 look for new ones first."""
+        if request.query_params.get("reload") == "1":
+            await self._service.reload()
         cards = [self._listing.router_card(entry) for entry in self._service.catalogue]
         return json_response({"object": "list", "data": cards})
 
@@ -207,19 +230,19 @@ class PassRoutes:
 
     async def read(self, request: Request) -> Response:
         """Let the server of a loaded model tell of itself."""
-        return await self._pass(request, self._loaded(request), None)
+        return await self.pass_on(request, self._loaded(request), None)
 
     async def steer(self, request: Request) -> Response:
         """Let an operator steer the server of a loaded model."""
         asked = await read_asked(request, self._shared.bodies)
-        return await self._pass(request, self._loaded(request), asked.body)
+        return await self.pass_on(request, self._loaded(request), asked.body)
 
     async def find(self, request: Request) -> Response:
         """Ask the loaded models one after the other which of them knows a request, an answer or a session."""
         body = (await read_asked(request, self._shared.bodies)).body if request.method == "POST" else None
         reply: Response | None = None
         for name in [one for one in self._service.servers if self._service.record(one).state in _LOADED]:
-            reply = await self._pass(request, self._service.catalogue[name], body)
+            reply = await self.pass_on(request, self._service.catalogue[name], body)
             if reply.status_code != httpx.codes.NOT_FOUND:
                 return reply
         if reply is None:
@@ -241,14 +264,19 @@ class PassRoutes:
         if name is None and self._service.last_used is None:
             loaded = [one for one in self._service.servers if self._service.record(one).state in _LOADED]
             if not loaded:
-                raise ModelNotLoaded("no model is loaded: name one with ?model=, and load it with POST /models/load")
+                raise not_loaded(None)
             name = loaded[0]
         entry = self._service.catalogue.find(name or self._service.last_used or "")
         if self._service.record(entry.name).state not in _LOADED:
-            raise ModelNotLoaded(f"model {entry.name} is not loaded: POST /models/load loads it")
+            raise not_loaded(entry.name)
         return entry
 
-    async def _pass(self, request: Request, entry: Entry, body: bytes | None) -> Response:
+    async def pass_on(self, request: Request, entry: Entry, body: bytes | None) -> Response:
+        """Return what the server of a loaded model answers.
+
+        Raises:
+            ModelNotFound: it has gone meanwhile.
+        """
         async with AsyncExitStack() as stack:
             try:
                 return await self._shared.answers.ask(request, self._service.servers[entry.name].http, body, stack)

@@ -76,22 +76,25 @@ class ModelService:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        read: Callable[[], Catalogue],
         folder: Path,
         limits: tuple[int, float, float],
         available: Callable[[], int],
         log: Callable[[str, str], None],
     ) -> None:
-        """
+        """Find the models.
+
         Args:
+            read: returns the models that there are.
             folder: private, for the sockets.
             limits: bytes for all models, seconds that an unused one stays, seconds that a request waits.
             available: returns the bytes that the machine has left.
             log: called with an event's name and a line.
         """
         budget, self._ttl, self._wait_seconds = limits
-        self.catalogue = catalogue
-        self.keeper = Keeper(budget, {entry.name: entry.rules(self._ttl) for entry in catalogue})
+        self._read = read
+        self.catalogue = read()
+        self.keeper = Keeper(budget, {entry.name: entry.rules(self._ttl) for entry in self.catalogue})
         self.servers: dict[str, ModelServer] = {}
         self.progress: dict[str, Loading] = {}
         self.loaded: dict[str, Loaded] = {}
@@ -165,6 +168,21 @@ class ModelService:
     def unload(self, entry: Entry) -> None:
         """Let a model leave when what it has begun has ended."""
         self._act(self.keeper.unload(entry.name))
+
+    async def reload(self) -> None:
+        """Look again for models: new ones are there at once, those that are gone once they have left.
+
+        Raises:
+            InvalidConfig: models and presets do not go together any more.
+        """
+        catalogue = await asyncio.to_thread(self._read)
+        for entry in self.catalogue:
+            if entry.name not in catalogue:
+                self.unload(entry)
+        stays = [entry for entry in self.catalogue if entry.name not in catalogue and entry.name in self.resident]
+        self.catalogue = Catalogue([*catalogue, *stays])
+        self.keeper.replace({entry.name: entry.rules(self._ttl) for entry in self.catalogue})
+        self._act()
 
     # --- start and end ----------------------------------------------------------------------------------------------
 

@@ -100,7 +100,8 @@ def _memory(question: ModelQuestion, config: EngineConfig, form: Form, architect
         tower=form.tower.weights + form.tower.reserved,
         kv=kv * question.num_engines,
         states=states * question.num_engines,
-        processes=PROCESS_BYTES,
+        # A state more than requests can have: for padding.
+        processes=PROCESS_BYTES + state * question.num_engines,
     )
 
 
