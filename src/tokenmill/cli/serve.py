@@ -28,6 +28,10 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: the flags, the checkpoint or the machine do not allow it.
     """
     engine, server = read_configs(arguments, os.environ)
+    if server.models_dir is not None or server.models is not None:
+        from tokenmill.cli import serve_models
+
+        return serve_models.run(engine, server)
     if engine.node_rank > 0:
         # It only waits and starts processes: this one becomes it.
         given = [msgspec.json.encode(engine).decode(), str(server.data_parallel_size)]

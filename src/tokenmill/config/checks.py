@@ -72,6 +72,8 @@ def check_server(config: ServerSettings) -> None:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
     _check_positive(config, "max_body_bytes_in_flight", "data_parallel_size", "api_server_count")
     _check_positive(config, "batch_max_bytes", "batch_max_files")
+    if config.models_memory is not None:
+        _check_positive(config, "models_memory")
     _check_times(config)
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", config.metrics_prefix):
         raise InvalidConfig(f"--metrics-prefix must be a word of lower-case letters, got {config.metrics_prefix!r}")
@@ -133,11 +135,18 @@ def _check_adapters(config: EngineSettings) -> None:
 
 def _check_times(config: ServerSettings) -> None:
     _check_finite(config)
-    for name in ("engine_timeout", "prompt_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
+    for name in (
+        "engine_timeout",
+        "prompt_timeout",
+        "head_timeout",
+        "body_timeout",
+        "keep_alive_timeout",
+        "models_wait",
+    ):
         seconds = getattr(config, name)
         if seconds <= 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
-    for name in ("shutdown_timeout", "sse_ping", "ttl"):
+    for name in ("shutdown_timeout", "sse_ping", "ttl", "models_ttl"):
         if getattr(config, name) < 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 seconds or more, got {getattr(config, name)}")
 

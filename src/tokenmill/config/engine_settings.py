@@ -43,6 +43,8 @@ class EngineSettings(VisionConfig):
     )
     # Where engines of one server share packed weights without a cache: a descriptor that their parent holds.
     weight_memory: str = ""
+    # No flag: bytes for KV that a server of several models has counted for this one, taken as they are used.
+    kv_share_bytes: int | None = None
     dtype: str = flag(
         "auto", "type of weights and activations (auto: bfloat16; half: float16; float: float32)", choices=DTYPES
     )

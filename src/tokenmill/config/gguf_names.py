@@ -58,7 +58,7 @@ def choose_file(names: Sequence[str], tag: str | None, where: str) -> str:
     Raises:
         InvalidCheckpoint: no file fits; the message lists those that there are.
     """
-    models = sorted(name for name in names if _is_model(name))
+    models = sorted(name for name in names if is_model(name))
     if not models:
         raise InvalidCheckpoint(f"{where} has no GGUF file of a language model")
     for wanted in PREFERRED if tag is None else (tag,):
@@ -101,7 +101,8 @@ def with_parts(name: str, names: Sequence[str]) -> list[str]:
     return sorted(one for one in names if one in wanted)
 
 
-def _is_model(name: str) -> bool:
+def is_model(name: str) -> bool:
+    """Return True for the file of a language model, or its first part, by its name."""
     file = name.rpartition("/")[2]
     place = split_place(file)
     return file.endswith(SUFFIX) and not _OTHERS.search(file) and (place is None or place.number == 1)

@@ -88,6 +88,13 @@ class ServerSettings:
         repeat=True,
         json=True,
     )
+    models_dir: str | None = flag(None, "serve every model below this folder, each loaded when a request names it")
+    models: str | None = flag(None, "TOML file of models and presets, with --models-dir or without")
+    models_memory: int | None = flag(
+        None, "memory for all models that are loaded at a time (auto: three quarters of what is free)", size=True
+    )
+    models_ttl: float = flag(0.0, "seconds without a request after which a model is unloaded; 0: when room is needed")
+    models_wait: float = flag(600.0, "seconds that a request waits for its model at most")
     allow_runtime_lora: bool = flag(False, "load and unload adapters while the server runs, from --lora-dir")
     lora_dir: str | None = flag(None, "folder of the adapters that may be loaded while the server runs")
     max_num_queued_reqs: int | None = flag(None, "requests that may wait for a row; more are answered 429")

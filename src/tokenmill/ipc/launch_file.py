@@ -34,6 +34,11 @@ class LaunchFile(msgspec.Struct):
         except OSError as error:
             raise DiskFull(f"the server cannot write its own files, set TMPDIR: {error.strerror}") from error
 
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Return True if it has been written."""
+        return (folder / "launch.json").exists()
+
     @classmethod
     def read(cls, folder: Path) -> LaunchFile:
         """Read what the parent wrote."""

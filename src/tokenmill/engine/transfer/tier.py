@@ -125,7 +125,7 @@ class Tier:
                 table.clear()
 
     def close(self) -> None:
-        """End the thread and close the stores. The indexes are left in the order of use."""
+        """Write what is on its way, end the thread, close the stores. The indexes are left in the order of use."""
         with self._work:
             self._is_closing = True
             self._work.notify()
@@ -147,7 +147,7 @@ class Tier:
         while True:
             with self._work:
                 self._work.wait_for(lambda: self._loads or self._saves or self._is_closing)
-                if self._is_closing:
+                if self._is_closing and not self._saves:
                     return
                 load = self._loads.popleft() if self._loads else None
                 save = self._saves.popleft() if load is None else None

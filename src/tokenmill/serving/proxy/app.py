@@ -16,26 +16,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from tokenmill.config.configs import ServerConfig
 from tokenmill.core.errors import InvalidRequest, TooLarge
 from tokenmill.serving.proxy.errors import NoServer, ServerFailed
-from tokenmill.serving.proxy.relay import EVENTS, Head, Relay, disconnected, whole_events
+from tokenmill.serving.proxy.forward import asked_headers, relayed
+from tokenmill.serving.proxy.relay import OpenReplies
 from tokenmill.serving.proxy.servers import Server, Servers
 from tokenmill.serving.server.http.body import MAX_BODY_BYTES, read_body
 from tokenmill.serving.server.http.body_budget import BodyBudget
 from tokenmill.serving.server.http.browser_guard import FILES_ROUTE
-from tokenmill.serving.server.http.errors import ServerStopping
 from tokenmill.serving.server.http.page import page_routes
 from tokenmill.serving.server.http.stack import guard
 
@@ -48,15 +48,6 @@ MOST_FAILURES = 2
 _METHODS = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]
 # What may be asked twice: it changes nothing.
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
-# Of one hop only, made anew by the sender of the next hop, or of a browser: its page is the proxy's own, which the
-# servers cannot know.
-_OWN_HEADERS = frozenset(
-    {"accept-encoding", "connection", "content-length", "date", "host", "keep-alive", "origin", "proxy-authenticate"}
-    | {"proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "x-request-id"}
-)
-
-
-Outcome = TypeVar("Outcome")
 
 PARAMS = "kv_transfer_params"
 # vLLM's proxies send all of them.
@@ -108,7 +99,7 @@ class Proxy:
         headers = {"accept-encoding": "identity"}
         self._http = httpx.AsyncClient(timeout=timeout, limits=limits, transport=transport, headers=headers)
         self._prefill_seconds = prefill_seconds
-        self._open: set[asyncio.Timeout] = set()  # of all that is being answered
+        self._open = OpenReplies()
 
     def app(self, on_loopback: bool = False) -> Starlette:
         """Return the ASGI application; `on_loopback`: only this machine reaches its socket."""
@@ -120,9 +111,7 @@ class Proxy:
 
     def end_streams(self) -> None:
         """Break off the answers that are still open, with an error where there is a way to send it."""
-        now = asyncio.get_running_loop().time()
-        for patience in self._open:
-            patience.reschedule(now)
+        self._open.end()
 
     async def close(self) -> None:
         """Close all connections to servers."""
@@ -138,17 +127,17 @@ class Proxy:
             first = alone if params is None else _encoded(decode_body(body, params))
             return await self._answer(request, first, alone)
 
-        return await self._unless_over(request, work())
+        return await self._open.unless_over(request, work())
 
     async def forward(self, request: Request) -> Response:
         """Send any other request to a decode server, and its body as it comes."""
         if _has_body(request):
             return await self._answer(request, _limited(request), None)
-        return await self._unless_over(request, self._answer(request, None, None))
+        return await self._open.unless_over(request, self._answer(request, None, None))
 
     async def _prompt(self, request: Request, body: dict[str, Any]) -> dict[str, Any] | None:
         """Let a server compute the prompt; return where its pages are, or None if no server has them."""
-        data, headers = _encoded(prefill_body(body)), _asked(request)
+        data, headers = _encoded(prefill_body(body)), asked_headers(request)
         for server in self._prefill.fit():
             try:
                 with self._prefill.serving(server):
@@ -211,62 +200,13 @@ class Proxy:
         """
         path: str = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
         url = httpx.URL(server.url + path, query=request.scope["query_string"] or None)
-        headers = _asked(request)
+        headers = asked_headers(request)
         if isinstance(content, AsyncIterator) and "content-length" in request.headers:
             headers["content-length"] = request.headers["content-length"]
         asked = self._http.build_request(request.method, url, content=content, headers=headers)
         async with AsyncExitStack() as stack:
             stack.enter_context(self._decode.serving(server))
-            upstream = await self._http.send(asked, stream=True)
-            stack.push_async_callback(upstream.aclose)
-            parts = upstream.aiter_raw()
-            is_events = upstream.headers.get("content-type", "").startswith(EVENTS)
-            if isinstance(content, bytes) and not is_events:
-                whole = b"".join([part async for part in parts])
-                return Response(whole, upstream.status_code, _headers(upstream.headers))
-            first = await anext(parts, b"")
-            patience = asyncio.timeout(None)
-            self._open.add(patience)
-            stack.callback(self._open.discard, patience)
-            reply = _begun(first, parts)
-            return Relay(
-                whole_events(reply) if is_events else reply,
-                Head(upstream.status_code, _headers(upstream.headers), is_events),
-                patience,
-                stack.pop_all(),
-            )
-
-    async def _unless_over(self, request: Request, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """Return the outcome of `work`.
-
-        Raises:
-            ClientDisconnect: the client left first; the work is cancelled.
-            ServerStopping: the proxy ends.
-        """
-        patience = asyncio.timeout(None)
-        self._open.add(patience)
-        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request.receive))
-        try:
-            async with patience:
-                await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise ClientDisconnect
-            return task.result()
-        except TimeoutError:
-            if not patience.expired():
-                raise
-            raise ServerStopping("the server is stopping") from None
-        finally:
-            self._open.discard(patience)
-            for one in (task, gone):
-                one.cancel()
-            await asyncio.wait((task, gone))
-
-
-async def _begun(first: bytes, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for part in parts:
-        yield part
+            return await relayed(self._http, asked, stack, self._open, keeps_whole=isinstance(content, bytes))
 
 
 def _limited(request: Request) -> AsyncIterator[bytes]:
@@ -315,15 +255,6 @@ def _params(reply: httpx.Response) -> dict[str, Any] | None:
         return msgspec.json.decode(reply.content, type=_PrefillReply).kv_transfer_params
     except msgspec.DecodeError:
         return None
-
-
-def _asked(request: Request) -> dict[str, str]:
-    """Return the headers of a request to a server."""
-    return _headers(request.headers) | {"x-request-id": request.state.request_id}
-
-
-def _headers(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in given.items() if name.lower() not in _OWN_HEADERS}
 
 
 def may_split(body: dict[str, Any]) -> bool:

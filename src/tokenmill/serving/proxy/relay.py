@@ -6,18 +6,21 @@ Of a stream of events only whole ones are passed on, so an error can follow wher
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import msgspec
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.core.errors import TokenMillError
 from tokenmill.serving.proxy.errors import ServerFailed
 from tokenmill.serving.server.http.errors import ANTHROPIC_PATH, ServerStopping, anthropic_body, error_body
+
+Outcome = TypeVar("Outcome")
 
 _RESPONSES_PATH = "/v1/responses"
 EVENTS = "text/event-stream"
@@ -61,8 +64,17 @@ class Relay(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole reply."""
+        await self.relay(scope["path"], receive, send)
+
+    @property
+    def is_events(self) -> bool:
+        """True if the reply is a stream of events."""
+        return self._is_events
+
+    async def relay(self, path: str, receive: Receive, send: Send, is_begun: bool = False) -> None:
+        """Send the reply, or if it `is_begun` what follows its head."""
         async with self._serving:
-            work = asyncio.ensure_future(self._send(scope["path"], send))
+            work = asyncio.ensure_future(self._send(path, send, is_begun))
             gone = asyncio.ensure_future(disconnected(receive))
             try:
                 await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -73,11 +85,13 @@ class Relay(Response):
             if not work.cancelled():
                 work.result()
 
-    async def _send(self, path: str, send: Send) -> None:
+    async def _send(self, path: str, send: Send, is_begun: bool) -> None:
         error: TokenMillError | None = None
         try:
             async with self._patience:
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                if not is_begun:
+                    head = {"status": self.status_code, "headers": self.raw_headers}
+                    await send({"type": "http.response.start", **head})
                 async for part in self._parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except httpx.HTTPError:
@@ -87,6 +101,53 @@ class Relay(Response):
         # What is no stream stays without its end, and the connection is closed: the client sees that it is not whole.
         if error is None or self._is_events:
             await send({"type": "http.response.body", "body": b"" if error is None else error_event(error, path)})
+
+
+class OpenReplies:
+    """The replies of a server that relays; all can be broken off, with an error where there is a way to send it."""
+
+    def __init__(self) -> None:
+        self._open: set[asyncio.Timeout] = set()
+
+    @contextmanager
+    def timeout(self) -> Iterator[asyncio.Timeout]:
+        """Yield a timeout that ends when all replies are ended."""
+        patience = asyncio.timeout(None)
+        self._open.add(patience)
+        try:
+            yield patience
+        finally:
+            self._open.discard(patience)
+
+    def end(self) -> None:
+        """Break off the answers that are still open."""
+        now = asyncio.get_running_loop().time()
+        for patience in self._open:
+            patience.reschedule(now)
+
+    async def unless_over(self, request: Request, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """Return the outcome of `work`.
+
+        Raises:
+            ClientDisconnect: the client left first; the work is cancelled.
+            ServerStopping: the server ends.
+        """
+        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request.receive))
+        with self.timeout() as patience:
+            try:
+                async with patience:
+                    await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    raise ClientDisconnect
+                return task.result()
+            except TimeoutError:
+                if not patience.expired():
+                    raise
+                raise ServerStopping("the server is stopping") from None
+            finally:
+                for one in (task, gone):
+                    one.cancel()
+                await asyncio.wait((task, gone))
 
 
 async def disconnected(receive: Receive) -> None:

@@ -21,6 +21,8 @@ RunWorker = Callable[[Path, int, int], object]
 
 _LINES_KEPT = 5
 _TERMINATE_SECONDS = 0.3
+# An engine that keeps KV on a disk: as long as that may take (`CLOSE_SECONDS` of its tier), and some more.
+_STORE_SECONDS = 6.0
 _LAST_WORD_SECONDS = 5.0
 
 
@@ -59,17 +61,20 @@ class ChildProcess:
         on_line: Callable[[str], None],
         stacks: Path,
         work: Callable[[], str] = str,
+        patience: float = _TERMINATE_SECONDS,
     ) -> None:
         """
         Args:
             process: the process, with pipes for its output and its standard input; see `Starter`.
             stacks: see `stack_file`.
             work: returns its work at its end, as the rest of a sentence.
+            patience: seconds that it has for its end.
         """
         self.name = name
         self.process = process
         self._stacks = stacks
         self._work = work
+        self._patience = patience
         self._killed_by = ""
         self._on_line = on_line
         self._last_lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
@@ -96,7 +101,7 @@ class ChildProcess:
         if not self._code.done():
             self.process.terminate()
             try:
-                await asyncio.wait_for(asyncio.shield(self._code), timeout=_TERMINATE_SECONDS)
+                await asyncio.wait_for(asyncio.shield(self._code), timeout=self._patience)
             except TimeoutError:
                 self.kill("the server, which ends it")
                 await self._code
@@ -187,6 +192,11 @@ class WorkerThread:
     def _set_ended(self, outcome: str) -> None:
         if not self._ended.done():
             self._ended.set_result(outcome)
+
+
+def patience(kv_disk: str | None) -> float:
+    """Return the seconds that an engine has for its end: what it writes to a disk may take some."""
+    return _TERMINATE_SECONDS if kv_disk is None else _STORE_SECONDS
 
 
 async def end_of(child: Child) -> None:

@@ -20,6 +20,8 @@ from tokenmill.ipc.topology import Topology
 
 ENGINE_MODULE = "tokenmill.startup.assembly.engine_process"
 WORKER_MODULE = "tokenmill.serving.frontend.worker"
+# What an engine that was started before its launch file waits for on its standard input.
+GO = b"\n"
 _PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 # The engine shares the cores with the other processes. Threads that spin while they wait for the next matrix product
 # take those away: on 2 busy cores a step was 27 times slower.
@@ -57,14 +59,26 @@ class Starter:
         self.engine_module = engine_module
         self.worker_module = worker_module
         self._early: dict[str, subprocess.Popen[bytes]] = {}
+        self._spare: subprocess.Popen[bytes] | None = None
+
+    def start_spare(self, folder: Path) -> None:
+        """Start engine 0 before it is known what it will run: it loads its code, and waits until `begun`."""
+        self._spare = self._start(self.engine_module, folder, ("0", "0"), 0)
 
     @contextlib.contextmanager
     def begun(self, folder: Path, topology: Topology) -> Iterator[Self]:
         """Start all parts that are processes, once the launch file is there; at the end, kill unused ones."""
+        if self._spare is not None:
+            assert self._spare.stdin is not None, "each part has a pipe"
+            with contextlib.suppress(BrokenPipeError):  # it has died, which its watcher will find
+                self._spare.stdin.write(GO)
+                self._spare.stdin.flush()
+            self._early[engine_name(0)] = self._spare
         for spec in topology.engines:
             for rank in range(spec.num_ranks):
                 arguments = (str(spec.index), str(rank))
-                self._early[engine_name(spec.index, rank)] = self._fork(self.engine_module, folder, arguments)
+                if (name := engine_name(spec.index, rank)) not in self._early:
+                    self._early[name] = self._fork(self.engine_module, folder, arguments)
         for index in topology.workers if topology.tokenizer_workers else ():
             self._early[worker_name(index)] = self._fork(self.worker_module, folder, (str(index),))
         try:

@@ -40,7 +40,7 @@ from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.stack_dump import stack_file
 from tokenmill.ipc.standard_streams import num_lost_lines
 from tokenmill.ipc.topology import EngineSpec
-from tokenmill.serving.replicas.children import Child, ChildProcess, RunWorker, WorkerThread, end_of
+from tokenmill.serving.replicas.children import Child, ChildProcess, RunWorker, WorkerThread, end_of, patience
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.replicas.engines import Engines
 from tokenmill.serving.replicas.hang_watch import HangWatch
@@ -55,8 +55,7 @@ class Supervisor:
     """Runs the parts of one server beside the current event loop.
 
     Attributes:
-        engines: the handles of the engines.
-        workers: the ways to the text workers, by their index.
+        engines: handles of the engines. workers: the ways to the text workers, by their index.
         counts: counts of the parts' restarts and losses.
         topology: all parts, with those that are still starting.
     """
@@ -69,6 +68,7 @@ class Supervisor:
             run_worker: the loop of a text worker, for one that runs as a thread.
         """
         self._folder = folder
+        self._patience = patience(launch.engine.kv_disk)
         self._launch, self.topology = launch, (topology := launch.topology)
         self._starter = starter
         self._run_worker = run_worker
@@ -232,7 +232,7 @@ class Supervisor:
         else:
             process = self._starter.start(name, part.module, self._folder, part.arguments, part.life)
             stacks, work = stack_file(self._folder, part.inbox), partial(self._trials.work_of, part.inbox)
-            part.child = ChildProcess(part.called, process, self._owner.line, stacks, work)
+            part.child = ChildProcess(part.called, process, self._owner.line, stacks, work, self._patience)
         part.watcher = asyncio.ensure_future(self._end_with(name, part.child))
 
     async def _end_with(self, name: str, child: Child) -> None:

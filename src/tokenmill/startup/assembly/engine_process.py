@@ -9,10 +9,12 @@ folder, all msgpack structs. It ends when it is told to (SIGTERM) or when its pa
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 from tokenmill.config.configs import EngineConfig
@@ -216,12 +218,21 @@ def _serve(config: EngineConfig, topology: Topology, index: int, sockets: Engine
         publisher.close()
 
 
+def _wait_as_spare() -> bool:
+    """Load what an engine is made of, and wait to be told that the launch file is there; False: nobody wants it."""
+    import_module("tokenmill.startup.assembly.setup")
+    import_module("tokenmill.platform.cpu")
+    return os.read(0, 1) != b""
+
+
 def main() -> int:
     """Entry point of the process."""
     accept_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    end_with_parent()
     folder, (index, rank, life) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    if not LaunchFile.is_in(folder) and not _wait_as_spare():
+        return 0
+    end_with_parent()
     with logged(FORMAT_WITH_TIME):
         offer_stacks(stack_file(folder, engine_name(index, rank, life)))
         if rank == 0:

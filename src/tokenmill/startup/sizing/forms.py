@@ -101,16 +101,16 @@ def forms(
     Raises:
         InvalidConfig: this machine cannot compute in the format asked for.
     """
-    found = [_form(config, "", platform, folder, architecture, num_threads)]
+    found = [form_of(config, "", platform, folder, architecture, num_threads)]
     for other, flags in _smaller_configs(config):
         try:
-            found.append(_form(other, flags, platform, folder, architecture, num_threads))
+            found.append(form_of(other, flags, platform, folder, architecture, num_threads))
         except InvalidConfig:
             continue
     return found
 
 
-def _form(
+def form_of(
     config: EngineConfig,
     flags: str,
     platform: Platform,
@@ -118,6 +118,11 @@ def _form(
     architecture: Architecture,
     num_threads: int,
 ) -> Form:
+    """Return the format that a config asks for; the arguments are those of `forms`, whose errors it raises.
+
+    Args:
+        flags: see `Form`.
+    """
     check(config, platform)
     check_torch(config, architecture, platform)
     kernels, _ = choose_kernels(config, platform, folder, num_threads)

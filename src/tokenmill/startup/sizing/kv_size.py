@@ -72,6 +72,8 @@ def least_kv_bytes(config: EngineConfig, max_position: int, bytes_per_page: int)
         return bytes_of(config.num_pages, bytes_per_page)
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
+    if config.kv_share_bytes is not None:
+        return config.kv_share_bytes
     # A context that was not asked for shrinks to the memory there is.
     tokens = config.max_model_len or min(SMALLEST_CONTEXT, max_position)
     needed = bytes_of(-(-tokens // config.page_size), bytes_per_page)
@@ -82,6 +84,8 @@ def kv_share(config: EngineConfig, available_bytes: int) -> int:
     """Return the bytes for the KV cache: as many as the config asks for, else the share of this engine."""
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
+    if config.kv_share_bytes is not None:
+        return config.kv_share_bytes
     assert config.gpu_memory_utilization is not None, "the config is not resolved"
     # Engines beside this one take as much; on GPUs each has its own.
     num_sharers = config.replica[1] if config.device == "cpu" else 1

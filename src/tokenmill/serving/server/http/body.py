@@ -81,7 +81,19 @@ async def read_body(request: Request, kind: type[T], budget: BodyBudget) -> T:
         ServerBusy: too many bytes of bodies are on their way already.
         ClientDisconnect: the client has left.
     """
-    return (await _read(request, budget, lambda raw: _decode(raw, kind)))[0]
+    return (await _read(request, budget, lambda raw: decode_body(raw, kind)))[0]
+
+
+async def read_raw(request: Request, budget: BodyBudget, decode: Callable[[bytearray], R]) -> tuple[R, bytes]:
+    """Read a body that is passed on; return what `decode` makes of it, and its bytes.
+
+    Raises as `read_body` does; a body that is no JSON only if `decode` reads it as such.
+    """
+
+    def take(raw: bytearray) -> tuple[R, bytes]:
+        return decode(raw), bytes(raw)
+
+    return (await _read(request, budget, take))[0]
 
 
 async def _read(request: Request, budget: BodyBudget, decode: Callable[[bytearray], R]) -> tuple[R, int]:
@@ -120,7 +132,7 @@ def convert_texts(given: dict[str, Any], kind: type[T]) -> T:
 def _take(raw: bytearray, kind: type[T], unknown: UnknownFields) -> Taken[T]:
     """Decode a body; a second time, without what is unknown, if it has fields that `kind` does not have."""
     try:
-        return Taken(_decode(raw, kind))
+        return Taken(decode_body(raw, kind))
     except UnknownField:
         if unknown.is_strict:
             raise
@@ -129,7 +141,8 @@ def _take(raw: bytearray, kind: type[T], unknown: UnknownFields) -> Taken[T]:
         return unknown.convert(decode_json(raw), kind)
 
 
-def _decode(raw: bytearray, kind: type[T]) -> T:
+def decode_body(raw: bytearray, kind: type[T]) -> T:
+    """Decode a body as JSON of this kind; raise as `read_body` does."""
     if len(raw) > INLINE_BYTES:
         check_structure(raw)
     with _explained():

@@ -19,7 +19,7 @@ from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.ollama.names import find_model, known_names, tagged
 
 # Ollama's word for a model that is never unloaded is a day far away.
-_NEVER = "2318-01-01T00:00:00Z"
+NEVER_EXPIRES = "2318-01-01T00:00:00Z"
 
 
 class ModelBody(msgspec.Struct, kw_only=True):
@@ -52,7 +52,7 @@ class ModelRoutes:
         """List what is loaded: all of them."""
         ready = self._context.ready
         size = 0 if ready.device == "cpu" else ready.weight_bytes
-        loaded = {"expires_at": _NEVER, "size_vram": size, "context_length": ready.max_model_len}
+        loaded = {"expires_at": NEVER_EXPIRES, "size_vram": size, "context_length": ready.max_model_len}
         return json_response({"models": [self._entry(name) | loaded for name in known_names(self._context)]})
 
     async def show(self, request: Request) -> Response:
@@ -121,7 +121,7 @@ class ModelRoutes:
             "format": "gguf" if "gguf" in ready.weights_source.lower() else "safetensors",
             "family": self._family,
             "families": [self._family],
-            "parameter_size": _count(ready.num_parameters),
+            "parameter_size": parameter_count(ready.num_parameters),
             "quantization_level": ready.dtype,
         }
 
@@ -141,6 +141,6 @@ class ModelRoutes:
         return datetime.fromtimestamp(self._context.started, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _count(number: int) -> str:
+def parameter_count(number: int) -> str:
     """Return a number of parameters as Ollama writes it: 751.63M, 7.6B."""
     return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"

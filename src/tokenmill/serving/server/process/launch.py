@@ -58,6 +58,45 @@ def run(
         return _run(engine, server, open_screen, starter, engines, announce or _unannounced)
 
 
+def run_watched(
+    engine: EngineConfig, server: ServerConfig, open_screen: OpenScreen, folder: Path, starter: Starter
+) -> int:
+    """Serve in this process, which another one watches and starts again; return the exit code.
+
+    Args:
+        folder: private to this server. starter: may have started the engine already; see `Starter.start_spare`.
+    """
+    with lossy("stdout", "stderr"):
+        try:
+            launch = prepared(engine, server)
+            raise_limit()
+            with held_back(), _listener(launch.server) as listener, weight_memory() as memory:
+                return _serve_first(folder, launch, memory, listener, open_screen, lambda: None, starter)
+        except TokenMillError as error:
+            return _refuse(open_screen, error)
+
+
+def _serve_first(
+    folder: Path,
+    launch: LaunchFile,
+    memory: str,
+    door: socket.socket,
+    open_screen: OpenScreen,
+    on_begun: Callable[[], None],
+    starter: Starter,
+) -> int:
+    """Serve as the first API process, whose engines keep their weights in `memory`."""
+    shared = LaunchFile(replace(launch.engine, weight_memory=memory), launch.server, launch.topology)
+    try:
+        shared.write(folder)
+    except DiskFull as error:
+        return _refuse(open_screen, error)
+    with starter.begun(folder, shared.topology):
+        from tokenmill.serving.server.process import first_process
+
+        return first_process.serve(folder, shared, door, open_screen, on_begun, starter)
+
+
 def _run(
     engine: EngineConfig,
     server: ServerConfig,
@@ -79,15 +118,7 @@ def _run(
                 from tokenmill.serving.server.api_worker import process
 
                 return process.serve(folder, launch, door, index)
-            shared = LaunchFile(replace(launch.engine, weight_memory=memory), server, launch.topology)
-            try:
-                shared.write(folder)
-            except DiskFull as error:
-                return _refuse(open_screen, error)
-            with make_starter().begun(folder, shared.topology) as starter:
-                from tokenmill.serving.server.process import first_process
-
-                return first_process.serve(folder, shared, door, open_screen, on_begun, starter)
+            return _serve_first(folder, launch, memory, door, open_screen, on_begun, make_starter())
 
         def note_death(part: str, text: str) -> None:
             log.note("death", text, part=part)

@@ -1,0 +1,1 @@
+"""Several models behind one address: each a server of its own, started when a request names it."""

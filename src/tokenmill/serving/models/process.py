@@ -1,0 +1,139 @@
+"""Run the process of a server of several models: HTTP in front of their servers, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tokenmill.config.configs import ServerConfig
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.sizes import size_text
+from tokenmill.ipc.log_lines import LineHandler
+from tokenmill.serving.models.app import build_models_app
+from tokenmill.serving.models.catalogue import Catalogue
+from tokenmill.serving.models.listing import Listing
+from tokenmill.serving.models.reply import Answers
+from tokenmill.serving.models.routes import Shared
+from tokenmill.serving.models.service import ModelService
+from tokenmill.serving.observe.event_log import EventLog
+from tokenmill.serving.proxy.relay import OpenReplies
+from tokenmill.serving.server.http.body_budget import BodyBudget
+from tokenmill.serving.server.http.descriptors import raise_limit
+from tokenmill.serving.server.http.listener import bind, check_tls, is_on_loopback, url
+from tokenmill.serving.server.http.server import HttpServer, wind_up
+from tokenmill.serving.server.http.unknown_fields import UnknownFields
+from tokenmill.serving.server.process.screen import StandardError
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+def serve(config: ServerConfig, read: Callable[[int], Catalogue], budget: int, available: Callable[[], int]) -> int:
+    """Serve until Ctrl-C or SIGTERM; return 0, or 1 if the server ends by itself.
+
+    Args:
+        read: returns the models, given the bytes that they may take together.
+        available: returns the bytes of memory that are left.
+
+    Raises:
+        InvalidConfig: the address cannot be taken, or models and presets do not go together.
+    """
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    write = StandardError().on_line
+    logging.getLogger().addHandler(LineHandler(write=write))
+    log = EventLog(write, config.log_format == "json")
+    check_tls(config)
+    raise_limit()
+    adopt_orphans()
+    with bind(config) as listener, _private_folder() as folder:
+        try:
+
+            def checked() -> Catalogue:
+                catalogue = read(budget)
+                _check(catalogue, budget)
+                return catalogue
+
+            limits = (budget, config.models_ttl, config.models_wait)
+            service = ModelService(checked, folder, limits, available, log.note)
+            return asyncio.run(_serve(service, config, listener, log))
+        finally:
+            if config.uds is not None:
+                Path(config.uds).unlink(missing_ok=True)
+
+
+def _check(catalogue: Catalogue, budget: int) -> None:
+    """Refuse pinned models that do not fit together.
+
+    Raises:
+        InvalidConfig: with the numbers.
+    """
+    pinned = [entry for entry in catalogue if entry.preset.pinned]
+    needed = sum(entry.description.memory.total for entry in pinned)
+    if needed > budget:
+        raise InvalidConfig(
+            f"the pinned models {', '.join(entry.name for entry in pinned)} need {size_text(needed)}, and all models "
+            f"may take {size_text(budget)} (--models-memory): pin fewer, or make them smaller"
+        )
+    groups = [entry.preset.group for entry in pinned if entry.preset.group is not None]
+    if len(groups) > len(set(groups)):
+        raise InvalidConfig("two pinned models are of one group, of which only one is loaded at a time")
+
+
+async def _serve(service: ModelService, config: ServerConfig, listener: socket.socket, log: EventLog) -> int:
+    replies = OpenReplies()
+    bodies = BodyBudget(config.max_body_bytes_in_flight, UnknownFields(config.strict_fields))
+    shared = Shared(service, Answers(service, replies), Listing(service), bodies)
+    app = build_models_app(shared, config, is_on_loopback(listener))
+    http = HttpServer(app, config, listener, lambda line: log.note("connections", line))
+    is_asked = asyncio.Event()
+
+    def ask() -> None:
+        if is_asked.is_set():  # the second Ctrl-C: do not wait for streams
+            replies.end()
+        is_asked.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ask)
+    serving, asked = await http.start(), asyncio.ensure_future(is_asked.wait())
+    log.note(
+        "ready", f"{len(service.catalogue)} models at {url(config, listener)}, in {size_text(service.keeper.budget)}"
+    )
+    service.start()
+    try:
+        await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            return 1
+        service.end_waits()
+        await wind_up([(http, serving)], list, config.shutdown_timeout, replies.end)
+        return 0
+    finally:
+        asked.cancel()
+        await service.close()
+
+
+def adopt_orphans() -> None:
+    """Let processes that a model's server leaves behind become children of this one, where the system can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="tokenmill-"))
+    except OSError as error:
+        raise InvalidConfig(f"no folder can be made for the sockets, set TMPDIR: {error.strerror}") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

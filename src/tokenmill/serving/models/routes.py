@@ -1,0 +1,282 @@
+"""The handlers of a server of several models."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.core.errors import InvalidRequest, NotFound
+from tokenmill.core.version import VERSION
+from tokenmill.serving.models.asked import Asked, choose, read_asked
+from tokenmill.serving.models.catalogue import Entry
+from tokenmill.serving.models.errors import ModelNotLoaded
+from tokenmill.serving.models.listing import Listing
+from tokenmill.serving.models.reply import Answers
+from tokenmill.serving.models.scrape import scraped
+from tokenmill.serving.models.service import ModelService
+from tokenmill.serving.models.states import ModelState
+from tokenmill.serving.server.generation.reply import JSON_LINES
+from tokenmill.serving.server.http.body import read_body
+from tokenmill.serving.server.http.body_budget import BodyBudget
+from tokenmill.serving.server.http.errors import ModelNotFound
+from tokenmill.serving.server.http.json_response import json_response
+from tokenmill.serving.server.ollama.models import ModelBody
+from tokenmill.serving.server.ollama.writer import now
+
+_LOADED = (ModelState.READY, ModelState.DRAINING)
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """Parts that all handlers use."""
+
+    service: ModelService
+    answers: Answers
+    listing: Listing
+    bodies: BodyBudget
+
+    def entry(self, name: str | None) -> Entry:
+        """Return the model of a name, or of none; raise as `choose` does."""
+        return choose(self.service.catalogue, name, self.service.last_used)
+
+
+def not_loaded(name: str | None) -> ModelNotLoaded:
+    """Return the error of a request that loads nothing and needs a loaded model."""
+    if name is None:
+        return ModelNotLoaded("no model is loaded: name one with ?model=, and load it with POST /models/load")
+    return ModelNotLoaded(f"model {name} is not loaded: POST /models/load loads it")
+
+
+class NamedBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of llama.cpp's /models/load and /models/unload."""
+
+    model: str
+
+
+class ListRoutes:
+    """The routes that list models, load and unload them."""
+
+    def __init__(self, shared: Shared, passing: PassRoutes) -> None:
+        self._shared = shared
+        self._passing = passing
+        self._service, self._listing = shared.service, shared.listing
+
+    async def health(self, request: Request) -> Response:
+        """Return 200 while this server takes requests; with ?model=, while that model is loaded and well."""
+        name = request.query_params.get("model")
+        if name is None:
+            return Response(status_code=200)
+        entry = self._service.catalogue.find(name)
+        if self._service.record(entry.name).state not in _LOADED:
+            return json_response(self._listing.state(entry), 503)
+        reply = await self._service.servers[entry.name].http.get("/health")
+        return Response(reply.content, reply.status_code, media_type="application/json")
+
+    async def version(self, _request: Request) -> Response:
+        """Show the version."""
+        return json_response({"version": VERSION})
+
+    async def models(self, _request: Request) -> Response:
+        """List all models with their states."""
+        return json_response({"object": "list", "data": self._listing.cards()})
+
+    async def model(self, request: Request) -> Response:
+        """Show one model."""
+        name = request.path_params["model"]
+        return json_response(self._listing.card(self._service.catalogue.find(name)) | {"id": name})
+
+    async def server_info(self, request: Request) -> Response:
+        """Show what a loaded model's server is; without ?model= also what one that is not loaded would be."""
+        name = request.query_params.get("model")
+        entry = next(iter(self._service.catalogue), None) if name is None else self._service.catalogue.find(name)
+        if entry is not None and self._service.record(entry.name).state in _LOADED:
+            return await self._passing.pass_on(request, entry, None)
+        if entry is None or name is not None:
+            raise not_loaded(name)
+        takes_images = "vision" in entry.description.capabilities
+        engine = {"model": entry.name, "max_model_len": entry.description.context, "takes_images": takes_images}
+        info = {"version": VERSION, "engine": engine, "engines": [], "settings": {}}
+        return json_response(info | {"default_sampling": dict(entry.preset.sampling)})
+
+    async def router_models(self, request: Request) -> Response:
+        """List all models as llama.cpp's router does; with ?reload=1 look for new ones first."""
+        if request.query_params.get("reload") == "1":
+            await self._service.reload()
+        cards = [self._listing.router_card(entry) for entry in self._service.catalogue]
+        return json_response({"object": "list", "data": cards})
+
+    async def metrics(self, _request: Request) -> Response:
+        """Show the metrics of all loaded models, each with its name, and of the models as such."""
+        return await scraped(self._service)
+
+    async def load(self, request: Request) -> Response:
+        """Begin to load a model; the reply does not wait for it."""
+        return self._load((await read_body(request, NamedBody, self._shared.bodies)).model)
+
+    async def load_named(self, request: Request) -> Response:
+        """Begin to load the model of the path."""
+        return self._load(request.path_params["model"])
+
+    async def unload(self, request: Request) -> Response:
+        """Let a model leave when what it has begun has ended."""
+        return self._unload((await read_body(request, NamedBody, self._shared.bodies)).model)
+
+    async def unload_named(self, request: Request) -> Response:
+        """Let the model of the path leave."""
+        return self._unload(request.path_params["model"])
+
+    def _load(self, name: str) -> Response:
+        self._service.load(self._service.catalogue.find(name))
+        return json_response({"success": True})
+
+    def _unload(self, name: str) -> Response:
+        self._service.unload(self._service.catalogue.find(name))
+        return json_response({"success": True})
+
+
+class OllamaRoutes:
+    """The routes of Ollama's API that concern all models, or none."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._service, self._listing = shared.service, shared.listing
+
+    async def version(self, _request: Request) -> Response:
+        """Show the version."""
+        return json_response({"version": VERSION})
+
+    async def is_there(self, _request: Request) -> Response:
+        """Answer clients that only ask whether somebody is there."""
+        return Response(status_code=200)
+
+    async def tags(self, _request: Request) -> Response:
+        """List all models."""
+        return json_response({"models": self._listing.tags()})
+
+    async def running(self, _request: Request) -> Response:
+        """List the models that are loaded."""
+        return json_response({"models": self._listing.running()})
+
+    async def show(self, request: Request) -> Response:
+        """Describe a model: as its server does if it is loaded."""
+        body = await read_body(request, ModelBody, self._shared.bodies)
+        entry = self._named(body)
+        if self._service.record(entry.name).state in _LOADED:
+            asked = Asked(None, msgspec.json.encode({"model": body.model or body.name}))
+            return await self._shared.answers.answer(request, entry, asked)
+        return json_response(self._listing.shown(entry))
+
+    async def pull(self, request: Request) -> Response:
+        """Report success for a model that is here; no other is fetched."""
+        body = await read_body(request, ModelBody, self._shared.bodies)
+        entry = self._named(body)
+        if body.stream is False:
+            return json_response({"status": "success"})
+        digest = f"sha256:{entry.digest}"
+        size = entry.found.num_bytes
+        pulling = {"status": f"pulling {digest[7:19]}", "digest": digest, "total": size, "completed": size}
+        lines = ({"status": "pulling manifest"}, pulling, {"status": "verifying sha256 digest"}, {"status": "success"})
+        content = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        return Response(content, headers={name.decode(): value.decode() for name, value in JSON_LINES.headers})
+
+    async def refuse(self, request: Request) -> Response:
+        """Refuse what makes, copies or deletes models."""
+        verb = request.scope["path"].rstrip("/").rpartition("/")[2][:40]
+        raise InvalidRequest(f"{verb}: the models of this server are those of its folder and its presets")
+
+    async def generate(self, request: Request) -> Response:
+        """Let a model answer; a body without a prompt loads it, or with `keep_alive: 0` unloads it."""
+        asked = await read_asked(request, self._shared.bodies)
+        entry = self._named_by(asked.name)
+        if not asked.is_empty:
+            return await self._shared.answers.answer(request, entry, asked)
+        if asked.keep_alive == 0:
+            self._service.unload(entry)
+            reason = "unload"
+        else:
+            await self._shared.answers.load(request, entry, asked.keep_alive)
+            reason = "load"
+        is_chat = request.url.path.endswith("/chat")
+        part: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+        said = {"model": asked.name, "created_at": now(), **part, "done": True, "done_reason": reason}
+        return json_response(said)
+
+    def _named(self, body: ModelBody) -> Entry:
+        return self._named_by(body.model or body.name)
+
+    def _named_by(self, name: str | None) -> Entry:
+        if not name:
+            raise InvalidRequest("model is required", "model")
+        return self._service.catalogue.find(name)
+
+
+class PassRoutes:
+    """The routes that the servers of models answer."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._service = shared.service
+
+    async def generate(self, request: Request) -> Response:
+        """Let the model that the request names answer; it is loaded for it."""
+        asked = await read_asked(request, self._shared.bodies)
+        return await self._shared.answers.answer(request, self._shared.entry(asked.name), asked)
+
+    async def read(self, request: Request) -> Response:
+        """Let the server of a loaded model tell of itself."""
+        return await self.pass_on(request, self._loaded(request), None)
+
+    async def steer(self, request: Request) -> Response:
+        """Let an operator steer the server of a loaded model."""
+        asked = await read_asked(request, self._shared.bodies)
+        return await self.pass_on(request, self._loaded(request), asked.body)
+
+    async def find(self, request: Request) -> Response:
+        """Ask the loaded models one after the other which of them knows a request, an answer or a session."""
+        body = (await read_asked(request, self._shared.bodies)).body if request.method == "POST" else None
+        reply: Response | None = None
+        for name in [one for one in self._service.servers if self._service.record(one).state in _LOADED]:
+            reply = await self.pass_on(request, self._service.catalogue[name], body)
+            if reply.status_code != httpx.codes.NOT_FOUND:
+                return reply
+        if reply is None:
+            raise NotFound("no loaded model knows of it", "id")
+        return reply
+
+    async def refuse(self, request: Request) -> Response:
+        """Refuse what only a server of one model has."""
+        path = request.scope["path"][:60]
+        raise InvalidRequest(f"{path} is not there on a server of several models: serve one model, with its own flags")
+
+    def _loaded(self, request: Request) -> Entry:
+        """Return the model of `?model=`, or the one used last, if it is loaded.
+
+        Raises:
+            ModelNotLoaded, ModelNotFound: it is not.
+        """
+        name = request.query_params.get("model")
+        if name is None and self._service.last_used is None:
+            loaded = [one for one in self._service.servers if self._service.record(one).state in _LOADED]
+            if not loaded:
+                raise not_loaded(None)
+            name = loaded[0]
+        entry = self._service.catalogue.find(name or self._service.last_used or "")
+        if self._service.record(entry.name).state not in _LOADED:
+            raise not_loaded(entry.name)
+        return entry
+
+    async def pass_on(self, request: Request, entry: Entry, body: bytes | None) -> Response:
+        """Return what the server of a loaded model answers.
+
+        Raises:
+            ModelNotFound: it has gone meanwhile.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                return await self._shared.answers.ask(request, self._service.servers[entry.name].http, body, stack)
+            except (httpx.HTTPError, KeyError):
+                raise ModelNotFound(f"the server of model {entry.name} is gone") from None

@@ -1,0 +1,324 @@
+"""The keeper against a slow, obvious model: random requests, loads, deaths, exits, and time that passes."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from tests.tiers import scaled
+from tokenmill.core.errors import QueueFull
+from tokenmill.serving.models.errors import ModelFailed, ModelTooLarge
+from tokenmill.serving.models.keeper import NEVER, Admit, Keeper, Refuse, Rules, Start, Stop
+from tokenmill.serving.models.states import ModelState
+
+RULES = {
+    "small": Rules(2),
+    "middle": Rules(4, ttl=30.0),
+    "large": Rules(8),
+    "pinned": Rules(2, pinned=True),
+    "left": Rules(3, group="hands"),
+    "right": Rules(3, group="hands"),
+    "huge": Rules(11),
+}
+BUDGET = 10
+MOST_WAITING = 20
+NAMES = st.sampled_from(sorted(RULES))
+
+
+class KeeperMachine(RuleBasedStateMachine):
+    """Plays the world around a keeper, and keeps books of its own: lists and dictionaries, searched from end to end."""
+
+    tickets = Bundle("tickets")
+
+    def __init__(self):
+        super().__init__()
+        self.now = 1000.0
+        self.keeper = Keeper(BUDGET, RULES, MOST_WAITING)
+        self.alive = {}  # name -> loading, serving, told to stop
+        self.waiting = []  # tickets in the order of their questions
+        self.open = []
+        self.idle_order = []  # served models, the least recently used first
+        self.may_stop = set()  # told to unload
+        self.ttl = {}
+        self.since = {}
+        self.retry = {}
+
+    def decide(self, orders=()):
+        for order in [*orders, *self.keeper.decide(self.now)]:
+            match order:
+                case Start(name):
+                    self.check_start(name)
+                    self.alive[name] = "loading"
+                case Stop(name):
+                    self.check_stop(name)
+                    self.alive[name] = "stopping"
+                    self.may_stop.discard(name)
+                case Admit(ticket):
+                    assert self.alive[ticket.model] == "serving"
+                    first = next(one for one in self.waiting if one.model == ticket.model)
+                    assert first is ticket, "in order"
+                    self.waiting.remove(ticket)
+                    self.open.append(ticket)
+                    self.use(ticket.model)
+                case Refuse(ticket, error):
+                    assert str(error)
+                    self.waiting.remove(ticket)
+        # A decision is whole: made again at once, there is nothing left to do.
+        assert self.keeper.decide(self.now) == []
+
+    def use(self, name):
+        if name in self.idle_order:
+            self.idle_order.remove(name)
+        self.idle_order.append(name)
+        self.since[name] = self.now
+
+    def check_start(self, name):
+        assert name not in self.alive
+        others = [one.model for one in self.waiting if one.model not in self.alive and self.may_retry(one.model)]
+        assert others[0] == name, "whose turn it is"
+        taken = sum(RULES[one].num_bytes for one in self.alive)
+        assert taken + RULES[name].num_bytes <= BUDGET
+        assert "loading" not in self.alive.values()
+        group = RULES[name].group
+        assert group is None or all(RULES[one].group != group for one in self.alive)
+
+    def check_stop(self, name):
+        assert self.alive[name] in ("loading", "serving")
+        assert all(one.model != name for one in self.open), "one that answers is not stopped"
+        if name in self.may_stop:
+            return
+        assert self.alive[name] == "serving" and not RULES[name].pinned
+        if self.now >= self.since[name] + self.ttl[name]:
+            return
+        wanted = next(
+            one.model for one in self.waiting if self.may_retry(one.model) and one.model not in self.serving()
+        )
+        if RULES[wanted].group is not None and RULES[wanted].group == RULES[name].group:
+            return
+        free = BUDGET - sum(RULES[one].num_bytes for one in self.alive)
+        leaving = sum(RULES[one].num_bytes for one, state in self.alive.items() if state == "stopping")
+        assert free + leaving < RULES[wanted].num_bytes, "there is room already"
+        idle = [one for one in self.idle_order if self.alive.get(one) == "serving" and self.is_idle(one)]
+        assert next(one for one in idle if not RULES[one].pinned) == name, "the least recently used"
+
+    def serving(self):
+        return [name for name, state in self.alive.items() if state == "serving"]
+
+    def is_idle(self, name):
+        return all(one.model != name for one in self.open)
+
+    def may_retry(self, name):
+        return self.retry.get(name, 0.0) <= self.now
+
+    @rule(target=tickets, name=NAMES)
+    def ask(self, name):
+        full = len(self.waiting) >= MOST_WAITING
+        try:
+            ticket = self.keeper.ask(name, self.now)
+        except ModelTooLarge:
+            assert RULES[name].num_bytes > BUDGET - (0 if name == "pinned" else 2)
+            return None
+        except ModelFailed:
+            assert not self.may_retry(name)
+            return None
+        except QueueFull:
+            assert full
+            return None
+        assert not full
+        assert name != "huge"
+        self.waiting.append(ticket)
+        self.decide()
+        return ticket
+
+    @rule(ticket=consumes(tickets), keep_alive=st.sampled_from([None, None, 0.0, 5.0, NEVER]))
+    def leave(self, ticket, keep_alive):
+        if ticket is None:
+            return
+        name = ticket.model
+        if ticket in self.open:
+            self.open.remove(ticket)
+            self.use(name)
+        if ticket in self.waiting:
+            self.waiting.remove(ticket)
+        if keep_alive is not None:
+            self.ttl[name] = keep_alive
+        self.keeper.leave(ticket, self.now, keep_alive)
+        assert self.keeper.reason(ticket)
+        self.decide()
+
+    @precondition(lambda self: "loading" in self.alive.values())
+    @rule()
+    def finish_loading(self):
+        self.finish()
+
+    def finish(self):
+        name = next(name for name, state in self.alive.items() if state == "loading")
+        self.alive[name] = "serving"
+        self.ttl[name] = RULES[name].ttl
+        self.use(name)
+        self.keeper.ready(name, self.now)
+        self.decide()
+
+    @precondition(lambda self: "stopping" in self.alive.values())
+    @rule(data=st.data())
+    def exit(self, data):
+        name = data.draw(st.sampled_from(sorted(one for one, state in self.alive.items() if state == "stopping")))
+        del self.alive[name]
+        self.decide(self.keeper.exited(name, self.now, "told to", 0))
+
+    @precondition(lambda self: any(state != "stopping" for state in self.alive.values()))
+    @rule(data=st.data(), is_final=st.booleans())
+    def die(self, data, is_final):
+        name = data.draw(st.sampled_from(sorted(one for one, state in self.alive.items() if state != "stopping")))
+        del self.alive[name]
+        self.may_stop.discard(name)
+        self.open = [one for one in self.open if one.model != name]
+        orders = self.keeper.exited(name, self.now, "killed", -9, is_final)
+        record = self.keeper.models[name]
+        self.retry[name] = record.retry_at
+        assert record.state is ModelState.FAILED and record.problem == "killed"
+        assert bool(orders) == (record.given_up and any(one.model == name for one in self.waiting))
+        assert record.given_up or not is_final
+        self.decide(orders)
+
+    @rule(name=NAMES)
+    def unload(self, name):
+        if self.alive.get(name) in ("loading", "serving"):
+            self.may_stop.add(name)
+        orders = self.keeper.unload(name)
+        assert [order.ticket for order in orders] == [one for one in self.waiting if one.model == name]
+        self.decide(orders)
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 40.0, 100.0]))
+    def pass_time(self, seconds):
+        self.now += seconds
+        self.decide()
+
+    @rule()
+    def wake_up(self):
+        """At the time that the keeper names, and not before, there is something to do."""
+        until = self.keeper.next_time(self.now)
+        if until == NEVER:
+            return
+        assert until >= self.now, "what was due is done"
+        self.now = until
+        self.decide()
+
+    @invariant()
+    def books_agree(self):
+        states = {ModelState.LOADING: "loading", ModelState.UNLOADING: "stopping"}
+        states |= dict.fromkeys((ModelState.READY, ModelState.DRAINING), "serving")
+        found = {name: states[one.state] for name, one in self.keeper.models.items() if one.state in states}
+        assert found == self.alive
+        assert self.keeper.free == BUDGET - sum(RULES[name].num_bytes for name in self.alive) >= 0
+        waiting = sorted(
+            (one for model in self.keeper.models.values() for one in model.waiting), key=lambda t: t.number
+        )
+        assert waiting == self.waiting
+        assert {one for model in self.keeper.models.values() for one in model.using} == set(self.open)
+
+    def teardown(self):
+        """All that wait get their turn, if answers end, servers start and exit, and none dies."""
+        for _ in range(8 * (len(self.waiting) + len(self.alive) + 1)):
+            if not self.waiting:
+                return
+            self.now += 70.0
+            self.decide()
+            if "loading" in self.alive.values():
+                self.finish()
+            for name in [one for one, state in self.alive.items() if state == "stopping"]:
+                del self.alive[name]
+                self.decide(self.keeper.exited(name, self.now, "told to", 0))
+            for ticket in list(self.open):
+                self.end(ticket)
+        raise AssertionError(f"{len(self.waiting)} requests starve")
+
+    def end(self, ticket):
+        self.open.remove(ticket)
+        self.use(ticket.model)
+        self.keeper.leave(ticket, self.now, None)
+        self.decide()
+
+
+TestKeeper = KeeperMachine.TestCase
+TestKeeper.settings = settings(max_examples=scaled(300), stateful_step_count=40, deadline=None)
+
+
+def loaded(keeper: Keeper, name: str, now: float = 0.0):
+    """Load a model by a request, and return its ticket."""
+    ticket = keeper.ask(name, now)
+    keeper.decide(now)
+    keeper.ready(name, now)
+    assert Admit(ticket) in keeper.decide(now)
+    return ticket
+
+
+def test_a_model_in_use_is_not_evicted_and_takes_nothing_new_while_another_waits():
+    keeper = Keeper(10, {"a": Rules(6), "b": Rules(6)})
+    first = loaded(keeper, "a")
+    other = keeper.ask("b", 1.0)
+    assert keeper.decide(1.0) == []
+    late = keeper.ask("a", 2.0)
+    assert keeper.decide(2.0) == [], "its turn comes after b's"
+    assert "finish" in keeper.reason(other)
+    keeper.leave(first, 3.0)
+    assert keeper.decide(3.0) == [Stop("a")]
+    assert keeper.decide(3.0) == [], "its memory is not free before it has exited"
+    keeper.exited("a", 4.0, "", 0)
+    assert keeper.decide(4.0) == [Start("b")]
+    keeper.ready("b", 5.0)
+    assert keeper.decide(5.0) == [Admit(other)]
+    keeper.leave(other, 6.0)
+    assert keeper.decide(6.0) == [Stop("b")]
+    keeper.exited("b", 7.0, "", 0)
+    assert keeper.decide(7.0) == [Start("a")]
+    keeper.ready("a", 8.0)
+    assert keeper.decide(8.0) == [Admit(late)]
+
+
+def test_a_model_that_is_spared_goes_on():
+    keeper = Keeper(10, {"a": Rules(6), "b": Rules(6)})
+    loaded(keeper, "a")
+    other = keeper.ask("b", 1.0)
+    keeper.decide(1.0)
+    late = keeper.ask("a", 2.0)
+    keeper.decide(2.0)
+    keeper.leave(other, 3.0)
+    assert keeper.decide(3.0) == [Admit(late)], "nobody waits for its memory any more"
+
+
+def test_a_model_that_never_fits_is_refused_with_the_numbers():
+    keeper = Keeper(4 << 30, {"a": Rules(5 << 30), "b": Rules(3 << 30), "p": Rules(2 << 30, pinned=True)})
+    with pytest.raises(ModelTooLarge, match=r"5\.0 GiB and can have 2\.0 GiB"):
+        keeper.ask("a", 0.0)
+    with pytest.raises(ModelTooLarge, match=r"pinned models take 2\.0 GiB"):
+        keeper.ask("b", 0.0)
+
+
+def test_memory_that_others_use_is_made_up_for_by_one_more_eviction():
+    keeper = Keeper(100, {"a": Rules(10), "b": Rules(10)})
+    keeper.leave(loaded(keeper, "a"), 1.0)
+    ticket = keeper.ask("b", 2.0)
+    assert keeper.decide(2.0, available=5) == [Stop("a")]
+    keeper.exited("a", 3.0, "", 0)
+    assert keeper.decide(3.0, available=5) == [Start("b")], "its own check says what is missing"
+    keeper.ready("b", 4.0)
+    assert keeper.decide(4.0, available=5) == [Admit(ticket)]
+
+
+def test_the_third_death_in_a_minute_ends_the_wait_and_a_minute_later_it_is_tried_again():
+    keeper = Keeper(10, {"a": Rules(6)})
+    ticket = keeper.ask("a", 0.0)
+    now = 0.0
+    for _ in range(2):
+        assert keeper.decide(now) == [Start("a")]
+        assert keeper.exited("a", now, "killed", -9) == []
+        assert keeper.reason(ticket)
+        now = max(now, keeper.next_time(now) if keeper.next_time(now) < NEVER else now)
+    assert keeper.decide(now) == [Start("a")]
+    (refusal,) = keeper.exited("a", now, "killed", -9)
+    assert refusal.ticket is ticket and isinstance(refusal.error, ModelFailed)
+    with pytest.raises(ModelFailed, match="killed"):
+        keeper.ask("a", now + 30)
+    keeper.ask("a", now + 61)
+    assert keeper.decide(now + 61) == [Start("a")]
