@@ -159,5 +159,8 @@ POOLS = {
     "slow attacks": Pool(
         12, "integration/traps model/vision/bombs serving/server/sandboxes threats/amplification threats/silence"
     ),
-    "pages in a browser": Pool(11, "serving/web/answers serving/web/browser serving/web/images serving/web/live_route"),
+    "pages in a browser": Pool(
+        14,
+        "serving/web/answers serving/web/browser serving/web/images serving/web/kept serving/web/live_route",
+    ),
 }

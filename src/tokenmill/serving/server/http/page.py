@@ -27,7 +27,7 @@ POLICY = "; ".join(
         "form-action 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
-        "trusted-types dompurify",
+        "trusted-types 'none'",
     )
 )
 _HEADERS = {
