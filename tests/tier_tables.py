@@ -160,7 +160,8 @@ POOLS = {
         12, "integration/traps model/vision/bombs serving/server/sandboxes threats/amplification threats/silence"
     ),
     "pages in a browser": Pool(
-        14,
-        "serving/web/answers serving/web/browser serving/web/images serving/web/kept serving/web/live_route",
+        16,
+        "serving/web/answers serving/web/browser serving/web/images serving/web/kept serving/web/live_route "
+        "serving/web/reading serving/web/texts",
     ),
 }

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -60,17 +60,15 @@ def stopped_in_the_middle(page, server):
     try:
         ask(page, QUESTION)
         shown = answers(page).last.locator(":scope > .markdown")
-        while not (shown.count() and 20 < len(shown.inner_text())):
+        while not (shown.count() and len(shown.inner_text()) > 20):
             os.kill(engine, signal.SIGCONT)
             time.sleep(0.02)
             os.kill(engine, signal.SIGSTOP)
             page.wait_for_timeout(50)
         yield said(page)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(engine, signal.SIGCONT)
-        except ProcessLookupError:
-            pass
 
 
 def test_a_reload_goes_on_with_the_same_answer(mill, whole, open_page):
@@ -207,11 +205,22 @@ def test_deleting_ends_what_is_being_written_and_can_be_undone(slow_echo, open_p
 
 def test_two_hundred_conversations_are_listed_searched_and_renamed(echo, open_page, tmp_path):
     page = open_page(echo.url)
-    messages = [{"id": 1, "parent": None, "role": "user"}, {"id": 2, "parent": 1, "role": "assistant"}]
-    texts = [{"content": "word " * 200}, {"content": "text " * 500}]
-    many = [{"id": str(one), "title": f"Number {one}", "messages": [
-        {**messages[0], **texts[0]}, {**messages[1], "content": f"needle-{one}-x" if one == 77 else texts[1]["content"]},
-    ]} for one in range(200)]  # fmt: skip
+    many = [
+        {
+            "id": str(one),
+            "title": f"Number {one}",
+            "messages": [
+                {"id": 1, "parent": None, "role": "user", "content": "word " * 200},
+                {
+                    "id": 2,
+                    "parent": 1,
+                    "role": "assistant",
+                    "content": f"needle-{one}-x" if one == 77 else "text " * 500,
+                },
+            ],
+        }
+        for one in range(200)
+    ]
     (tmp_path / "many.json").write_text(json.dumps(many))
     page.get_by_label("Import").set_input_files(tmp_path / "many.json")
     entries = page.get_by_label("Conversations").locator("li")

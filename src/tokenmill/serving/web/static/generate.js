@@ -1,12 +1,15 @@
 // One stream of an answer: asks for it, and adds to a message as its parts come.
 
 import { ApiError, checked, events } from "./api.js";
+import { breath } from "./ui.js";
 
 // What a message may keep of its tokens: a long answer must not fill the browser's store.
 const MOST_TOKENS = 4096;
 // Parts within a millisecond were read together, by a page or a line that was busy. With fewer moments than these, the
 // time between the first and the last says how fast the page reads.
 const FEWEST_MOMENTS = 8;
+// Much may come at once; after so long the page may draw and hear before the rest.
+const BREATH_MS = 10;
 
 // Makes a message one whose answer begins.
 export function begin(message) {
@@ -19,6 +22,7 @@ export async function generate(message, body, signal, changed) {
   const marks = { first: 0, last: 0, moments: 0, before: message.count ?? 0 };
   const asked = { ...body, return_progress: true };
   message.finish = "";
+  let rested = started;
   try {
     const reply = await checked("v1/chat/completions", { method: "POST", body: asked, signal });
     for await (const data of events(reply)) {
@@ -29,6 +33,10 @@ export async function generate(message, body, signal, changed) {
       for (const choice of chunk.choices ?? []) take(message, choice, marks);
       if (chunk.usage) count(message, chunk.usage, marks);
       changed();
+      if (performance.now() - rested > BREATH_MS) {
+        await breath();
+        rested = performance.now();
+      }
     }
     if (!message.finish) throw new ApiError("the stream ended before the answer did", 0);
   } finally {

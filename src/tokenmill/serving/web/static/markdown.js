@@ -4,6 +4,7 @@
 // A text that grows is not read anew with each of its pieces: all blocks but the last can no longer change.
 
 import { Code } from "./code.js";
+import { extensions, Formula } from "./formula.js";
 import { html, useEffect, useRef, useRedraw } from "./ui.js";
 
 const { Marked, Lexer, Tokenizer } = globalThis.marked;
@@ -24,15 +25,22 @@ const bounded = (name) => function read(...given) {
   }
 };
 
-const marked = new Marked({ gfm: true, breaks: true, async: false },
+const marked = new Marked({ gfm: true, breaks: true, async: false }, { extensions },
   { tokenizer: Object.fromEntries(NESTING.map((name) => [name, bounded(name)])) });
 
 // A long text is read in pieces, each a moment's work; the page can answer between them.
-const PIECE = 4000;
+const PIECE = 2000;
 // The items of a list longer than this no longer change, but the last.
 const LONG_LIST = 2000;
 // Reading and drawing takes at most this part of the time.
 const SHARE = 6;
+
+// Where the next piece of a text ends: at the end of a line, if one ends soon.
+function pieceEnd(text, from) {
+  if (text.length - from <= PIECE) return text.length;
+  const end = text.indexOf("\n", from + PIECE) + 1;
+  return end && end < from + 2 * PIECE ? end : from + PIECE;
+}
 
 class Reader {
   constructor() {
@@ -40,14 +48,14 @@ class Reader {
   }
 
   clear() {
-    Object.assign(this, { text: "", end: 0, blocks: [], tail: [], links: {} });
+    Object.assign(this, { text: "", end: 0, blocks: [], tail: [], links: Object.create(null) });
   }
 
   // Takes in more of `text`; returns whether it has all of it.
   take(text, isOpen) {
     if (!text.startsWith(this.text)) this.clear();
     const from = Math.max(this.end, this.text.length);
-    this.text = text.length - from > PIECE ? text.slice(0, text.indexOf("\n", from + PIECE) + 1 || text.length) : text;
+    this.text = text.slice(0, pieceEnd(text, from));
     const hasAll = this.text.length === text.length;
     const source = this.text.slice(this.end);
     const tokens = this.#read(source);
@@ -60,14 +68,13 @@ class Reader {
   #read(source) {
     const lexer = new Lexer(marked.defaults);
     Object.assign(lexer.tokens.links, this.links);
-    const tokens = lexer.lex(source);
-    for (const [name, link] of Object.entries(lexer.tokens.links)) if (!this.links[name]) this.#define(name, link);
-    return tokens;
+    return lexer.lex(source);
   }
 
-  // A link may be used before it is defined.
-  #define(name, link) {
-    this.links[name] = link;
+  // A link may be used before it is defined; of a definition that is not whole yet nothing is known.
+  #define({ tag: name, href, title }) {
+    if (Object.hasOwn(this.links, name)) return;
+    this.links[name] = { href, title };
     for (const block of this.blocks) {
       if (!block.raw.toLowerCase().includes(`[${name}]`)) continue;
       const lexer = new Lexer(marked.defaults);
@@ -82,6 +89,7 @@ class Reader {
     for (const token of kept) {
       this.blocks.push({ raw: token.raw, tokens: [token], node: null });
       this.end += token.raw.length;
+      if (token.type === "def") this.#define(token);
     }
     this.tail = tokens.slice(kept.length);
     const [list] = this.tail;
@@ -113,7 +121,7 @@ export function Markdown({ text, isOpen = false }) {
   if (isLate && now >= state.rest) {
     const hasAll = state.reader.take(clean, isOpen);
     state.nodes = state.reader.nodes();
-    state.rest = performance.now() + (performance.now() - now) * SHARE;
+    state.rest = performance.now() + (isOpen ? (performance.now() - now) * SHARE : 0);
     state.shown = hasAll ? `${isOpen}${clean.length}` : null;
   }
   useEffect(() => {
@@ -139,6 +147,7 @@ function blockOf(token, isOpen) {
     case "list": return listOf(token);
     case "table": return tableOf(token);
     case "html": return html`<p>${token.text}</p>`;
+    case "formula": return html`<p><${Formula} ...${token} /></p>`;
     default: return lineOf(token);
   }
 }
@@ -163,6 +172,7 @@ function lineOf(token) {
     case "strong": case "em": case "del": return html`<${token.type}>${inside()}<//>`;
     case "codespan": return html`<code>${token.text}</code>`;
     case "br": return html`<br />`;
+    case "formula": return html`<${Formula} ...${token} />`;
     case "link": return linkOf(token.href, inside());
     case "image": return linkOf(token.href, plain({ text: token.text || token.href }));
     case "checkbox": return token.checked ? "☑ " : "☐ ";

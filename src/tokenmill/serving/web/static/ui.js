@@ -23,6 +23,18 @@ export function oncePerFrame(work) {
   };
 }
 
+// Lets the page do what else waits; unlike a timer, also at once where it is hidden.
+export function breath() {
+  return new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(0);
+  });
+}
+
 export function download(name, text, type = "application/json") {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type }));
