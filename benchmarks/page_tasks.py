@@ -2,9 +2,9 @@
 
     python benchmarks/page_tasks.py [--tokens 10000] [--rate 300] [--kind mixed]
 
-A server in this process streams an answer of Markdown with five alternatives a token, as the real one does; a headless
-Chromium (`make browser`) shows it, follows it, and opens the conversation anew. Chromium itself reports tasks over 50 ms
-(PerformanceObserver, `longtask`).
+A server in this process streams an answer of Markdown with five alternatives a token, as the real one does; a
+headless Chromium (`make browser`) shows it, follows it, and opens the conversation anew. Chromium itself reports tasks
+over 50 ms (PerformanceObserver, `longtask`).
 """
 
 from __future__ import annotations

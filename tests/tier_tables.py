@@ -161,7 +161,7 @@ POOLS = {
     ),
     "pages in a browser": Pool(
         16,
-        "serving/web/answers serving/web/browser serving/web/images serving/web/kept serving/web/live_route "
-        "serving/web/reading serving/web/texts",
+        "serving/web/answers serving/web/browser serving/web/everybody serving/web/images serving/web/kept "
+        "serving/web/live_route serving/web/reading serving/web/texts",
     ),
 }

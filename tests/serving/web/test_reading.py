@@ -59,10 +59,8 @@ def test_scrolling_up_ends_following_and_a_button_returns(measured, open_page):
 def test_what_is_drawn_is_not_drawn_again(measured, open_page):
     """Whoever has marked a word, or follows a link, must not lose it to the next token."""
     page = open_page(measured.url)
-    ask(
-        page,
-        "# Title\n\n**first** paragraph\n\n1. one\n2. two\n\n```py\nx = 1\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nlast",
-    )
+    parts = ("# Title", "**first** paragraph", "1. one\n2. two", "```py\nx = 1\n```", "| a | b |\n|---|---|\n| 1 | 2 |")
+    ask(page, "\n\n".join(parts) + "\n\nlast")
     first = answers(page).locator("strong").first
     first.wait_for()
     first.evaluate("node => { node.ours = 1; getSelection().selectAllChildren(node); }")

@@ -10,7 +10,7 @@ import { useFollow } from "./follow.js";
 import { List } from "./list.js";
 import { Message } from "./message.js";
 import { Settings } from "./settings.js";
-import { Copy, html, useEffect, useLayoutEffect, useMemo, useRef, useRedraw, useState } from "./ui.js";
+import { closesByEscape, Copy, html, useEffect, useLayoutEffect, useMemo, useRef, useRedraw, useState } from "./ui.js";
 
 export function Chat({ isShown }) {
   const redraw = useRedraw();
@@ -24,7 +24,7 @@ export function Chat({ isShown }) {
     desk.start();
   }, []);
   const toggle = (name) => showPanel((shown) => (shown === name ? "" : name));
-  useKeys(isShown, desk, toggle);
+  useKeys(isShown, desk, toggle, showPanel);
   const shown = branch(desk.open);
   const last = shown.at(-1);
   const acts = {
@@ -33,7 +33,8 @@ export function Chat({ isShown }) {
     watch: (draw) => desk.answers.watch(desk.open.id, draw),
   };
   return html`<div class="chat" hidden=${!isShown}>
-    <nav class="list ${panel === "list" ? "shown" : ""}" aria-label="Conversations">
+    <nav class="list ${panel === "list" ? "shown" : ""}" aria-label="Conversations"
+      onKeyDown=${(event) => panel === "list" && closesByEscape(event, () => showPanel(""))}>
       <${List} desk=${desk} close=${() => showPanel("")} /></nav>
     <section class="talk" aria-label="Conversation">
       <div class="bar">
@@ -48,7 +49,7 @@ export function Chat({ isShown }) {
       <div class="scroller">
         <div class="messages" tabindex="0" role="region" aria-label="Messages" ref=${box} ...${follow.handlers}>
           <div class="sheet" ref=${sheet}>
-            ${shown.length === 0 && html`<${Greeting} model=${model} />`}
+            ${shown.length === 0 && html`<${Greeting} model=${model} ask=${(text) => desk.send(text, [])} />`}
             <${Tools} text=${desk.open.settings.tools} />
             ${shown.map((message) => html`<${Message} key=${desk.open.id + message.id} message=${message} acts=${acts}
               choices=${siblings(desk.open, message)} isBusy=${desk.writes !== ""}
@@ -87,13 +88,16 @@ function useModel() {
 }
 
 // As soon as the page can be seen: an effect would come a frame later, and a key before that do nothing.
-function useKeys(isShown, desk, toggle) {
+function useKeys(isShown, desk, toggle, showPanel) {
   useLayoutEffect(() => {
     if (!isShown) return undefined;
     const onKey = (event) => {
       if (event.key === "Escape") desk.stop();
       if (!(event.ctrlKey || event.metaKey)) return;
-      const search = () => document.querySelector(".list input[type=search]")?.focus();
+      const search = () => {
+        if (matchMedia("(max-width: 48rem)").matches) showPanel("list");
+        document.querySelector(".list input[type=search]")?.focus();
+      };
       const act = event.shiftKey ? { O: () => desk.begin(), S: () => toggle("settings") }[event.key.toUpperCase()]
         : { k: search }[event.key];
       if (!act) return;
@@ -105,11 +109,17 @@ function useKeys(isShown, desk, toggle) {
   });
 }
 
-function Greeting({ model }) {
+// Things to try: of what most models can do, in a few seconds each.
+const TRIES = ["Tell me a short story about a dog.", "Explain what a token is, in three sentences.",
+  "Write a Python function that counts the words of a text."];
+
+function Greeting({ model, ask }) {
   return html`<div class="greeting"><h2>Ask ${model.name || "the model"} something</h2>
+    <div class="tries">${TRIES.map((text) => html`<button type="button" class="quiet" key=${text}
+      onClick=${() => ask(text)}>${text}</button>`)}</div>
     <p>Conversations stay in this browser.</p>
-    <p class="keys"><kbd>Enter</kbd> sends, <kbd>Shift</kbd>+<kbd>Enter</kbd> begins a line,
-    <kbd>Esc</kbd> stops, <kbd>Ctrl</kbd>+<kbd>K</kbd> searches, <kbd>Ctrl</kbd>+<kbd>Shift</kbd>+<kbd>O</kbd> begins anew,
+    <p class="keys"><kbd>Enter</kbd> sends, <kbd>Shift</kbd>+<kbd>Enter</kbd> begins a line,${" "}
+    <kbd>Esc</kbd> stops, <kbd>Ctrl</kbd>+<kbd>K</kbd> searches, <kbd>Ctrl</kbd>+<kbd>Shift</kbd>+<kbd>O</kbd> begins anew,${" "}
     <kbd>Ctrl</kbd>+<kbd>Shift</kbd>+<kbd>S</kbd> opens the settings.</p></div>`;
 }
 
@@ -129,7 +139,12 @@ function Tools({ text }) {
 
 // What was deleted last, and the way back.
 function Removed({ desk }) {
+  const undo = useRef();
+  // The button that deleted is gone, and the focus with it.
+  useEffect(() => {
+    if (document.activeElement === document.body) undo.current?.focus();
+  }, [desk.removed]);
   return html`<div class="removed" role="status"><span>Deleted “${desk.removed.title || "Untitled"}”</span>
-    <button type="button" onClick=${() => desk.restore()}>Undo</button>
+    <button type="button" ref=${undo} onClick=${() => desk.restore()}>Undo</button>
     <button type="button" class="quiet" aria-label="Dismiss" onClick=${() => desk.dismiss()}>×</button></div>`;
 }

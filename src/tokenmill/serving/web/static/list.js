@@ -13,7 +13,8 @@ export function List({ desk, close }) {
     close();
   };
   const shown = desk.heads.filter(({ id, deleted }) => !deleted && (!found || found.has(id)));
-  return html`<button type="button" onClick=${pick(() => desk.begin())}>New conversation</button>
+  return html`<div class="row"><button type="button" class="new" onClick=${pick(() => desk.begin())}>New conversation</button>
+      <button type="button" class="quiet narrow" onClick=${close}>Close</button></div>
     <input type="search" aria-label="Search conversations" placeholder="Search" value=${wanted}
       onInput=${(event) => setWanted(event.target.value)} />
     <ul aria-label=${found ? `${shown.length} found` : "All conversations"}>${shown.map((head) => html`<li key=${head.id}

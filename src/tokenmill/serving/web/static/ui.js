@@ -43,6 +43,24 @@ export function download(name, text, type = "application/json") {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
+// For a panel: Escape closes it, and does nothing else.
+export function closesByEscape(event, close) {
+  if (event.key !== "Escape") return;
+  event.stopPropagation();
+  close();
+}
+
+// For a panel that opens: the focus goes in, and back to where it was.
+export function useFocusInside(place) {
+  useEffect(() => {
+    const before = document.activeElement;
+    place.current.querySelector("input, textarea, button")?.focus();
+    return () => {
+      if (before?.isConnected) before.focus();
+    };
+  }, []);
+}
+
 export function Copy({ text, label = "Copy" }) {
   const [said, say] = useState("");
   const copy = async () => {
