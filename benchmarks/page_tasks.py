@@ -4,7 +4,8 @@
 
 A server in this process streams an answer of Markdown with five alternatives a token, as the real one does; a
 headless Chromium (`make browser`) shows it, follows it, and opens the conversation anew. Chromium itself reports tasks
-over 50 ms (PerformanceObserver, `longtask`).
+over 50 ms (PerformanceObserver, `longtask`), and its trace what processor time each task of the page's thread took: the
+first counts what else the machine does, the second does not.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from tokenmill.serving.server.http.page import PAGE, POLICY, PREFIX, read_assets
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+LONG_MS = 50
 PROSE = "The mill stands by a **quiet river**, and its wheel turns *slowly* while `the miller` counts sacks of flour. "
 SECTION = (
     "## Part\n\n" + PROSE * 3 + "\n\n- one item\n- another, with a [link](http://198.51.100.7/)\n\n```python\n"
@@ -103,28 +106,40 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def tasks(page: Page, what: str) -> None:
-    """Print the tasks over 50 ms since the last time."""
-    found = sorted(page.evaluate("globalThis.tasks.splice(0)"))
-    print(f"{what}: {len(found)} tasks over 50 ms, the longest {max(found, default=0)} ms; {found[-8:]}", flush=True)
+@contextmanager
+def observed(browser: Browser, page: Page, what: str) -> Iterator[None]:
+    """Print what the tasks of the page's thread took inside."""
+    browser.start_tracing(page=page, categories=["toplevel"])
+    yield
+    page.wait_for_timeout(500)
+    long = sorted(page.evaluate("globalThis.tasks.splice(0)"))
+    used = processor_times(json.loads(browser.stop_tracing())["traceEvents"])
+    over = [one for one in used if one > LONG_MS]
+    print(f"  {what}: {len(long)} tasks over {LONG_MS} ms by the clock, the longest {max(long, default=0)} ms; by the "
+          f"processor {len(over)} of {len(used)}, the longest {max(used, default=0):.0f} ms", flush=True)  # fmt: skip
 
 
-def measure(page: Page, url: str) -> None:
+def processor_times(events: list[dict[str, Any]]) -> list[float]:
+    """Return the milliseconds of processor time of each task on the main threads of pages."""
+    mains = {(one["pid"], one["tid"]) for one in events if one.get("args", {}).get("name") == "CrRendererMain"}
+    tasks = (one for one in events if (one["pid"], one["tid"]) in mains and one["name"].endswith("RunTask"))
+    return [one["tdur"] / 1000 for one in tasks if "tdur" in one]
+
+
+def measure(browser: Browser, page: Page, url: str) -> None:
     """Show an answer as it comes, then all of it again."""
     page.add_init_script(WATCH)
-    page.goto(url)
-    page.get_by_label("Your message").fill("go on")
-    page.wait_for_timeout(500)
-    tasks(page, "  page opened")
-    page.get_by_role("button", name="Send").click()
-    page.get_by_role("button", name="Stop").wait_for()
-    page.get_by_role("button", name="Send").wait_for(timeout=600_000)
-    page.wait_for_timeout(500)
-    tasks(page, "  answer streamed")
-    page.reload()
-    page.get_by_text(re.compile("prompt tokens")).wait_for()
-    page.wait_for_timeout(2000)
-    tasks(page, "  conversation opened anew")
+    with observed(browser, page, "page opened"):
+        page.goto(url)
+        page.get_by_label("Your message").fill("go on")
+    with observed(browser, page, "answer streamed"):
+        page.get_by_role("button", name="Send").click()
+        page.get_by_role("button", name="Stop").wait_for()
+        page.get_by_role("button", name="Send").wait_for(timeout=600_000)
+    with observed(browser, page, "conversation opened anew"):
+        page.reload()
+        page.locator("article.assistant footer").get_by_text(re.compile("prompt tokens")).wait_for()
+        page.wait_for_timeout(1500)
 
 
 def main() -> None:
@@ -145,7 +160,7 @@ def main() -> None:
         for server.kind in [options.kind] if options.kind else list(KINDS):
             print(f"{options.tokens} tokens of kind {server.kind}:", flush=True)
             context = browser.new_context()
-            measure(context.new_page(), f"http://127.0.0.1:{server.server_address[1]}/")
+            measure(browser, context.new_page(), f"http://127.0.0.1:{server.server_address[1]}/")
             context.close()
         browser.close()
     server.shutdown()

@@ -20,16 +20,26 @@ function Alternatives({ token: [text, logprob, top], onBranch }) {
   const table = useRef();
   useEffect(() => table.current.scrollIntoView({ block: "nearest" }), [text, logprob]);
   return html`<table ref=${table} class="alternatives" aria-label="Alternatives"><tbody>${rows.map(([other, value]) => html`
-    <tr class=${other === text ? "chosen" : ""}><td><code>${visible(other)}</code></td>
+    <tr class=${other === text ? "chosen" : ""}><td><code>${named(other)}</code></td>
     <td>${(100 * Math.exp(value)).toFixed(2)} %</td><td><meter min="0" max="1" value=${Math.exp(value)}
       aria-label="probability"></meter></td>
-    <td>${onBranch && other !== text && other && !other.includes(PART) && html`<button type="button" class="quiet"
-      aria-label=${`Go on with ${visible(other)}`} onClick=${() => onBranch([other, value])}>Go on with this</button>`}</td>
+    <td class="go">${onBranch && other !== text && other && !other.includes(PART) && !isSign(other) && html`<button type="button" class="quiet"
+      aria-label=${`Go on with ${named(other)}`} onClick=${() => onBranch([other, value])}>Go on from here</button>`}</td>
     </tr>`)}</tbody></table>`;
 }
 
 function visible(text) {
   return text.replaceAll("\n", "⏎") || "∅";
+}
+
+// White space alone would not be seen among others.
+function named(text) {
+  return text.trim() ? visible(text) : visible(text).replaceAll(" ", "␣");
+}
+
+// A sign of the model's own, with which an answer ends: no text goes on behind it.
+function isSign(text) {
+  return /^(?:<\|.*\|>|<\/?s>|<eos>|<end_of_turn>)$/.test(text);
 }
 
 // The text of an answer before its token `index`; null where it is not known, as inside the thinking before it.
