@@ -160,5 +160,9 @@ POOLS = {
     "slow attacks": Pool(
         12, "integration/traps model/vision/bombs serving/server/sandboxes threats/amplification threats/silence"
     ),
-    "pages in a browser": Pool(11, "serving/web/answers serving/web/browser serving/web/images serving/web/live_route"),
+    "pages in a browser": Pool(
+        16,
+        "serving/web/answers serving/web/browser serving/web/everybody serving/web/images serving/web/kept "
+        "serving/web/live_route serving/web/reading serving/web/texts",
+    ),
 }

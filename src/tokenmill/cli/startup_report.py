@@ -39,6 +39,7 @@ def facts(ready: EngineReady, server: ServerConfig, chat: Sequence[tuple[str, st
         *chat,
         ("threads", f"{ready.num_threads} ({ready.threads_reason})"),
         *([("engines", f"{num_engines}, each as above; requests go by {policy}")] if num_engines > 1 else []),
+        ("page", f"{url}/"),
         ("API", f"{url}/v1"),
         ("page", f"{url}/"),
         ("reference", f"{url}/docs"),

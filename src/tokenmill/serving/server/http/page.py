@@ -22,12 +22,13 @@ POLICY = "; ".join(
         "script-src 'self'",
         "style-src 'self'",
         "connect-src 'self'",
+        "font-src 'self'",
         "img-src 'self' data:",  # those that a person adds to a chat
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
-        "trusted-types dompurify",
+        "trusted-types 'none'",
     )
 )
 _HEADERS = {
@@ -53,6 +54,7 @@ _MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
 }
 
 

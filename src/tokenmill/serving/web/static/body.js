@@ -24,8 +24,8 @@ function parsed(text, what) {
   }
 }
 
-// Throws where the person has written something that is not JSON.
-export function bodyOf(settings, messages, model) {
+// `begun`: the answer to go on with. Throws where the person has written something that is not JSON.
+export function bodyOf(settings, messages, model, begun) {
   const body = { model, messages: [] };
   if (settings.system) body.messages.push({ role: "system", content: settings.system });
   for (const message of messages) body.messages.push(sent(message));
@@ -37,7 +37,15 @@ export function bodyOf(settings, messages, model) {
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
   if (settings.alternatives !== false) Object.assign(body, { logprobs: true, top_logprobs: MOST_ALTERNATIVES });
-  return { ...body, stream: true, stream_options: { include_usage: true } };
+  if (begun) goOn(body, begun);
+  return { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
+}
+
+// `since`: how many tokens it had when somebody last asked it to go on; `max_tokens` counts from there.
+function goOn(body, { content, reasoning, count = 0, since = 0 }) {
+  body.messages.push({ role: "assistant", content, ...(reasoning && { reasoning_content: reasoning }) });
+  Object.assign(body, { add_generation_prompt: false, continue_final_message: true });
+  if (body.max_tokens) body.max_tokens = Math.max(1, body.max_tokens - (count - since));
 }
 
 function sent({ role, content, images, calls, callId }) {

@@ -70,7 +70,9 @@ export function imported(data) {
       !(message.images ?? []).every(isImage)) throw new Error("a message of this file is damaged");
     ids.add(message.id);
   }
-  const { title, created, messages, chosen, settings } = data;
+  const { title, created, chosen, settings } = data;
+  // Nobody writes in a file.
+  const messages = data.messages.map((one) => (one.state === "writing" ? { ...one, state: "stopped" } : one));
   return { ...newConversation(), title: String(title ?? ""), created: Number(created) || Date.now(), messages,
     chosen: Object(chosen), settings: Object(settings) };
 }

@@ -2,11 +2,16 @@
 
 import { speed } from "./generate.js";
 import { Markdown } from "./markdown.js";
-import { Copy, html, number, useEffect, useRef, useState } from "./ui.js";
+import { Tokens } from "./tokens.js";
+import { Copy, html, number, oncePerFrame, useEffect, useRedraw, useState } from "./ui.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Result" };
 
-export function Message({ message, choices, isBusy, acts }) {
+export function Message({ message, choices, isBusy, canGoOn, acts }) {
+  const redraw = useRedraw();
+  const isWriting = message.state === "writing";
+  // Only this message is drawn anew with what comes, not the page.
+  useEffect(() => (isWriting ? acts.watch(oncePerFrame(redraw)) : undefined), [message, isWriting, isBusy]);
   const [isEdited, edit] = useState(false);
   const [showsTokens, showTokens] = useState(false);
   const { role, content, images = [], reasoning, calls = [], tokens = [], error } = message;
@@ -18,14 +23,17 @@ export function Message({ message, choices, isBusy, acts }) {
   return html`<article class="message ${role}" aria-label=${NAMES[role]}>
     <header><b>${role === "tool" ? `Result of ${message.name}` : NAMES[role]}</b>
       ${choices.length > 1 && html`<${Branches} ...${{ message, choices, acts, isBusy }} />`}</header>
-    ${reasoning && html`<details class="reasoning"><summary>Thinking</summary><${Markdown} text=${reasoning} /></details>`}
+    ${reasoning && html`<details class="reasoning"><summary>Thinking</summary><${Markdown} text=${reasoning} isOpen=${isWriting} /></details>`}
     ${isEdited ? html`<${Editor} text=${content} onSave=${save} onCancel=${() => edit(false)} />`
-      : showsTokens && tokens.length ? html`<${Tokens} tokens=${tokens} />`
-      : isAnswer ? html`<${Markdown} text=${content} />`
+      : showsTokens && tokens.length ? html`<${Tokens} tokens=${tokens}
+        onBranch=${!isBusy && ((index, choice) => acts.branchAt(message, index, choice))} />`
+      : isAnswer ? html`<${Markdown} text=${content} isOpen=${isWriting} />`
       : html`<div class="plain">${content}</div>`}
     <${Images} urls=${images} />
     ${calls.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
     ${error && html`<p class="error" role="alert">${error}</p>`}
+    ${message.waits && html`<p class="hint waits" role="status">Waiting for the server (${message.waits}). What is written is
+      kept, and the answer goes on when the server is there.</p>`}
     ${!isEdited && html`<footer>
       ${isAnswer && html`<${Cost} message=${message} />`}
       <span class="actions">
@@ -35,6 +43,8 @@ export function Message({ message, choices, isBusy, acts }) {
         ${!isBusy && html`<button type="button" class="quiet" onClick=${() => edit(true)}>Edit</button>`}
         ${isAnswer && !isBusy && html`<button type="button" class="quiet"
           onClick=${() => acts.again(message)}>Regenerate</button>`}
+        ${isAnswer && canGoOn && !isBusy && html`<button type="button" class="quiet"
+          onClick=${() => acts.goOn(message)}>Continue</button>`}
       </span>
     </footer>`}
   </article>`;
@@ -78,29 +88,6 @@ function Call({ call }) {
     // Still on its way, or wrong: shown as it is.
   }
   return html`<div class="call"><b>calls ${call.name}</b><pre tabindex="0">${text}</pre></div>`;
-}
-
-// The tokens of an answer, those that the model was less sure of more marked; one more click shows the alternatives.
-function Tokens({ tokens }) {
-  const [open, set] = useState(-1);
-  return html`<div class="tokens">${tokens.map(([text, logprob], index) => html`<button type="button"
-      key=${index} class="token sure-${Math.min(4, Math.floor(Math.exp(logprob) * 5))} ${index === open ? "open" : ""}"
-      onClick=${() => set(index === open ? -1 : index)}>${visible(text)}</button>`)}
-    ${open >= 0 && html`<${Alternatives} token=${tokens[open]} />`}</div>`;
-}
-
-function Alternatives({ token: [text, logprob, top] }) {
-  const rows = top.some(([other]) => other === text) ? top : [[text, logprob], ...top];
-  const table = useRef();
-  useEffect(() => table.current.scrollIntoView({ block: "nearest" }), [text, logprob]);
-  return html`<table ref=${table} class="alternatives" aria-label="Alternatives"><tbody>${rows.map(([other, value]) => html`
-    <tr class=${other === text ? "chosen" : ""}><td><code>${visible(other)}</code></td>
-    <td>${(100 * Math.exp(value)).toFixed(2)} %</td><td><meter min="0" max="1" value=${Math.exp(value)}
-      aria-label="probability"></meter></td></tr>`)}</tbody></table>`;
-}
-
-function visible(text) {
-  return text.replaceAll("\n", "⏎") || "∅";
 }
 
 // How far the prompt is computed, before the first token.

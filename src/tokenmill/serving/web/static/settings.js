@@ -1,14 +1,17 @@
 // The drawer: system prompt, sampling (empty fields: what the model's makers say), tools and the schema of answers.
 
 import { MOST_ALTERNATIVES, SAMPLING } from "./body.js";
-import { html } from "./ui.js";
+import { closesByEscape, html, useFocusInside, useRef } from "./ui.js";
 
 export function Settings({ settings, defaults, change, close }) {
+  const place = useRef();
+  useFocusInside(place);
   const set = (name, value) => change({ ...settings, [name]: value });
   const area = (name, label, rows, hint) => html`<label>${label}
     <textarea rows=${rows} placeholder=${hint} value=${settings[name] ?? ""} spellcheck=${name === "system"}
       onInput=${(event) => set(name, event.target.value)}></textarea></label>`;
-  return html`<aside class="drawer" aria-label="Settings of this conversation">
+  return html`<aside class="drawer" aria-label="Settings of this conversation" ref=${place}
+      onKeyDown=${(event) => closesByEscape(event, close)}>
     <header><h2>Settings</h2><button type="button" class="quiet" onClick=${close}>Close</button></header>
     ${area("system", "System prompt", 4, "none")}
     <div class="grid">${SAMPLING.map((field) => html`<${Field} key=${field.name} field=${field} settings=${settings}

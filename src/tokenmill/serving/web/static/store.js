@@ -1,48 +1,181 @@
 // Conversations, kept in this browser (IndexedDB). Where it refuses, they last as long as the page.
+//
+// Three tables: `conversations` whole, `heads` with what a list shows of them, and `parts`, the journal of answers that
+// are being written: a long answer is not written anew with each of its pieces. A part says where it begins, so it may
+// be taken in twice.
 
 const NAME = "tokenmill";
-const TABLE = "conversations";
+const VERSION = 2;
+const ALL = ["conversations", "heads", "parts"];
+// How long a deleted conversation can be had back.
+export const KEPT_DELETED_MS = 3_600_000;
+
 const memory = new Map();
+const watchers = new Set();
+const channel = new BroadcastChannel("tokenmill");
 let opened;
+
+channel.onmessage = ({ data }) => tell(data);
+
+function tell(change) {
+  for (const watcher of watchers) watcher(change);
+}
+
+// `watcher` is told {id, what} of each change that another tab makes (`kept`, `part`, `forgotten`), and {what: "blocked"}.
+export function watchStore(watcher) {
+  watchers.add(watcher);
+  return () => watchers.delete(watcher);
+}
 
 function open() {
   opened ??= new Promise((resolve) => {
     let request;
     try {
-      request = indexedDB.open(NAME, 1);
+      request = indexedDB.open(NAME, VERSION);
     } catch {
       resolve(null);
       return;
     }
-    request.onupgradeneeded = () => request.result.createObjectStore(TABLE, { keyPath: "id" });
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = request.onblocked = () => resolve(null);
+    request.onupgradeneeded = ({ oldVersion }) => upgrade(request.result, request.transaction, oldVersion);
+    request.onsuccess = () => {
+      const database = request.result;
+      // A newer page in another tab must not wait for this one.
+      database.onversionchange = () => {
+        database.close();
+        opened = undefined;
+      };
+      resolve(database);
+    };
+    request.onerror = () => resolve(null);
+    request.onblocked = () => tell({ what: "blocked" });
   });
   return opened;
 }
 
+function upgrade(database, transaction, oldVersion) {
+  if (oldVersion < 1) database.createObjectStore("conversations", { keyPath: "id" });
+  const heads = database.createObjectStore("heads", { keyPath: "id" });
+  database.createObjectStore("parts", { autoIncrement: true }).createIndex("conversation", "conversation");
+  each(transaction.objectStore("conversations"), (conversation) => heads.put(headOf(conversation)));
+}
+
+function each(source, act, range) {
+  source.openCursor(range).onsuccess = ({ target: { result: cursor } }) => {
+    if (!cursor) return;
+    act(cursor.value, cursor);
+    cursor.continue();
+  };
+}
+
+// Runs `act` in one transaction, with its tables by name; what it returns is a function that says the result.
 async function run(mode, act) {
   const database = await open();
   if (!database) return undefined;
   return new Promise((resolve, reject) => {
-    const transaction = database.transaction(TABLE, mode);
-    const request = act(transaction.objectStore(TABLE));
-    transaction.oncomplete = () => resolve(request.result);
-    transaction.onerror = transaction.onabort = () => reject(transaction.error);
+    const transaction = database.transaction(ALL, mode);
+    const result = act(Object.fromEntries(ALL.map((name) => [name, transaction.objectStore(name)])));
+    transaction.oncomplete = () => resolve(result());
+    transaction.onerror = transaction.onabort = () => reject(transaction.error ?? new Error("the browser refused"));
   });
 }
 
-export async function allConversations() {
-  const found = (await run("readonly", (table) => table.getAll())) ?? [...memory.values()];
-  return found.sort((one, other) => other.updated - one.updated);
+function headOf({ id, title, created, updated, messages, deleted = 0 }) {
+  const isWriting = messages.some(({ state }) => state === "writing");
+  return { id, title, created, updated, isWriting, deleted, count: messages.length };
 }
 
+// What a list shows of each, the newest first, the deleted ones included.
+export async function allHeads() {
+  const found = await run("readonly", ({ heads }) => {
+    const request = heads.getAll();
+    return () => request.result;
+  });
+  return (found ?? [...memory.values()].map(headOf)).sort((one, other) => other.updated - one.updated);
+}
+
+function takeIn(conversation, part) {
+  const message = conversation.messages.find(({ id }) => id === part.message);
+  if (message?.state !== "writing") return;
+  message.content = message.content.slice(0, part.at.content) + part.content;
+  message.reasoning = (message.reasoning ?? "").slice(0, part.at.reasoning) + part.reasoning;
+  message.tokens = [...(message.tokens ?? []).slice(0, part.at.tokens), ...part.tokens];
+  Object.assign(message, { calls: part.calls, count: part.count });
+}
+
+// A conversation with all that the journal has of it; undefined: there is no such one.
+export async function load(id) {
+  const found = await run("readonly", ({ conversations, parts }) => {
+    const request = conversations.get(id);
+    const journal = parts.index("conversation").getAll(IDBKeyRange.only(id));
+    return () => ({ conversation: request.result, journal: journal.result });
+  });
+  if (!found) return memory.get(id);
+  if (found.conversation) for (const part of found.journal) takeIn(found.conversation, part);
+  return found.conversation;
+}
+
+// Keeps a conversation. Messages that another tab has added meanwhile stay.
 export async function keep(conversation) {
   memory.set(conversation.id, conversation);
-  await run("readwrite", (table) => table.put(conversation));
+  await run("readwrite", ({ conversations, heads, parts }) => {
+    conversations.get(conversation.id).onsuccess = ({ target: { result: before } }) => {
+      const ids = new Set(conversation.messages.map(({ id }) => id));
+      conversation.messages.push(...(before?.messages ?? []).filter(({ id }) => !ids.has(id)));
+      conversations.put(conversation);
+      const head = headOf(conversation);
+      heads.put(head);
+      if (!head.isWriting) clear(parts, conversation.id);
+    };
+    return () => undefined;
+  });
+  channel.postMessage({ id: conversation.id, what: "kept" });
+}
+
+function clear(parts, id) {
+  each(parts.index("conversation"), (part, cursor) => cursor.delete(), IDBKeyRange.only(id));
+}
+
+// Writes a piece of an answer into the journal.
+export async function note(part) {
+  await run("readwrite", ({ parts }) => {
+    parts.add(part);
+    return () => undefined;
+  });
+  channel.postMessage({ id: part.conversation, what: "part" });
+}
+
+// Marks a conversation as deleted, or (0) takes that back.
+export async function markDeleted(id, deleted) {
+  const conversation = await load(id);
+  if (conversation) await keep(Object.assign(conversation, { deleted }));
 }
 
 export async function forget(id) {
   memory.delete(id);
-  await run("readwrite", (table) => table.delete(id));
+  await run("readwrite", ({ conversations, heads, parts }) => {
+    conversations.delete(id);
+    heads.delete(id);
+    clear(parts, id);
+    return () => undefined;
+  });
+  channel.postMessage({ id, what: "forgotten" });
+}
+
+// Calls `act` with each conversation that is not deleted, one after the other: together they may be large.
+export async function eachConversation(act) {
+  const taken = (conversation) => !conversation.deleted && act(conversation);
+  const isThere = await run("readonly", ({ conversations }) => {
+    each(conversations, taken);
+    return () => true;
+  });
+  if (!isThere) for (const conversation of memory.values()) taken(conversation);
+}
+
+// A sentence about why something was not kept.
+export async function whyNotKept(error) {
+  if (error?.name !== "QuotaExceededError") return `not kept: ${error?.message ?? error}`;
+  const { usage = 0, quota = 0 } = (await navigator.storage?.estimate?.()) ?? {};
+  const megabytes = (bytes) => `${Math.round(bytes / 2 ** 20)} MB`;
+  return `This browser keeps no more (${megabytes(usage)} of ${megabytes(quota)} are used): export what matters, delete ` +
+    "conversations, and send again. What you see is kept as long as the page is open.";
 }

@@ -23,12 +23,42 @@ export function oncePerFrame(work) {
   };
 }
 
+// Lets the page do what else waits; unlike a timer, also at once where it is hidden.
+export function breath() {
+  return new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(0);
+  });
+}
+
 export function download(name, text, type = "application/json") {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type }));
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+// For a panel: Escape closes it, and does nothing else.
+export function closesByEscape(event, close) {
+  if (event.key !== "Escape") return;
+  event.stopPropagation();
+  close();
+}
+
+// For a panel that opens: the focus goes in, and back to where it was.
+export function useFocusInside(place) {
+  useEffect(() => {
+    const before = document.activeElement;
+    place.current.querySelector("input, textarea, button")?.focus();
+    return () => {
+      if (before?.isConnected) before.focus();
+    };
+  }, []);
 }
 
 export function Copy({ text, label = "Copy" }) {

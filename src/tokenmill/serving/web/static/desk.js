@@ -1,0 +1,286 @@
+// What can be done with conversations: the one that is open, and the list of them.
+
+import { Answers, BROKEN, STOPPED } from "./answers.js";
+import { bodyOf } from "./body.js";
+import { add, branch, choose, imported, newConversation } from "./conversation.js";
+import { place } from "./place.js";
+import { allHeads, eachConversation, forget, keep, KEPT_DELETED_MS, load, markDeleted, watchStore, whyNotKept } from "./store.js";
+import { prefixBefore } from "./tokens.js";
+import { dataUrl, download, oncePerFrame } from "./ui.js";
+
+export class Desk {
+  heads = [];
+  open = { ...newConversation(), settings: place.settings() };
+  error = "";
+  images = [];
+  removed = null; // the head of the conversation that was deleted last
+  #taking = new Set();
+  #asking = null;
+
+  constructor(redraw) {
+    this.redraw = redraw;
+    this.model = { name: "" };
+    this.answers = new Answers((conversation) => this.#changed(conversation), (text) => this.fail(text));
+    this.draft = place.draft(this.open);
+    this.refresh = oncePerFrame(() => this.#list());
+    this.reread = oncePerFrame(() => this.#reread());
+  }
+
+  // Reads what is kept, goes on with what was unfinished, and listens to other tabs until the page ends.
+  async start() {
+    watchStore(({ id, what }) => {
+      if (what === "blocked") this.fail("Close the other tabs of this page: an older version is open there, and keeps the store.");
+      else if (what !== "part") this.refresh();
+      if (id === this.open.id && !this.answers.get(id)) this.reread();
+    });
+    const id = place.openId();
+    const found = id && await load(id);
+    if (found && !found.deleted && !this.open.messages.length) this.show(found);
+    await this.#list();
+    const gone = this.heads.filter(({ deleted }) => deleted && deleted < Date.now() - KEPT_DELETED_MS);
+    for (const head of gone) await forget(head.id);
+    const last = this.heads.filter((head) => head.deleted && !gone.includes(head));
+    this.removed = last.sort((one, other) => other.deleted - one.deleted)[0] ?? null;
+    this.redraw();
+  }
+
+  async #list() {
+    this.heads = await allHeads();
+    for (const { id, isWriting, deleted } of this.heads) {
+      if (!isWriting || deleted || this.answers.get(id) || this.#taking.has(id)) continue;
+      this.#taking.add(id);
+      this.answers.takeOver(id).catch((error) => this.fail(error.message)).finally(() => this.#taking.delete(id));
+    }
+    this.redraw();
+  }
+
+  async #reread() {
+    const found = await load(this.open.id);
+    if (!found || found.id !== this.open.id || this.answers.get(found.id)) return;
+    this.open = found.deleted ? newConversation() : found;
+    this.redraw();
+  }
+
+  #changed(conversation) {
+    if (this.#asking === conversation) this.#asking = null;
+    if (conversation?.id === this.open.id) this.open = conversation;
+    this.refresh();
+    this.redraw();
+  }
+
+  fail(text) {
+    this.error = text;
+    this.redraw();
+  }
+
+  // Whether an answer is being written: `here`, `elsewhere` (by another tab) or nowhere.
+  get writes() {
+    if (this.#asking === this.open || this.answers.get(this.open.id)) return "here";
+    return this.open.messages.some(({ state }) => state === "writing") ? "elsewhere" : "";
+  }
+
+  #save() {
+    if (this.open.messages.length) keep(this.open).catch(async (error) => this.fail(await whyNotKept(error)));
+  }
+
+  async #write(make, how) {
+    const conversation = this.open;
+    try {
+      bodyOf(conversation.settings, [], this.model.name); // refuses what is not JSON before anything is added
+    } catch (error) {
+      this.fail(error.message);
+      return false;
+    }
+    this.error = "";
+    place.setOpenId(conversation.id);
+    this.#asking = conversation; // until it is known whether another tab writes
+    this.redraw();
+    const isDone = await this.answers.write(conversation, make, how).finally(() => {
+      this.#asking = null;
+    });
+    if (!isDone) this.fail("Another tab is writing in this conversation: wait for it, or stop it there.");
+    return isDone;
+  }
+
+  // Answers the message that `parent` names or adds, in the conversation that is open now.
+  #answerTo(parent) {
+    const conversation = this.open;
+    return this.#write(() => add(conversation, parent(conversation).id, { role: "assistant", content: "", model: this.model.name }));
+  }
+
+  send(text, images) {
+    if (this.writes) return;
+    const last = branch(this.open).at(-1)?.id ?? null;
+    this.#answerTo((conversation) => {
+      this.setDraft("");
+      this.images = [];
+      return add(conversation, last, { role: "user", content: text, ...(images.length && { images }) });
+    });
+    navigator.storage?.persist?.().catch(() => {});
+  }
+
+  give(calls, results) {
+    this.#answerTo((conversation) => {
+      let parent = branch(conversation).at(-1);
+      calls.forEach(({ id, name }, index) => {
+        parent = add(conversation, parent.id, { role: "tool", name, callId: id, content: results[index] ?? "" });
+      });
+      return parent;
+    });
+  }
+
+  edit(message, text) {
+    const { state, finish, usage, seconds, error, ...rest } = message;
+    const copy = add(this.open, message.parent, { ...rest, content: text, tokens: [], count: 0 });
+    this.#save();
+    this.redraw();
+    if (message.role === "user") this.#answerTo(() => copy);
+  }
+
+  again(message) {
+    this.#answerTo(({ messages }) => messages.find(({ id }) => id === message.parent));
+  }
+
+  // Goes on with an answer that ended, was stopped or edited, by the settings of now.
+  goOn(message) {
+    Object.assign(message, { since: message.count ?? 0, settings: { ...this.open.settings }, model: this.model.name });
+    this.#write(() => message, { goesOn: true });
+  }
+
+  // Another answer, the same up to its token `index`, and from there on with another one.
+  branchAt(message, index, choice) {
+    const before = prefixBefore(message, index);
+    if (before === null) {
+      this.fail("An answer cannot go on from inside its thinking, or from within a character.");
+      return;
+    }
+    const [, , top] = message.tokens[index];
+    const tokens = [...message.tokens.slice(0, index), [...choice, top]];
+    const fields = { role: "assistant", content: before + choice[0], reasoning: message.reasoning, tokens, calls: [],
+      model: this.model.name, count: index + 1, settings: { ...this.open.settings } };
+    const conversation = this.open;
+    this.#write(() => add(conversation, message.parent, fields), { goesOn: true, isExact: true });
+  }
+
+  choose(message) {
+    choose(this.open, message);
+    this.#save();
+    this.redraw();
+  }
+
+  set(settings) {
+    this.open.settings = settings;
+    place.setSettings(settings);
+    this.#save();
+    this.redraw();
+  }
+
+  setDraft(text) {
+    this.draft = text;
+    place.setDraft(this.open, text);
+    this.redraw();
+  }
+
+  show(conversation) {
+    this.open = conversation;
+    this.error = "";
+    this.draft = place.draft(conversation);
+    place.setOpenId(conversation.id);
+    this.redraw();
+  }
+
+  async openHead({ id }) {
+    const found = this.answers.get(id)?.conversation ?? (await load(id));
+    if (found) this.show(found);
+  }
+
+  begin() {
+    this.show({ ...newConversation(), settings: { ...this.open.settings } });
+  }
+
+  async rename({ id }, title) {
+    const found = this.#known(id) ?? (await load(id));
+    if (!found || !title.trim()) return;
+    found.title = title.trim();
+    await keep(found).catch(async (error) => this.fail(await whyNotKept(error)));
+    this.refresh();
+  }
+
+  #known(id) {
+    return this.answers.get(id)?.conversation ?? (this.open.id === id ? this.open : undefined);
+  }
+
+  async remove(head) {
+    const known = this.#known(head.id);
+    const deleted = Date.now();
+    if (known) known.deleted = deleted;
+    this.answers.stop(head.id);
+    await markDeleted(head.id, deleted);
+    this.removed = { ...head, deleted };
+    if (this.open.id === head.id) this.begin();
+    await this.#list();
+  }
+
+  async restore() {
+    const { id } = this.removed;
+    this.removed = null;
+    await markDeleted(id, 0);
+    await this.openHead({ id });
+    await this.#list();
+  }
+
+  dismiss() {
+    this.removed = null;
+    this.redraw();
+  }
+
+  // Those whose title or messages hold a text, as ids.
+  async search(text) {
+    const wanted = text.toLowerCase();
+    const found = new Set();
+    await eachConversation(({ id, title, messages }) => {
+      if ([title, ...messages.map(({ content }) => content)].some((one) => one.toLowerCase().includes(wanted))) found.add(id);
+    });
+    return found;
+  }
+
+  async exportAll() {
+    const texts = [];
+    await eachConversation((conversation) => texts.push(JSON.stringify(conversation, null, 1)));
+    download("conversations.json", `[${texts.join(",\n")}]`);
+  }
+
+  async take(file) {
+    try {
+      const data = JSON.parse(await file.text());
+      const found = (Array.isArray(data) ? data : [data]).map(imported);
+      for (const conversation of found) await keep(conversation);
+      this.error = "";
+      if (found.length) this.show(found[0]);
+    } catch (error) {
+      this.fail(`${file.name}: ${error.name === "QuotaExceededError" ? await whyNotKept(error) : error.message}`);
+    }
+    await this.#list();
+  }
+
+  async addImages(files) {
+    try {
+      for (const file of files) if (file.type.startsWith("image/")) this.images.push(await dataUrl(file));
+    } catch (error) {
+      this.fail(`the image cannot be read: ${error.message}`);
+    }
+    this.redraw();
+  }
+
+  request() {
+    const shown = branch(this.open);
+    return bodyOf(this.open.settings, shown.at(-1)?.role === "assistant" ? shown.slice(0, -1) : shown, this.model.name);
+  }
+
+  stop() {
+    this.answers.stop(this.open.id);
+  }
+}
+
+export const canGoOn = ({ state, content, calls }) => content.trim() !== "" && !calls?.length ||
+  state === BROKEN || state === STOPPED;
