@@ -88,9 +88,10 @@ def test_a_start_that_fails_says_why(call, tiny_model):
     assert said.splitlines()[-1].startswith("tokenmill: --num-threads 100000 is too many")
 
 
-@pytest.mark.parametrize("verb", ["run", "show"])
-def test_a_model_that_is_nowhere_is_named(call, tmp_path, verb):
-    said = call(verb, str(tmp_path / "none"), code=2).stderr
+@pytest.mark.parametrize("verb", ["run", "show", "serve", "complete --local"])
+def test_a_model_that_is_nowhere_is_named_before_anything_large_is_imported(call, tmp_path, verb):
+    more = ["text"] if "complete" in verb else []
+    said = call(*verb.split(), str(tmp_path / "none"), *more, code=2).stderr
     assert said.startswith(f"tokenmill: {tmp_path}/none: there is nothing at this path")
 
 
