@@ -20,7 +20,7 @@ from tokenmill.serving.server.session_store import is_session_id
 
 OWN_ROUTES = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"}
-    | {"/generate", "/tokenize", "/detokenize"}
+    | {"/generate", "/tokenize", "/detokenize", "/livez"}
     | {"/completion", "/completions", "/infill", "/embedding", "/apply-template"}
 )
 # What the server between sets itself.
