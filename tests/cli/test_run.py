@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 
@@ -55,6 +56,20 @@ def test_a_server_is_started_once_and_answers_all_who_name_its_model(call, tiny_
     assert servers(call) == []
 
 
+def test_a_server_that_lists_the_model_is_used_whatever_its_file_says(call, tiny_model, tmp_path):
+    """As one of many models does, which knows their names better than the file of its start."""
+    call("run", str(tiny_model), "Hello", *GREEDY)
+    (server,) = servers(call)
+    path = tmp_path / "run" / "tokenmill" / f"{server['pid']}.json"
+    entry = json.loads(path.read_text()) | {"models": ["many"], "source": str(tiny_model.parent)}
+    path.write_text(json.dumps(entry))
+    for name in (tiny_model.name, str(tiny_model)):
+        assert "starting" not in call("run", name, "Hello", *GREEDY).stderr
+    elsewhere = tmp_path / tiny_model.name
+    shutil.copytree(tiny_model, elsewhere)
+    assert "starting" in call("run", str(elsewhere), "Hello", *GREEDY).stderr
+
+
 def test_a_url_is_used_if_it_serves_the_model(call, tiny_model):
     call("run", str(tiny_model), "Hello", *GREEDY)
     (server,) = servers(call)
@@ -64,7 +79,7 @@ def test_a_url_is_used_if_it_serves_the_model(call, tiny_model):
 
 
 def test_a_server_that_is_asked_nothing_leaves(call, tiny_model):
-    call("run", str(tiny_model), "Hello", "--ttl", "0.5", *GREEDY)
+    call("run", str(tiny_model), "Hello", "--ttl", "5", *GREEDY)
     eventually(lambda: servers(call) == [])
 
 
@@ -73,9 +88,10 @@ def test_a_start_that_fails_says_why(call, tiny_model):
     assert said.splitlines()[-1].startswith("tokenmill: --num-threads 100000 is too many")
 
 
-@pytest.mark.parametrize("verb", ["run", "show"])
-def test_a_model_that_is_nowhere_is_named(call, tmp_path, verb):
-    said = call(verb, str(tmp_path / "none"), code=2).stderr
+@pytest.mark.parametrize("verb", ["run", "show", "serve", "complete --local"])
+def test_a_model_that_is_nowhere_is_named_before_anything_large_is_imported(call, tmp_path, verb):
+    more = ["text"] if "complete" in verb else []
+    said = call(*verb.split(), str(tmp_path / "none"), *more, code=2).stderr
     assert said.startswith(f"tokenmill: {tmp_path}/none: there is nothing at this path")
 
 

@@ -77,7 +77,7 @@ def test_chat_without_a_server_uses_a_model_of_its_own(tiny_model, monkeypatch, 
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["/no/such/folder"], "there is no folder /no/such/folder"),
+        (["/no/such/folder"], "/no/such/folder: there is nothing at this path"),
         (["{model}", "--num-pages", "1", "--max-model-len", "512"], "--num-pages to"),
         (["{model}", "--port", "{taken}"], "{taken}"),
     ],

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from tokenmill.cli.model_access import write_delta
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
 from tokenmill.cli.servers import (
+    DEMO,
     check_model_is_there,
+    find_by_asking,
     find_entry,
     model_at,
     note_ignored,
@@ -100,7 +102,7 @@ def server_of(namespace: argparse.Namespace, flags: Sequence[str]) -> RemoteMode
     """
     from tokenmill.llm.remote import RemoteModel
 
-    model = namespace.model
+    model = "" if namespace.model == DEMO else namespace.model
     key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0] or None
     if namespace.url:
         server = RemoteModel(namespace.url, key, None, namespace.cacert)
@@ -109,12 +111,16 @@ def server_of(namespace: argparse.Namespace, flags: Sequence[str]) -> RemoteMode
             raise InvalidConfig(f"{namespace.url} does not serve {model}; leave out --url to start a server of it")
         note_ignored(flags)
         return RemoteModel(namespace.url, key, name, namespace.cacert)
-    entry = find_entry(running_servers(servers_folder()), model)
-    if entry is None:
+    entries = running_servers(servers_folder())
+    entry = find_entry(entries, model)
+    found = find_by_asking(entries, model, key, namespace.cacert) if entry is None else None
+    if entry is None and found is None:
         check_model_is_there(model)
         entry = start_server(model, flags, namespace.ttl, sys.stderr)
-    else:
+    elif flags:
         note_ignored(flags)
-        wait_until_ready(entry)
-    name = model if model in entry.models else entry.models[0]
-    return reach(entry, key, name, namespace.cacert)
+    if found is not None:
+        return reach(found[0], key, found[1], namespace.cacert)
+    assert entry is not None, "found or started"
+    wait_until_ready(entry)
+    return reach(entry, key, model if model in entry.models else entry.models[0], namespace.cacert)

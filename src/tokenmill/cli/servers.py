@@ -26,6 +26,7 @@ from tokenmill.ipc.server_registry import (
 if TYPE_CHECKING:
     from tokenmill.llm.remote import RemoteModel
 
+DEMO = "tokenmill-demo"
 LOG_NAME = "server-{}.log"
 LOG_SECONDS = 7 * 86400.0
 LOOK_SECONDS = 0.1
@@ -67,18 +68,40 @@ def model_at(server: RemoteModel, model: str) -> str | None:
         TokenMillError: it does not answer.
     """
     names = [str(entry["id"]) for entry in json.loads(server.read("/v1/models"))["data"]]
-    return next((name for name in names if name in (model, Path(model).name, Path(model).stem)), None)
+    # A folder is served by its name, a file by its name without the ending.
+    wanted = (model, Path(model).name, Path(model).stem) if Path(model).expanduser().exists() else (model,)
+    return next((name for name in names if name in wanted), None)
 
 
 def find_entry(entries: Sequence[RunningServer], model: str) -> RunningServer | None:
     """Return the server of a model: that of the same folder or hub id, else one whose API has the name."""
     source = absolute_source(model)
-    by_source = [entry for entry in entries if entry.source == source]
+    # A server of many models has no source either.
+    by_source = [entry for entry in entries if entry.source == source and (source or DEMO in entry.models)]
     if by_source:
         return by_source[0]
     if Path(model).expanduser().exists():  # another folder may have the same name
         return None
     return next((entry for entry in entries if model in entry.models), None)
+
+
+def find_by_asking(
+    entries: Sequence[RunningServer], model: str, key: str | None, cacert: str | None
+) -> tuple[RunningServer, str] | None:
+    """Return the server, and its name for the model, that lists the model at /v1/models; None: no server does.
+
+    A folder that is there is looked for only where a server's models come from a folder around it: another folder may
+    have the same name.
+    """
+    place = Path(model).expanduser()
+    for entry in entries:
+        is_around = bool(entry.source) and place.resolve().is_relative_to(entry.source)
+        if not model or not is_ready(entry) or (place.exists() and not is_around):
+            continue
+        with contextlib.suppress(TokenMillError, KeyError, ValueError):
+            if name := model_at(reach(entry, key, None, cacert), model):
+                return entry, name
+    return None
 
 
 def start_server(model: str, flags: Sequence[str], ttl: float, say: IO[str]) -> RunningServer:

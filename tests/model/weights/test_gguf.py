@@ -216,6 +216,13 @@ def test_what_is_no_gguf_is_refused(tmp_path: Path, cache: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("content", [b"", b"G", b"GGUF", b"GGUF\3\0\0\0", b"not GGUF"])
+def test_a_stump_of_a_file_is_refused_in_a_sentence(tmp_path: Path, cache: str, content: bytes) -> None:
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(InvalidCheckpoint, match=r"as GGUF: (the file is empty|it ends within its header|it )"):
+        fetch(str(tmp_path / "x.gguf"), None, cache)
+
+
 def test_another_architecture_is_refused(tmp_path: Path, cache: str) -> None:
     writer = GGUFWriter(tmp_path / "x.gguf", "mamba")
     writer.write_header_to_file()

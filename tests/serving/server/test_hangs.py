@@ -19,7 +19,7 @@ TEXT = {"prompt": "hello", "max_tokens": 2}
 
 def health(server) -> tuple[int, str]:
     reply = httpx.get(f"{server.url}/health", timeout=10)
-    return reply.status_code, reply.json()["error"]["message"] if reply.content else ""
+    return reply.status_code, reply.json()["error"]["message"] if reply.is_error else ""
 
 
 def wait_for_trouble(server, part: str) -> str:

@@ -20,7 +20,7 @@ from tokenmill.serving.server.session_store import is_session_id
 
 OWN_ROUTES = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens"}
-    | {"/generate", "/tokenize", "/detokenize"}
+    | {"/generate", "/tokenize", "/detokenize", "/livez"}
     | {"/completion", "/completions", "/infill", "/embedding", "/apply-template"}
     | {"/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking", "/score", "/v1/score"}
     | {"/classify", "/pooling", "/embed", "/predict"}

@@ -93,6 +93,7 @@ class FirstProcess(ApiProcess):
         server = launch.server
         self._folder = folder
         self._on_begun = on_begun
+        self._serves = asyncio.Event()
         owner = Owner(
             ended=lambda exit_code, error: self._end(Ending(exit_code, error)),
             died=lambda part, text: self._log.note("death", text, part=part),
@@ -146,6 +147,7 @@ class FirstProcess(ApiProcess):
 
     def _begun(self, ready: EngineReady) -> None:
         self._on_begun()
+        self._serves.set()
         self._screen.on_ready(ready, self._choice.facts)
 
     def _context(self, ready: EngineReady) -> ServerContext:
@@ -209,6 +211,7 @@ class FirstProcess(ApiProcess):
     async def _leave_when_idle(self, ttl: float) -> None:
         """End the server once its engines have had nothing to do for `ttl` seconds."""
         loop, before = asyncio.get_running_loop(), None
+        await self._serves.wait()
         since = loop.time()
         while True:
             await asyncio.sleep(min(ttl, IDLE_SECONDS))
