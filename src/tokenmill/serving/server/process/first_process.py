@@ -45,6 +45,8 @@ THROUGHPUT_SECONDS = 10.0
 API_WORKERS_SECONDS = 1.0
 # Between two looks at whether anything was done.
 IDLE_SECONDS = 5.0
+# From readiness to the first request, at least.
+FIRST_REQUEST_SECONDS = 60.0
 
 
 def serve(
@@ -209,10 +211,13 @@ class FirstProcess(ApiProcess):
                 self._log.note("throughput", line)
 
     async def _leave_when_idle(self, ttl: float) -> None:
-        """End the server once its engines have had nothing to do for `ttl` seconds."""
-        loop, before = asyncio.get_running_loop(), None
+        """End the server once its engines have had nothing to do for `ttl` seconds.
+
+        Whoever has started it gets time to ask: at first it waits for `FIRST_REQUEST_SECONDS` at least.
+        """
+        loop, before = asyncio.get_running_loop(), (0, 0, 0, 0)
         await self._serves.wait()
-        since = loop.time()
+        since = loop.time() + max(0.0, FIRST_REQUEST_SECONDS - ttl)
         while True:
             await asyncio.sleep(min(ttl, IDLE_SECONDS))
             stats = self._parts.engines.stats
