@@ -19,9 +19,11 @@ NATIVE_SOURCES := $(sort $(wildcard native/*) $(wildcard native/*/*))
 DEV_PINS := requirements/dev.txt $(TORCH_PINS)
 RUNTIME_STAMP := $(VENV)/.runtime-$(shell cat $(RUNTIME_PINS) | cksum | cut -d' ' -f1)
 NATIVE_STAMP := $(VENV)/.native-$(shell cat pyproject.toml $(filter %.txt %.h %.cpp,$(NATIVE_SOURCES)) | cksum | cut -d' ' -f1)
+# Kernels of the one instruction set that this machine uses, for those who only serve; all sets serve as well.
+LOCAL_STAMP := $(subst .native-,.local-,$(NATIVE_STAMP))-$(shell grep -m1 ^flags /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
 TORCH_STAMP := $(VENV)/.torch-$(shell cat $(TORCH_PINS) | cksum | cut -d' ' -f1)
 # What a server needs on this machine.
-SERVE_STAMPS := $(NATIVE_STAMP) $(if $(NEEDS_TORCH),$(TORCH_STAMP))
+SERVE_STAMPS := $(or $(wildcard $(NATIVE_STAMP)),$(LOCAL_STAMP)) $(if $(NEEDS_TORCH),$(TORCH_STAMP))
 DEV_STAMP := $(VENV)/.dev-$(shell cat $(DEV_PINS) | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # pip's own bars where somebody looks, silence in a log.
@@ -173,7 +175,13 @@ $(RUNTIME_STAMP): | $(BIN)/python
 $(NATIVE_STAMP): $(RUNTIME_STAMP)
 	@echo "3 of $(STEPS): installing TokenMill and compiling its native kernels (once; minutes on two cores)"
 	@$(BIN)/python tools/install_native.py
-	@rm -f $(VENV)/.native-*
+	@rm -f $(VENV)/.native-* $(VENV)/.local-*
+	@touch $@
+
+$(LOCAL_STAMP): $(RUNTIME_STAMP)
+	@echo "3 of $(STEPS): installing TokenMill and compiling its native kernels for this machine (once; half a minute on two cores)"
+	@$(BIN)/python tools/install_native.py --local
+	@rm -f $(VENV)/.native-* $(VENV)/.local-*
 	@touch $@
 
 $(TORCH_STAMP): $(RUNTIME_STAMP)

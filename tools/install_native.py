@@ -1,5 +1,6 @@
 """Installs TokenMill in place and compiles its kernels, and shows how far that is: `compiled 31 of 94, 62 s`.
 
+With `--local` only for the instruction set that this machine uses, else for all, from which a machine chooses.
 What the compiler prints is shown only if it fails. Standard library only.
 """
 
@@ -22,7 +23,9 @@ SECONDS_BETWEEN_LINES = 30.0
 
 def main() -> int:
     """Install; returns pip's exit code."""
-    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+    is_local = "ON" if "--local" in sys.argv[1:] else "OFF"
+    command = [*COMMAND, f"--config-settings=cmake.define.LOCAL={is_local}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         assert pip.stdout is not None
         said = list(watch(pip.stdout, Progress(sys.stderr)))
     if pip.returncode != 0:

@@ -45,6 +45,14 @@ def test_make_serve_passes_on(arguments, command):
     assert " ".join(last.split()).removeprefix("exec .venv/bin/") == command
 
 
+def test_those_who_only_serve_compile_for_their_machine_alone(tmp_path):
+    """Tests run all instruction sets, and a machine that has them all compiled serves with them."""
+    nothing = f"VENV={tmp_path}/none"
+    assert "install_native.py --local" in make("--dry-run", nothing, "serve")
+    tests = make("--dry-run", nothing, "test")
+    assert "install_native.py" in tests and "--local" not in tests
+
+
 def test_every_target_is_in_the_help():
     text = make("help")
     for target in ("serve", "test", "lint", "format", "lines", "bench", "clean", "help"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from tokenmill.platform.cpu import CpuPlatform
-from tokenmill.platform.memory import huge_pages
+from tokenmill.platform.memory import huge_pages, return_freed_memory
 from tokenmill.platform.select import select_platform
 
 GIB = 1 << 30
@@ -114,3 +115,18 @@ def test_this_machine_has_memory() -> None:
     platform = select_platform("cpu")
     assert (platform.name, platform.device) == ("cpu", "cpu")
     assert 1 << 20 < platform.available_bytes() < 1 << 50
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc's malloc")
+def test_freed_memory_goes_back_to_the_system():
+    pieces = [b"\1" * 100_000 for _ in range(640)]
+    last = pieces.pop()  # malloc gives back by itself what lies behind all that is used
+    del pieces
+    before = resident_bytes()
+    return_freed_memory()
+    assert before - resident_bytes() > 32 << 20
+    assert len(last) == 100_000
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

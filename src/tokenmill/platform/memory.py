@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 from pathlib import Path
@@ -64,6 +65,13 @@ class Arena:
     def room(num_bytes: int) -> int:
         """Return the bytes that an array of `num_bytes` takes, in whole cache lines."""
         return -(-num_bytes // CACHE_LINE) * CACHE_LINE
+
+
+def return_freed_memory() -> None:
+    """Return to the system what this process has freed and malloc keeps for later, where it can be asked to (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def usable_cores() -> int:

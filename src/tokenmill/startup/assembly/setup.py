@@ -27,6 +27,7 @@ from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.scheduler.config import find_policies
 from tokenmill.model.models.native_decoder import native_pass_obstacle
 from tokenmill.model.weights.fingerprint import fingerprint
+from tokenmill.platform.memory import return_freed_memory
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
 from tokenmill.startup.assembly.capabilities import CAPABILITIES
@@ -114,6 +115,7 @@ def _build(assembly: Assembly) -> BuiltEngine:
         warm_up(Engine(header.make_scheduler(), executor, assembly.limits), platform)
         for capability in assembly.capabilities:
             header = capability.settle(header, memory, executor)
+        return_freed_memory()  # loading leaves tens of MB behind
     engine = _engine(assembly, header, executor)
     ready = describe(assembly.config, platform, model, memory, graphs, timer.seconds)
     ready.fingerprint = assembly.limits.fingerprint
