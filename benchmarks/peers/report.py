@@ -46,8 +46,8 @@ def document(results: dict[str, Any]) -> str:
         probes=probes(runs),
         load=f"{machine['load_average']:.1f}",
         versions=", ".join(f"{name} {version}" for name, version in sorted(versions(runs).items())),
-        offline=offline_table(runs, results["quality"]),
-        ratios=ratio_table(runs, results["quality"]),
+        offline=offline_table(runs, results.get("quality", ())),
+        ratios=ratio_table(runs, results.get("quality", ())),
         context=context_table(runs),
         serving=serving_table(results["serving"]),
     )
@@ -112,7 +112,7 @@ def _loss(quality: Sequence[Entry], model: str, peer: str, weights: str) -> str:
 def ratio_table(runs: Sequence[Entry], quality: Sequence[Entry]) -> str:
     """TokenMill against the best other engine in the same format, beside the target and what both lose."""
     rows = []
-    model = quality[0]["model"] if quality else ""
+    models = [quality[0]["model"]] if quality else []
     for weights in FORMATS:
         for name in ROWS:
             own = figure(runs, TOKENMILL, weights, rate(name))
@@ -125,21 +125,20 @@ def ratio_table(runs: Sequence[Entry], quality: Sequence[Entry]) -> str:
             best = max(known, key=lambda peer: known[peer])
             ratio, target = own / known[best], TARGETS[weights][name]
             verdict = "reached" if ratio >= target else "missed"
+            row = [
+                weights,
+                name,
+                _number(own),
+                f"{best} {_number(known[best])}",
+                f"{ratio:.2f}x",
+                f"{target}x",
+                verdict,
+            ]
             rows.append(
-                [
-                    *(
-                        weights,
-                        name,
-                        _number(own),
-                        f"{best} {_number(known[best])}",
-                        f"{ratio:.2f}x",
-                        f"{target}x",
-                        verdict,
-                    ),
-                    *(_loss(quality, model, peer, weights) for peer in (TOKENMILL, best)),
-                ]
+                [*row, *(_loss(quality, model, peer, weights) for model in models for peer in (TOKENMILL, best))]
             )
-    return _table(["format", "tokens/s", TOKENMILL, "best other", "ratio", "target", "", "our loss", "its loss"], rows)
+    head = ["format", "tokens/s", TOKENMILL, "best other", "ratio", "target", ""]
+    return _table([*head, *(["our loss", "its loss"] if models else [])], rows)
 
 
 def context_table(runs: Sequence[Entry]) -> str:
