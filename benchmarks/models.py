@@ -46,9 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--megabytes", type=int, default=1000, help="of each")
     parser.add_argument("--models-memory", default="4GiB")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--cold", action="store_true", help="drop packed weights from the page cache before each request"
-    )
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each request")
+    parser.add_argument("--cold", action="store_true", help="drop packed weights from the page cache before requests")
     args, flags = parser.parse_known_args(arguments)
     with tempfile.TemporaryDirectory(prefix="tokenmill-models-") as temporary:
         folder = Path(args.models_dir or temporary)

@@ -19,7 +19,7 @@ from tokenmill.ipc.python_child import run_python
 from tokenmill.serving.models.keeper import NEVER, Rules
 from tokenmill.serving.models.model_server import SOCKET
 from tokenmill.serving.models.reports import Launch
-from tokenmill.serving.server.http.errors import ModelNotFound
+from tokenmill.serving.server.http.errors import ModelNotFound, without_folders
 from tokenmill.serving.server.ollama.names import LATEST, tagged
 
 DESCRIBER_MODULE = "tokenmill.startup.sizing.describe_models"
@@ -152,10 +152,15 @@ def read_catalogue(
     descriptions = (describe or ask_describer)(questions, budget)
     return Catalogue(
         [
-            Entry(model, preset, description, engine, server, tuple(adapter_modules(engine.lora_modules)))
+            Entry(model, preset, _shown(description), engine, server, tuple(adapter_modules(engine.lora_modules)))
             for (model, preset), engine, server, description in zip(made, engines, servers, descriptions, strict=True)
         ]
     )
+
+
+def _shown(description: ModelDescription) -> ModelDescription:
+    """Return a description without the folders of this machine."""
+    return msgspec.structs.replace(description, problem=without_folders(description.problem))
 
 
 def ask_describer(questions: Sequence[tuple[EngineConfig, int]], budget: int) -> list[ModelDescription]:

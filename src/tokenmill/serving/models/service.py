@@ -21,7 +21,7 @@ from tokenmill.serving.models.keeper import Admit, Keeper, ModelRecord, Order, R
 from tokenmill.serving.models.model_server import ModelServer
 from tokenmill.serving.models.reports import Loaded, Loading, Report
 from tokenmill.serving.models.states import RESIDENT, ModelState
-from tokenmill.serving.server.http.errors import ServerStopping
+from tokenmill.serving.server.http.errors import ServerStopping, without_folders
 
 _logger = logging.getLogger(__name__)
 # Exit code of a mistake of the user, such as a checkpoint that cannot be read: the next start would end alike.
@@ -43,7 +43,7 @@ class Claim:
 
     @property
     def reason(self) -> str:
-        """Why it waits."""
+        """Reason for its wait, in one sentence."""
         return self._service.reason(self.ticket)
 
     async def admitted(self) -> ModelServer:
@@ -248,8 +248,10 @@ class ModelService:
         self.loads[name] += 1
         self._log("loading", f"model {name} is loaded")
         server, self._spare = self._spare, None
-        if server is None or not server.is_alive:
-            server = self._new_server()
+        if server is not None and not server.is_alive:
+            self._keep(self._bury(server))
+            server = None
+        server = server or self._new_server()
         launch = self.catalogue[name].launch_of(server.folder, len(self.catalogue))
         server.serve(name, launch, lambda report: self._reported(name, report))
         self.servers[name] = server
@@ -258,6 +260,10 @@ class ModelService:
     def _new_server(self) -> ModelServer:
         self._number += 1
         return ModelServer(self._folder / f"m{self._number}", lambda line: self._log("output", line))
+
+    async def _bury(self, server: ModelServer) -> None:
+        how, _ = await server.gone()
+        self._log("death", f"a server that no model had yet: {how}")
 
     def _renew_spare(self) -> None:
         """Start a server ahead of time: when its turn comes, its code is loaded."""
@@ -290,7 +296,9 @@ class ModelService:
             self.deaths[name] += 1
             self._log("death", f"model {name}: {how}")
         is_final = code == _MISTAKE
-        self._act(self.keeper.exited(name, time.monotonic(), how, code, is_final))
+        # What clients may know of it: not the last lines of its log.
+        problem = without_folders(how.partition("\n")[0])
+        self._act(self.keeper.exited(name, time.monotonic(), problem, code, is_final))
         server.is_gone.set()
 
     @property
