@@ -29,6 +29,7 @@ class EngineReady(EngineMessage, kw_only=True):
     `kv_windows`: how pages behind sliding windows are handled; "": the model has none.
     `takes_images`: prompts may have images; `max_clip_seconds`: of a clip of sound at most, 0: prompts have none.
     `num_states`: recurrent states that there is room for, in `state_bytes`; 0: the model has none.
+    `generates`: False: the model gives vectors alone.
     """
 
     model: str
@@ -62,6 +63,7 @@ class EngineReady(EngineMessage, kw_only=True):
     kv_windows: str = ""
     num_states: int = 0
     state_bytes: int = 0
+    generates: bool = True
 
 
 class EngineStats(EngineMessage, kw_only=True):

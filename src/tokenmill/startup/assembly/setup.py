@@ -129,6 +129,7 @@ def _limits(config: EngineConfig, model: LoadedModel) -> ModelLimits:
         model.architecture.vocab_size,
         eos_token_ids(model.folder),
         fingerprint(model.folder, *_forms(config, model)),
+        model.architecture.has_head,
     )
 
 
@@ -234,6 +235,7 @@ def describe(
         threads_reason=_ranks_reason(config) + model.threads_reason,
         seconds=seconds,
         weights_source=model.weights.source,
+        generates=architecture.has_head,
     )
 
 
@@ -259,5 +261,5 @@ def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHe
     """
     eos = sorted(limits.eos_token_ids)
     header = LogHeader.from_config(config, size.num_pages, size.max_model_len, limits.vocab_size, eos, size.num_states)
-    header.window = size.window
+    header.window, header.keeps_kv = size.window, size.keeps_kv
     return header

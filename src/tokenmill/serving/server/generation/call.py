@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import EMBEDS_ONLY, InvalidRequest
 from tokenmill.core.infill import Infill
 from tokenmill.core.messages import GenerateText
 from tokenmill.serving.frontend.admission_control import estimated_tokens
@@ -83,6 +83,8 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
     Raises:
         InvalidRequest: naming the field at fault.
     """
+    if not context.ready.generates and not call.pooling:
+        raise InvalidRequest(EMBEDS_ONLY, "model")
     context.check_count(call.messages)
     for name, logprobs_field in (("logprobs", call.logprobs_field), ("prompt_logprobs", "prompt_logprobs")):
         _check_logprobs(call.params.get(name), logprobs_field, context.max_logprobs)
