@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import processors
 
 from tests.checkpoints import VOCAB_SIZE, randomize
+from tests.serving.frontend.tokenizers_for_tests import word_piece_tokenizer, write_folder
 
 ENCODERS = ("bert", "roberta", "xlm_roberta")
 
@@ -64,3 +66,14 @@ def hidden_states(oracle: transformers.PreTrainedModel, text: list[int]) -> torc
     """The oracle's last hidden states for a text alone, [tokens, hidden_size]."""
     ids = torch.tensor([text])
     return oracle(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+
+
+def write_word_pieces(folder: Path) -> None:
+    """Write a tokenizer of BERT's kind beside a model, with the truncation and the padding that such files have."""
+    tokenizer = word_piece_tokenizer()
+    marks = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=marks)
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    write_folder(folder, tokenizer)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')

@@ -71,7 +71,7 @@ class PlainScreen:
         for label, text in facts(ready, self._server, chat):
             self._say(f"{label:<13} {text}")
         self._say(f"ready in {self._clock() - self._started:.1f} s; Ctrl-C ends. Try:")
-        self._say(curl_command(model_name(ready, self._server), self._server))
+        self._say(curl_command(model_name(ready, self._server), self._server, ready.pooling is None))
 
     def on_error(self, sentence: str) -> None:
         """Print the error."""
@@ -155,7 +155,7 @@ class TerminalScreen:
             f"In another terminal run [bold]{escape(talk)}[/] or paste:\n"
         )
         # Not wrapped by us: a wrapped command cannot be pasted.
-        command = curl_command(model_name(ready, self._server), self._server)
+        command = curl_command(model_name(ready, self._server), self._server, ready.pooling is None)
         self._console.print(escape(command), soft_wrap=True)
         self._console.print()
 

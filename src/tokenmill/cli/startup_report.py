@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenmill.config.configs import ServerConfig
 from tokenmill.config.server_settings import DEFAULT_PORT
@@ -19,8 +20,6 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def facts(ready: EngineReady, server: ServerConfig, chat: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
     """Return label and text of each line of the summary; `chat`: the lines about how chat answers are parsed."""
     url = base_url(server)
-    capacity = ready.num_pages * ready.page_size
-    full_requests = capacity / ready.max_model_len
     num_engines, policy = server.data_parallel_size, server.routing_policy
     lines = [
         ("model", model_name(ready, server)),
@@ -29,9 +28,7 @@ def facts(ready: EngineReady, server: ServerConfig, chat: Sequence[tuple[str, st
         ("weights", f"{bytes_text(ready.weight_bytes)} of {ready.dtype} on {ready.device}, {ready.weights_source}"),
         ("kernels", f"{ready.kernels} ({ready.kernels_reason})"),
         ("attention", f"{ready.attention_backend} ({ready.attention_reason})"),
-        ("KV cache", f"{capacity:,} tokens in {ready.num_pages:,} pages, {bytes_text(ready.kv_bytes)}"),
-        *([("", ready.kv_windows)] if ready.kv_windows else []),
-        ("", f"room for {_amount(full_requests)} of the full {ready.max_model_len:,} tokens"),
+        *_kv_lines(ready),
         *([("states", _states(ready))] if ready.num_states else []),
         ("a step", f"up to {ready.max_num_seqs:,} requests and {ready.max_num_batched_tokens:,} tokens"),
         *([("speculation", ready.speculation)] if ready.speculation else []),
@@ -49,6 +46,15 @@ def facts(ready: EngineReady, server: ServerConfig, chat: Sequence[tuple[str, st
         lines.append(("metrics", f"{url}/metrics {how}"))
     warning = open_to_all(server)
     return lines if warning is None else [*lines, ("open to all", warning)]
+
+
+def _kv_lines(ready: EngineReady) -> list[tuple[str, str]]:
+    if not ready.num_pages:
+        return [("KV cache", f"none, texts are whole in a step: {bytes_text(ready.kv_bytes)} for one layer's")]
+    capacity = ready.num_pages * ready.page_size
+    room = f"room for {_amount(capacity / ready.max_model_len)} of the full {ready.max_model_len:,} tokens"
+    pages = f"{capacity:,} tokens in {ready.num_pages:,} pages, {bytes_text(ready.kv_bytes)}"
+    return [("KV cache", pages), *([("", ready.kv_windows)] if ready.kv_windows else []), ("", room)]
 
 
 def _states(ready: EngineReady) -> str:
@@ -84,10 +90,16 @@ def base_url(server: ServerConfig) -> str:
     return f"{scheme}://{host}:{server.port}{server.root_path}"
 
 
-def curl_command(model: str, server: ServerConfig) -> str:
-    """Return a command that streams an answer; it names the variable of a key, never the value."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    words = ["curl", "-N", f"{base_url(server)}/v1/chat/completions", "-H", "Content-Type: application/json"]
+def curl_command(model: str, server: ServerConfig, generates: bool = True) -> str:
+    """Return a command that streams an answer, or asks for a vector of a model that gives nothing else.
+
+    It names the variable of a key, never the value.
+    """
+    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    if not generates:
+        body = {"model": model, "input": "Hello!"}
+    route = "chat/completions" if generates else "embeddings"
+    words = ["curl", "-N", f"{base_url(server)}/v1/{route}", "-H", "Content-Type: application/json"]
     if server.uds is not None:
         words[1:1] = ["--unix-socket", server.uds]
     if server.ssl_certfile is not None:

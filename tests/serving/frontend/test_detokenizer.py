@@ -8,6 +8,7 @@ from tests.serving.frontend.tokenizers_for_tests import (
     byte_fallback_tokenizer,
     byte_level_tokenizer,
     metaspace_tokenizer,
+    word_piece_tokenizer,
     word_tokenizer,
     wrapped,
 )
@@ -27,6 +28,7 @@ TOKENIZERS = {
     "byte_fallback": wrap(byte_fallback_tokenizer()),
     "metaspace": wrap(metaspace_tokenizer()),
     "words": wrap(word_tokenizer()),
+    "word_pieces": wrap(word_piece_tokenizer()),
 }
 
 

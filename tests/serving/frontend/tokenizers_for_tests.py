@@ -58,6 +58,18 @@ def metaspace_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def word_piece_tokenizer() -> Tokenizer:
+    """BERT's kind, whose decoder takes the spaces from before punctuation."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz.?!,'#", "do", "not", "do not", "n't"]
+    pieces = [*words, *(f"##{word}" for word in words[4:]), "'s", "'ve", "'re", "'m", "' ", " '", " ' ", " ."]
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]", "[PAD]"])
+    return tokenizer
+
+
 def word_tokenizer() -> Tokenizer:
     """No decoder at all: words joined by spaces."""
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "c": 3}, unk_token="<unk>"))

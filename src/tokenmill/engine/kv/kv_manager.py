@@ -24,9 +24,9 @@ import numpy as np
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import Request, TokenArray
-from tokenmill.engine.kv.page_pool import PagePool
+from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.engine.kv.radix_node import PageArray, RadixNode
-from tokenmill.engine.kv.radix_tree import PrefixMatch, RadixTree
+from tokenmill.engine.kv.radix_tree import NullCache, PrefixMatch, RadixTree
 
 # A page that does not exist yet: the node that it will stand below, and its tokens.
 PageKey = tuple[RadixNode, bytes]
@@ -76,7 +76,10 @@ class KVManager:
         on_cached: called when the prefix cache has further pages of a request.
         on_evicted: called with pages that it has given up.
         on_replaced: called with pages given up for copies, and the copies, in order; empty: the cache keeps its own.
+        keeps_kv: False: a request is whole in a step, and holds nothing between steps.
     """
+
+    keeps_kv = True
 
     def __init__(self, pool: PagePool, cache: RadixTree, page_size: int) -> None:
         self.pool = pool
@@ -352,3 +355,27 @@ class KVManager:
             assert held.node.locks > 0, "a request's path is not locked"
         for page, writer in self._writers.items():
             assert self._held[writer.id].next_page == page, "a page is announced by one who will not write it"
+
+
+class NoKV(KVManager):
+    """Bookkeeping for a model that keeps no KV: no request holds a page, and none finds anything computed before."""
+
+    keeps_kv = False
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__(PagePool(RESERVED_PAGES + 1), NullCache(page_size), page_size)
+
+    def num_pages_for(self, num_tokens: int) -> int:
+        """Return 0."""
+        return 0
+
+    def has_room(self, request: Request, num_tokens: int) -> bool:
+        """Return True: nothing takes room."""
+        return True
+
+    def matchable(self, request: Request) -> TokenArray:
+        """Return no tokens: all are run."""
+        return request.token_ids[:0]
+
+    def cache_full_pages(self, request: Request, num_tokens: int, step: int) -> None:
+        """Do nothing: there are no pages."""

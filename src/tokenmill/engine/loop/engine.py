@@ -17,7 +17,7 @@ import msgspec
 
 from tokenmill.core.adapters import digest_of
 from tokenmill.core.engine_messages import EngineReply, EngineStats
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import EMBEDS_ONLY, InvalidRequest
 from tokenmill.core.extension import EngineExtension
 from tokenmill.core.hooks import hooks, overriding
 from tokenmill.core.media import without_contents
@@ -49,12 +49,14 @@ class ModelLimits(msgspec.Struct, frozen=True):
         max_model_len: prompt and output tokens together.
         eos_token_ids: ids that end a text, unless `ignore_eos`.
         fingerprint: of the model whose KV it is; see `CacheKey`.
+        generates: False: it gives vectors alone.
     """
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
     fingerprint: str = ""
+    generates: bool = True
 
 
 class Engine:
@@ -127,6 +129,8 @@ class Engine:
         if message.adapter is not None and not self.scheduler.config.max_loras:
             refusal = InvalidRequest("adapters need an engine started with --enable-lora", "model")
             return [TokenOutput.refusal(message.id, refusal)]
+        if not self.limits.generates and not message.pooling:
+            return [TokenOutput.refusal(message.id, InvalidRequest(EMBEDS_ONLY, "model"))]
         most = self.limits.max_model_len + message.needs_no_output
         room = most - len(message.prompt_token_ids)
         if not message.prompt_token_ids or room < 1:

@@ -28,7 +28,7 @@ from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import TransferEvent, TransferSettings
-from tokenmill.engine.kv.kv_manager import KVManager
+from tokenmill.engine.kv.kv_manager import KVManager, NoKV
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.engine.kv.radix_tree import NullCache, RadixTree
 from tokenmill.engine.kv.window_pages import WindowSettings
@@ -108,6 +108,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
     speculation: SpeculationSettings | None = None
     transfers: TransferSettings | None = None
     window: WindowSettings | None = None
+    keeps_kv: bool = True
 
     @classmethod
     def from_config(
@@ -148,7 +149,9 @@ class LogHeader(msgspec.Struct, kw_only=True):
         if drafter is None and self.speculation is not None:
             drafter = Speculation(self.speculation)
         cache = RadixTree(self.page_size) if self.enable_prefix_caching else NullCache(self.page_size)
-        kv = KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size)
+        kv: KVManager = NoKV(self.page_size)
+        if self.keeps_kv:
+            kv = KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size)
         standard = standard_resources(self.scheduler, kv, self.window, self.depth)
         if self.transfers is not None:
             from tokenmill.engine.transfer.state import TransferState

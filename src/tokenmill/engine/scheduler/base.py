@@ -268,8 +268,9 @@ class SchedulerBase(SchedulerInterface[KVManager]):
         self.state.resources.check_all(request, num_tokens)
         budget = self.config.max_num_batched_tokens
         # The last token is never run; all others may have to be run at once after a preemption.
-        if not self.config.enable_chunked_prefill and num_tokens - 1 > budget:
-            raise InvalidRequest(f"{num_tokens} tokens need {num_tokens - 1} in a step without chunks; {budget} fit")
+        needed = max(num_tokens - 1, request.num_prompt_tokens)
+        if not self.config.enable_chunked_prefill and needed > budget:
+            raise InvalidRequest(f"{num_tokens} tokens need {needed} in a step without chunks; {budget} fit")
 
     def _abort(self, request: Request) -> TokenOutput:
         self.state.end_request(request, FinishReason.ABORT)

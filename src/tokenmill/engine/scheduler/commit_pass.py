@@ -122,12 +122,21 @@ class CommitPass:
         self.outputs.append(output)
 
     def _take_no_token(self, index: int, request: Request, num_samples: int) -> None:
-        """End a request that has failed, or prepare one to be sampled again."""
+        """End a request that has failed or has its vector, or prepare one to be sampled again."""
         if index in self._result.failures:
             self._fail(request, self._result.failures[index])
+        elif index in self._result.embeddings:
+            self._end_with_vector(index, request)
         elif num_samples:
             request.resample()
             self._state.rewind(request)
+
+    def _end_with_vector(self, index: int, request: Request) -> None:
+        self._state.queues.queue_of(request).remove(request)
+        request.finish(FinishReason.LENGTH)
+        output = TokenOutput(request.id, [], FinishReason.LENGTH, None, request.num_cached_tokens)
+        add_extras(output, index, self._result)
+        self.outputs.append(output)
 
     def _fail(self, request: Request, failure: RowFailure) -> None:
         self._state.queues.queue_of(request).remove(request)

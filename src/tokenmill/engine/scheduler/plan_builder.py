@@ -88,7 +88,7 @@ class PlanBuilder:
         if new_pages:
             self._enter_pages(request, first_page, new_pages)
         end = start + num_tokens
-        num_samples = int(end == request.num_tokens + request.num_pending_tokens)
+        num_samples = int(end == request.num_tokens + request.num_pending_tokens and not request.pooling)
         self.budget -= num_tokens
         self.requests.append(request)
         self._num_computed.append(start)

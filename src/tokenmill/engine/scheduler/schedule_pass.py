@@ -6,6 +6,7 @@ There is no prefill and no decode here: a request's computed tokens catch up wit
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tokenmill.core.request import Request, RequestStatus
 from tokenmill.engine.scheduler.admission import Admission
@@ -18,6 +19,8 @@ from tokenmill.engine.scheduler.state import SchedulerState
 
 # Decodes of a step that take hardly longer than one: they wait for weights. Shared out, they would be read more often.
 LEAST_SHARE = 16
+# Requests that are passed over in a step because it has too few tokens left for them, where shorter ones may fill it.
+MOST_PASSED_OVER = 16
 _BUDGET_USED_UP = "the token budget of the step is used up"
 
 
@@ -40,6 +43,8 @@ class SchedulePass:
         self._has_admitted = False
         self._position = 0  # in the waiting queue: all before it are passed over
         self._is_closed = False  # the first one that is not cannot begin in this step
+        self._turn: Any = None  # of the first request that was too long for the rest of the step
+        self._num_passed_over = 0
         self._num_decodes_left = 0
 
     @property
@@ -189,15 +194,31 @@ class SchedulePass:
             if self._admission.is_passed_over(request) or (which is not None and not which(request)):
                 self._position += 1
                 continue
+            if self._turn is not None and request.rank[:2] != self._turn:
+                self._is_closed = True
+                return
             request.wait_reason = self._admission.admit(request)
             if request.awaited_page is not None or request.awaits_kv:
                 continue  # it is passed over from now on
             if not request.wait_reason:
                 limit = None if limit is None else limit - 1
+            elif self._lets_shorter_ones_pass(request):
+                self._position += 1
             elif not self._let_idle_yield(request):
                 self._is_closed = True
         if not self._is_closed and self._position < len(waiting):
             waiting[self._position].wait_reason = _BUDGET_USED_UP
+
+    def _lets_shorter_ones_pass(self, request: Request) -> bool:
+        """Return True if a request that is whole in a step, and too long for the rest of this one, is passed over.
+
+        Only requests of its turn fill the rest. What runs is done after a step, so that it opens the next one.
+        """
+        if self._state.kv.keeps_kv or request.num_tokens <= self.builder.budget or not self._state.num_free_rows:
+            return False
+        self._turn = request.rank[:2]
+        self._num_passed_over += 1
+        return self._num_passed_over <= MOST_PASSED_OVER
 
     def _let_idle_yield(self, request: Request) -> bool:
         """Let idle sessions yield, but only when no running request would make room by its end anyway.

@@ -154,6 +154,8 @@ def check_size(architecture: Architecture, size: int, num_stages: int = 1, sums:
         )
     if architecture.recurrences and (size > 1 or num_stages > 1):
         raise InvalidConfig("a model with recurrent states runs in one process: ranks and stages have no part of them")
+    if not architecture.needs_kv and (size > 1 or num_stages > 1):
+        raise InvalidConfig("an encoder runs in one process: ranks and stages have no part of it")
     if num_stages > len(architecture.layers):
         raise InvalidConfig(
             f"--pipeline-parallel-size {num_stages}: each stage needs a layer, and the model has "

@@ -18,6 +18,14 @@ from typing import Any, Protocol
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.vocabulary.byte_level import byte_level_bytes
 
+# In this order; see `cleanup` in wordpiece.rs of `tokenizers`.
+_CLEANED = (
+    *((f" {mark}", mark) for mark in (".", "?", "!", ",")),
+    (" ' ", "'"),
+    *((f" {end}", end) for end in ("n't", "'m")),
+    (" do not", " don't"),
+    *((f" {end}", end) for end in ("'s", "'ve", "'re")),
+)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>")
 
 
@@ -162,18 +170,26 @@ def _build_stage(entry: dict[str, Any], fused: bool, source: str) -> Stage:
         if fused:
             return StripStart(content, count)
         return PerPiece(lambda piece, _first: _strip_start(piece, content, count))
-    if kind in _WORDS and not fused and not entry.get("cleanup"):
+    if kind in _WORDS and not fused:
         return PerPiece(_WORDS[kind](entry))
     raise InvalidCheckpoint(f"{source}: the decoder {kind!r} is not supported in this form: {entry}")
 
 
 def _word_pieces(entry: dict[str, Any]) -> Callable[[str, bool], str]:
-    prefix = entry["prefix"]
+    prefix, cleans = entry["prefix"], entry.get("cleanup", False)
 
     def decode(piece: str, first: bool) -> str:
-        return piece if first else piece[len(prefix) :] if piece.startswith(prefix) else f" {piece}"
+        text = piece if first else piece[len(prefix) :] if piece.startswith(prefix) else f" {piece}"
+        return _cleaned(text) if cleans else text
 
     return decode
+
+
+def _cleaned(text: str) -> str:
+    """Return a token's text without the spaces before punctuation, as the `tokenizers` library cleans it."""
+    for spaced, joined in _CLEANED:
+        text = text.replace(spaced, joined)
+    return text
 
 
 def _spaced_pieces(entry: dict[str, Any]) -> Callable[[str, bool], str]:

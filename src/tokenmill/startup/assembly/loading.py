@@ -33,6 +33,7 @@ from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.drafting import find_draft, speculation_of
 from tokenmill.startup.assembly.mixing import with_measured_bits
 from tokenmill.startup.machine.device import (
+    ONE_THREAD_BYTES,
     check,
     choose_backend,
     choose_kernels,
@@ -41,7 +42,7 @@ from tokenmill.startup.machine.device import (
 )
 from tokenmill.startup.machine.torch_needs import check_torch
 from tokenmill.startup.sizing.fit import check_fit, check_parameters
-from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size, wanted_context
+from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size, scratch_size, wanted_context
 from tokenmill.startup.sizing.state_size import BYTES_OF, check_recurrence_sizes
 from tokenmill.startup.sizing.window_size import PageBytes, decide_grouped_size, least_page_bytes, window_group_obstacle
 
@@ -132,8 +133,7 @@ def load(
     folder, architecture, obstacle = _find(config, platform, timer, checks)
     check_parameters(config, platform, architecture)
     collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
-    num_bytes = architecture.num_parameters() * BYTES_OF[config.dtype]
-    num_threads, threads_reason = choose_threads(config, platform, num_bytes)
+    num_threads, threads_reason = choose_threads(config, platform, _thread_bytes(config, architecture))
     kernels, kernels_reason = _choose_kernels(config, platform, folder, architecture, num_threads)
     check_recurrence_sizes(architecture, kernels.name)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
@@ -256,6 +256,13 @@ def _least_bytes(
     return least_page_bytes(config, architecture.max_position, pages)
 
 
+def _thread_bytes(config: EngineConfig, architecture: Architecture) -> int:
+    """Return the bytes of weights by which threads are chosen."""
+    num_bytes = architecture.num_parameters() * BYTES_OF[config.dtype]
+    # A step of an encoder is a whole budget of tokens: its products are long, however small the model is.
+    return num_bytes if architecture.needs_kv else max(num_bytes, ONE_THREAD_BYTES)
+
+
 def _content(config: EngineConfig, folder: Path) -> str:
     """Return a fingerprint that all ranks must share: of the model's files and of the formats it runs in."""
     adapter = Path(config.lora_merge or "/")
@@ -275,6 +282,8 @@ def size_kv(
     Raises:
         InvalidConfig: one full request does not fit; see `decide_kv_size`.
     """
+    if not model.architecture.needs_kv:
+        return scratch_size(config, model.architecture.max_position)
     page_bytes = model.attention.bytes_per_page
     if available is None:
         states = config.state_memory or 0 if model.architecture.recurrences else 0

@@ -131,6 +131,7 @@ def _limits(config: EngineConfig, model: LoadedModel) -> ModelLimits:
         model.architecture.vocab_size,
         eos_token_ids(model.folder),
         fingerprint(model.folder, *_forms(config, model)),
+        model.architecture.has_head,
     )
 
 
@@ -262,5 +263,5 @@ def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHe
     """
     eos = sorted(limits.eos_token_ids)
     header = LogHeader.from_config(config, size.num_pages, size.max_model_len, limits.vocab_size, eos, size.num_states)
-    header.window = size.window
+    header.window, header.keeps_kv = size.window, size.keeps_kv
     return header

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tokenmill.core.errors import OutOfMemory
 from tokenmill.core.messages import AddRequest
+from tokenmill.core.pooling import PoolingParams
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.loop.engine import Engine
 from tokenmill.platform.protocol import Platform
@@ -12,8 +15,10 @@ GREEDY = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
 
 
 def warm_up(engine: Engine, platform: Platform) -> None:
-    """Run one small request; on an accelerator decodes together with prompts that fill the budget of a step, and then a
-    request that asks for all that sampling offers.
+    """Run one small request, for a vector where the model gives nothing else.
+
+    On an accelerator run decodes together with prompts that fill the budget of a step, and then a request that asks for
+    all that sampling offers.
 
     Every row samples in the full step. Errors of a step are raised.
 
@@ -68,11 +73,12 @@ def _run(engine: Engine, params: SamplingParams, *groups: list[int]) -> None:
 
     Like `Engine.step`, but without its barrier against errors: they reach the caller.
     """
-    arriving = list(groups)
+    arriving, pooling = list(groups), None if engine.limits.generates else PoolingParams()
     while arriving or engine.has_work:
         for length in arriving.pop(0) if arriving else ():
             name = f"warm-up {engine.num_arrived}"
-            engine.add(AddRequest(id=name, prompt_token_ids=[0] * length, params=params, cache_salt=name))
+            message = AddRequest(id=name, prompt_token_ids=[0] * length, params=params, cache_salt=name)
+            engine.add(msgspec.structs.replace(message, pooling=pooling, needs_no_output=pooling is not None))
         plan = engine.scheduler.schedule()
         assert plan is not None or not engine.has_work, "all wait for a step, and none runs"
         if plan is not None:

@@ -32,18 +32,26 @@ def bytes_of(num_pages: int, bytes_per_page: int) -> int:
 class KVSize(msgspec.Struct, frozen=True):
     """The decision: pages, the context length they support, and recurrent states (0: the model has none).
 
-    `window`: the window group, if there is one.
+    Attributes:
+        window: the window group, if there is one.
+        num_scratch: pages that requests have for a step alone, of a model that keeps no KV: then there are no others.
     """
 
     num_pages: int
     max_model_len: int
     num_states: int = 0
     window: WindowSettings | None = None
+    num_scratch: int = 0
+
+    @property
+    def keeps_kv(self) -> bool:
+        """False if no request holds pages between steps."""
+        return not self.num_scratch
 
     @property
     def num_allocated(self) -> int:
         """Number of pages in memory."""
-        return self.num_pages + RESERVED_PAGES
+        return self.num_pages + RESERVED_PAGES + self.num_scratch
 
     @property
     def num_allocated_windows(self) -> int:
@@ -78,6 +86,16 @@ def least_kv_bytes(config: EngineConfig, max_position: int, bytes_per_page: int)
     tokens = config.max_model_len or min(SMALLEST_CONTEXT, max_position)
     needed = bytes_of(-(-tokens // config.page_size), bytes_per_page)
     return math.ceil(needed / config.gpu_memory_utilization)
+
+
+def scratch_size(config: EngineConfig, max_position: int) -> KVSize:
+    """Return the size of a model that keeps no KV: pages for the tokens of a step, of which each request has its own.
+
+    Raises:
+        InvalidConfig: the context that is asked for exceeds the model's.
+    """
+    num_scratch = -(-config.step_budget // config.page_size) + config.max_num_seqs
+    return KVSize(0, wanted_context(config, max_position), num_scratch=num_scratch)
 
 
 def kv_share(config: EngineConfig, available_bytes: int) -> int:

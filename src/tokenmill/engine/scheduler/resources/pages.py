@@ -137,7 +137,7 @@ class Pages(Resource):
     def counts(self) -> Mapping[str, Any]:
         """Return the pages of the full group, and how many prompt tokens were looked for and found."""
         return {
-            "num_pages": self.kv.pool.num_usable,
+            "num_pages": self.kv.pool.num_usable * self.kv.keeps_kv,
             "num_pages_pinned": self.kv.num_pinned,
             "num_pages_evictable": self.kv.cache.num_evictable,
             "prefix_queries": self.kv.num_queried_tokens,
@@ -148,8 +148,7 @@ class Pages(Resource):
         """Raise AssertionError if a page is lost, or a request has tokens without pages."""
         self.kv.check_invariants()
         for request in owners:
-            held = len(self.kv.pages(request)) * self.kv.page_size
-            assert request.num_computed_tokens <= held, "a token without a page"
+            assert self.kv.has_room(request, request.num_computed_tokens), "a token without a page"
 
 
 def pages_text(count: int, more: str = "") -> str:

@@ -17,6 +17,7 @@ from tokenmill.core.api_messages import PrefixNote
 from tokenmill.core.engine_messages import EngineReady, RequestState
 from tokenmill.core.errors import Conflict, EngineDead, InvalidRequest, NotFound
 from tokenmill.core.messages import GenerateText
+from tokenmill.core.pooling import PoolingParams
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.version import VERSION
 from tokenmill.serving.replicas.engine_handle import EngineHandle
@@ -218,7 +219,7 @@ class AdminRoutes:
                 "server_load": self._context.calls.num_open,
                 "num_requests_running": stats.num_running,
                 "num_requests_waiting": stats.num_waiting,
-                "kv_cache_usage_perc": stats.num_pages_pinned / stats.num_pages,
+                "kv_cache_usage_perc": stats.num_pages_pinned / max(1, stats.num_pages),
             }
         )
 
@@ -236,6 +237,8 @@ class AdminRoutes:
     async def _make_token(self, engine: EngineHandle, worker: int) -> None:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         prompt = GenerateText(ids=[], params=params, token_ids=[0], engine=engine.index)
+        if engine.ready is not None and engine.ready.pooling is not None:
+            prompt = msgspec.structs.replace(prompt, pooling=PoolingParams(), needs_no_output=True)
         try:
             async with (
                 asyncio.timeout(HEALTH_SECONDS),

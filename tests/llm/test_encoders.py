@@ -1,0 +1,94 @@
+"""Encoders in one process: their vectors, and what they refuse by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from tests.encoder_checkpoints import encoder_oracle, hidden_states, make_encoder, write_word_pieces
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.errors import InvalidConfig, InvalidRequest, TokenMillError
+
+TEXTS = ["a cat", "x", "do not, he's here. " * 3, "a cat", "one two three four five"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_encoder(tmp_path_factory.mktemp("models"), "bert", hidden_size=64, num_attention_heads=4)
+    write_word_pieces(folder)
+    return folder
+
+
+def ids_of(folder: Path, text: str) -> list[int]:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer.encode(text).ids
+
+
+def vectors(llm: LLM, prompts: list[Any]) -> list[np.ndarray]:
+    return [np.array(output.outputs.embedding, np.float32) for output in llm.embed(prompts, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_vectors_are_the_means_of_transformers_states(encoder: Path, dtype: str) -> None:
+    llm, oracle = LLM(str(encoder), dtype=dtype), encoder_oracle(encoder)
+    for text, found in zip(TEXTS, vectors(llm, TEXTS), strict=True):
+        mean = hidden_states(oracle, ids_of(encoder, text)).mean(0)
+        assert np.linalg.norm(found) == pytest.approx(1, abs=1e-6)
+        likeness = torch.cosine_similarity(mean, torch.from_numpy(found), dim=0)
+        assert likeness > (1 - 1e-6 if dtype == "float32" else 0.999)
+
+
+def test_a_text_has_the_same_vector_alone_and_among_others(encoder: Path) -> None:
+    llm = LLM(str(encoder), max_num_seqs=3)
+    prompts = [[1 + (7 * i + j) % 60 for j in range(1 + 5 * i)] for i in range(12)]
+    for prompt, found in zip(prompts, vectors(llm, prompts), strict=True):
+        assert np.array_equal(vectors(llm, [prompt])[0], found)
+
+
+def test_a_text_may_fill_the_positions_and_no_more(encoder: Path) -> None:
+    llm = LLM(str(encoder), max_num_batched_tokens=16, max_num_seqs=2)
+    assert len(vectors(llm, [[5] * 64, [5] * 64, [6]])) == 3
+    with pytest.raises(InvalidRequest, match="64 tokens"):
+        llm.embed([[5] * 65], use_tqdm=False)
+
+
+def test_it_refuses_to_generate(encoder: Path) -> None:
+    llm = LLM(str(encoder))
+    with pytest.raises(InvalidRequest, match="this model embeds texts; use /v1/embeddings"):
+        llm.generate(["a cat"], SamplingParams(max_tokens=4), use_tqdm=False)
+    assert len(vectors(llm, ["a cat"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("enable_lora", True),
+        ("speculative_config", "ngram"),
+        ("kv_disk", "somewhere"),
+        ("kv_cache_dtype", "int8"),
+    ],
+)
+def test_what_encoders_lack_is_refused_by_name(encoder: Path, flag: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="encoder"):
+        LLM(str(encoder), **{flag: str(tmp_path) if flag == "kv_disk" else value})
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("flag", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_and_stages_are_refused_by_name(encoder: Path, flag: str) -> None:
+    with pytest.raises(InvalidConfig, match="an encoder runs in one process"):
+        LLM(str(encoder), **{flag: 2})
+
+
+def test_an_id_outside_the_vocabulary_is_refused_and_the_engine_goes_on(encoder: Path) -> None:
+    llm = LLM(str(encoder), dtype="float32")
+    with pytest.raises(TokenMillError):
+        llm.embed([[400]], use_tqdm=False)
+    assert len(vectors(llm, ["a cat"])) == 1
