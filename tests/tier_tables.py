@@ -27,7 +27,7 @@ PROCESSES = {
         "adapters admin agent_session api_servers bad_requests batch_survival batches_api chat_api client_cases "
         "completions_api conformance disconnect embeddings end_to_end engines event_loop fleet hangs infill kv_disk "
         "lifecycle lost_log media messages_api native not_numbers observed ollama_api overload poison prompt_fields "
-        "ranks responses_api responses_of_agents routing sandboxes sessions split split_failures survival "
+        "ranks responses_api responses_of_agents retrieval routing sandboxes sessions split split_failures survival "
         "thinking_control tls tokenizer_info top unknown_fields"
     ),
     "serving/web": "*",
@@ -41,7 +41,7 @@ PROCESSES = {
 }
 # Engines with models, transformers as an oracle, interpreted Triton kernels.
 SLOW = {
-    "cli": "estimate",
+    "cli": "embed estimate",
     "engine/loop": "bad_starts greedy_equality memory_fit native_pass shared_prefix window_groups",
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
@@ -49,7 +49,7 @@ SLOW = {
     "engine/speculation": "bounds eagle_head exactness mutants",
     "house": "requirements",
     "lab/bench": "bench bench_serve quality",
-    "llm": "async_llm llm parked_sessions session sleep threads vllm_shapes",
+    "llm": "async_llm llm parked_sessions pooling session sleep threads vllm_shapes",
     "model/adapters": "batches native on_device oracle pirate reading",
     "model/attention": "flashinfer paged",
     "model/audio": "decoding encoder llm",
@@ -97,6 +97,7 @@ DRAWN = {
         "on_device::test_recurrent_states_run_on_in_graphs": 1,
     },
     "integration": {"langchain": 1, "many_clients": 1, "tools": 1},
+    "llm": {"pooling": 3, "pooling::test_the_activation_is_the_one_that_the_files_name": 1},
     "ipc": {"sandbox": 2, "sandbox::test_however_many_idle_processes_are_lost_the_next_job_is_done": 1},
     "model/adapters": {"batches": 1, "batches::*": 2, "native": 1, "on_device": 1, "oracle": 2},
     "model/attention": {"flashinfer": 1},
