@@ -40,7 +40,7 @@ Pooling = Literal["mean", "last"]
 
 @arguments.checked_names
 class PooledMethods:
-    """What a class needs for them: the engine, and how it runs what has been started."""
+    """The methods themselves; a class that has them has an engine, and runs what they start."""
 
     info: EngineReady
     _local: LocalEngine

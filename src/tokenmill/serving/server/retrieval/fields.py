@@ -14,7 +14,7 @@ from tokenmill.serving.server.http.request_id import RequestId
 
 
 class RetrievalFields(msgspec.Struct, kw_only=True):
-    """What every body may have.
+    """Fields that every body may have.
 
     Attributes:
         truncate_prompt_tokens: cut longer texts, or pairs, to as many tokens; -1: to what the model takes.
