@@ -25,10 +25,11 @@ from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.host_decoder import HostDecoder
 from tokenmill.model.models.host_model import on_host
-from tokenmill.model.models.native_decoder import NativeDecoder, native_pass_obstacle
+from tokenmill.model.models.native_decoder import MOST_KEPT_LOGITS, NativeDecoder, _Logits, native_pass_obstacle
 from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormat, PackedFormats
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import load_model
+from tokenmill.platform.arrays import address
 from tokenmill.platform.host_arrays import HostArrays
 
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
@@ -214,3 +215,26 @@ def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Gen
     spelled_out = load_model(folder, plain[0].architecture, TorchKernels("bfloat16", "cpu"))
     assert "not packed" in str(native_pass_obstacle(spelled_out, "native"))
     assert native_pass_obstacle(plain[0], "native") is None
+
+
+def test_logits_that_are_still_read_are_not_overwritten():
+    logits = _Logits()
+    first = logits.take(3, 5)
+    first[:] = 1.0
+    row = first[1]
+    del first
+    second = logits.take(3, 5)
+    second[:] = 2.0
+    assert not np.shares_memory(row, second) and (row == 1.0).all()
+    place = address(second)
+    del second, row
+    assert address(logits.take(2, 6)) == place, "memory that nothing reads is taken again"
+    assert logits.take(0, 5).shape == (0, 5)
+
+
+def test_much_memory_of_logits_is_not_kept():
+    logits = _Logits()
+    large = logits.take(MOST_KEPT_LOGITS // 400 + 1, 100)
+    assert large.nbytes > MOST_KEPT_LOGITS
+    del large
+    assert len(logits._memory) == 1

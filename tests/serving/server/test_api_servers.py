@@ -214,6 +214,9 @@ def test_a_stop_lets_the_streams_of_all_end(server, number):
 
 def test_an_engine_that_dies_too_often_ends_the_streams_of_all_with_an_error(slow_model):
     with start_server(EngineConfig(model=str(slow_model)), api_server_count=2, max_restarts=0) as server:
+        # The sibling hears that it may serve after the first process serves.
+        server.wait_for(lambda: len(sibling_socket(server)) == 1)
+        time.sleep(1.0)
         lines: list[str] = []
         thread = stream_at(server, sibling(server), lines)
         os.kill(next(pid for name, pid in server.children().items() if "stub_engine" in name), signal.SIGKILL)

@@ -8,6 +8,7 @@ Arrays are NumPy's, bfloat16 as its bits. Knows no torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 BF16_BYTES = 2
 NATIVE_ATTENTION = "native"
+MOST_KEPT_LOGITS = 64 << 20  # bytes: 64 rows of 262,144 tokens
 
 Bits = npt.NDArray[np.uint16]
 """Numbers in bfloat16."""
@@ -50,14 +52,14 @@ class NativeDecoder:
     It holds addresses: the weights and the memory stay where they are.
     """
 
-    __slots__ = ("_attention", "_decoder", "_native", "_room", "_scratch", "_states", "_table")
+    __slots__ = ("_attention", "_decoder", "_logits", "_native", "_room", "_scratch", "_states", "_table")
 
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
         self._decoder = decoder
         self._attention = attention
         groups = native_groups(attention)
         assert groups is not None, "the attention is native"
-        self._scratch = _Scratch()
+        self._scratch, self._logits = _Scratch(), _Logits()
         self._native = _bind(decoder, groups)
         self._table: object = None
         self._states: NativeStates | None = None
@@ -105,7 +107,7 @@ class NativeDecoder:
     def logits(self, outputs: Array) -> npt.NDArray[np.float32]:
         """Return the logits of this rank's tokens, [S, tokens] float32."""
         head, architecture = self._head, self._decoder.architecture
-        logits = np.empty((len(outputs), head.shape[0]), np.float32)
+        logits = self._logits.take(len(outputs), head.shape[0])
         self._native.logits(head.packed, _begin(outputs), len(outputs), address(logits))
         if architecture.logits_scaling != 1:
             logits /= np.float32(architecture.logits_scaling)
@@ -175,6 +177,25 @@ class _Scratch:
         if count * BF16_BYTES > len(self._memory):
             self._memory = zeroed_bytes(count * BF16_BYTES)
         return address(self._memory)
+
+
+class _Logits:
+    """Memory of logits, kept mapped for the next step: to map and unmap tens of MB takes longer than the rest of it."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self) -> None:
+        self._memory = zeroed_bytes(1)
+
+    def take(self, rows: int, tokens: int) -> npt.NDArray[np.float32]:
+        """Return [rows, tokens] to write to. Logits that something still refers to stay as they are."""
+        size = rows * tokens * np.dtype(np.float32).itemsize
+        if size > MOST_KEPT_LOGITS:
+            return np.empty((rows, tokens), np.float32)
+        # Referred to here and by the call; each view of logits refers to it too.
+        if size > len(self._memory) or sys.getrefcount(self._memory) > 2:
+            self._memory = zeroed_bytes(size)
+        return self._memory[:size].view(np.float32).reshape(rows, tokens)
 
 
 def _begin(array: Array | None) -> int:
