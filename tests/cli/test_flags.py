@@ -81,7 +81,7 @@ def test_every_flag_and_alias_reaches_its_field():
 
 
 # What a server works out for each of its engines.
-NO_FLAGS = ["weight_memory", "replica", "rank", "rendezvous", "rank_timeout"]
+NO_FLAGS = ["weight_memory", "kv_share_bytes", "replica", "rank", "rendezvous", "rank_timeout"]
 
 
 def test_every_field_of_the_configs_is_a_flag():

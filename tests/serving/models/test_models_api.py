@@ -78,6 +78,7 @@ def test_health_lists_and_metrics_wake_nothing(server):
     assert server.get("/server_info?model=dog").status_code == 503
     assert server.post("/reset_prefix_cache?model=dog").status_code == 503
     assert server.post("/api/show", {"model": "dog"}).status_code == 200
+    assert server.post("/reset_prefix_cache?model=ant").json() == {"status": "reset"}
     assert {name: server.loads(name) for name in server.cards()} == before
     assert 'tokenmill:num_requests_running{engine="0",model="ant"} 0.0' in server.get("/metrics").text
 

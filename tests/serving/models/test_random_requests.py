@@ -18,7 +18,7 @@ from tests.serving.models.conftest import NAMES
 from tests.serving.models.many_models import ManyModels, descendants, many_models
 from tests.tiers import tier
 
-NUM_REQUESTS, NUM_CLIENTS = (10_000, 12) if tier() == "nightly" else (100, 6)
+NUM_REQUESTS, NUM_CLIENTS = (10_000, 12) if tier() == "nightly" else (60, 6)
 LONGEST = 48
 # Three deaths of a server within a minute are too many, and so are those of an engine.
 KILL_SECONDS = 45.0

@@ -55,7 +55,7 @@ async def read_asked(request: Request, budget: BodyBudget) -> Asked:
     Raises:
         InvalidRequest, TooLarge, ServerBusy, ClientDisconnect: as `read_body`.
     """
-    path = request.url.path
+    path = path_of(request)
     if request.headers.get("content-type", "").startswith(MULTIPART):
         name, body = await read_raw(request, budget, _name_in_form)
         return Asked(request.query_params.get("model") or name, body)
@@ -73,6 +73,12 @@ async def read_asked(request: Request, budget: BodyBudget) -> Asked:
         named.stream is True and not is_ollama,
         empty.get(path, False),
     )
+
+
+def path_of(request: Request) -> str:
+    """Return the path of a request without the prefix of a proxy in front."""
+    path: str = request.scope["path"]
+    return path.removeprefix(request.scope.get("root_path", "").rstrip("/"))
 
 
 def choose(catalogue: Catalogue, name: str | None, last_used: str | None) -> Entry:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -17,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.core.errors import TokenMillError
-from tokenmill.serving.models.asked import Asked
+from tokenmill.serving.models.asked import Asked, path_of
 from tokenmill.serving.models.catalogue import Entry
 from tokenmill.serving.models.errors import ModelDied
 from tokenmill.serving.models.service import Claim, ModelService
@@ -84,7 +85,9 @@ class Answers:
         Raises:
             HTTPError: it failed before the first byte.
         """
-        url = httpx.URL(path=request.url.path, query=request.scope["query_string"] or None)
+        # Which model is meant is no question for its server.
+        query = [(name, value) for name, value in request.query_params.multi_items() if name != "model"]
+        url = httpx.URL(path=path_of(request), query=urlencode(query).encode() or None)
         made = http.build_request(request.method, url, content=body, headers=asked_headers(request))
         reply = await relayed(http, made, stack, self._replies, keeps_whole=True)
         return _without_heeded(reply)

@@ -30,7 +30,8 @@ from tokenmill.startup.sizing.state_size import BYTES_OF, STATES_PER_ROW, bytes_
 
 # Of what all models may take together: KV and states of one, where a config does not say how many bytes.
 KV_SHARE, STATES_SHARE = 1 / 4, 1 / 8
-# Measured: the API process and the engine of a server, without weights and KV, 106 MiB of their own.
+# Measured (benchmarks/models.py): the two processes of a model take 82 MiB of their own, and 115 with what steps of a
+# model of 1 GB work on.
 PROCESS_BYTES = 160 << 20
 
 

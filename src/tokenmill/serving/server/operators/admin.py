@@ -51,7 +51,7 @@ _PRIVATE = frozenset(
         "tokenizer",
         "uds",
     }
-    | {"kv_source", "rendezvous", "weight_cache_dir", "weight_memory"}
+    | {"kv_source", "models", "models_dir", "rendezvous", "weight_cache_dir", "weight_memory"}
 )
 
 
