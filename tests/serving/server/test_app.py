@@ -179,6 +179,8 @@ def test_slashes_too_many_change_nothing(path):
     plain = request(make_app(), "GET", "/v1/models").json()
     assert request(make_app(), "GET", "http://test" + path).json() == plain
     assert request(make_app(root_path="/proxy"), "GET", "http://test/proxy/" + path).json() == plain
+    for root in ("/proxy/", "//proxy//"):
+        assert request(make_app(root_path="/proxy"), "GET", "http://test" + root).status_code == 200
 
 
 def test_what_answers_get_answers_head_without_a_body():

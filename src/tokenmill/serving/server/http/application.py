@@ -42,7 +42,7 @@ class Application(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] == "http":
-            scope["path"] = plain_path(scope["path"])
+            scope["path"] = plain_path(scope["path"], self._root_path.rstrip("/"))
         if self._root_path:
             scope["root_path"] = self._root_path
         await super().__call__(scope, receive, send)
@@ -78,9 +78,13 @@ class Application(Starlette):
         return JSONResponse(self.document | ({"servers": [{"url": prefix}]} if prefix else {}))
 
 
-def plain_path(path: str) -> str:
-    """Return a path with single slashes and none at its end: what a base URL ending in one makes of a route."""
-    return _SLASHES.sub("/", path).rstrip("/") or "/"
+def plain_path(path: str, prefix: str = "") -> str:
+    """Return a path with single slashes and none at its end, as a base URL ending in one makes it of a route.
+
+    The root, behind a proxy's prefix too, keeps its slash: its page has links that are relative to it.
+    """
+    path = _SLASHES.sub("/", path)
+    return path if path == prefix + "/" else path.rstrip("/")
 
 
 def _without_body(handler: Handler) -> Handler:
@@ -88,6 +92,8 @@ def _without_body(handler: Handler) -> Handler:
 
     async def head(request: Request) -> Response:
         response = await handler(request)
-        return Response(status_code=response.status_code, headers=dict(response.headers))
+        bare = Response(status_code=response.status_code)
+        bare.raw_headers = list(response.raw_headers)  # without a length of its own, where a stream has none
+        return bare
 
     return head
