@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.serving.server.running_server import free_port, start_server
+from tests.serving.web.conftest import echo_server
 from tests.serving.web.test_browser import answers, ask, open_settings, until, use_key, wait_for_end
 from tokenmill.config.configs import EngineConfig
 from tokenmill.demo import demo_model_path
@@ -48,6 +49,11 @@ def said(page):
 
 def engine_of(server):
     return next(pid for name, pid in server.children().items() if name.startswith(ENGINE_MODULE))
+
+
+def kill_all_of(server):
+    for pid in [server.process.pid, *server.api_pids, *server.children().values()]:
+        os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -98,14 +104,49 @@ def test_a_server_that_is_started_anew_goes_on(whole, open_page):
     with demo_server(port=port) as first:
         page = open_page(first.url)
         with stopped_in_the_middle(page, first) as early:
-            first.process.kill()
-            for pid in [*first.api_pids, *first.children().values()]:
-                os.kill(pid, signal.SIGKILL)
+            kill_all_of(first)
         page.get_by_text("Waiting for the server").wait_for()
         assert said(page).startswith(early[:15])
     with demo_server(port=port):
         wait_for_end(page)
         assert said(page) == plain(whole)
+
+
+def test_a_server_that_ends_as_it_should_is_waited_for_too(open_page, tmp_path_factory):
+    """Its streams end with an error; nothing that was shown is lost to it."""
+    port, stub, name = free_port(), {"step_seconds": 0.05}, ("echo",)
+    with echo_server(tmp_path_factory, "a", stub, port=port, shutdown_timeout=0.2, served_model_name=name) as first:
+        page = open_page(first.url)
+        ask(page, "One two three four five six seven. " * 3)
+        until(page, lambda: answers(page).count() and len(said(page)) > 10)
+        early = said(page)
+        first.process.send_signal(signal.SIGINT)
+        page.get_by_text("Waiting for the server").wait_for()
+    with (
+        echo_server(tmp_path_factory, "b", {"step_seconds": 0.002}, port=port, served_model_name=name),
+        page.expect_request("**/v1/chat/completions") as sent,
+    ):
+        assert plain(sent.value.post_data_json["messages"][-1]["content"]).startswith(early[:10])
+        wait_for_end(page)
+        assert said(page).startswith(early[:10])
+        assert page.get_by_role("alert").all_inner_texts() == []
+
+
+def test_another_model_does_not_go_on_and_that_is_said(open_page, tmp_path_factory):
+    port, stub = free_port(), {"step_seconds": 0.05}
+    with echo_server(tmp_path_factory, "one", stub, port=port, served_model_name=("one",)) as first:
+        page = open_page(first.url)
+        ask(page, "One two three four five six seven. " * 3)
+        until(page, lambda: answers(page).count() and len(said(page)) > 10)
+        early = said(page)
+        kill_all_of(first)
+    with echo_server(tmp_path_factory, "other", {"step_seconds": 0.002}, port=port, served_model_name=("other",)):
+        page.get_by_role("alert").get_by_text("one").wait_for()
+        assert said(page).startswith(early[:10])
+        page.locator(".bar .model").get_by_text("other").wait_for()
+        answers(page).get_by_role("button", name="Continue").click()
+        wait_for_end(page)
+        assert page.get_by_role("alert").count() == 0
 
 
 def test_what_is_sent_without_a_line_is_kept_and_answered_when_it_is_back(echo, open_page):

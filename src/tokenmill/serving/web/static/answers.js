@@ -56,9 +56,9 @@ export class Answers {
   // conversation's id -> {conversation, message, attempt, isStopped, watchers}
   #running = new Map();
 
-  constructor(changed, fail) {
-    this.changed = changed;
-    this.fail = fail;
+  // `changed` hears of beginnings and ends, `fail` what went wrong, and `modelName` says which model is served.
+  constructor(changed, fail, modelName) {
+    Object.assign(this, { changed, fail, modelName });
     const wake = () => document.visibilityState === "visible" && this.#wake();
     addEventListener("online", () => this.#wake());
     document.addEventListener("visibilitychange", () => {
@@ -154,6 +154,7 @@ export class Answers {
       one.attempt = new AbortController();
       const before = message.content.length + message.reasoning.length;
       try {
+        message.model ||= this.modelName();
         const body = bodyFor(one);
         journal.rewind();
         await generate(message, body, one.attempt.signal, () => this.#heard(one, journal));

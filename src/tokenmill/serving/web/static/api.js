@@ -77,6 +77,8 @@ export async function* events(reply) {
         if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
       }
     }
+  } catch (error) {
+    throw error instanceof TypeError ? new ApiError("the line broke", 0) : error;
   } finally {
     reader.cancel().catch(() => {});
   }

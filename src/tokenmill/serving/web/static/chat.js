@@ -15,7 +15,7 @@ import { closesByEscape, Copy, html, useEffect, useLayoutEffect, useMemo, useRef
 export function Chat({ isShown }) {
   const redraw = useRedraw();
   const desk = useMemo(() => new Desk(redraw), []);
-  const model = (desk.model = useModel());
+  const model = (desk.model = useModel(desk));
   const [panel, showPanel] = useState("");
   const box = useRef();
   const sheet = useRef();
@@ -69,20 +69,30 @@ export function Chat({ isShown }) {
   </div>`;
 }
 
-function useModel() {
+const AGAIN_MS = 5000;
+
+function useModel(desk) {
   const [model, set] = useState({ name: "", defaults: {}, limit: 0, takesImages: false });
   useEffect(() => {
+    let timer = 0;
     const load = async () => {
+      clearTimeout(timer);
       try {
         const [info, models] = await Promise.all([getJson("server_info"), getJson("v1/models")]);
         const { max_model_len: limit, takes_images: takesImages } = info.engine;
         set({ name: models.data[0].id, defaults: info.default_sampling, limit, takesImages });
-      } catch {
+      } catch (error) {
         // A key is asked for, or the server is away: the first message says which.
+        if (error.status !== 401) timer = setTimeout(load, AGAIN_MS);
       }
     };
     load();
-    return key.watch((what) => what === "changed" && load());
+    desk.reloadModel = load;
+    const leave = key.watch((what) => what === "changed" && load());
+    return () => {
+      clearTimeout(timer);
+      leave();
+    };
   }, []);
   return model;
 }

@@ -58,6 +58,6 @@ export function Composer({ desk, last, takesImages, isShown, onSend }) {
 function useFocus(box, isShown, { id, messages }) {
   useEffect(() => {
     const isElsewhere = messages.length > 0 && document.activeElement?.closest(".list, .drawer, dialog");
-    if (isShown && !isElsewhere && matchMedia("(pointer: fine)").matches) box.current?.focus();
+    if (isShown && !isElsewhere && !matchMedia("(pointer: coarse)").matches) box.current?.focus();
   }, [isShown, id]);
 }

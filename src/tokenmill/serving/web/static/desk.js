@@ -20,7 +20,8 @@ export class Desk {
   constructor(redraw) {
     this.redraw = redraw;
     this.model = { name: "" };
-    this.answers = new Answers((conversation) => this.#changed(conversation), (text) => this.fail(text));
+    this.answers = new Answers((conversation) => this.#changed(conversation), (text) => this.fail(text),
+      () => this.model.name);
     this.draft = place.draft(this.open);
     this.refresh = oncePerFrame(() => this.#list());
     this.reread = oncePerFrame(() => this.#reread());
@@ -64,6 +65,7 @@ export class Desk {
   #changed(conversation) {
     if (this.#asking === conversation) this.#asking = null;
     if (conversation?.id === this.open.id) this.open = conversation;
+    if (conversation?.messages.at(-1)?.state === BROKEN) this.reloadModel?.(); // perhaps another is served by now
     this.refresh();
     this.redraw();
   }
@@ -116,7 +118,8 @@ export class Desk {
       this.images = [];
       return add(conversation, last, { role: "user", content: text, ...(images.length && { images }) });
     });
-    navigator.storage?.persist?.().catch(() => {});
+    // Chromium decides by itself; other browsers would ask, and what they keep lasts long enough unasked.
+    if (navigator.userAgentData) navigator.storage?.persist?.().catch(() => {});
   }
 
   give(calls, results) {

@@ -8,6 +8,8 @@ const MOST_TOKENS = 4096;
 // Parts within a millisecond were read together, by a page or a line that was busy. With fewer moments than these, the
 // time between the first and the last says how fast the page reads.
 const FEWEST_MOMENTS = 8;
+// The types of errors within a stream that say nothing against the request: another try may end well.
+const ENDING = ["server_stopping", "server_busy"];
 // Much may come at once; after so long the page may draw and hear before the rest.
 const BREATH_MS = 10;
 
@@ -28,7 +30,7 @@ export async function generate(message, body, signal, changed) {
     for await (const data of events(reply)) {
       if (data === "[DONE]") break;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError(chunk.error.message, Number(chunk.error.code) || 500);
+      if (chunk.error) throw new ApiError(chunk.error.message, ENDING.includes(chunk.error.type) ? 503 : 500);
       message.progress = chunk.choices?.length ? null : chunk.prompt_progress ?? message.progress;
       for (const choice of chunk.choices ?? []) take(message, choice, marks);
       if (chunk.usage) count(message, chunk.usage, marks);
