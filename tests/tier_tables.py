@@ -42,7 +42,7 @@ PROCESSES = {
 }
 # Engines with models, transformers as an oracle, interpreted Triton kernels.
 SLOW = {
-    "cli": "estimate",
+    "cli": "embed estimate",
     "engine/loop": "bad_starts greedy_equality memory_fit native_pass shared_prefix states_on_disk window_groups",
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
