@@ -86,7 +86,7 @@ def test_the_first_make_says_how_far_it_is_and_installs_no_torch(folder):
     assert steps == ["2 of 3", "3 of 3"]
     requirements, native = pip_calls(folder)
     assert requirements.endswith("-r requirements/runtime.txt")
-    assert native.endswith("--editable .")
+    assert native.endswith("--editable . --config-settings=cmake.define.LOCAL=ON")
 
 
 def test_make_serve_installs_torch_where_it_is_asked_to(folder):

@@ -68,8 +68,7 @@ class CallRules(msgspec.Struct):
 
 class GenerateText(Message, kw_only=True):
     """Encode a prompt and start `len(ids)` requests with it: exactly one of `text`, `token_ids`, `messages`, `infill`.
-
-    `texts` stands for all prompts of a call whose answers are vectors or scores: each of them is one request.
+    Or take all prompts of a call whose answers are vectors or scores, `texts`, each of which is one request.
 
     Attributes:
         infill: a gap to fill between two texts.
@@ -317,15 +316,12 @@ class PromptReport(msgspec.Struct, array_like=True):
 class TextOutput(msgspec.Struct, array_like=True):
     """The text that a step added to the answer of one request; the last one carries the finish reason.
 
-    `answer` is set instead of `text` if the answer is split into its parts, see `GenerateText.calls` and `reasoning`.
-
     The first one carries the `prompt`, if requested, and the `change` that broke its cached prefix, if one did;
     `embedding` is a vector of float32, little-endian.
 
+    `answer` is set instead of `text` if the answer is split into its parts, see `GenerateText.calls` and `reasoning`.
     `progress`: that of its prompt, in a delta that brings nothing else.
-
     `num_reasoning_tokens`: the number of the request's tokens so far that are thinking.
-
     `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps only part of a character.
     """
 
