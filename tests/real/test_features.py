@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.real.conftest import DOWNLOADS
 from tests.real.test_models import PROMPTS
 from tokenmill import LLM, SamplingParams, StructuredOutputs
 from tokenmill.config.configs import EngineConfig
@@ -31,6 +32,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pages of 1": {"page_size": 1},
     "page first": {"kv_layout": "page-first"},
 }
+
+
+@pytest.fixture(autouse=True)
+def has_time() -> None:
+    if not DOWNLOADS.is_dir():
+        pytest.skip("minutes of work: make real")
 
 
 @pytest.fixture

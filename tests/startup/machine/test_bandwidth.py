@@ -23,12 +23,11 @@ def test_it_is_bytes_by_seconds_of_the_best_pass(monkeypatch: pytest.MonkeyPatch
 
 def test_a_tensor_never_takes_more_than_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    real = np.ones
 
-    def ones(size: int, dtype: type[np.int64]) -> npt.NDArray[np.int64]:
-        sizes.append(8 * size)
-        return real(16, dtype)
+    def zeroed_bytes(size: int) -> npt.NDArray[np.uint8]:
+        sizes.append(size)
+        return np.zeros(128, np.uint8)
 
-    monkeypatch.setattr(bandwidth.np, "ones", ones)
+    monkeypatch.setattr(bandwidth, "zeroed_bytes", zeroed_bytes)
     assert bandwidth.read_bandwidth(Machine(), 1 << 40, seconds=0) > 0
     assert sizes == [1 << 28]
