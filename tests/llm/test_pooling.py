@@ -17,7 +17,7 @@ from gguf import GGUFWriter, PoolingType
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from tests.embedders import Modules, States, judged, make_classifier, make_embedder, make_judge, pooled, unit
+from tests.embedders import Modules, States, add_end, judged, make_classifier, make_embedder, make_judge, pooled, unit
 from tests.model.weights.gguf_writer import write_gguf
 from tests.seeding import seed_for
 from tokenmill import LLM
@@ -148,6 +148,7 @@ def test_a_text_that_is_cut_loses_its_end_and_keeps_what_the_tokenizer_adds(tmp_
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_heads_of_decoders_are_those_of_transformers(tmp_path: Path, family: str, num_labels: int) -> None:
     folder = make_classifier(tmp_path / "c", num_labels, family, seed=SEED)
+    add_end(folder, "<|im_end|>")  # transformers pools none that pads
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     with running(folder) as llm:
         found = llm.classify(TEXTS, use_tqdm=False)
@@ -160,9 +161,15 @@ def test_heads_of_decoders_are_those_of_transformers(tmp_path: Path, family: str
             np.testing.assert_allclose(one.outputs.probs, probs, atol=2e-5)
             assert one.outputs.label == f"LABEL_{int(want.argmax())}"
         if num_labels == 1:
-            scores = [one.outputs.score for one in llm.score("hello", TEXTS, use_tqdm=False)]
-            pairs = llm.classify(["hello" + text for text in TEXTS], use_tqdm=False)
-            assert len(scores) == len(pairs) == 4
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            for text, one in zip(TEXTS, llm.score("hello", TEXTS, use_tqdm=False), strict=True):
+                assert one.prompt_token_ids == tokenizer.encode("hello", text).ids, "as the tokenizer joins them"
+                with torch.inference_mode():
+                    want = model(input_ids=torch.tensor([one.prompt_token_ids])).logits.sigmoid()
+                np.testing.assert_allclose(one.outputs.score, want.item(), atol=2e-5)
+            (cut,) = llm.score("hello", [TEXTS[2]], truncate_prompt_tokens=20, use_tqdm=False)
+            tokenizer.enable_truncation(20)
+            assert cut.prompt_token_ids == tokenizer.encode("hello", TEXTS[2]).ids
         else:
             with pytest.raises(InvalidRequest, match="classifies texts: use /classify; it does not compare"):
                 llm.rerank("hello", TEXTS)
@@ -208,6 +215,8 @@ def test_a_reranker_that_answers_yes_or_no(tmp_path: Path, ties: bool) -> None:
         np.testing.assert_allclose(logits, [judged(folder, text("what", one)) for one in TEXTS], atol=1e-4)
         scores = [one.outputs.score for one in llm.score("what", TEXTS, use_tqdm=False)]
         np.testing.assert_allclose(scores, 1 / (1 + np.exp(-np.array(logits))), atol=1e-5)
+        again = llm.score("what", TEXTS[::-1], use_tqdm=False)
+        assert all(one.num_cached_tokens > 100 for one in again), "the frame and the query are computed once"
         (own,) = llm.score("what", ["x"], instruction="Say yes", use_activation=False, use_tqdm=False)
         np.testing.assert_allclose(own.outputs.score, judged(folder, text("what", "x", "Say yes")), atol=1e-4)
         with pytest.raises(InvalidRequest, match="scores pairs of texts: use /rerank"):
