@@ -228,6 +228,11 @@ def test_a_reranker_that_answers_yes_or_no(tmp_path: Path, ties: bool) -> None:
         assert len(frame) < len(cut.prompt_token_ids) <= 500
         shown = llm.get_tokenizer().decode(cut.prompt_token_ids)
         assert shown.startswith(text("what", document)[:300]) and shown.endswith("<think>\n\n</think>\n\n")
+        (cut,) = llm.score("what " * 900, ["x"], truncate_prompt_tokens=-1, use_tqdm=False)
+        shown = llm.get_tokenizer().decode(cut.prompt_token_ids)
+        assert len(cut.prompt_token_ids) <= 500 and shown.endswith(
+            "what what what \n<Document>: " + QWEN3.split("{document}")[1]
+        )
     with running(folder, task="rerank", rerank_template="{query} and {document}: ") as llm:
         (own,) = llm.score("what", ["x"], use_activation=False, use_tqdm=False)
         np.testing.assert_allclose(own.outputs.score, judged(folder, "what and x: "), atol=1e-4)
