@@ -170,7 +170,7 @@ def test_rerank_answers_in_the_shape_of_each_client(judge):
     assert {one["object"] for one in score["data"]} == {"score"} and score["object"] == "list"
     long = judge.post("/rerank", {"query": "what", "documents": ["hello " * 900, "hello"]})
     assert long.status_code == 200, "--truncate-inputs right"
-    assert "400 at most" in refusal(judge, "/rerank", {"query": "what", "texts": ["hello " * 900], "truncate": False})
+    assert "length is 400" in refusal(judge, "/rerank", {"query": "what", "texts": ["hello " * 900], "truncate": False})
 
 
 def test_an_embedder_reranks_by_the_cosine_of_its_prompted_texts(embedder):

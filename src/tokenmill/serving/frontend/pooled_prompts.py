@@ -216,7 +216,7 @@ def _cut(ids: list[int], count: int, cut: Cut | None) -> list[int]:
 
 def _too_long(size: str, number: int, texts: PooledTexts, limit: int) -> PromptTooLong:
     return PromptTooLong(
-        f"{texts.param}[{number}] has {size}; this model takes {limit} at most: shorten it, or let it be cut "
-        "(truncate_prompt_tokens -1, or --truncate-inputs right)",
+        f"{texts.param}[{number}] has {size}; the maximum context length is {limit} tokens: shorten it, or let "
+        "it be cut (truncate_prompt_tokens -1, or --truncate-inputs right)",
         texts.param,
     )
