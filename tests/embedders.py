@@ -66,7 +66,7 @@ def make_embedder(
         add_end(folder)
     hidden_size = json.loads((folder / "config.json").read_text())["hidden_size"]
     is_new, package = modules.is_new, NEW_PACKAGE if modules.is_new else PACKAGE
-    kinds = [("", f"{package}transformer.Transformer" if is_new else f"{package}Transformer")]
+    kinds = [("", "sentence_transformers.base.modules.transformer.Transformer" if is_new else f"{package}Transformer")]
     if modules.modes is not None:
         kinds.append(("1_Pooling", f"{package}pooling.Pooling" if is_new else f"{package}Pooling"))
         config = pooling_config(modules.modes, hidden_size, is_new, modules.include_prompt)
@@ -108,11 +108,11 @@ def strip_prefix(folder: Path) -> None:
     save_file(bare, folder / "model.safetensors", {"format": "pt"})
 
 
-def add_end(folder: Path) -> None:
+def add_end(folder: Path, token: str = END) -> None:
     """Let the tokenizer add a token behind every text, and behind each of a pair."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    end = tokenizer.token_to_id(END)
-    tokenizer.post_processor = processors.TemplateProcessing(f"$A {END}", f"$A {END} $B:1 {END}:1", [(END, end)])
+    end = (token, tokenizer.token_to_id(token))
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {token}", f"$A {token} $B:1 {token}:1", [end])
     tokenizer.save(str(folder / "tokenizer.json"))
 
 

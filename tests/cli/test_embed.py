@@ -51,7 +51,7 @@ def test_every_line_has_its_vector_or_its_error(files, model, capsys):
     body = found[2]["response"]["body"]
     np.testing.assert_allclose(body["data"][0]["embedding"], unit(states("hello")[-1]), atol=2e-5)
     assert found[2]["custom_id"] == "a" and body["usage"]["prompt_tokens"] == len(states("hello"))
-    for line, part in ((found[3], "one text"), (found[4], "JSON"), (found[5], "512 at most")):
+    for line, part in ((found[3], "one text"), (found[4], "JSON"), (found[5], "length is 512")):
         assert part in line["error"]["message"]
 
 

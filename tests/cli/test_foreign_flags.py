@@ -36,7 +36,7 @@ def test_the_table_has_the_flags_of_both_and_agrees_with_our_parser():
         "--tensor-parallel-size 1 -pp 1 -dp 1 --tp 1 --dp=1 --nnodes 1 --node-rank 0 --dcp-size 1",
         "--ec-transfer-config '{}' --spec-tokens 0 --cpu-offload-gb 0",
         "--no-enable-lora --hf-overrides '{}' --tokenizer-mode auto",
-        "--schedule-policy lpm --disaggregation-mode null --generation-config auto",
+        "--schedule-policy lpm --runner generate --disaggregation-mode null --generation-config auto",
     ],
 )
 def test_values_that_change_nothing_are_taken_in_silence(line, capsys):

@@ -17,7 +17,7 @@ from gguf import GGUFWriter, PoolingType
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from tests.embedders import Modules, States, judged, make_classifier, make_embedder, make_judge, pooled, unit
+from tests.embedders import Modules, States, add_end, judged, make_classifier, make_embedder, make_judge, pooled, unit
 from tests.model.weights.gguf_writer import write_gguf
 from tests.seeding import seed_for
 from tokenmill import LLM
@@ -123,7 +123,7 @@ def test_modes_together_with_dense_layers_prompts_and_limits(tmp_path: Path, rng
         scores = [one.outputs.score for one in llm.score(short[0], short, use_tqdm=False)]
         query = unit(wanted(short[0], "query"))
         np.testing.assert_allclose(scores, [query @ unit(wanted(text, "document")) for text in short], atol=2e-5)
-        with pytest.raises(InvalidRequest, match=r"input\[1\] has \d+ tokens; this model takes 40 at most"):
+        with pytest.raises(InvalidRequest, match=r"input\[1\] has \d+ tokens; the maximum context length is 40"):
             llm.embed(["x", TEXTS[2]])
         with pytest.raises(InvalidRequest, match="no prompt 'passage'; it has query, document"):
             llm.embed("x", prompt_name="passage")
@@ -148,6 +148,7 @@ def test_a_text_that_is_cut_loses_its_end_and_keeps_what_the_tokenizer_adds(tmp_
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_heads_of_decoders_are_those_of_transformers(tmp_path: Path, family: str, num_labels: int) -> None:
     folder = make_classifier(tmp_path / "c", num_labels, family, seed=SEED)
+    add_end(folder, "<|im_end|>")  # transformers pools none that pads
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     with running(folder) as llm:
         found = llm.classify(TEXTS, use_tqdm=False)
@@ -160,9 +161,15 @@ def test_heads_of_decoders_are_those_of_transformers(tmp_path: Path, family: str
             np.testing.assert_allclose(one.outputs.probs, probs, atol=2e-5)
             assert one.outputs.label == f"LABEL_{int(want.argmax())}"
         if num_labels == 1:
-            scores = [one.outputs.score for one in llm.score("hello", TEXTS, use_tqdm=False)]
-            pairs = llm.classify(["hello" + text for text in TEXTS], use_tqdm=False)
-            assert len(scores) == len(pairs) == 4
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            for text, one in zip(TEXTS, llm.score("hello", TEXTS, use_tqdm=False), strict=True):
+                assert one.prompt_token_ids == tokenizer.encode("hello", text).ids, "as the tokenizer joins them"
+                with torch.inference_mode():
+                    want = model(input_ids=torch.tensor([one.prompt_token_ids])).logits.sigmoid()
+                np.testing.assert_allclose(one.outputs.score, want.item(), atol=2e-5)
+            (cut,) = llm.score("hello", [TEXTS[2]], truncate_prompt_tokens=20, use_tqdm=False)
+            tokenizer.enable_truncation(20)
+            assert cut.prompt_token_ids == tokenizer.encode("hello", TEXTS[2]).ids
         else:
             with pytest.raises(InvalidRequest, match="classifies texts: use /classify; it does not compare"):
                 llm.rerank("hello", TEXTS)
@@ -208,17 +215,22 @@ def test_a_reranker_that_answers_yes_or_no(tmp_path: Path, ties: bool) -> None:
         np.testing.assert_allclose(logits, [judged(folder, text("what", one)) for one in TEXTS], atol=1e-4)
         scores = [one.outputs.score for one in llm.score("what", TEXTS, use_tqdm=False)]
         np.testing.assert_allclose(scores, 1 / (1 + np.exp(-np.array(logits))), atol=1e-5)
+        again = llm.score("what", TEXTS[::-1], use_tqdm=False)
+        assert all(one.num_cached_tokens > 100 for one in again), "the frame and the query are computed once"
         (own,) = llm.score("what", ["x"], instruction="Say yes", use_activation=False, use_tqdm=False)
         np.testing.assert_allclose(own.outputs.score, judged(folder, text("what", "x", "Say yes")), atol=1e-4)
         with pytest.raises(InvalidRequest, match="scores pairs of texts: use /rerank"):
             llm.generate("x")
-        with pytest.raises(InvalidRequest, match=r"text_2\[0\] has \d+ tokens; this model takes 500 at most"):
+        with pytest.raises(InvalidRequest, match=r"text_2\[0\] has \d+ tokens; the maximum context length is 500"):
             llm.score("what", [document * 20])
         (cut,) = llm.score("what", [document * 20], truncate_prompt_tokens=-1, use_tqdm=False)
         frame = llm.get_tokenizer().encode(text("what", ""))
         assert len(frame) < len(cut.prompt_token_ids) <= 500
         shown = llm.get_tokenizer().decode(cut.prompt_token_ids)
         assert shown.startswith(text("what", document)[:300]) and shown.endswith("<think>\n\n</think>\n\n")
+        (cut,) = llm.score("what " * 900, ["x"], truncate_prompt_tokens=-1, use_tqdm=False)
+        shown = llm.get_tokenizer().decode(cut.prompt_token_ids)
+        assert len(cut.prompt_token_ids) <= 500 and shown.endswith("\n<Document>: " + QWEN3.split("{document}")[1])
     with running(folder, task="rerank", rerank_template="{query} and {document}: ") as llm:
         (own,) = llm.score("what", ["x"], use_activation=False, use_tqdm=False)
         np.testing.assert_allclose(own.outputs.score, judged(folder, "what and x: "), atol=1e-4)

@@ -131,7 +131,8 @@ def test_what_is_no_number_is_refused_wherever_one_is_read(server, description):
                     num_fields += 1
                     for text in ("NaN", "Infinity", "-Infinity", "1e400", "-1e400", '"nan"', "1" + "0" * 400):
                         reply = server.http.request(method, target, content=f'{{"{field}": {text}}}')
-                        assert reply.status_code == 400, (path, field, text, reply.text)
+                        wanted = 422 if path in ("/embed", "/predict") else 400  # as text-embeddings-inference
+                        assert reply.status_code == wanted, (path, field, text, reply.text)
     assert num_fields > 40
 
 

@@ -16,7 +16,6 @@
 
 A text worker chooses the engine of a request. An abort takes the same path as its request, so it never overtakes it.
 Ids are random and internal: a client's own id is a label that stays in the API process.
-
 A restarted part has a new inbox; by its name, messages that the dead part had left in flight are known and dropped.
 """
 

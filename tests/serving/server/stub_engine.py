@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import signal
+import struct
 import sys
 import threading
 import time
@@ -165,6 +166,8 @@ class StubEngine:
         if "endless_prompt" in self.stub:
             half = PromptProgress(len(prompt), 0, len(prompt) // 2, 3.0) if request.wants_progress else None
             return TokenOutput(request.id, [], progress=half)
+        if request.pooling is not None:
+            return TokenOutput(request.id, [], FinishReason.LENGTH, embedding=struct.pack("<2f", 0.6, 0.8))
         token_id = prompt[running.num_output % len(prompt)]
         running.num_output += 1
         self.num_generated += 1

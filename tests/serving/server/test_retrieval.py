@@ -6,6 +6,7 @@ import json
 import httpx
 import numpy as np
 import pytest
+from langchain_openai import OpenAIEmbeddings
 
 from tests.embedders import Modules, States, judged, make_classifier, make_embedder, make_judge, pooled, unit
 from tests.seeding import seed_for
@@ -92,6 +93,16 @@ def test_v1_embeddings_takes_what_clients_send(embedder):
     np.testing.assert_allclose(raw, embedder.states(TEXTS[0])[-1], atol=2e-4)
 
 
+def test_langchain_embeds_texts_and_ids_are_warned_of(embedder):
+    langchain = OpenAIEmbeddings(
+        model=model_of(embedder), base_url=f"{embedder.url}/v1", api_key="x", check_embedding_ctx_length=False
+    )
+    np.testing.assert_allclose(langchain.embed_documents(TEXTS), [vector(embedder, one) for one in TEXTS], atol=2e-5)
+    for _ in range(2):
+        assert embedder.post("/v1/embeddings", {"input": [[1, 2], [3]]}).status_code == 200
+    assert embedder.output().count("token ids instead of texts") == 1
+
+
 def test_2048_texts_are_one_call(embedder):
     reply = embedder.post("/v1/embeddings", {"input": [f"the {n % 7}" for n in range(2048)]}).json()
     found = np.array([one["embedding"] for one in reply["data"]])
@@ -159,7 +170,7 @@ def test_rerank_answers_in_the_shape_of_each_client(judge):
     assert {one["object"] for one in score["data"]} == {"score"} and score["object"] == "list"
     long = judge.post("/rerank", {"query": "what", "documents": ["hello " * 900, "hello"]})
     assert long.status_code == 200, "--truncate-inputs right"
-    assert "400 at most" in refusal(judge, "/rerank", {"query": "what", "texts": ["hello " * 900], "truncate": False})
+    assert "length is 400" in refusal(judge, "/rerank", {"query": "what", "texts": ["hello " * 900], "truncate": False})
 
 
 def test_an_embedder_reranks_by_the_cosine_of_its_prompted_texts(embedder):

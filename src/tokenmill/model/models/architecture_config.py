@@ -63,7 +63,9 @@ def _without_head(architecture: Architecture, fields: Mapping[str, Any], source:
             raise ConfigReader(fields, source).error(f"{field} {fields[field]!r} is not supported: decoders are causal")
     # The embedding stands for the head: it is asked for a token that nobody wants.
     return msgspec.structs.replace(
-        architecture, tie_embeddings=True, other_weights=(*architecture.other_weights, "lm_head.", "score.")
+        architecture,
+        tie_embeddings=True,
+        other_weights=(*architecture.other_weights, "lm_head.", "score.", "classifier."),
     )
 
 
@@ -71,10 +73,9 @@ def _family_name(name: str) -> str:
     """Return the decoder that generates, of one that embeds or classifies: `Qwen3Model` is `Qwen3ForCausalLM`."""
     if name in FAMILIES:
         return name
-    for suffix in _WITHOUT_HEAD:
-        if name.endswith(suffix):
-            return name.removesuffix(suffix).removesuffix("Text") + "ForCausalLM"
-    return name
+    stems = [name.removesuffix(suffix).removesuffix("Text") for suffix in _WITHOUT_HEAD if name.endswith(suffix)]
+    known = (stem + end for stem in stems for end in ("ForCausalLM", "Model") if stem + end in FAMILIES)
+    return next(known, name)
 
 
 def _part(fields: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:

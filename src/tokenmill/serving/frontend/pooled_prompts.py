@@ -6,7 +6,8 @@ A text is encoded alone and what the tokenizer puts around it is added afterward
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import msgspec
 import tokenizers
@@ -20,6 +21,8 @@ from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 # Characters of a text that a token may stand for, at most, before it is looked for in the vocabulary.
 _MANY = 8
+# How often a text is made shorter until its template fits.
+_TRIES = 8
 # What is looked for in the encoding of a text, to know what the tokenizer puts around it.
 _SAMPLE = "a"
 
@@ -42,6 +45,8 @@ class PooledPrompts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._cut = Cut.OFF
+        # Long calls are prepared in threads, and the library's limit is a state.
+        self._joining = threading.Lock()
         self.max_model_len = 0
         self.vocab_size = tokenizer.vocab_size
 
@@ -116,24 +121,24 @@ class PooledPrompts:
     def _shortened(self, texts: PooledTexts, one: PoolInput, limit: int) -> list[int]:
         """Return a pair's ids with as much of its document as fits, and of its query if there is no room for any."""
         query, document = one.text, one.second or ""
-        frame = len(self._encode_batch([self._fill(texts, query, "")])[0])
-        ids = self._encode_batch([document])[0]
-        room = max(0, limit - frame)
-        while True:
-            text = self._tokenizer.decode(_cut(ids, room, texts.cut) if room else [], skip_special_tokens=False)
-            found = self._encode_batch([self._fill(texts, query, text)])[0]
-            if len(found) <= limit:
-                return found
-            if room == 0:
+        found = self._fitting(document, lambda part: self._fill(texts, query, part), texts, limit)
+        if len(found) > limit:
+            found = self._fitting(query, lambda part: self._fill(texts, part, ""), texts, limit)
+        return found
+
+    def _fitting(self, text: str, fill: Callable[[str], str], texts: PooledTexts, limit: int) -> list[int]:
+        """Return the ids of a filled template with as much of a text as fits, perhaps none of it."""
+        ids, (found,) = self._encode_batch([text])[0], self._encode_batch([fill("")])
+        room = max(0, limit - len(found))
+        for _ in range(_TRIES):
+            if not room:
                 break
-            # Tokens at the seams may have come apart.
-            room = max(0, room - (len(found) - limit))
-        ids = self._encode_batch([query])[0]
-        for room in range(max(0, limit - frame + len(ids)), -1, -1):
-            text = self._tokenizer.decode(_cut(ids, room, texts.cut) if room else [], skip_special_tokens=False)
-            found = self._encode_batch([self._fill(texts, text, "")])[0]
-            if len(found) <= limit:
-                return found
+            part = self._tokenizer.decode(_cut(ids, room, texts.cut), skip_special_tokens=False)
+            (longer,) = self._encode_batch([fill(part)])
+            if len(longer) <= limit:
+                return longer
+            # Tokens at the seams have come apart.
+            room = max(0, room - (len(longer) - limit))
         return found
 
     def _fill(self, texts: PooledTexts, query: str, document: str) -> str:
@@ -142,15 +147,16 @@ class PooledPrompts:
     def _joined(self, texts: PooledTexts, limit: int) -> list[PooledPrompt]:
         """Encode pairs as the tokenizer joins them, cutting the longer text of each."""
         library = self._joiner
-        if texts.cut is None or texts.cut is Cut.OFF:
-            library.no_truncation()
-        else:
-            library.enable_truncation(limit, strategy="longest_first", direction=texts.cut.value)
         pairs = [(_clean(one.text, texts), _clean(one.second or "", texts)) for one in texts.inputs]
-        try:
-            found = library.encode_batch(pairs, add_special_tokens=texts.adds_special_tokens)
-        except Exception as error:  # the library raises a bare Exception where special tokens alone exceed the limit
-            raise InvalidRequest(f"{texts.param}: no room is left in {limit} tokens: {error}", texts.param) from error
+        with self._joining:
+            if texts.cut is None or texts.cut is Cut.OFF:
+                library.no_truncation()
+            else:
+                library.enable_truncation(limit, strategy="longest_first", direction=texts.cut.value)
+            try:
+                found = library.encode_batch(pairs, add_special_tokens=texts.adds_special_tokens)
+            except Exception as error:  # the library raises a bare Exception where special tokens alone are too many
+                raise InvalidRequest(f"{texts.param}: {limit} tokens are too few for a pair", texts.param) from error
         prompts = []
         for encoding in found:
             kinds = encoding.type_ids
@@ -171,8 +177,7 @@ class PooledPrompts:
         return self._encode_batch([_clean(one, texts) for one in written])
 
     def _encode_batch(self, written: Sequence[str]) -> list[list[int]]:
-        cleaned = [one if one.isascii() else whole_characters(one) for one in written]
-        return self._tokenizer.encode_batch(cleaned, add_special_tokens=False)
+        return self._tokenizer.encode_batch([_whole(one) for one in written], add_special_tokens=False)
 
     def _check_length(self, one: PoolInput, number: int, texts: PooledTexts, limit: int) -> None:
         """Refuse, before it is encoded, a text that cannot fit even if it were all of the longest tokens."""
@@ -193,7 +198,12 @@ class PooledPrompts:
 
 
 def _clean(text: str, texts: PooledTexts) -> str:
+    text = _whole(text)
     return text.lower() if texts.lowers_case else text
+
+
+def _whole(text: str) -> str:
+    return text if text.isascii() else whole_characters(text)
 
 
 def _cut(ids: list[int], count: int, cut: Cut | None) -> list[int]:
@@ -204,7 +214,7 @@ def _cut(ids: list[int], count: int, cut: Cut | None) -> list[int]:
 
 def _too_long(size: str, number: int, texts: PooledTexts, limit: int) -> PromptTooLong:
     return PromptTooLong(
-        f"{texts.param}[{number}] has {size}; this model takes {limit} at most: shorten it, or let it be cut "
-        "(truncate_prompt_tokens -1, or --truncate-inputs right)",
+        f"{texts.param}[{number}] has {size}; the maximum context length is {limit} tokens: shorten it, or let "
+        "it be cut (truncate_prompt_tokens -1, or --truncate-inputs right)",
         texts.param,
     )

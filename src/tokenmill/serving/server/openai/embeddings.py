@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from typing import Literal
 
 import msgspec
@@ -26,6 +27,8 @@ from tokenmill.serving.server.generation.pooled_call import (
 from tokenmill.serving.server.generation.reply import GenerationReply
 from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.http.request_id import RequestId
+
+_logger = logging.getLogger(__name__)
 
 
 class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -105,11 +108,22 @@ class EmbeddingRoute:
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
+        self._has_warned = False
+
+    def _note_ids(self, body: EmbeddingBody) -> None:
+        """Warn, once, of token ids: LangChain sends those of OpenAI's own tokenizer unless it is told not to."""
+        if not self._has_warned and isinstance(body.input, list) and isinstance(body.input[0], int | list):
+            self._has_warned = True
+            _logger.warning(
+                "/v1/embeddings was sent token ids instead of texts: they must be this model's "
+                "(LangChain: check_embedding_ctx_length=False sends texts)"
+            )
 
     async def post(self, request: Request) -> Response:
         """Turn one or more inputs into vectors."""
         context = self._context
         body, call, prompts = await read_as(request, EmbeddingBody, context.bodies, self._read)
+        self._note_ids(body)
         label = f"embd-{body.request_id or request.state.request_id}"
         name, is_text = context.reply_name(body.model), body.encoding_format == "base64"
 
