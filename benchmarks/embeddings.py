@@ -3,8 +3,8 @@
     python benchmarks/embeddings.py FOLDER --tokens 32 --texts 256 --engine tokenmill --quantization int8
     python benchmarks/embeddings.py FOLDER --engine sentence-transformers --dtype bfloat16
 
-Texts are drawn words of one token each. The best of three rounds counts, after a short one. Time is of processors, not of
-the clock: so both engines may be measured one after the other on a machine that has other work.
+Texts are drawn words of one token each. The best of three rounds counts, after a short one. Time is that of processors,
+so both engines may be measured one after the other on a machine that has other work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,35 @@ import time
 from collections.abc import Callable
 
 WORDS = (
-    "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they".split()
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "a",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "was",
+    "with",
+    "be",
+    "by",
+    "on",
+    "not",
+    "he",
+    "his",
+    "but",
+    "at",
+    "are",
+    "this",
+    "have",
+    "from",
+    "or",
+    "had",
+    "an",
+    "they",
 )
 
 
