@@ -12,12 +12,13 @@ from tokenizers import processors
 from tests.checkpoints import VOCAB_SIZE, randomize
 from tests.serving.frontend.tokenizers_for_tests import word_piece_tokenizer, write_folder
 
-ENCODERS = ("bert", "roberta", "xlm_roberta")
+ENCODERS = ("bert", "roberta", "xlm_roberta", "modernbert")
 
 _CLASSES = {
     "bert": ("BertConfig", "BertModel"),
     "roberta": ("RobertaConfig", "RobertaModel"),
     "xlm_roberta": ("XLMRobertaConfig", "XLMRobertaModel"),
+    "modernbert": ("ModernBertConfig", "ModernBertModel"),
 }
 
 _SHAPE: dict[str, Any] = {
@@ -27,6 +28,14 @@ _SHAPE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
     "max_position_embeddings": 64,
+}
+
+_FAMILY_SHAPE: dict[str, dict[str, Any]] = {
+    "modernbert": {
+        "num_hidden_layers": 5,
+        "local_attention": 7,
+        **{f"{name}_token_id": number for number, name in enumerate(("pad", "bos", "eos", "cls", "sep"))},
+    }
 }
 
 
@@ -48,7 +57,7 @@ def make_encoder(
     """
     transformers.utils.logging.disable_progress_bar()
     config_class, own_class = _CLASSES[family]
-    config = getattr(transformers, config_class)(**{**_SHAPE, **fields})
+    config = getattr(transformers, config_class)(**{**_SHAPE, **_FAMILY_SHAPE.get(family, {}), **fields})
     model = getattr(transformers, model_class or own_class)(config)
     randomize(model, seed)
     folder.mkdir(parents=True, exist_ok=True)

@@ -29,8 +29,15 @@ INERT = {
 INERT_OF_ENCODERS = {
     *INERT,
     *("attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout", "id2label", "label2id"),
+    *("embedding_dropout", "mlp_dropout", "classifier_activation", "classifier_bias", "classifier_pooling"),
+    *("decoder_bias", "deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index", "cls_token_id"),
+    *("sep_token_id", "initializer_cutoff_factor"),
 }
-FOLLOWED_BY_ENCODERS = {"layer_norm_eps", "num_attention_heads", "hidden_act"}
+FOLLOWED_BY_ENCODERS = {
+    "modernbert": {"norm_eps", "num_attention_heads", "hidden_activation", "local_attention", "layer_types"},
+    **{name: {"layer_norm_eps", "num_attention_heads", "hidden_act"} for name in ("bert", "roberta", "xlm_roberta")},
+}
+EPS = {"modernbert": {"norm_eps": 1e-2}}
 LENGTH = 30
 
 
@@ -85,7 +92,7 @@ def test_a_field_changes_what_it_changes_in_transformers(family: str, tmp_path: 
 def test_a_field_of_an_encoder_changes_what_it_changes_in_transformers(
     family: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    folder = make_encoder(tmp_path, family, seed=int(rng.integers(2**31)), layer_norm_eps=1e-2)
+    folder = make_encoder(tmp_path, family, seed=int(rng.integers(2**31)), **EPS.get(family, {"layer_norm_eps": 1e-2}))
     path = folder / "config.json"
     config = json.loads(path.read_text())
     text = rng.integers(0, 331, LENGTH).tolist()
@@ -106,4 +113,4 @@ def test_a_field_of_an_encoder_changes_what_it_changes_in_transformers(
             assert_close(found, expected, relative=1e-3)
             followed |= {field} if not torch.equal(found, plain) else set()
     print(f"{family}: followed {sorted(followed)}")
-    assert followed >= FOLLOWED_BY_ENCODERS
+    assert followed >= FOLLOWED_BY_ENCODERS[family]

@@ -32,6 +32,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert silu, large epsilon": ("bert", {"hidden_act": "silu", "layer_norm_eps": 1e-2, "num_hidden_layers": 1}),
     "roberta": ("roberta", {}),
     "roberta pads with another id": ("roberta", {"pad_token_id": 5, "type_vocab_size": 1}),
+    "modernbert": ("modernbert", {}),
+    "modernbert biases, silu, listed layers, an odd window": (
+        "modernbert",
+        {
+            **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), True),
+            "hidden_activation": "silu",
+            "local_attention": 9,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "modernbert, a window of three": ("modernbert", {"local_attention": 2}),
     "xlm-roberta": ("xlm_roberta", {"num_attention_heads": 12, "num_hidden_layers": 4}),
 }
 
@@ -85,7 +97,12 @@ def test_a_text_has_the_same_bits_alone_and_among_others(family: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("family", "model_class"), [("bert", "BertForMaskedLM"), ("xlm_roberta", "XLMRobertaForMaskedLM")]
+    ("family", "model_class"),
+    [
+        ("bert", "BertForMaskedLM"),
+        ("xlm_roberta", "XLMRobertaForMaskedLM"),
+        ("modernbert", "ModernBertForMaskedLM"),
+    ],
 )
 def test_a_model_beside_a_head_is_the_same(
     family: str, model_class: str, tmp_path: Path, rng: np.random.Generator
@@ -121,6 +138,7 @@ def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ENCODERS)
 def test_parameters_are_counted(family: str, tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, family)
+    assert read_architecture(folder).needs_kv is False
     names = load_file(folder / "model.safetensors").items()
     stored = sum(one.numel() for name, one in names if not name.startswith("pooler."))
     assert read_architecture(folder).num_parameters() == stored

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kern
 FIELDS: dict[str, dict[str, Any]] = {
     "bert": {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 80},
     "roberta": {"hidden_size": 64, "num_attention_heads": 4, "hidden_act": "gelu_new"},
+    "modernbert": {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96},
     "xlm_roberta": {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 333, "hidden_act": "silu"},
 }
 

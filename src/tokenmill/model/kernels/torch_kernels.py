@@ -51,7 +51,8 @@ def gated(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
         case Gate.GELU:
             return functional.gelu(first, approximate="tanh").mul_(up)
         case Gate.GELU_ERF:
-            return functional.gelu(first).mul_(up)
+            # In one piece: of a single row, which always is, torch's erf rounds otherwise than of a part of several.
+            return functional.gelu(first.contiguous()).mul_(up)
         case Gate.CLAMPED:
             wide = first.float().clamp(max=7.0)
             return (wide * torch.sigmoid(1.702 * wide)).to(up.dtype).mul_(up.clamp(-7.0, 7.0) + 1.0)

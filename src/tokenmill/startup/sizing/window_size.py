@@ -57,7 +57,7 @@ def window_group_obstacle(
     widest = max((window for window in windows if window is not None), default=0)
     transfers = config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config
     obstacles = {
-        "": not widest,
+        "": not widest or not architecture.needs_kv,
         "--disable-hybrid-kv-cache-manager": config.disable_hybrid_kv_cache_manager,
         "--scheduler-cls does not serve them": Feature.WINDOWS not in find_scheduler(config.scheduler_cls).serves,
         "recurrent states are kept beside them": bool(architecture.recurrences),
