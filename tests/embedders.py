@@ -33,7 +33,7 @@ END = "<|endoftext|>"
 
 @dataclass(frozen=True, kw_only=True)
 class Modules:
-    """What stands around a decoder that embeds.
+    """Files that stand around a decoder that embeds.
 
     Attributes:
         modes: of 1_Pooling; None: there is no modules.json. is_new: its config has the form of version 6.

@@ -1,4 +1,4 @@
-"""Which models there are below a folder, by files alone."""
+"""Models found below a folder, by files alone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the models of a server are called, and how each is started."""
+"""The names of a server's models, and the config with which each is started."""
 
 import dataclasses
 import json

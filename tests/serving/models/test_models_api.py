@@ -1,4 +1,4 @@
-"""What a server of several models says of them, and how it is steered; most of it wakes nothing."""
+"""The reports of a server of several models, and its routes to steer it; most of it wakes nothing."""
 
 import json
 import signal

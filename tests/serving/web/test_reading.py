@@ -57,7 +57,7 @@ def test_scrolling_up_ends_following_and_a_button_returns(measured, open_page):
 
 
 def test_what_is_drawn_is_not_drawn_again(measured, open_page):
-    """Whoever has marked a word, or follows a link, must not lose it to the next token."""
+    """A marked word, or a link that is followed, is not lost to the next token."""
     page = open_page(measured.url)
     parts = ("# Title", "**first** paragraph", "1. one\n2. two", "```py\nx = 1\n```", "| a | b |\n|---|---|\n| 1 | 2 |")
     ask(page, "\n\n".join(parts) + "\n\nlast")

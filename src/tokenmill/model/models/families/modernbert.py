@@ -6,9 +6,10 @@ layer's attention takes the embeddings as they are, which have just been normed.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.architecture.input_spec import InputSpec
@@ -37,11 +38,11 @@ def read(config: ConfigReader) -> Architecture:
     rope, local_rope = _read_ropes(config, max_position)
     full = read_both_ways(config, rope, biases=config.boolean("attention_bias", False))
     reach = config.integer("local_attention") // 2
-    local = dataclasses.replace(full, rope=local_rope, window=reach + 1, ahead=reach)
+    local = msgspec.structs.replace(full, rope=local_rope, window=reach + 1, ahead=reach)
     activation = read_encoder_activation(config, "hidden_activation", GATES)
     mlp = MlpSpec(config.integer("intermediate_size"), config.boolean("mlp_bias", False), activation)
     layers = [LayerSpec(full if kind == KINDS[0] else local, mlp, norm) for kind in _read_kinds(config, num_layers)]
-    layers[0] = dataclasses.replace(layers[0], norms_attention_input=False)
+    layers[0] = msgspec.structs.replace(layers[0], norms_attention_input=False)
     return encoder(config, layers, max_position, InputSpec(norm), has_final_norm=True)
 
 
