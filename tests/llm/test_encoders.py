@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
 
 from tests.encoder_checkpoints import encoder_oracle, hidden_states, make_encoder, write_word_pieces
@@ -61,7 +63,7 @@ def test_a_text_may_fill_the_positions_and_no_more(encoder: Path) -> None:
 
 def test_it_refuses_to_generate(encoder: Path) -> None:
     llm = LLM(str(encoder))
-    with pytest.raises(InvalidRequest, match="this model embeds texts; use /v1/embeddings"):
+    with pytest.raises(InvalidRequest, match="this model embeds texts: use /v1/embeddings"):
         llm.generate(["a cat"], SamplingParams(max_tokens=4), use_tqdm=False)
     assert len(vectors(llm, ["a cat"])) == 1
 
@@ -92,3 +94,38 @@ def test_an_id_outside_the_vocabulary_is_refused_and_the_engine_goes_on(encoder:
     with pytest.raises(TokenMillError):
         llm.embed([[400]], use_tqdm=False)
     assert len(vectors(llm, ["a cat"])) == 1
+
+
+CLASSIFIERS = {
+    "bert": "BertForSequenceClassification",
+    "roberta": "RobertaForSequenceClassification",
+    "xlm_roberta": "XLMRobertaForSequenceClassification",
+    "modernbert": "ModernBertForSequenceClassification",
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_labels_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path, family, model_class=CLASSIFIERS[family], num_labels=3)
+    write_word_pieces(folder)
+    oracle = getattr(transformers, CLASSIFIERS[family]).from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = [[5, 17, 33, 8, 9, 11], [7], [40, 41, 42, 43] * 6]
+    with LLM(str(folder), dtype="float32") as llm:
+        found = llm.classify(prompts, use_tqdm=False)
+    for prompt, output in zip(prompts, found, strict=True):
+        wanted = oracle(torch.tensor([prompt])).logits.softmax(-1)[0]
+        np.testing.assert_allclose(output.outputs.probs, wanted, atol=2e-5)
+
+
+def test_pairs_that_need_token_types_are_refused(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path, "bert", model_class=CLASSIFIERS["bert"], num_labels=1)
+    write_word_pieces(folder)
+    path = folder / "tokenizer.json"
+    file = json.loads(path.read_text())
+    sep = {"SpecialToken": {"id": "[SEP]", "type_id": 0}}
+    texts = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
+    file["post_processor"]["pair"] = [file["post_processor"]["single"][0], texts[0], sep, texts[1], sep]
+    path.write_text(json.dumps(file))
+    with LLM(str(folder), dtype="float32") as llm, pytest.raises(InvalidRequest, match="need token types"):
+        llm.score("a cat", ["a dog"], use_tqdm=False)

@@ -6,7 +6,7 @@ exit codes. Internal invariants use `assert` with a message instead: they are ne
 
 from __future__ import annotations
 
-EMBEDS_ONLY = "this model embeds texts; use /v1/embeddings"
+EMBEDS_ONLY = "this model embeds texts: use /v1/embeddings"
 """The answer to requests for text of a model that has no output head."""
 
 

@@ -14,7 +14,7 @@ from tests.serving.server.running_server import start_server
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
-REFUSAL = "this model embeds texts; use /v1/embeddings"
+REFUSAL = "this model embeds texts: use /v1/embeddings"
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,10 @@ _SAMPLE = "a"
 
 
 class PooledPrompt(msgspec.Struct, frozen=True):
-    """The token ids of a text or a pair; `first`, `second`: see `PoolingParams`."""
+    """The token ids of a text or a pair; `first`: see `PoolingParams`."""
 
     token_ids: list[int]
     first: int = 0
-    second: int = 0
 
 
 class PooledPrompts:
@@ -157,11 +156,14 @@ class PooledPrompts:
                 found = library.encode_batch(pairs, add_special_tokens=texts.adds_special_tokens)
             except Exception as error:  # the library raises a bare Exception where special tokens alone are too many
                 raise InvalidRequest(f"{texts.param}: {limit} tokens are too few for a pair", texts.param) from error
-        prompts = []
-        for encoding in found:
-            kinds = encoding.type_ids
-            prompts.append(PooledPrompt(encoding.ids, second=kinds.index(1) if 1 in kinds else 0))
-        return prompts
+        if any(any(encoding.type_ids) for encoding in found):
+            # BERT's way; RoBERTa's tokenizers give all tokens type 0.
+            raise InvalidRequest(
+                f"{texts.param}: pairs of this model need token types, which are not computed; "
+                "serve a reranker of XLM-RoBERTa's or Qwen3's kind",
+                texts.param,
+            )
+        return [PooledPrompt(encoding.ids) for encoding in found]
 
     @functools.cached_property
     def _joiner(self) -> tokenizers.Tokenizer:
