@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from tests.checkpoints import FAMILIES, make_checkpoint
+from tests.encoder_checkpoints import make_encoder
 from tests.tiers import some
 from tokenmill.config.configs import EngineConfig
 from tokenmill.platform.select import select_platform
@@ -36,6 +37,14 @@ def test_an_engine_takes_what_was_counted_for_it(family, changes, tmp_path):
     assert ready.state_bytes <= memory.states + memory.processes - PROCESS_BYTES
     assert ready.max_model_len == found.context == changes.get("max_model_len", found.context)
     assert memory.total == memory.processes + memory.weights + memory.kv + memory.states + memory.tower
+
+
+def test_models_that_give_vectors_or_labels_say_so(tmp_path):
+    encoder = make_encoder(tmp_path / "encoder", "bert")
+    head = make_encoder(tmp_path / "head", "bert", model_class="BertForSequenceClassification")
+    text = make_checkpoint(tmp_path / "text", "qwen3")
+    for folder, capability in ((encoder, "embedding"), (head, "classification"), (text, "completion")):
+        assert described(EngineConfig(model=str(folder), device="cpu")).capabilities == (capability,)
 
 
 def test_kv_has_room_for_one_request_or_a_quarter_of_the_budget(tmp_path):

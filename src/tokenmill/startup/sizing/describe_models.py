@@ -18,7 +18,10 @@ from tokenmill.config.model_files import read_json
 from tokenmill.config.speculation import WITH_MODEL, parse_config
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.core.model_description import ModelDescription, ModelMemory
+from tokenmill.core.pooling import PoolingTask
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.pooling.files import read_pooling
+from tokenmill.model.pooling.spec import PoolingSpec
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.hub import fetch
 from tokenmill.platform.protocol import Platform
@@ -77,7 +80,7 @@ def _described(question: ModelQuestion, platform: Platform) -> ModelDescription:
         num_parameters=architecture.num_parameters(),
         vocab_size=architecture.vocab_size,
         stored_as=form.name,
-        capabilities=_capabilities(form, template),
+        capabilities=_capabilities(form, template, read_pooling(folder, config.task)),
         template=template,
     )
 
@@ -106,8 +109,10 @@ def _memory(question: ModelQuestion, config: EngineConfig, form: Form, architect
     )
 
 
-def _capabilities(form: Form, template: str) -> tuple[str, ...]:
-    """Return what a model can do, as far as its config and its template show it."""
+def _capabilities(form: Form, template: str, pooling: PoolingSpec | None) -> tuple[str, ...]:
+    """Return what a model can do, as far as its files show it."""
+    if pooling is not None:
+        return ("embedding",) if pooling.task is PoolingTask.EMBED else ("classification",)
     has_tower = form.tower.weights > 0
     shown = {
         "tools": "tools" in template,
