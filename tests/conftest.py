@@ -33,9 +33,10 @@ http_transports.create_ssl_context = functools.cache(http_transports.create_ssl_
 # told otherwise, took a fifth of a run.
 gc.set_threshold(20_000, 50, 100)
 
-# Packed weights of tests are of no use to anybody else.
+# Packed weights of tests are of no use to anybody else, and their servers are not those of the user: `tokenmill ps` and
+# `stop` find them in the runtime folder.
 _home = tempfile.mkdtemp(prefix="tokenmill-test-home-")
-os.environ["HOME"] = _home
+os.environ["HOME"] = os.environ["XDG_RUNTIME_DIR"] = _home
 atexit.register(shutil.rmtree, _home, ignore_errors=True)
 
 # Without a GPU the Triton kernels run interpreted; whether they do is decided when they are first imported.
