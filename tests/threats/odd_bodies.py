@@ -181,9 +181,11 @@ class OddRequests:
         ]
         return "".join([*parts, rng.choice(["--x--\r\n", "--x", ""])]).encode(), {"Content-Type": f"{kind}; boundary=x"}
 
-    def _value(self, schema: dict[str, Any], depth: int) -> Any:
+    def _value(self, schema: dict[str, Any] | bool, depth: int) -> Any:
         """Draw a value that a schema describes."""
         rng = self._rng
+        if isinstance(schema, bool):  # any value, or none
+            schema = {"type": "string"}
         if "$ref" in schema:
             return self._value(self._schemas[schema["$ref"].rsplit("/", 1)[1]], depth)
         if options := schema.get("anyOf") or schema.get("oneOf"):

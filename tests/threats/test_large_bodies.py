@@ -85,9 +85,9 @@ def test_no_long_body_is_decoded_or_looked_through_by_the_loop(monkeypatch):
     """On any route that takes JSON, those of tomorrow among them."""
     app = make_app()
     decoders = []
-    decode = body_module._decode
+    decode = body_module.decode_body
     monkeypatch.setattr(
-        body_module, "_decode", lambda *given: (decoders.append(threading.current_thread()), decode(*given))[1]
+        body_module, "decode_body", lambda *given: (decoders.append(threading.current_thread()), decode(*given))[1]
     )
     routes = [
         path

@@ -345,12 +345,15 @@ class Harness:
         self.page_tables = tables
 
     def check_batch(self) -> None:
-        """With `prefill-first`, a step is all prompts, else all decodes."""
+        """With `prefill-first`, a step is all prompts, else all last tokens: sampled from, or pooled."""
         if self.settings.batch_policy == "prefill-first" and self.runner.plans:
             plan = self.runner.plans[-1]
             new = [row.request_id for row in plan.new_rows]
-            columns = zip(plan.request_ids, plan.num_scheduled, plan.num_samples, strict=True)
-            kinds = {count == samples and request_id not in new for request_id, count, samples in columns}
+            kinds = set()
+            for place, request_id in enumerate(plan.request_ids):
+                record, count = self.records[request_id], plan.num_scheduled[place]
+                is_pooled = bool(record.pooling) and plan.num_computed[place] + count == len(record.prompt)
+                kinds.add(request_id not in new and count == (1 if is_pooled else plan.num_samples[place]))
             assert len(kinds) == 1, f"step {plan.step} mixes prompts with decodes"
 
     def collect(self, outputs: list[TokenOutput]) -> None:

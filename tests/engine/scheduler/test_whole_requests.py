@@ -10,6 +10,7 @@ import pytest
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
+from tokenmill.core.pooling import PoolingParams
 from tokenmill.core.request import FinishReason, Request
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.loop.step_log import LogHeader
@@ -57,7 +58,7 @@ class Texts:
             arrival=self._count,
             max_tokens_total=length + 1,
             tenant=tenant,
-            pooling="mean",
+            pooling=PoolingParams(),
             is_background=is_background,
         )
         self._count += 1

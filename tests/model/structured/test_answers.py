@@ -21,10 +21,11 @@ from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.llm.outputs import CompletionOutput
 
 SEED = seed_for(__name__)
-# Pages for a few requests only, chunks of prompts, and a prefix cache: masks must survive all of that.
+# Chunks of prompts, a prefix cache, and pages for one long request and little else: two preempt each other, however slowly
+# their grammars are compiled. Masks must survive all of that.
 TIGHT: dict[str, Any] = {
     "dtype": "float32",
-    "num_pages": 60,
+    "num_pages": 40,
     "page_size": 8,
     "max_num_batched_tokens": 64,
     "max_num_seqs": 24,

@@ -1,9 +1,9 @@
 """The names of a server's models, and the config with which each is started."""
 
-import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tokenmill.config.configs import EngineConfig, ServerConfig
@@ -68,7 +68,7 @@ def test_the_server_of_a_model_has_its_presets_and_no_doors_of_its_own():
     assert launch.engine.model == "/models/a"
     assert (launch.engine.max_num_seqs, launch.engine.kv_share_bytes, launch.engine.state_memory) == (3, 50, 8)
     assert launch.server.tool_call_parser == "hermes"
-    assert json.loads(launch.server.override_generation_config) == {"temperature": 0.5}
+    assert [json.loads(one) for one in launch.server.override_generation_config] == [{"temperature": 0.5}]
     assert (launch.server.uds, launch.server.api_key) == ("/tmp/x/http", ("secret",)), "tenants are told apart by keys"
     assert (launch.server.ssl_keyfile, launch.server.allowed_origins) == (None, ())
 
@@ -93,5 +93,5 @@ def test_a_problem_is_told_without_the_folders_of_this_machine():
 
 def test_a_file_that_has_changed_is_another_one():
     entry = catalogue()["a"]
-    other = dataclasses.replace(entry, found=FoundModel("a", "/models/a", 5))
+    other = msgspec.structs.replace(entry, found=FoundModel("a", "/models/a", 5))
     assert entry.digest != other.digest and len(entry.digest) == 64

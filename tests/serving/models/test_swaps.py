@@ -63,7 +63,7 @@ def test_a_stream_ends_before_its_model_leaves_and_who_waits_sees_why(server):
         beside = threading.Thread(target=wait_for_bee)
         beside.start()
         server.wait_for(lambda: server.cards()["bee"]["num_waiting"] == 1)
-        assert server.state("ant") == "draining"
+        assert server.state("ant") in ("draining", "unloading"), "all may be written by now, though nobody has read it"
         texts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     beside.join()
     assert texts[-1]["choices"][0]["finish_reason"] == "length"

@@ -314,7 +314,8 @@ class Keeper:
         """Return the models that have to go, or to drain, before a model can be loaded; empty: none has to, or can."""
         wanted = self.models[head]
         resident = [model for model in self.models.values() if model.state in RESIDENT and model is not wanted]
-        going = [model for model in resident if model.state is ModelState.UNLOADING]
+        # It may be among them itself, on its way out.
+        going = [model for model in self.models.values() if model.state is ModelState.UNLOADING]
         chosen = [model for model in resident if self._excludes(wanted, model) and model not in going]
         others = [model for model in resident if model not in going and model not in chosen and not model.rules.pinned]
         others.sort(key=lambda model: (not model.is_idle, model.used if model.is_idle else model.begun))
