@@ -22,23 +22,24 @@ from tokenmill.core.errors import InvalidConfig
 
 
 @contextlib.contextmanager
-def two_processes(model):
-    with start_server(EngineConfig(model=str(model)), api_server_count=2, shutdown_timeout=2.0) as server:
+def two_processes(model, **flags):
+    with start_server(EngineConfig(model=str(model)), api_server_count=2, **flags) as server:
         server.wait_for(lambda: len(sibling_socket(server)) == 1)
+        server.wait_for(lambda: answers(server, sibling(server)))
         yield server
 
 
 @pytest.fixture
 def server(slow_model):
     """One that a test may end."""
-    with two_processes(slow_model) as server:
+    with two_processes(slow_model, shutdown_timeout=2.0) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def shared_server(slow_model):
     """One for all tests that leave it as it was."""
-    with two_processes(slow_model) as server:
+    with two_processes(slow_model, shutdown_timeout=2.0) as server:
         yield server
 
 
@@ -62,6 +63,16 @@ def only(server, pid: int):
     finally:
         for other in others:
             os.kill(other, signal.SIGCONT)
+
+
+def answers(server, pid: int) -> bool:
+    """True once this API process serves: a sibling hears that it may from the first one, after that one serves.
+
+    What a test stops before is never said.
+    """
+    with only(server, pid), contextlib.suppress(httpx.TimeoutException):
+        return httpx.post(f"{server.url}/tokenize", json={"prompt": "a"}, timeout=0.5).status_code == 200
+    return False
 
 
 def stream_at(server, pid: int, lines: list[str], **fields):
@@ -213,10 +224,7 @@ def test_a_stop_lets_the_streams_of_all_end(server, number):
 
 
 def test_an_engine_that_dies_too_often_ends_the_streams_of_all_with_an_error(slow_model):
-    with start_server(EngineConfig(model=str(slow_model)), api_server_count=2, max_restarts=0) as server:
-        # The sibling hears that it may serve after the first process serves.
-        server.wait_for(lambda: len(sibling_socket(server)) == 1)
-        time.sleep(1.0)
+    with two_processes(slow_model, max_restarts=0) as server:
         lines: list[str] = []
         thread = stream_at(server, sibling(server), lines)
         os.kill(next(pid for name, pid in server.children().items() if "stub_engine" in name), signal.SIGKILL)
