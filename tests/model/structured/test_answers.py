@@ -21,8 +21,8 @@ from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.llm.outputs import CompletionOutput
 
 SEED = seed_for(__name__)
-# Chunks of prompts, a prefix cache, and pages for one long request and little else: two preempt each other, however slowly
-# their grammars are compiled. Masks must survive all of that.
+# Chunks of prompts, a prefix cache, and pages for one long request and little else: two preempt each other, however
+# slowly their grammars are compiled. Masks must survive all of that.
 TIGHT: dict[str, Any] = {
     "dtype": "float32",
     "num_pages": 40,
