@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli.generate import answer_all, check_answered, report
+from tokenmill.cli.generate import answer_file
 from tokenmill.config.configs import EngineConfig
-from tokenmill.config.flags import add_config_file_flag, add_flags, build, check_names, read_given
+from tokenmill.config.flags import add_config_file_flag, add_flags
 from tokenmill.config.parser import Parser
-from tokenmill.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from tokenmill.cli.generate import Answer, Start
@@ -32,21 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: the model cannot be loaded.
     """
     namespace = make_parser().parse(arguments)
-    given = read_given(namespace, os.environ)
-    check_names(given, (EngineConfig,))
-    config = build(EngineConfig, given).resolve()
-    source = Path(namespace.input)
-    if not source.is_file():
-        raise InvalidConfig(f"there is no input file {source}")
-
-    from tokenmill.cli.output_log import OutputLog
-
-    with OutputLog(Path(namespace.output), namespace.overwrite) as log:
-        num_lines = check_answered(source, log)
-        if num_lines > len(log.done):
-            answer_all(source, log, config, num_lines, partial(_starter, namespace))
-        log.sort()
-    return report(namespace.output, num_lines, log.num_errors)
+    return answer_file(namespace, partial(_starter, namespace))
 
 
 def make_parser() -> Parser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,16 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: the model cannot be loaded.
     """
     namespace = make_parser().parse(arguments)
+    return answer_file(namespace, partial(_starter, sampling_fields(namespace, without="seed")))
+
+
+def answer_file(namespace: Namespace, starter: Callable[[LLM], Start]) -> int:
+    """Answer the lines of `namespace.input` that `namespace.output` does not answer yet; return the exit code.
+
+    Args:
+        namespace: of a parser that has the flags of the engine, too.
+        starter: makes what starts the job of a line.
+    """
     given = read_given(namespace, os.environ)
     check_names(given, (EngineConfig,))
     config = build(EngineConfig, given).resolve()
@@ -47,18 +58,13 @@ def run(arguments: Sequence[str]) -> int:
     from tokenmill.cli.output_log import OutputLog
 
     with OutputLog(Path(namespace.output), namespace.overwrite) as log:
-        num_lines = check_answered(source, log)
+        num_lines = _check_answered(source, log)
         if num_lines > len(log.done):
-            answer_all(source, log, config, num_lines, partial(_starter, sampling_fields(namespace, without="seed")))
+            _answer_all(source, log, config, num_lines, starter)
         log.sort()
-    return report(namespace.output, num_lines, log.num_errors)
-
-
-def report(output: str, num_lines: int, num_errors: int) -> int:
-    """Print the outcome of a run; return its exit code: 1 if a line got an error."""
-    errors = f", {num_errors} of them errors" if num_errors else ""
-    print(f"{output}: {num_lines} lines{errors}", file=sys.stderr)
-    return 1 if num_errors else 0
+    errors = f", {log.num_errors} of them errors" if log.num_errors else ""
+    print(f"{namespace.output}: {num_lines} lines{errors}", file=sys.stderr)
+    return 1 if log.num_errors else 0
 
 
 def make_parser() -> Parser:
@@ -79,7 +85,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def check_answered(source: Path, log: OutputLog) -> int:
+def _check_answered(source: Path, log: OutputLog) -> int:
     """Count the input's lines, comparing those that have an answer with the lines that were answered.
 
     Raises:
@@ -113,7 +119,7 @@ def _starter(fields: dict[str, Any], llm: LLM) -> Start:
     return start
 
 
-def answer_all(
+def _answer_all(
     source: Path, log: OutputLog, config: EngineConfig, num_lines: int, starter: Callable[[LLM], Start]
 ) -> None:
     """Answer the lines that have no answer, and show how far it is."""

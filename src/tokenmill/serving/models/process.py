@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import logging
-import shutil
 import signal
 import socket
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from tokenmill.config.configs import ServerConfig
@@ -31,6 +28,7 @@ from tokenmill.serving.server.http.descriptors import raise_limit
 from tokenmill.serving.server.http.listener import bind, check_tls, is_on_loopback, url
 from tokenmill.serving.server.http.server import HttpServer, wind_up
 from tokenmill.serving.server.http.unknown_fields import UnknownFields
+from tokenmill.serving.server.process.parent import private_folder
 from tokenmill.serving.server.process.screen import StandardError
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -54,7 +52,7 @@ def serve(config: ServerConfig, read: Callable[[int], Catalogue], budget: int, a
     check_tls(config)
     raise_limit()
     adopt_orphans()
-    with bind(config) as listener, _private_folder() as folder:
+    with bind(config) as listener, private_folder() as folder:
         try:
 
             def checked() -> Catalogue:
@@ -125,15 +123,3 @@ def adopt_orphans() -> None:
     """Let processes that a model's server leaves behind become children of this one, where the system can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="tokenmill-"))
-    except OSError as error:
-        raise InvalidConfig(f"no folder can be made for the sockets, set TMPDIR: {error.strerror}") from error
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -50,7 +50,7 @@ def supervise(serve: Serve, count: int, most: int, say: Callable[[str, str], Non
         say: called for each death with one word for the process that has died, and a sentence.
     """
     if not most and count == 1:
-        with _private_folder() as folder:
+        with private_folder() as folder:
             return serve(0, folder, lambda: None)
     restarts = Restarts(most)
     has_begun = mmap.mmap(-1, 1)  # shared with the children
@@ -59,7 +59,7 @@ def supervise(serve: Serve, count: int, most: int, say: Callable[[str, str], Non
     with _children_awaited():
         while True:
             has_begun[0] = 0
-            with _private_folder() as folder:
+            with private_folder() as folder:
 
                 def fork(index: int, folder: Path = folder) -> int:
                     return _fork(partial(serve, index, folder, on_begun), folder)
@@ -140,7 +140,12 @@ class _Processes:
 
 
 @contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
+def private_folder() -> Iterator[Path]:
+    """Make a folder of this user alone for sockets, and remove it at the end.
+
+    Raises:
+        InvalidConfig: no folder can be made.
+    """
     try:
         folder = Path(tempfile.mkdtemp(prefix="tokenmill-"))
     except OSError as error:
