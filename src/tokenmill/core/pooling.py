@@ -69,6 +69,7 @@ class PoolingInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
         labels: names, in the order of scores.
         activation: of scores: sigmoid, softmax or identity.
         lowers_case: texts are put in lower case.
+        tells_by_type: the model tells the texts of a pair apart by types of tokens (BERT).
     """
 
     task: PoolingTask
@@ -84,6 +85,7 @@ class PoolingInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     labels: tuple[str, ...] = ()
     activation: str = ""
     lowers_case: bool = False
+    tells_by_type: bool = False
 
     @property
     def is_reranker(self) -> bool:

@@ -2,9 +2,9 @@
 
     python -m tests.serving.server.stub_engine FOLDER INDEX RANK LIFE
 
-The model folder's config.json may hold `stub`: {"step_seconds": ..., "fail": ...} to change how it behaves
-(`endless_prompt`: no prompt is ever computed further than its half), and `stub-1`, which engine 1 obeys instead.
-Ranks above 0 only show that they live.
+The model folder's config.json may hold `stub`: {"step_seconds": ..., "fail": ...} to change how it behaves, and
+`stub-1`, which engine 1 obeys instead. `restart_seconds`: how long the next life takes to begin; `endless_prompt`: no
+prompt is ever computed further than its half. Ranks above 0 only show that they live.
 """
 
 import itertools
@@ -67,6 +67,7 @@ class StubEngine:
         self.steps = itertools.count(1)
         self.num_generated = 0
         self.is_paused = False
+        time.sleep(self.stub.get("restart_seconds", 0.0) if life else 0.0)
 
     def serve(self) -> int:
         with self.heartbeat:

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.serving.server.chaos import FAULTS, POISONS, check, start
 from tests.serving.server.killing_engine import KILLS
 from tests.serving.server.packing_engine import PACKS
@@ -51,18 +52,22 @@ def test_a_request_that_kills_engines_ends_alone(tiny_checkpoint):
         assert server.output().count("the engine process was killed by SIGKILL") == 2
 
 
-def test_a_stream_says_that_it_waits_for_an_engine_and_the_third_death_ends_the_server(slow_model):
-    with start_server(EngineConfig(model=str(slow_model))) as server:
+def test_a_stream_says_that_it_waits_for_an_engine_and_the_third_death_ends_the_server(tmp_path):
+    # A server whose streams have just begun looks after five seconds, then every second.
+    stub = {"step_seconds": 0.05, "restart_seconds": 7.0}
+    model = write_folder(tmp_path / "slow", byte_level_tokenizer(), config={"stub": stub})
+    with start_server(EngineConfig(model=str(model))) as server:
         lines: list[str] = []
         thread = open_stream(server, lines, max_tokens=500)
         for number in range(1, 4):
             os.kill(child(server, "stub_engine"), signal.SIGKILL)
             server.wait_for(lambda number=number: server.output().count("was killed by SIGKILL") == number)
+            if number == 1:
+                server.wait_for(lambda: ": recovering" in lines)
             server.wait_for(lambda: server.process.poll() is not None or "stub_engine" in " ".join(server.children()))
         assert server.wait_for_end(60) == 1
         thread.join(30)
         assert '"type":"engine_unavailable"' in lines[-2]
-        assert ": recovering" in lines
         assert "3 deaths in a minute" in server.output()
 
 

@@ -44,6 +44,7 @@ class PooledPrompts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._cut = Cut.OFF
+        self._tells_by_type = False
         # Long calls are prepared in threads, and the library's limit is a state.
         self._joining = threading.Lock()
         self.max_model_len = 0
@@ -53,6 +54,7 @@ class PooledPrompts:
         """Take in the limits of the engine."""
         self.max_model_len, self.vocab_size = ready.max_model_len, ready.vocab_size
         self._cut = Cut(ready.truncate_inputs)
+        self._tells_by_type = ready.pooling is not None and ready.pooling.tells_by_type
 
     def encode(self, texts: PooledTexts) -> list[PooledPrompt]:
         """Return the prompts of all texts, in their order.
@@ -156,8 +158,7 @@ class PooledPrompts:
                 found = library.encode_batch(pairs, add_special_tokens=texts.adds_special_tokens)
             except Exception as error:  # the library raises a bare Exception where special tokens alone are too many
                 raise InvalidRequest(f"{texts.param}: {limit} tokens are too few for a pair", texts.param) from error
-        if any(any(encoding.type_ids) for encoding in found):
-            # BERT's way; RoBERTa's tokenizers give all tokens type 0.
+        if self._tells_by_type and any(any(encoding.type_ids) for encoding in found):
             raise InvalidRequest(
                 f"{texts.param}: pairs of this model need token types, which are not computed; "
                 "serve a reranker of XLM-RoBERTa's or Qwen3's kind",

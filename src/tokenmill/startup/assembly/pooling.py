@@ -47,7 +47,10 @@ class Pooling(Capability):
         tokenizer = Path(config.tokenizer or model.folder)
         is_dummy = config.load_format == "dummy"
         chain, size = PoolingWeights(model.folder, model.architecture, tokenizer, is_dummy).load(spec)
-        return cls(chain, _info(spec, size, config, tokenizer))
+        inputs = model.architecture.inputs
+        info = _info(spec, size, config, tokenizer)
+        info.tells_by_type = inputs is not None and inputs.token_types > 1
+        return cls(chain, info)
 
     def complete(self, runner: ModelRunner, memory: StepMemory) -> None:
         """Let the layers follow the pooled states."""
