@@ -267,7 +267,7 @@ def test_no_output_changes_whatever_is_asked_for(tmp_path: Path, family: str, op
     for drafter in drafters:
         with drafting(target, head, drafter, **options) as (engine, _):
             assert_same(plain, answers(engine, wanted), is_exact)
-            assert engine.stats().num_draft_tokens > 40
+            assert engine.stats().num_draft_tokens > 8
 
 
 def test_steps_cost_nothing_more_where_nothing_is_tapped(model: Path) -> None:
