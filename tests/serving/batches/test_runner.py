@@ -20,7 +20,11 @@ def test_every_line_is_answered_once_and_no_more_run_than_may(desk):
         async with desk.started():
             desk.statuses = {"3": [400], "5": [503, 429, 200]}
             names = [str(number) for number in range(200)]
-            batch = await desk.end_of(await desk.create(*names))
+            desk.num_free = 3
+            batch_id = await desk.create(*names)
+            await desk.wait(lambda: desk.open == desk.num_slots)
+            desk.gate.set()
+            batch = await desk.end_of(batch_id)
             assert batch.status.value == "completed"
             output, errors = desk.lines(batch.output_file_id), desk.lines(batch.error_file_id)
             assert list(errors) == ["3"]
