@@ -327,7 +327,8 @@ def test_a_replay_drafts_the_same(tmp_path: Path, model: Path, head: Path) -> No
     engine.close()
     outcome = replay(log)
     assert outcome.difference is None
-    assert outcome.num_plans > 30
+    # How many drafts a step has depends on what steps have cost: with few, 30 tokens take 30 steps.
+    assert outcome.num_plans > 10
     assert b"chances" in log.read_bytes()
 
 

@@ -19,11 +19,11 @@ def drawn(rng: np.random.Generator, *shape: int, dtype: torch.dtype) -> torch.Te
     return (torch.randn(shape) * float(rng.uniform(0.1, 10))).to(dtype).to(DEVICE)
 
 
-def assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
+def assert_near(got: torch.Tensor, want: torch.Tensor, atol: float = 1e-5) -> None:
     assert got.dtype == want.dtype
     # Both round twice, between their two products and at the end, and each rounding may differ by a step of the type.
     tolerance = 2 * {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}[want.dtype]
-    torch.testing.assert_close(got, want, rtol=tolerance, atol=1e-5)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -53,7 +53,9 @@ def test_rms_norm_equals_torch(rng: np.random.Generator, dtype: torch.dtype, add
 def test_a_gated_product_equals_torch(rng: np.random.Generator, dtype: torch.dtype, kind: Gate) -> None:
     for size in (1, 7, 130, 1500):
         gate_up = drawn(rng, int(rng.integers(0, 4)), 2 * size, dtype=dtype)
-        assert_near(gate.gated(gate_up, kind), torch_kernels.gated(gate_up.clone(), kind))
+        # Where a gate is nearly shut, 1 + erf(x) is what is left of two numbers near 1, times x of up to 6, times up.
+        lost = 4 * torch.finfo(torch.float32).eps * 6 * float(gate_up[:, size:].abs().max()) if len(gate_up) else 0.0
+        assert_near(gate.gated(gate_up, kind), torch_kernels.gated(gate_up.clone(), kind), 1e-5 + lost)
 
 
 @pytest.mark.parametrize("kind", Gate)
