@@ -204,7 +204,7 @@ class Tier:
         is_saved, self._current = False, save
         try:
             is_saved = not self._pages.is_broken and self._write_pages(save)
-            if is_saved and self._states is not None:
+            if is_saved and self._states is not None and save.order.states:
                 is_saved = self._write_states(save, self._states)
         except OSError as error:
             self._pages.give_up(error)

@@ -143,7 +143,7 @@ class ModelService:
         return claim
 
     def leave(self, claim: Claim, keep_alive: float | None) -> None:
-        """See `Claim.leave`."""
+        """Give back a claim, for the claim itself; a second time does nothing."""
         if self._claims.pop(claim.ticket, None) is not None:
             self.keeper.leave(claim.ticket, time.monotonic(), keep_alive)
             claim.turn.cancel()
