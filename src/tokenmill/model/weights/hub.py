@@ -50,9 +50,9 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
     Raises:
         InvalidCheckpoint: no such folder or repository, no access, no connection; one sentence.
     """
-    cache = Path(download_dir or "~/.cache/tokenmill").expanduser() / "gguf"
+    cache = gguf_folder(download_dir)
     if model in CATALOGUE and not Path(model).exists():
-        model = locate(CATALOGUE[model], cache)
+        model = locate(CATALOGUE[model], cache, progress)
     name, tag = split_tag(model)
     place = Path(model).expanduser()
     if tag is not None and not place.exists() and Path(name).expanduser().is_dir():
@@ -74,6 +74,11 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
             return snapshot
     files = _download_gguf(name, tag, revision, download_dir, report)
     return snapshot if files is None else unpack(files.model, cache, files.tower)
+
+
+def gguf_folder(download_dir: str | None) -> Path:
+    """Return the folder for what is made of GGUF files, and for those of the catalogue; see `fetch`."""
+    return Path(download_dir or "~/.cache/tokenmill").expanduser() / "gguf"
 
 
 def _file_in(folder: Path, tag: str | None) -> Path:

@@ -24,10 +24,18 @@ LINK_NAME, TOWER_LINK_NAME = "model.gguf", "mmproj.gguf"
 MAPPED = "mapped"
 PROCESSOR = "preprocessor_config.json"
 # Changes what is written of the same file: folders of other versions are not found any more.
-VERSION = 5
+VERSION = 6
 # Files beside a GGUF file that are taken before its metadata.
 SIBLINGS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", PROCESSOR)
 TEMPLATE = "tokenizer.chat_template"
+# The sampling that a model's authors recommend: names of generation_config.json by llama.cpp's.
+SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
 
 
 def unpack(path: Path, cache: Path, tower: Path | None = None) -> Path:
@@ -53,7 +61,8 @@ def unpack(path: Path, cache: Path, tower: Path | None = None) -> Path:
     file = open_gguf(path)
     tower = tower if takes_tower(file.metadata) else None
     config = config_of(file, tower is not None)
-    files = {} if "tokenizer.json" in siblings else tokenizer_files(file)
+    own = {"generation_config.json": _json(_sampling(file.metadata))}
+    files = own if "tokenizer.json" in siblings else tokenizer_files(file)
     mapped = files.pop(MAPPED, None)
     if tower is not None:
         tower_file = open_gguf(tower)
@@ -120,8 +129,12 @@ def tokenizer_files(file: GgufFile) -> dict[str, bytes]:
         **({} if mapped is None else {MAPPED: mapped}),
         "tokenizer.json": text,
         "tokenizer_config.json": _json(_tokenizer_config(vocabulary, metadata) | _chat_template(metadata)),
-        "generation_config.json": _json(generation),
+        "generation_config.json": _json(generation | _sampling(metadata)),
     }
+
+
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: metadata[key] for name, key in SAMPLING.items() if key in metadata}
 
 
 def _tokenizer_config(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> dict[str, Any]:
