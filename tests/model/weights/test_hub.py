@@ -118,6 +118,11 @@ def test_an_unknown_repository_is_neither_folder_nor_repository(hub: Hub, tmp_pa
     assert error.startswith("mill/nothing is neither a folder here nor a repository on the hub")
 
 
+def test_a_name_near_one_of_the_catalogue_is_asked_after(hub: Hub, tmp_path: Path) -> None:
+    error = one_sentence(fetch_in_a_process(hub.url, tmp_path, "smolm2"))
+    assert error.endswith("; did you mean smollm2?")
+
+
 def test_a_gated_repository_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
     error = one_sentence(fetch_in_a_process(hub.url, tmp_path, "mill/gated"))
     assert "mill/gated is gated: accept its terms" in error

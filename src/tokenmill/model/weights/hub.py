@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from tokenmill.config.gguf_names import SUFFIX, choose_file, choose_tower, split_tag, with_parts
 from tokenmill.config.model_files import has_only_gguf, is_hub_id
 from tokenmill.core.errors import InvalidCheckpoint, TokenMillError
+from tokenmill.core.names import did_you_mean
 from tokenmill.model.weights.catalogue import CATALOGUE, locate
 from tokenmill.model.weights.gguf.config import takes_tower
 from tokenmill.model.weights.gguf.file import open_gguf
@@ -151,6 +152,7 @@ def hub_errors(model: str, revision: str | None) -> Iterator[None]:
     from huggingface_hub import errors
 
     at = f" at revision {revision}" if revision else ""
+    hint = "" if "/" in model else did_you_mean(model, CATALOGUE)
     try:
         yield
     except TokenMillError:
@@ -161,14 +163,14 @@ def hub_errors(model: str, revision: str | None) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise InvalidCheckpoint(
-            f"{model} is neither a folder here nor a repository on the hub (or it is private)"
+            f"{model} is neither a folder here nor a repository on the hub (or it is private){hint}"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise InvalidCheckpoint(f"the hub's {model} has no revision {revision}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, httpx.TransportError) as error:
         raise InvalidCheckpoint(
             f"cannot reach the hub for {model}{at}, and there is no complete copy in the cache; "
-            f"check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"
+            f"check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder{hint}"
         ) from error
     except Exception as error:
         # Whatever library carries the bytes has errors of its own; here they are all the same: it did not come.
