@@ -79,6 +79,7 @@ def test_plain_start_is_lines_without_control_characters():
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["plain", "terminal"])
 def test_start_says_what_a_person_wants_to_know(stream):
     text = start(stream)
+    assert text.count("http://127.0.0.1:8001/ ") + text.count("http://127.0.0.1:8001/\n") == 1
     for part in (
         "loading the engine",
         "loading weights",

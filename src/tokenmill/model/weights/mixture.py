@@ -162,10 +162,14 @@ def summary(formats: PackedFormats) -> str:
 
 def _stored_summary(formats: PackedFormats) -> str:
     """Return the number of matrices in each format of a file that has them of several."""
-    counts = Counter(format.name for layer in formats.by_layer for _, format in layer.parts)
+    counts = Counter(format for layer in formats.by_layer for _, format in layer.parts)
     vocabulary = dict(formats.parts).get("head", formats.parts[0][1])
-    spread = ", ".join(f"{count} of {name}" for name, count in counts.most_common())
-    return f"formats: vocabulary {vocabulary.name}, the layers' matrices {spread}"
+    spread = ", ".join(f"{count} of {_words(format)}" for format, count in counts.most_common())
+    return f"formats: vocabulary {_words(vocabulary)}, the layers' matrices {spread}"
+
+
+def _words(format: PackedFormat) -> str:
+    return format.name.replace("INT", "int").replace("_OFFSET", " with offsets")
 
 
 def _formats(chosen: Mapping[Group, PackedFormat]) -> PackedFormats:
