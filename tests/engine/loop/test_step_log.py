@@ -47,6 +47,8 @@ def record_traffic(path: Path, depth: int, drafts: int = 0) -> Harness:
             harness.extend(session, [1, 2], 2, is_last=number > 25)
         if number % 7 == 0:
             harness.abort(str(generator.randrange(number + 1)))
+    for token in range(3):  # whatever was drawn: these begin together, and have no room to end together
+        harness.add([token] * 8, 9)
     harness.drain()
     harness.engine.close()
     return harness
