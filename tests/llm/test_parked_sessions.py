@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.eventually import eventually
 from tests.seeding import seed_for
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.engine_messages import EngineStats
@@ -46,6 +47,20 @@ def test_parked_sessions_go_on_as_if_they_had_never_lost_a_page(folder: Path, tm
     assert without.num_preemptions > 0
     assert with_disk.num_loaded_tokens > 0
     assert run_tokens(with_disk) < run_tokens(without), "what was parked is not run again"
+
+
+def test_an_engine_finds_what_another_one_has_stored_meanwhile(folder: Path, tmp_path: Path) -> None:
+    prompt = [random.Random(SEED).randrange(300) for _ in range(80)]
+    flags = {"num_pages": 24, "kv_disk": str(tmp_path), "kv_disk_size": 64 << 20, "dtype": "bfloat16"}
+    with LLM(folder, max_num_seqs=2, **flags) as first, LLM(folder, max_num_seqs=2, **flags) as second:
+        (written,) = first.generate([prompt], PARAMS, use_tqdm=False)
+        first.generate([[1, 2]], PARAMS, use_tqdm=False)  # its plans order what the ended one had to be stored
+        index = next(tmp_path.glob("*-0.index"))
+        record = 28 + 4 * 16
+        eventually(lambda: len(index.read_bytes().partition(b"\n")[2]) >= 5 * record)
+        (read,) = second.generate([prompt], PARAMS, use_tqdm=False)
+        assert read.outputs[0].token_ids == written.outputs[0].token_ids
+        assert read.num_cached_tokens == second.stats().num_loaded_tokens == 64
 
 
 def test_a_reset_leaves_the_disk_unless_it_is_told_otherwise(folder: Path, tmp_path: Path) -> None:

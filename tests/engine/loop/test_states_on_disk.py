@@ -67,6 +67,6 @@ def test_a_conversation_goes_on_after_a_kill(conversation: Talk, tmp_path: Path)
 
 def test_a_damaged_state_is_computed_again(conversation: Talk, tmp_path: Path) -> None:
     conversation.say(conversation.first, tmp_path)
-    (states,) = tmp_path.glob("kv-*-states.pages")
+    (states,) = tmp_path.glob("kv-*-states-0.pages")
     states.write_bytes(bytes(byte ^ 1 for byte in states.read_bytes()))
     assert conversation.say(conversation.second, tmp_path) == (conversation.reply, 0)

@@ -1,14 +1,19 @@
 """`SlotTable`: find what a store has in its slots by key; the least recently used makes room.
 
-Knows neither threads nor orders: its owner holds a lock where several threads call it.
+`SharedTable`: find what other engines of the machine have stored beside it, too.
+
+They know neither threads nor orders: their owner holds a lock where several threads call them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
+from functools import partial
 
+from tokenmill.engine.transfer.neighbour_files import NeighbourFiles, NeighbourSlot
+from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slots import Slot, SlotStore
 
 logger = logging.getLogger(__name__)
@@ -75,7 +80,8 @@ class SlotTable:
         self._free.append(number)
 
     def drop(self, slot: Slot) -> None:
-        """Forget content, unless its key has another slot by now."""
+        """Forget damaged content, unless its key has another slot by now."""
+        logger.warning("KV tier %s: a page is damaged and is computed again", self.name)
         if self._slots.get(slot.key) is slot:
             del self._slots[slot.key]
             self._free.append(slot.number)
@@ -107,6 +113,14 @@ class SlotTable:
         """Read a slot into the buffer; return False if it is damaged. Raises OSError."""
         return self.store.read(slot, self.buffer)
 
+    def has_news(self) -> bool:
+        """Return True if other engines have stored something that `read_news` would find; costs no reading."""
+        return False
+
+    def read_news(self) -> Callable[[], None]:
+        """Read what other engines have stored, and return what takes it in."""
+        return lambda: None
+
     def rewrite(self) -> None:
         """Begin the index anew, in the order of use."""
         if self._is_broken:
@@ -122,3 +136,45 @@ class SlotTable:
         if not self._is_broken:
             logger.error("KV tier %s disabled: writes failed: %s", self.name, error.strerror or error)
         self._is_broken = True
+
+
+class SharedTable(SlotTable):
+    """A table that has what other engines of this machine have stored too: what one has, none stores again.
+
+    Their content is read only. It makes no room here, and may go at any moment, which counts as damage that is no news.
+    """
+
+    def __init__(self, name: str, store: SlotFile) -> None:
+        super().__init__(name, store)
+        self._others = NeighbourFiles(store)
+
+    def __contains__(self, key: bytes) -> bool:
+        return super().__contains__(key) or key in self._others
+
+    def find(self, key: bytes, tokens: bytes) -> Slot | None:
+        """Return the slot of this key, if it is that of these tokens; this engine's first."""
+        return super().find(key, tokens) or self._others.find(key, tokens)
+
+    def drop(self, slot: Slot) -> None:
+        """Forget content that is damaged, or gone."""
+        if isinstance(slot, NeighbourSlot):
+            self._others.drop(slot)
+        else:
+            super().drop(slot)
+
+    def clear(self) -> None:
+        """Forget everything that is there now."""
+        super().clear()
+        self._others.clear()
+
+    def read(self, slot: Slot) -> bool:
+        """Read a slot into the buffer; return False if it is damaged or gone. Raises OSError."""
+        return self._others.read(slot, self.buffer) if isinstance(slot, NeighbourSlot) else super().read(slot)
+
+    def has_news(self) -> bool:
+        """Return True if other engines have stored something that `read_news` would find; costs no reading."""
+        return self._others.has_news()
+
+    def read_news(self) -> Callable[[], None]:
+        """Read what other engines have stored, and return what takes it in."""
+        return partial(self._others.put, self._others.read_news())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,29 +24,32 @@ from tokenmill.engine.transfer.orders import PageLoad, PageSave
 from tokenmill.engine.transfer.page_keys import page_keys
 from tokenmill.engine.transfer.protocol import Answer, KeptPages
 from tokenmill.engine.transfer.slot_table import SlotTable
-from tokenmill.engine.transfer.slots import Slot, SlotStore
+from tokenmill.engine.transfer.slots import Slot
 
 logger = logging.getLogger(__name__)
 
 # How long the end waits for a page that is being read or written.
 CLOSE_SECONDS = 5.0
+# How long a lookup waits for what other engines have stored; then what is known must do.
+CATCH_UP_SECONDS = 0.5
 
 
 class Tier:
     """A source that stores pages in slots. Its thread starts with the first order.
 
     Args:
-        states: where recurrent states are stored; None: the model has none.
+        pages: where pages are stored. states: where recurrent states are; None: the model has none.
     """
 
     stores = True
 
-    def __init__(self, name: str, store: SlotStore, page_size: int, states: SlotStore | None = None) -> None:
-        self.name = name
+    def __init__(self, pages: SlotTable, page_size: int, states: SlotTable | None = None) -> None:
+        self.name = pages.name
         self._page_size = page_size
-        self._pages = SlotTable(name, store)
-        self._states = None if states is None else SlotTable(name, states)
+        self._pages = pages
+        self._states = states
         self._is_closing = False
+        self._behind_since: float | None = None  # other engines have stored what is being read
         self._lock = threading.Lock()  # of the tables, and of what is next
         self._work = threading.Condition(self._lock)
         self._loads: deque[PageLoad] = deque()
@@ -68,13 +72,26 @@ class Tier:
     def arrived(self, request_id: str, params: dict[str, Any]) -> None:
         """Do nothing: a tier has no use for a client's parameters."""
 
-    def lookup(self, query: KVQuery, params: dict[str, Any] | None) -> Answer:
-        """Return the length of the longest stored prefix; none while the disk hangs."""
+    def lookup(self, query: KVQuery, params: dict[str, Any] | None) -> Answer | None:
+        """Return the length of the longest stored prefix; none while the disk hangs.
+
+        None: what other engines have stored meanwhile is being read.
+        """
         order = self._current
         if order is not None and order.is_over:
             return Answer()  # the disk hangs: the engine has given up what its thread is still busy with
+        if self._is_catching_up():
+            return None
         with self._lock:
             return Answer(len(self._find(query.cache_key, query.tokens)) * self._page_size)
+
+    def _is_catching_up(self) -> bool:
+        """Return True while the tier's thread reads what other engines have stored, if that does not take long."""
+        if self._behind_since is None and any(table.has_news() for table in self._tables()):
+            with self._work:
+                self._behind_since = time.monotonic()
+                self._wake()
+        return self._behind_since is not None and time.monotonic() - self._behind_since < CATCH_UP_SECONDS
 
     def _find(self, key: CacheKey, tokens: TokenArray) -> list[Slot]:
         """Return the slots of the longest prefix that is there, and behind which a request can begin."""
@@ -100,10 +117,13 @@ class Tier:
     def _begin(self, queue: deque[Any], order: PageLoad | PageSave) -> None:
         with self._work:
             queue.append(order)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"kv-{self.name}", daemon=True)
-                self._thread.start()
-            self._work.notify()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"kv-{self.name}", daemon=True)
+            self._thread.start()
+        self._work.notify()
 
     def ended(self, kept: KeptPages) -> None:
         """Return None: a tier keeps no pages of requests."""
@@ -146,15 +166,26 @@ class Tier:
     def _run(self) -> None:
         while True:
             with self._work:
-                self._work.wait_for(lambda: self._loads or self._saves or self._is_closing)
+                self._work.wait_for(lambda: self._loads or self._saves or self._is_closing or self._behind_since)
                 if self._is_closing and not self._saves:
                     return
+                is_behind = self._behind_since is not None
                 load = self._loads.popleft() if self._loads else None
-                save = self._saves.popleft() if load is None else None
+                save = self._saves.popleft() if self._saves and load is None else None
+            if is_behind:
+                self._catch_up()
             if load is not None:
                 self._read(load)
             elif save is not None:
                 self._write(save)
+
+    def _catch_up(self) -> None:
+        """Take in what other engines have stored."""
+        news = [table.read_news() for table in self._tables()]
+        with self._lock:
+            for take_in in news:
+                take_in()
+            self._behind_since = None
 
     def _read(self, load: PageLoad) -> None:
         before, self._current = self._current, load
@@ -195,7 +226,6 @@ class Tier:
             table.give_up(error)
             return False
         if not is_whole:
-            logger.warning("KV tier %s: a page is damaged and is computed again", self.name)
             with self._lock:
                 table.drop(slot)
         return is_whole

@@ -28,6 +28,8 @@ from tokenmill.engine.transfer.orders import Movers, PageMover
 from tokenmill.engine.transfer.page_mover import RawPages, layout_of
 from tokenmill.engine.transfer.protocol import SOURCE_PLUGINS, KVSource, SourceContext
 from tokenmill.engine.transfer.slot_file import SlotFile
+from tokenmill.engine.transfer.slot_format import SlotFormat
+from tokenmill.engine.transfer.slot_table import SharedTable, SlotTable
 from tokenmill.engine.transfer.slots import SlotMemory
 from tokenmill.engine.transfer.state import TransferState
 from tokenmill.engine.transfer.tier import Tier
@@ -165,16 +167,18 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
     parts = _parts(context, limit)
     layouts = "/".join(mover.layout for mover, _ in parts)
     whose = f"{VERSION}/{context.fingerprint}/{layouts}/{context.page_size}"
-    name = f"{blake2b(whose.encode(), digest_size=8).hexdigest()}-{context.engine}"
+    name = blake2b(whose.encode(), digest_size=8).hexdigest()
     opened: list[SlotFile] = []
     try:
         for (mover, share), kind in zip(parts, ("", "-states"), strict=False):
-            opened.append(SlotFile(folder, name + kind, mover.page_bytes, context.page_size, share))
+            form = SlotFormat(name + kind, mover.page_bytes, context.page_size)
+            opened.append(SlotFile(folder, form, share, context.engine))
     except OSError as error:
         for store in opened:
             store.close()
         raise InvalidConfig(f"--kv-disk {folder}: {error.strerror or error}") from error
-    return Tier("disk", opened[0], context.page_size, *opened[1:])
+    pages, *states = (SharedTable("disk", file) for file in opened)
+    return Tier(pages, context.page_size, *states)
 
 
 def host_tier(context: SourceContext, limit: int) -> Tier:
@@ -187,8 +191,8 @@ def host_tier(context: SourceContext, limit: int) -> Tier:
     for mover, share in parts:
         if share < mover.page_bytes:
             raise InvalidConfig(f"--kv-host-size: {share} bytes hold no page or state of {mover.page_bytes}")
-    pages, *states = (SlotMemory(mover.page_bytes, share) for mover, share in parts)
-    return Tier("host", pages, context.page_size, *states)
+    pages, *states = (SlotTable("host", SlotMemory(mover.page_bytes, share)) for mover, share in parts)
+    return Tier(pages, context.page_size, *states)
 
 
 def _parts(context: SourceContext, limit: int) -> list[tuple[PageMover, int]]:
