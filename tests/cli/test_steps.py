@@ -15,7 +15,7 @@ from tokenmill.cli.main import main
 from tokenmill.engine.loop.step_log import read_log
 
 # Requests of the traffic that is recorded.
-ARRIVED = 32
+ARRIVED = 35
 
 
 @pytest.fixture(scope="module")
