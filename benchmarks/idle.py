@@ -4,8 +4,9 @@
 
 The server answers one request and is left alone until its parts rest. A wake-up is a voluntary switch of a thread, as
 Linux counts them in /proc: each is a wait that ended. Memory is the proportional set size (PSS) of each process: what
-several share counts in parts. KV memory that was touched and weights that are mapped stand apart: mappings side by side
-of at least 256 MiB without a file and with advice on huge pages, and files of weights. One line a process, then one line of JSON. Linux only.
+several share counts in parts. KV memory that was touched and weights that are mapped stand apart: mappings side by
+side of at least 256 MiB without a file and with advice on huge pages, and files of weights. One line a process, then
+one line of JSON. Linux only.
 """
 
 from __future__ import annotations
