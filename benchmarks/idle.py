@@ -4,8 +4,9 @@
 
 The server answers one request and is left alone until its parts rest. A wake-up is a voluntary switch of a thread, as
 Linux counts them in /proc: each is a wait that ended. Memory is the proportional set size (PSS) of each process: what
-several share counts in parts. KV memory that was touched and weights that are mapped stand apart: a mapping of at least
-256 MiB without a file, and files of weights. One line a process, then one line of JSON. Linux only.
+several share counts in parts. KV memory that was touched and weights that are mapped stand apart: mappings side by
+side of at least 256 MiB without a file and with advice on huge pages, and files of weights. One line a process, then
+one line of JSON. Linux only.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -36,6 +37,17 @@ class Usage:
 
     wake_ups: int
     cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Memory of a process: addresses, the bytes of its share, its file if any, and whether huge pages have advice."""
+
+    begin: int
+    end: int
+    size: int
+    path: str
+    has_advice: bool
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -114,16 +126,31 @@ def _usage(process: int) -> Usage:
 
 def _memory(process: int) -> tuple[int, int]:
     """Return the bytes of the proportional set size, and those of KV and weights, which it leaves out."""
-    rest, kv_and_weights, is_model = 0, 0, False
+    rest, kv_and_weights, runs = 0, 0, list[Mapping]()
+    for mapping in _mappings(process):
+        if mapping.path.endswith(WEIGHTS):
+            kv_and_weights += mapping.size
+        elif mapping.path or not mapping.has_advice:
+            rest += mapping.size
+        elif runs and runs[-1].end == mapping.begin:
+            runs[-1] = replace(mapping, begin=runs[-1].begin, size=runs[-1].size + mapping.size)
+        else:
+            runs.append(mapping)
+    kv = sum(run.size for run in runs if run.end - run.begin >= LEAST_KV)
+    return rest + sum(run.size for run in runs) - kv, kv_and_weights + kv
+
+
+def _mappings(process: int) -> Iterator[Mapping]:
+    begin, end, size, path = 0, 0, 0, ""
     for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
         words = line.split()
         if words[0] == "Pss:":
             size = 1024 * int(words[1])
-            rest, kv_and_weights = rest + size * (not is_model), kv_and_weights + size * is_model
+        elif words[0] == "VmFlags:":
+            yield Mapping(begin, end, size, path, bool({"hg", "nh"} & set(words)))
         elif not words[0].endswith(":"):
             begin, end = (int(number, 16) for number in words[0].split("-"))
-            is_model = words[-1].endswith(WEIGHTS) if len(words) > 5 else end - begin >= LEAST_KV
-    return rest, kv_and_weights
+            path = words[-1] if len(words) > 5 else ""
 
 
 def _name(process: int) -> str:

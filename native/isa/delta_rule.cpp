@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "isa/math.h"
+#include "isa/double_math.h"
 #include "isa/norm.h"
 #include "isa/parallel.h"
 #include "isa/unroll.h"
@@ -152,8 +152,6 @@ void make_unit(const uint16_t* from, int64_t size, float scale, float* to) {
   for (int64_t i = 0; i < size; i += LANES) store(to + i, mul(load_bf16(from + i), factor));
 }
 
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
 void prepare(const DeltaRuleCall& call, int64_t at, int64_t head, Token& token) {
   const int64_t size = call.key_size, key_head = head / (call.value_heads / call.key_heads);
   const uint16_t* q = call.mixed + at * call.mixed_stride + key_head * size;
@@ -163,9 +161,9 @@ void prepare(const DeltaRuleCall& call, int64_t at, int64_t head, Token& token) 
   for (int64_t i = 0; i < size; i += LANES) product = fma(load(token.q + i), load(token.k + i), product);
   token.key_query = reduce_add(product);
   const uint16_t* gates = call.gates + at * call.gates_stride + head;
-  token.beta = 1.0f / (1.0f + std::exp(-to_float(gates[0])));
-  const float step = softplus(to_float(gates[call.value_heads]) + to_float(call.dt_bias[head]));
-  token.decay = std::exp(-std::exp(to_float(call.a_log[head])) * step);
+  token.beta = static_cast<float>(1 / (1 + exp(double{-to_float(gates[0])})));
+  const double step = softplus(to_float(gates[call.value_heads]) + to_float(call.dt_bias[head]));
+  token.decay = static_cast<float>(exp(-exp(double{to_float(call.a_log[head])}) * step));
 }
 
 // Runs the tokens [start, end) of a request through `blocks` blocks of a head, from column `column` on.

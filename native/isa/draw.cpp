@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "isa/candidates.h"
+#include "isa/double_math.h"
 #include "isa/logits.h"
 #include "isa/parallel.h"
 #include "isa/ranking.h"
@@ -49,7 +50,8 @@ void weigh_candidates(const Logits& row, float maximum, const Draw& draw, Scratc
   scratch.cumulative.clear();
   double total = 0;
   for (const uint64_t key : scratch.candidates.keys) {
-    const double weight = std::exp((static_cast<double>(finite(row.data[token_id(key)])) - maximum) / draw.temperature);
+    const double below = static_cast<double>(finite(row.data[token_id(key)])) - maximum;
+    const double weight = exp_of_negative<13>(below / draw.temperature);
     if (!(weight >= draw.min_p)) break;
     scratch.cumulative.push_back(total += weight);
   }

@@ -10,8 +10,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "isa/math.h"
+#include "isa/double_math.h"
 #include "isa/parallel.h"
+#include "isa/simd.h"
 #include "isa/unroll.h"
 
 namespace tokenmill::TM_ISA {
@@ -31,8 +32,6 @@ struct Token {
   float step, decay;
 };
 
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
 void prepare(const StateSpaceCall& call, int64_t at, int64_t head, Token& token) {
   const int64_t size = call.state_size, group = head / (call.heads / call.groups);
   const uint16_t* b = call.mixed + at * call.mixed_stride + call.heads * call.size + group * size;
@@ -41,8 +40,9 @@ void prepare(const StateSpaceCall& call, int64_t at, int64_t head, Token& token)
     store(token.b + i, load_bf16(b + i));
     store(token.c + i, load_bf16(c + i));
   }
-  token.step = softplus(to_float(call.steps[at * call.steps_stride + head]) + to_float(call.dt_bias[head]));
-  token.decay = std::exp(-std::exp(to_float(call.a_log[head])) * token.step);
+  const float step = to_float(call.steps[at * call.steps_stride + head]) + to_float(call.dt_bias[head]);
+  token.step = static_cast<float>(softplus(step));
+  token.decay = static_cast<float>(exp(-exp(double{to_float(call.a_log[head])}) * token.step));
 }
 
 // Runs a token, number `at` of the step, through V vectors of columns from `column` on.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmill.platform.prefault import CHUNK, prefault
+from tokenmill.platform.prefault import CHUNK, begin_small, prefault
 from tokenmill.platform.tensor_memory import zeros
 
 SMAPS = Path("/proc/self/smaps")
@@ -38,6 +38,18 @@ def test_memory_is_there_before_its_first_use_and_unchanged():
     assert len(list(turns)) == 3 * 4 - 1
     assert all(resident_bytes(tensor) >= tensor.nbytes for tensor in tensors)
     assert tensors[0].sum() == 3
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="/proc shows what is resident, on Linux")
+def test_few_bytes_at_the_beginning_of_each_part_take_little_memory():
+    numbers = zeros((4, 3 * CHUNK + 12288), torch.uint8, "cpu")
+    begin_small([numbers])
+    before = resident_bytes(numbers)
+    numbers[:, :9000] = 7
+    taken = [resident_bytes(part) for part in numbers]
+    assert before == 0 and all(9000 <= size < CHUNK for size in taken), "a few small pages of each part"
+    numbers[:, -1] = 1
+    assert numbers.sum(dtype=torch.int64) == 4 * (7 * 9000 + 1)
 
 
 def test_nothing_is_done_of_nothing():

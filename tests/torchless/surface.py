@@ -90,6 +90,16 @@ class Walks:
                 [sequence.tokens for sequence in beams[0].sequences],
             )
 
+    def embedder(self) -> Any:
+        """Vectors of a model that is made for them, in its own way of pooling."""
+        with self._open() as llm:
+            return [_exact(one.outputs.embedding) for one in llm.embed([PROMPT, [4, 5]], use_tqdm=False)]
+
+    def classifier(self) -> Any:
+        """Probabilities of a model's labels."""
+        with self._open() as llm:
+            return [_exact(one.outputs.probs) for one in llm.classify([PROMPT, [4, 5]], use_tqdm=False)]
+
     def speculation(self) -> Any:
         """Drafts from the text itself, verified and sampled: the tokens are those without drafts."""
         brought = []

@@ -40,6 +40,20 @@ def test_a_file_of_prompts_is_answered(tmp_path: Path) -> None:
     assert [json.loads(line) for line in answers.read_text().splitlines()]
 
 
+def test_steps_are_recorded_and_replayed(tmp_path: Path) -> None:
+    log, batch = tmp_path / "steps.jsonl", str(REPOSITORY / "examples" / "batch.jsonl")
+    said("generate", "-i", batch, "-o", str(tmp_path / "answers.jsonl"), "--max-num-seqs", "8", "--step-log", str(log))
+    assert said("replay", str(log)).endswith("plans, all identical\n")
+    assert said("steps", str(log))
+
+
+def test_a_file_of_texts_becomes_vectors(tmp_path: Path) -> None:
+    texts, vectors = tmp_path / "texts.jsonl", tmp_path / "vectors.jsonl"
+    texts.write_text('{"text": "A page"}\n{"text": "is shared"}\n')
+    said("embed", "-i", str(texts), "-o", str(vectors))
+    assert len(vectors.read_text().splitlines()) == 2
+
+
 def test_the_machine_is_examined() -> None:
     done = tokenmill("doctor")
     assert "-> kernels" in done.stdout

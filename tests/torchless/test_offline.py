@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.embedders import make_classifier, make_embedder
+from tests.encoder_checkpoints import make_encoder, write_word_pieces
 from tests.model.models.test_native_decoder import FAMILIES, WITH_STATES
 from tests.model.weights.gguf_writer import write_gguf
 from tests.tiers import tier
@@ -42,6 +44,7 @@ def walk(model: Path, scratch: Path, names: tuple[str, ...], is_blocked: bool) -
 
 
 def compare(model: Path, folder: Path, names: tuple[str, ...]) -> None:
+    folder.mkdir(exist_ok=True)
     without, with_torch = (walk(model, folder / str(is_blocked), names, is_blocked) for is_blocked in (True, False))
     for name in names:
         assert without[name] == with_torch[name], name
@@ -59,6 +62,14 @@ def test_each_family_runs(family: str, tmp_path: Path) -> None:
     if tier() == "nightly" and family not in WITH_STATES:
         names += ("vectors", "speculation", "disk", "threads", "sessions")
     compare(folder, tmp_path, names)
+
+
+def test_embedders_and_classifiers_run(tmp_path: Path) -> None:
+    compare(make_embedder(tmp_path / "decoder", seed=3, **SHAPE), tmp_path / "1", ("embedder",))
+    encoder = make_encoder(tmp_path / "encoder", "bert", seed=3, max_position_embeddings=512)
+    write_word_pieces(encoder)
+    compare(encoder, tmp_path / "2", ("embedder",))
+    compare(make_classifier(tmp_path / "labels", 4, seed=3, **SHAPE), tmp_path / "3", ("classifier",))
 
 
 @pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q4_0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tests.serving.server.running_server import RunningServer, serving
 from tests.torchless import REPOSITORY, WISH, environment
+from tokenmill.demo import demo_model_path
 from tokenmill.model.kernels.native import load_kernels
 
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
@@ -71,6 +73,26 @@ def test_routes_answer_without_torch(tmp_path: Path) -> None:
         assert ask(server, **question, model="pirate").startswith("Arr! ")
         assert not ask(server, **question).startswith("Arr")
         assert server.metric("num_requests_running") == 0
+        if WISH != "rehearsal":
+            assert libraries(server.process.pid) == set()
+
+
+def test_other_interfaces_and_other_models_do_too(tmp_path: Path) -> None:
+    folders = [tmp_path / "models" / name for name in ("one", "two")]
+    for folder in folders:
+        shutil.copytree(demo_model_path(), folder)
+    command = [sys.executable, "-m", "tokenmill", "serve", "--models-dir", str(tmp_path / "models"), *FLAGS[:-2]]
+    said = {"messages": [{"role": "user", "content": "What is a page?"}]}
+    with serving(command, environment=environment()) as server:
+        for name in ("one", "two"):
+            for path, body in {
+                "/v1/messages": {**said, "max_tokens": 4},
+                "/v1/responses": {"input": "What is a page?", "max_output_tokens": 4},
+                "/api/chat": {**said, "stream": False, "options": {"num_predict": 4}},
+                "/v1/chat/completions": {**said, "max_tokens": 4},
+                "/tokenize": {"prompt": "What is a page?"},
+            }.items():
+                answer(server, path, **body, model=name)
         if WISH != "rehearsal":
             assert libraries(server.process.pid) == set()
 

@@ -1,4 +1,4 @@
-"""Have the system hand out memory before it is used.
+"""Have the system hand out memory before it is used, or little of it.
 
 A process gets the memory it has asked for at the first use, a page at a time. This can be slow: 2 MB are cleared first,
 and a virtual machine may have to ask its host. A step would wait for that in each of its layers.
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokenmill.platform.arrays import address
+from tokenmill.platform.memory import HUGE_PAGE
 
 if TYPE_CHECKING:
     from tokenmill.platform.arrays import Array
@@ -19,7 +20,25 @@ if TYPE_CHECKING:
 # So much at a time: what the system hands out at once, within a millisecond if it has it.
 CHUNK = 2 << 20
 _PAGE = 4096
-_MADV_POPULATE_WRITE = 23  # Linux 5.14
+_MADV_NOHUGEPAGE, _MADV_POPULATE_WRITE = 15, 23  # the latter since Linux 5.14
+
+
+def begin_small(arrays: Sequence[Array]) -> None:
+    """Have the system hand out the beginnings of arrays in small pages: few tokens then touch few bytes of each layer.
+
+    Args:
+        arrays: [n, ...] on the CPU, in one piece; the first huge page that lies wholly in each of the n parts stays
+            small, with what is before it. Parts of other systems than Linux are left alone.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    madvise = ctypes.CDLL(None).madvise
+    for array in arrays:
+        for part in array:
+            begin = address(part) // _PAGE * _PAGE
+            size = min((-(-begin // HUGE_PAGE) + 1) * HUGE_PAGE, address(part) + part.nbytes) - begin
+            # A system without huge pages refuses, and has handed out small ones all along.
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_NOHUGEPAGE)
 
 
 def prefault(arrays: Sequence[Array]) -> Iterator[None]:

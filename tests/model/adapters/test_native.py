@@ -125,6 +125,31 @@ def test_embeddings_that_adapters_change_have_the_bits_of_the_decoder_s(
     assert not np.array_equal(got, model.forward(batch, attention)), "the adapter makes a difference"
 
 
+@pytest.mark.parametrize("family", ["granite", "gemma3"])
+def test_embeddings_that_are_multiplied_are_those_of_peft(
+    family: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    folder = make_checkpoint(tmp_path / "base", family, tokenizer=False, dtype=torch.bfloat16, head_dim=16)
+    decoder, native = load(folder, UNQUANTIZED, 1)
+    oracle = make_adapter(folder, tmp_path / "a", int(rng.integers(2**31)), target_modules=["embed_tokens", "q_proj"])
+    adapter = AdapterReader(decoder, decoder._kernels, 64, AdapterForm.ONE_CALL).read(str(tmp_path / "a")).adapter
+    base = load_oracle(folder)
+    sequences = [rng.integers(0, 331, int(rng.integers(3, 40))).tolist() for _ in range(6)]
+    wearing = [adapter if number % 2 else None for number in range(6)]
+    got = run(decoder, native, sequences, wearing, rng)
+    for sequence, own, hidden in zip(sequences, wearing, got, strict=True):
+        ids = torch.tensor([sequence])
+        with torch.inference_mode():
+            plain, changed = base(ids).logits[0].float(), oracle(ids).logits[0].float()
+            logits = torch.cat([decoder.logits(row[None]) for row in hidden]).float()
+        want = plain if own is None else changed
+        distance = (logits - want).abs().mean()
+        assert distance < 0.15 * want.std(), f"{distance} off, of {want.std()}"
+        assert own is None or (plain - changed).abs().mean() > 3 * distance, "the adapter makes a difference"
+        (alone,) = run(decoder, native, [sequence], [own], rng)
+        assert torch.equal(torch.stack(alone), torch.stack(hidden)), "other rows with adapters change no bit"
+
+
 def test_rows_that_are_left_out_change_nothing(tmp_path: Path, rng: np.random.Generator) -> None:
     """Of the last layer only the rows with outputs are computed: their adapters are still theirs."""
     folder = make_checkpoint(tmp_path / "base", "qwen3", tokenizer=False, dtype=torch.bfloat16)

@@ -106,8 +106,6 @@ def scheduler_config_of(config: EngineConfig, max_model_len: int, state_slots: i
         seed=config.seed,
         num_stages=config.pipeline_parallel_size,
         max_loras=config.max_loras if config.enable_lora else 0,
-        encoder_budget=config.encoder_budget,
-        encoder_cache_tokens=config.encoder_cache_tokens,
         disable_chunked_mm_input=config.disable_chunked_mm_input,
         state_slots=state_slots,
         scheduler_cls=config.scheduler_cls,

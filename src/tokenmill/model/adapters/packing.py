@@ -70,10 +70,7 @@ class AdapterReader:
         self._kernels = kernels
         self._max_rank = max_rank
         self._pack = _PACKERS[form]
-        # The native pass multiplies embeddings where it adds them up: what is added here before would be rounded twice.
-        multiplies = form is AdapterForm.ONE_CALL and decoder.architecture.embedding_multiplier != 1
-        has_outside = form is not AdapterForm.SLOTS and decoder.shard.is_alone
-        self._outside = {HEAD: has_outside, EMBEDDING: has_outside and not multiplies}
+        self._has_outside = form is not AdapterForm.SLOTS and decoder.shard.is_alone
 
     def read(self, path: str) -> PackedAdapter:
         """Read the adapter in a folder.
@@ -86,9 +83,8 @@ class AdapterReader:
         for module in read.modules:
             own = self._own.get(module.place.module)
             if module.place.matrix[0] == OUTSIDE:
-                if not self._outside[module.place.matrix]:
-                    what = f"an adapter of {module.place.module} needs one process on a CPU"
-                    raise InvalidCheckpoint(f"{path}: {what}, and embeddings that are not multiplied")
+                if not self._has_outside:
+                    raise InvalidCheckpoint(f"{path}: an adapter of {module.place.module} needs one process on a CPU")
             elif own is not None:
                 b = module.b[own.outputs.start : own.outputs.stop]
                 matrices[own.matrix].append(msgspec.structs.replace(module, place=own, b=b))

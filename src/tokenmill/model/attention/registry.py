@@ -11,6 +11,7 @@ from tokenmill.model.attention.backend import AttentionConfig, Backend, names_of
 from tokenmill.model.attention.backend_rows import BACKENDS
 from tokenmill.model.attention.groups import GroupedAttention, GroupedPagedAttention
 from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.platform.prefault import begin_small
 
 
 class AttentionChoice(msgspec.Struct, frozen=True):
@@ -63,6 +64,8 @@ class AttentionChoice(msgspec.Struct, frozen=True):
         prompts, decodes = self.prompts, self.decodes
         shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
         kv = prompts.layout()(*shape, config.platform.device, is_page_first=config.is_page_first)
+        if not prompts.is_for_gpus:
+            begin_small(kv.pieces)
         if prompts.make is not None:
             return prompts.make(config, kv)
         from tokenmill.model.attention.paged import PagedAttention

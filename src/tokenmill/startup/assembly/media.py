@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidConfig
@@ -18,14 +20,17 @@ from tokenmill.startup.sizing.state_size import BYTES_OF
 from tokenmill.startup.sizing.tower_size import TowerMemory, reserved_bytes, reserved_for_sound
 
 if TYPE_CHECKING:
+    from tokenmill.engine.loop.step_log import LogHeader
+    from tokenmill.engine.runner.executor import Executor
     from tokenmill.model.attention.media_rows import Encoder, MediaStore
 
 
 class Media(Capability):
     """The two ends of a modality in an engine: the contents that requests bring, and their encoder."""
 
-    def __init__(self, contents: MediaStore, encoder: Encoder, memory: TowerMemory) -> None:
+    def __init__(self, config: EngineConfig, contents: MediaStore, encoder: Encoder, memory: TowerMemory) -> None:
         self.reserved_bytes = memory.reserved
+        self._config = config
         self._contents = contents
         self._encoder = encoder
         self._memory = memory
@@ -37,6 +42,14 @@ class Media(Capability):
     def row_extensions(self, memory: StepMemory) -> tuple[Encoder]:
         """Return the encoder."""
         return (self._encoder,)
+
+    def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
+        """Let steps encode; a scheduler of text alone asks no encoder about each token."""
+        budget, capacity = self._config.encoder_budget, self._config.encoder_cache_tokens
+        header.scheduler = msgspec.structs.replace(
+            header.scheduler, encoder_budget=budget, encoder_cache_tokens=capacity
+        )
+        return header
 
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
         """Tell what the tower weighs."""
@@ -78,7 +91,7 @@ class Images(Media):
         turns = MediaTurns(sections=spec.sections, is_interleaved=spec.is_interleaved, merge=spec.merge)
         encoder = Encoder(tower.encode_input, turns, contents, rotary, config.max_num_seqs)
         reserved = reserved_bytes(config, spec, BYTES_OF[config.dtype])
-        return cls(contents, encoder, TowerMemory(tower.num_bytes, reserved))
+        return cls(config, contents, encoder, TowerMemory(tower.num_bytes, reserved))
 
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
         """Tell that prompts may have images, and what the tower weighs."""
@@ -112,7 +125,7 @@ class Sound(Media):
         (rotary,) = model.decoder.rotary.values()
         encoder = Encoder(tower.encode_input, MediaTurns(), contents, rotary, config.max_num_seqs)
         reserved = reserved_for_sound(config, spec, BYTES_OF[config.dtype])
-        sound = cls(contents, encoder, TowerMemory(tower.num_bytes, reserved))
+        sound = cls(config, contents, encoder, TowerMemory(tower.num_bytes, reserved))
         sound._max_seconds = spec.max_seconds
         return sound
 
