@@ -38,7 +38,6 @@ def facts(ready: EngineReady, server: ServerConfig, chat: Sequence[tuple[str, st
         *([("engines", f"{num_engines}, each as above; requests go by {policy}")] if num_engines > 1 else []),
         ("page", f"{url}/"),
         ("API", f"{url}/v1"),
-        ("page", f"{url}/"),
         ("reference", f"{url}/docs"),
     ]
     if server.api_key:
