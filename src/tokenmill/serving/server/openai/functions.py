@@ -1,7 +1,7 @@
 """Read and answer chats in the form that OpenAI's API had before tools: `functions` and `function_call`.
 
-A function is a tool, and a call of one is a call of a tool: what clients send is turned into tools, and of the answer only
-the names differ. An answer has one call at most.
+A function is a tool, and a call of one is a call of a tool: what clients send is turned into tools, and of the answer
+only the names differ. An answer has one call at most.
 """
 
 from __future__ import annotations
@@ -62,12 +62,14 @@ def messages_with_tools(messages: Messages) -> Messages:
     for i, message in enumerate(messages):
         call = message.get("function_call")
         if message.get("role") == "function":
-            message = {**message, "role": "tool", "tool_call_id": ids.get(str(message.get("name")), f"call_{i}")}
+            call_id = ids.get(str(message.get("name")), f"call_{i}")
+            found.append({**message, "role": "tool", "tool_call_id": call_id})
         elif isinstance(call, dict) and not message.get("tool_calls"):
             ids[str(call.get("name"))] = f"call_{i}"
-            message = {name: value for name, value in message.items() if name != "function_call"}
-            message["tool_calls"] = [{"id": f"call_{i}", "type": "function", "function": call}]
-        found.append(message)
+            bare = {name: value for name, value in message.items() if name != "function_call"}
+            found.append(bare | {"tool_calls": [{"id": f"call_{i}", "type": "function", "function": call}]})
+        else:
+            found.append(message)
     return found
 
 
