@@ -56,7 +56,7 @@ def test_a_preempted_prompt_begins_again():
     clock = Clock()
     reports = ProgressReports(clock)
     reports.arrived(asked())
-    for num_computed, left in ((20, None), (60, INTERVAL), (20, 2 * INTERVAL), (30, 7 * INTERVAL)):
+    for num_computed, left in ((20, None), (60, INTERVAL), (10, 2.25 * INTERVAL), (20, 8 * INTERVAL)):
         (report,) = reports.poll(host(running(num_computed=num_computed)))
         assert report.progress.seconds_left == left
         clock.now += INTERVAL

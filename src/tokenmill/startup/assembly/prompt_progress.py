@@ -30,12 +30,12 @@ class _Watched:
 
 
 class ProgressReports(EngineExtension):
-    """Reports on the prompts of requests that ask, from their first step to their first token; `_pace`: seconds a token."""
+    """Reports on the prompts of requests that ask, from their first step to their first token."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
-        self._pace: float | None = None
+        self._pace: float | None = None  # seconds a token
 
     def arrived(self, message: AddRequest) -> None:
         """Watch a request that asks."""
