@@ -103,7 +103,8 @@ def play(turns: Iterable[Turn], post: Callable[[str, Body], Body], after: Callab
         began = time.monotonic()
         usage = post("/v1/messages", turn.body)["usage"]
         seconds = time.monotonic() - began
-        computed = usage["input_tokens"]
+        # vLLM counts whole pages that it computes apart, as Anthropic's servers do.
+        computed = usage["input_tokens"] + usage.get("cache_creation_input_tokens", 0)
         total = computed + usage["cache_read_input_tokens"]
         known = totals.get(turn.agent, 0)
         if not known and turn.agent > 1:

@@ -155,6 +155,11 @@ def test_a_unix_socket_is_named_in_the_command(monkeypatch):
     assert chat_command(tls) == "tokenmill chat --url https://127.0.0.1:8002 --cacert 'a cert.pem'"
 
 
+def test_no_fact_is_told_twice():
+    names = [name for name, _ in facts(READY, ServerConfig(api_key=("k",))) if name]
+    assert len(set(names)) == len(names)
+
+
 def test_who_sets_a_key_is_told_that_metrics_need_it():
     assert "metrics" not in dict(facts(READY, ServerConfig()))
     assert dict(facts(READY, ServerConfig(root_path="/x")))["page"] == "http://127.0.0.1:8000/x/"

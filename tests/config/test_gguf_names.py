@@ -77,6 +77,13 @@ def test_a_folder_of_gguf_files_is_a_checkpoint(tmp_path: Path) -> None:
     assert not has_only_gguf(tmp_path), "this is one that was made of a file"
 
 
+def test_only_drawn_weights_need_no_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(InvalidCheckpoint, match="no weights"):
+        check_model(str(tmp_path))
+    check_model(str(tmp_path), needs_weights=False)
+
+
 def test_a_tower_is_the_nearest_with_the_most_similar_bits() -> None:
     names = ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "mmproj-BF16.gguf", "README.md"]
     assert choose_tower(names, "m-Q4_K_M.gguf") == "mmproj-Q8_0.gguf"

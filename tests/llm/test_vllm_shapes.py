@@ -308,6 +308,18 @@ def test_priority(folder):
         (lambda llm: SamplingParams(max_new_tokens=3), TypeError, "did you mean max_tokens"),
         (lambda llm: SamplingParams(use_beam_search=True), TypeError, "use_beam_search=True is not supported"),
         (lambda llm: SamplingParams(stop=3), InvalidRequest, "stop must be a list"),
+        (
+            lambda llm: SamplingParams(structured_outputs={"jsn": {}}),
+            InvalidRequest,
+            "no field 'jsn'; did you mean json",
+        ),
+        (
+            lambda llm: SamplingParams(structured_outputs={"choice": "a"}),
+            InvalidRequest,
+            "^structured_outputs: Expected",
+        ),
+        (lambda llm: SamplingParams(structured_outputs={}), InvalidRequest, "^structured_outputs: exactly one of"),
+        (lambda llm: SamplingParams(structured_outputs="json"), InvalidRequest, "or a dict, got str"),
     ],
 )
 def test_nothing_is_ignored(llm, call, error, sentence):
@@ -319,3 +331,8 @@ def test_what_asks_for_nothing_is_taken():
     params = SamplingParams(n=1, best_of=None, use_beam_search=False, detokenize=True, stop=None, stop_token_ids=[7])
     assert params == SamplingParams(stop_token_ids=(7,))
     assert SamplingParams(stop="x") == SamplingParams(stop=["x"]) == SamplingParams(stop=("x",))
+
+
+def test_a_form_may_be_a_dict(llm):
+    params = SamplingParams(structured_outputs={"choice": ["aye", "nay"]}, temperature=0.0)
+    assert llm.generate("x", params)[0].outputs[0].text in ("aye", "nay")

@@ -123,7 +123,7 @@ def _answer_all(
     source: Path, log: OutputLog, config: EngineConfig, num_lines: int, starter: Callable[[LLM], Start]
 ) -> None:
     """Answer the lines that have no answer, and show how far it is."""
-    check_model_is_there(config.model)
+    check_model_is_there(config.model, config.load_format)
     try:
         _answer_lines(source, log, config, num_lines, starter)
     except KeyboardInterrupt:

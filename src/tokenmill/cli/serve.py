@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
         from tokenmill.ipc.python_child import become_python
 
         become_python(["-m", NODE_MODULE, *given])
-    check_model_is_there(engine.model)
+    check_model_is_there(engine.model, engine.load_format)
     from tokenmill.cli.startup import open_screen
     from tokenmill.serving.server.process import launch
 

@@ -41,8 +41,8 @@ def servers_folder() -> Path:
     return runtime_folder(os.environ.get("XDG_RUNTIME_DIR"))
 
 
-def check_model_is_there(model: str) -> None:
-    """Refuse a model that is nowhere before anything large is imported.
+def check_model_is_there(model: str, load_format: str = "auto") -> None:
+    """Refuse a model that is nowhere before anything large is imported; drawn weights (`dummy`) need no files.
 
     Raises:
         InvalidCheckpoint: naming it.
@@ -50,7 +50,7 @@ def check_model_is_there(model: str) -> None:
     if not model:
         return
     try:
-        check_model(model)
+        check_model(model, needs_weights=load_format != "dummy")
     except InvalidCheckpoint as error:
         raise InvalidCheckpoint(f"{model}: {error}") from error
 

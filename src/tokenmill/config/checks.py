@@ -7,7 +7,7 @@ import math
 import re
 
 from tokenmill.config.engine_settings import EngineSettings
-from tokenmill.config.fields import adapter_modules, sampling_overrides
+from tokenmill.config.fields import adapter_modules, sampling_overrides, template_defaults
 from tokenmill.config.kv_transfer import parse_kv_transfer_config
 from tokenmill.config.server_settings import ServerSettings
 from tokenmill.config.speculation import parse_config
@@ -87,6 +87,7 @@ def check_server(config: ServerSettings) -> None:
         raise InvalidConfig("--enable-auto-tool-choice needs a parser of calls: leave out --tool-call-parser none")
     _check_pairs(config)
     sampling_overrides(config.override_generation_config)
+    template_defaults(config.default_chat_template_kwargs)
     if config.uds == "":
         raise InvalidConfig("--uds needs a path")
     least = 1 if config.api_server_count > 1 else 0

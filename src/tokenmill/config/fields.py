@@ -92,6 +92,18 @@ def sampling_overrides(given: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def template_defaults(given: str | None) -> dict[str, Any]:
+    """Return the variables of `--default-chat-template-kwargs`.
+
+    Raises:
+        InvalidConfig: it is not a JSON object.
+    """
+    try:
+        return msgspec.json.decode(given or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidConfig(f"--default-chat-template-kwargs takes a JSON object: {error}") from error
+
+
 class _Module(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     path: str

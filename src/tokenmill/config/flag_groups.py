@@ -12,8 +12,9 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "chat: templates, tools, thinking, sampling",
         (
             "chat_template", "tool_call_parser", "enable_auto_tool_choice", "tool_grammar", "reasoning_parser",
-            "reasoning_budget", "reasoning_budget_message", "override_generation_config", "volatile_blocks",
-            "structured_outputs_config", "max_string_length", "max_logprobs",
+            "reasoning_budget", "reasoning_budget_message", "default_chat_template_kwargs",
+            "override_generation_config", "volatile_blocks", "structured_outputs_config",
+            "max_string_length", "max_logprobs",
         ),
     ),
     (

@@ -52,7 +52,7 @@ def has_only_gguf(folder: Path) -> bool:
     return SUFFIX in kinds and ".safetensors" not in kinds and not is_read
 
 
-def check_model(model: str) -> None:
+def check_model(model: str, needs_weights: bool = True) -> None:
     """Check that a name leads to a checkpoint before anything expensive starts; loading checks its content.
 
     Raises:
@@ -64,7 +64,7 @@ def check_model(model: str) -> None:
             choose_file([file.name for file in place.iterdir()], None, "this folder")
         elif not (place / "config.json").is_file():
             raise InvalidCheckpoint("this folder has no config.json: it is not a checkpoint")
-        elif not any(file.suffix in _WEIGHTS for file in place.iterdir()):
+        elif needs_weights and not any(file.suffix in _WEIGHTS for file in place.iterdir()):
             raise InvalidCheckpoint("this folder has no weights: no file in it is .safetensors or .gguf")
     elif place.exists():
         if place.suffix != ".gguf" or not place.is_file():

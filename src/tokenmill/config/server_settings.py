@@ -82,6 +82,9 @@ class ServerSettings:
         "\n\nI have thought long enough and answer now.\n",
         "what the model reads at the end of its thinking where the budget is used up",
     )
+    default_chat_template_kwargs: str | None = flag(
+        None, "variables of the chat template where a request gives none, as JSON", json=True
+    )
     override_generation_config: tuple[str, ...] = flag(
         (),
         "sampling parameters where a request gives none, as JSON, over those of the model; may be repeated",

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.names import refuse_unknown
-from tokenmill.core.structured_outputs import StructuredOutputs
+from tokenmill.core.structured_outputs import StructuredOutputs, read_form
 
 MAX_N = 128
 MAX_STOP_STRINGS = 4
@@ -77,7 +77,7 @@ class Grammar(msgspec.Struct, frozen=True):
 class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_only=True, omit_defaults=True):
     """Parameters of one request. Those with a description are also flags of the command line.
 
-    A field that is a tuple also takes a list, and `stop` a single string.
+    A field that is a tuple also takes a list, `stop` a single string, and `structured_outputs` a dict of its fields.
 
     Attributes:
         n: number of continuations of the prompt; each becomes a request of its own.
@@ -135,6 +135,8 @@ class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_onl
 
     def __post_init__(self) -> None:
         self._make_tuples()
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            msgspec.structs.force_setattr(self, "structured_outputs", read_form(self.structured_outputs))
         _check_int("n", self.n, 1, MAX_N)
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, MAX_INT)

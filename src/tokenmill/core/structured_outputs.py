@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.names import did_you_mean
 
 MAX_CHARACTERS = 128 << 10
 MAX_CHOICES = 1000
@@ -58,3 +59,24 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         if self.json is None or isinstance(self.json, str):
             return self.json or ""
         return msgspec.json.encode(self.json).decode()
+
+
+def read_form(given: object) -> StructuredOutputs:
+    """Return the form that a dict of its fields stands for.
+
+    Raises:
+        InvalidRequest: it is no dict, or a field is not known, or has a value of another kind.
+    """
+    name = "structured_outputs"
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{name} must be a StructuredOutputs or a dict, got {type(given).__name__}", name)
+    for field in given:
+        if field not in StructuredOutputs.__struct_fields__:
+            hint = did_you_mean(str(field), StructuredOutputs.__struct_fields__)
+            raise InvalidRequest(f"{name} has no field {field!r}{hint}", name)
+    try:
+        return msgspec.convert(given, StructuredOutputs)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, InvalidRequest):
+            raise error.__cause__ from None
+        raise InvalidRequest(f"{name}: {error}", name) from None

@@ -100,13 +100,15 @@ class Asked:
     """One prompt and the pieces of its answers so far.
 
     Attributes:
-        shows_special: its text has special tokens. is_parallel: further calls are not dropped.
+        shows_special: its text has special tokens. is_parallel: further calls are not dropped. has_form: where it is no
+            call it is JSON, in whose strings marks are text.
     """
 
     notation: str
     tools: list[dict[str, Any]]
     shows_special: bool
     is_parallel: bool
+    has_form: bool = False
     pieces: dict[str, list[AnswerPiece]] = field(default_factory=dict)
     ends: dict[str, FinishReason] = field(default_factory=dict)
 
@@ -186,7 +188,8 @@ class Bench:
                 **rng.choice(extras),
             ),
         )
-        asked = Asked(notation, tools, shows or NOTATIONS[notation].needs_special_tokens, is_parallel)
+        shows_special = shows or NOTATIONS[notation].needs_special_tokens
+        asked = Asked(notation, tools, shows_special, is_parallel, outputs is not None)
         routed = self._text.process(message)
         for refusal in routed.to_api:
             assert isinstance(refusal, RequestRejected), refusal
@@ -257,6 +260,7 @@ class Bench:
         if (
             asked.shows_special
             and asked.notation not in _UNMARKED
+            and not (asked.has_form and text.lstrip("\0 \n\r\t").startswith("{"))
             and any(mark in text for mark in OPENINGS[asked.notation])
         ):
             counts.not_read.append((asked.notation, text, asked.tools))

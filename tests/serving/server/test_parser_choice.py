@@ -19,6 +19,11 @@ GPT_OSS = ParsersFound(id="", notation="openai", notation_reason="so", style="op
         ({}, FOUND, ToolParsers("hermes", True, "qwen3")),
         ({}, NOTHING_FOUND, ToolParsers("", False, "")),
         ({"tool_call_parser": "mistral"}, FOUND, ToolParsers("mistral", True, "qwen3")),
+        (
+            {"default_chat_template_kwargs": '{"enable_thinking": false}'},
+            FOUND,
+            ToolParsers("hermes", True, "qwen3", template_defaults={"enable_thinking": False}),
+        ),
         ({"tool_call_parser": "none"}, FOUND, ToolParsers("", False, "qwen3")),
         ({"reasoning_parser": "none"}, FOUND, ToolParsers("hermes", True, "")),
         ({"reasoning_parser": "deepseek_r1"}, NOTHING_FOUND, ToolParsers("", False, "deepseek_r1")),
@@ -33,6 +38,20 @@ GPT_OSS = ParsersFound(id="", notation="openai", notation_reason="so", style="op
 def test_flags_go_before_what_is_found(flags: dict, found: ParsersFound, expected: ToolParsers) -> None:
     parsers = choose_parsers(ServerConfig(**flags).resolve(), found).parsers
     assert parsers == msgspec.structs.replace(expected, end_of_thinking=ServerConfig().reasoning_budget_message)
+
+
+def test_variables_of_the_template_go_before_their_defaults() -> None:
+    parsers = ToolParsers(template_defaults={"enable_thinking": False, "date": "today"})
+    assert parsers.template_kwargs({}) == {"enable_thinking": False, "date": "today"}
+    assert parsers.template_kwargs({"date": "never"}) == {"enable_thinking": False, "date": "never"}
+    asked = {"reasoning_effort": "high"}
+    assert parsers.template_kwargs(asked) == {"date": "today"} | asked, "an effort that is asked for is made"
+
+
+def test_defaults_of_the_template_are_an_object() -> None:
+    for given in ("[]", "{", "enable_thinking"):
+        with pytest.raises(InvalidConfig, match="--default-chat-template-kwargs takes a JSON object"):
+            ServerConfig(default_chat_template_kwargs=given).resolve()
 
 
 def test_the_budget_of_thinking_is_that_of_the_flags() -> None:

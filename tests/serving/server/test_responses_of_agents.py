@@ -150,6 +150,13 @@ def test_messages_leave_out_what_belongs_to_anthropics_servers(server):
     )
 
 
+def test_a_newer_word_for_an_effort_is_left_out_and_named(server):
+    reply = raw(server, reasoning={"effort": "ultra"})
+    assert (reply.status_code, reply.headers["x-tokenmill-ignored"]) == (200, "reasoning.effort:ultra")
+    assert raw(server, reasoning={"effort": "max"}).status_code == raw(server, reasoning={"effort": "low"}).status_code
+    assert raw(server, reasoning={"effort": 4}).status_code == 400
+
+
 def test_the_tokens_of_an_input_are_counted(server, responses):
     fields = {"input": "hello there", "instructions": "be brief", "tools": [SPACE, PATCH]}
     counted = responses.input_tokens.count(model="echo", **fields)

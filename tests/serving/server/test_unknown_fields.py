@@ -33,9 +33,12 @@ def taken(kind: Any = ChatBody, /, **fields: Any) -> Any:
     [
         ({"n_predict": 7}, "max_tokens", 7),
         ({"n_predict": -1}, "max_tokens", None),
+        ({"thinking_budget_tokens": 9}, "thinking_token_budget", 9),
+        ({"thinking_budget_tokens": -1}, "thinking_token_budget", None),
         ({"repeat_penalty": 1.1}, "repetition_penalty", 1.1),
         ({"think": False}, "chat_template_kwargs", {"enable_thinking": False}),
         ({"think": "high"}, "reasoning_effort", "high"),
+        ({"think": "max"}, "reasoning_effort", "max"),
         ({"stop_sequences": ["a"]}, "stop", ["a"]),
         ({"do_sample": False}, "temperature", 0.0),
         ({"do_sample": False, "temperature": 0.7}, "temperature", 0.0),

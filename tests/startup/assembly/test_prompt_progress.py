@@ -56,10 +56,22 @@ def test_a_preempted_prompt_begins_again():
     clock = Clock()
     reports = ProgressReports(clock)
     reports.arrived(asked())
-    for num_computed, left in ((20, None), (60, INTERVAL), (10, None), (20, 8 * INTERVAL)):
+    for num_computed, left in ((20, None), (60, INTERVAL), (10, 2.25 * INTERVAL), (20, 8 * INTERVAL)):
         (report,) = reports.poll(host(running(num_computed=num_computed)))
         assert report.progress.seconds_left == left
         clock.now += INTERVAL
+
+
+def test_the_next_prompt_is_taken_to_go_on_at_the_same_pace():
+    clock = Clock()
+    reports = ProgressReports(clock)
+    reports.arrived(asked())
+    for num_computed in (0, 50):
+        reports.poll(host(running(num_computed=num_computed)))
+        clock.now += INTERVAL
+    reports.arrived(asked("b"))
+    (report,) = reports.poll(host(running("b")))
+    assert report.progress.seconds_left == 2 * INTERVAL
 
 
 def test_who_does_not_ask_or_has_ended_is_not_told_of():

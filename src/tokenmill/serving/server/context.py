@@ -40,6 +40,7 @@ class ToolParsers(msgspec.Struct, frozen=True):
         has_grammar: a grammar keeps calls to the schemas of their tools, also where the model decides.
         budget: tokens of thinking at most, where a chat does not say; None: any number.
         end_of_thinking: what the model is told where that is used up.
+        template_defaults: variables of the chat template where a chat gives none.
     """
 
     notation: str = ""
@@ -48,6 +49,12 @@ class ToolParsers(msgspec.Struct, frozen=True):
     has_grammar: bool = True
     budget: int | None = None
     end_of_thinking: str = ""
+    template_defaults: dict[str, Any] = {}
+
+    def template_kwargs(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the variables of a chat's template; the effort that it asks for switches thinking before a default."""
+        hidden = "enable_thinking" if "reasoning_effort" in given else None
+        return {name: value for name, value in self.template_defaults.items() if name != hidden} | given
 
 
 class ServerContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,7 +114,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
             calls=rules,
             reasoning=context.parsers.reasoning,
             end_of_thinking=context.parsers.end_of_thinking,
-            template_kwargs=call.template_kwargs,
+            template_kwargs=context.parsers.template_kwargs(call.template_kwargs),
             forced_text=context.script.answer(call.messages, call.tools),
         )
         whole = [chat]

@@ -85,7 +85,11 @@ class TokenRoutes:
     def _read(self, body: TokenizeBody) -> tuple[EncodeText, TokenizeBody]:
         self._context.check_model(body.model)
         self._context.check_count(body.messages)
-        return _encode_message(body), body
+        message = _encode_message(body)
+        if message.messages is not None:
+            kwargs = self._context.parsers.template_kwargs(message.template_kwargs)
+            message = msgspec.structs.replace(message, template_kwargs=kwargs)
+        return message, body
 
     async def info(self, _request: Request) -> Response:
         """Show tokenizer_config.json with the chat template in use."""

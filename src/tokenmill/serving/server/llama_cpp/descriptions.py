@@ -97,7 +97,7 @@ class DescriptionRoutes:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        messages = normalize_messages(body.messages)
+        messages, kwargs = normalize_messages(body.messages), self._context.parsers.template_kwargs(kwargs)
         return EncodeText(id="", messages=messages, tools=body.tools, template_kwargs=kwargs, wants="text")
 
     async def models(self, _request: Request) -> Response:

@@ -21,6 +21,13 @@ from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.openai.chat_choices import CHAT, CHAT_CHUNK, ChatChoices
 from tokenmill.serving.server.openai.chunks import ChoiceWriter, PromptShown, ReplyHead
 from tokenmill.serving.server.openai.fields import GenerationFields, ReasoningEffort, call_of
+from tokenmill.serving.server.openai.functions import (
+    FunctionChoices,
+    asks_for_functions,
+    choice_of,
+    messages_with_tools,
+    tools_of,
+)
 from tokenmill.serving.server.openai.session_turns import ChatTurn
 from tokenmill.serving.server.session_store import Session
 
@@ -34,6 +41,8 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: Int32 | None = None
     tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: Tools | None = None
+    function_call: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -65,13 +74,14 @@ class ChatRoute:
             model=context.reply_name(body.model),
             system_fingerprint=context.fingerprint,
         )
-        choices = ChatChoices(
-            context.parsers.notation, bool(body.return_token_ids), body.include_reasoning is not False
-        )
+        kind = FunctionChoices if asks_for_functions(body.functions, body.function_call) else ChatChoices
+        choices = kind(context.parsers.notation, bool(body.return_token_ids), body.include_reasoning is not False)
         extras = PromptShown.from_fields(body).fields
         if session is None:
             writer = ChoiceWriter(head, choices, call, extras)
             return GenerationReply(context, call, prompts, writer, head.id)
+        if body.functions:
+            raise InvalidRequest("a session keeps calls of tools: send the functions as tools", "functions")
         turn = ChatTurn(context, session, call, choices)
         return SessionReply(context, session, call, turn, ChoiceWriter(head, turn, call, extras), head.id)
 
@@ -96,12 +106,18 @@ def chat_call(body: ChatBody) -> GenerationCall:
         call.params["logprobs"] = body.top_logprobs or 0
     if body.max_completion_tokens is not None:
         call.params["max_tokens"] = body.max_completion_tokens
+    tools, choice, is_parallel = body.tools, _tool_choice(body.tool_choice), body.parallel_tool_calls
+    if asks_for_functions(body.functions, body.function_call):
+        if tools or choice is not None:
+            raise InvalidRequest("functions are the older name of tools: send only one of them", "functions")
+        functions = body.functions or []
+        tools, choice, is_parallel = tools_of(functions), choice_of(body.function_call, functions), False
     return msgspec.structs.replace(
         call,
-        messages=body.messages,
-        tools=body.tools,
-        tool_choice=_tool_choice(body.tool_choice),
-        parallel_tool_calls=body.parallel_tool_calls,
+        messages=messages_with_tools(body.messages),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=is_parallel,
         template_kwargs=template_kwargs(
             body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,

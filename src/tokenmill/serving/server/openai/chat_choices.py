@@ -82,6 +82,7 @@ class ChatMessage(msgspec.Struct):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -92,6 +93,7 @@ class ChatDelta(msgspec.Struct):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

@@ -26,7 +26,7 @@ from tokenmill.serving.server.generation.fields import (
 from tokenmill.serving.server.http.request_id import RequestId
 from tokenmill.serving.server.openai.response_format import ResponseFormat, StructuredOutputsField, structured_outputs
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 # Compared by identity: `typing` keeps one of two annotations that are equal, and 1 equals True.
@@ -88,8 +88,6 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     chat_template: Annotated[Any, Refused()] = None
     detokenize: Annotated[Any, Refused((True,))] = None
     documents: Annotated[Any, Refused(([],))] = None
-    function_call: Annotated[Any, Refused(("none",))] = None
-    functions: Annotated[Any, Refused(([],))] = None
     length_penalty: Annotated[Any, Refused((1, 1.0))] = None
     mm_processor_kwargs: Annotated[Any, Refused(({},))] = None
     modalities: Annotated[Any, Refused((["text"],))] = None

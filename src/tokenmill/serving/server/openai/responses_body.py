@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 # Of these, something would be missing that stands elsewhere. All other kinds that are not known are left out.
 _REFUSED = ("item_reference",)
 _READ = ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
+_EFFORTS = frozenset(get_args(ReasoningEffort))
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
 
@@ -42,9 +43,12 @@ class TextField(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningField(msgspec.Struct, forbid_unknown_fields=True):
-    """The field `reasoning`; the thinking itself is shown, without summaries."""
+    """The field `reasoning`; the thinking itself is shown, without summaries.
 
-    effort: ReasoningEffort | None = None
+    Newer clients have newer words for an effort: what is no `ReasoningEffort` is left out.
+    """
+
+    effort: Label | None = None
     summary: str | None = None
 
 
@@ -119,7 +123,7 @@ def response_call(body: ResponsesBody, tools: ResponseTools, earlier: list[dict[
         params["logprobs"] = body.top_logprobs or 0
     if body.text is not None and body.text.format is not None:
         params["structured_outputs"] = structured_outputs(_response_format(body.text.format), None)
-    effort = None if body.reasoning is None else body.reasoning.effort
+    effort = None if body.reasoning is None or body.reasoning.effort not in _EFFORTS else body.reasoning.effort
     return GenerationCall(
         model=body.model,
         params=params,
@@ -141,7 +145,9 @@ def response_call(body: ResponsesBody, tools: ResponseTools, earlier: list[dict[
 def left_out(body: ResponsesBody, tools: ResponseTools) -> list[str]:
     """Return what the answer cannot heed, by place and kind."""
     asked = [f"include:{name}" for name in body.include or () if name not in (ENCRYPTED, LOGPROBS)]
-    return [*tools.left_out, *unread_items(body.input), *asked]
+    effort = None if body.reasoning is None else body.reasoning.effort
+    efforts = [f"reasoning.effort:{effort[:40]}"] if effort is not None and effort not in _EFFORTS else []
+    return [*tools.left_out, *unread_items(body.input), *asked, *efforts]
 
 
 def with_instructions(instructions: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenmill.config.configs import ServerConfig
+from tokenmill.config.fields import template_defaults
 from tokenmill.config.server_settings import NO_PARSER
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.messages import ParsersFound
@@ -53,7 +54,10 @@ def choose_parsers(config: ServerConfig, found: ParsersFound) -> ParserChoice:
         ("thinking", f"{style or 'no parser'} ({why_style})"),
     ]
     limits = (config.reasoning_budget, config.reasoning_budget_message)
-    return ParserChoice(ToolParsers(notation, finds_calls, style, config.tool_grammar == "on", *limits), facts)
+    defaults = template_defaults(config.default_chat_template_kwargs)
+    return ParserChoice(
+        ToolParsers(notation, finds_calls, style, config.tool_grammar == "on", *limits, defaults), facts
+    )
 
 
 def _chosen(given: str | None, flag: str, name: str, reason: str) -> tuple[str, str]:
