@@ -1,7 +1,8 @@
 """The loss of each engine's formats: logits on a text against those of float32, from the same weights.
 
-The models are published ones with their channels in another order (real_model.py), and the demo model. What they are judged against are
-TokenMill's logits in float32, which transformers' agree with; the text is that of `tokenmill bench quality`.
+The models are published ones with their channels in another order (real_model.py), and the demo model. What they are
+judged against are TokenMill's logits in float32, which transformers' agree with; the text is that of `tokenmill bench
+quality`, the demo model's conversations that it has not seen.
 """
 
 from __future__ import annotations

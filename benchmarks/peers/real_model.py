@@ -109,20 +109,20 @@ def widened(
         """Places of the numbers of the picked groups, each of which has so many."""
         return (picked[:, None] * count + np.arange(count)).ravel()
 
+    def channels(role: str, values: Floats) -> Floats:
+        if role in READS:
+            return values[:, stream] * share
+        if role in WRITES:
+            return values[stream] * share[:, None]
+        return values[stream] * np.float32(math.sqrt(width / len(stream))) if role in NORMS else values
+
     found = {}
     for name, values in tensors.items():
         role = name.removesuffix(".weight").rpartition(".")[2]
-        if role in READS:
-            values = values[:, stream] * share
-        elif role in WRITES:
-            values = values[stream] * share[:, None]
-        elif role in NORMS:
-            values = values[stream] * np.float32(math.sqrt(width / len(stream)))
+        wide = channels(role, values)
         if role in ("attn_q", "attn_k", "attn_v"):
-            values = values[rows(len(values) // groups)]
-        elif role == "attn_output":
-            values = values[:, rows(heads // groups * size)] * of_heads
-        found[name] = values
+            wide = wide[rows(len(wide) // groups)]
+        found[name] = wide[:, rows(len(of_heads) // len(picked))] * of_heads if role == "attn_output" else wide
     return found, len(picked)
 
 

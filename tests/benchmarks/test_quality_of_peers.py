@@ -19,7 +19,9 @@ from tokenmill.llm.local import load_llm
 from tokenmill.model.weights.hub import fetch
 
 
-@pytest.mark.parametrize(("family", "is_wide"), [("llama", False), ("llama", True), ("qwen3", False), ("gemma3", False)])
+@pytest.mark.parametrize(
+    ("family", "is_wide"), [("llama", False), ("llama", True), ("qwen3", False), ("gemma3", False)]
+)
 def test_channels_in_another_order_are_the_same_function(
     family: str, is_wide: bool, tmp_path: Path, rng: np.random.Generator
 ) -> None:
