@@ -199,7 +199,7 @@ def _find(
 def _adjusted(
     plan: ModelPlan, folder: Path, config: EngineConfig, platform: Platform, timer: StartupTimer
 ) -> ModelPlan:
-    """Return the plan with what comes between reading and packing: weighed errors in int8 and int4, a merged adapter."""
+    """Return the plan with what comes between reading and packing: weighed errors of integers, a merged adapter."""
     plan = _weighed(plan, folder, config, platform, timer)
     return plan if config.lora_merge is None else merged(plan, Path(config.lora_merge), config.max_lora_rank)
 
