@@ -63,10 +63,10 @@ test: $(NATIVE_STAMP) $(DEV_STAMP) ## lint and all tests that a landing needs; A
 
 # Each run draws a seed of its own.
 REPEATS ?= 3
-nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos, fuzz, calls and agents
+nightly: $(NATIVE_STAMP) $(DEV_STAMP) ## long forms with fresh seeds, all tests three times more, then exactness, chaos, fuzz, calls, real and agents
 	@TIER=nightly $(PYTEST) -n 4 --timeout 3000 $(ARGS)
 	@for run in $$(seq $(REPEATS)); do $(PYTEST) -n 4 --no-loadscope-reorder $(ARGS) || exit 1; done
-	@for part in exactness chaos fuzz calls $$(command -v npm > /dev/null && echo agents); do $(MAKE) --no-print-directory $$part ARGS= || exit 1; done
+	@for part in exactness chaos fuzz calls real $$(command -v npm > /dev/null && echo agents); do $(MAKE) --no-print-directory $$part ARGS= || exit 1; done
 
 browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it
 	@sh tools/install_browser.sh

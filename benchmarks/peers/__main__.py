@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.peers.adapter_run import run_adapter
 from benchmarks.peers.adapters.adapter import Point, Setup
 from benchmarks.peers.environments import BUILD, HERE, python_of
-from benchmarks.peers.models import REAL_MODELS, SHAPE_VARIABLE, SHAPES
+from benchmarks.peers.models import BITS_VARIABLE, JUDGED, SHAPE_VARIABLE, SHAPES
 from benchmarks.peers.peers import FORMATS, PEERS, TOKENMILL, Peer
 from benchmarks.peers.report import offline_table, write_report
 
@@ -49,12 +49,14 @@ def main() -> int:
     """Returns 1 when a run failed, else 0."""
     options = read_options()
     os.environ[SHAPE_VARIABLE] = options.shape
+    if options.bits is not None:
+        os.environ[BITS_VARIABLE] = str(options.bits)
     if options.report_only:
         write_report(json.loads(options.results.read_text()))
         return 0
     chosen = [(peer, weights) for peer in PEERS for weights in FORMATS if weights in peer.formats]
     chosen = [(p, w) for p, w in chosen if p.name in options.peers and w in options.formats]
-    chosen = [(p, w) for p, w in chosen if options.shape not in REAL_MODELS or p.real is not None]
+    chosen = [(p, w) for p, w in chosen if options.shape not in JUDGED or p.real is not None]
     for peer, weights in chosen:
         python_of(peer.environment)
         peer.path(weights, options.shape)
@@ -72,7 +74,7 @@ def main() -> int:
     if options.quality:
         from benchmarks.peers.quality import judge_all
 
-        models = [options.shape] if options.shape in REAL_MODELS else REAL_MODELS
+        models = [options.shape] if options.shape in JUDGED else JUDGED
         results["quality"] = judge_all(models, chosen, options.threads, options.chunks)
     for entry in measure_all(chosen, options):
         results["runs"].append(entry)
@@ -129,7 +131,7 @@ def read_options() -> argparse.Namespace:
     names = [peer.name for peer in PEERS]
     parser.add_argument("--peers", type=_choice(names), default=names, help=f"some of {','.join(names)}")
     parser.add_argument("--formats", type=_choice(FORMATS), default=FORMATS, help=f"some of {','.join(FORMATS)}")
-    choices = (*SHAPES, *REAL_MODELS)
+    choices = (*SHAPES, *JUDGED)
     parser.add_argument("--shape", choices=choices, default=SHAPES[0], help="of the model; the report is of the first")
     parser.add_argument("--rounds", type=int, default=3, help="medians are of this many (default: 3)")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), help="for every engine")
@@ -137,6 +139,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few tokens each, to see that everything runs")
     parser.add_argument("--quality", action=argparse.BooleanOptionalAction, default=True, help="judge formats, too")
     parser.add_argument("--chunks", type=int, default=4, help="of 512 tokens, that formats are judged on (default: 4)")
+    parser.add_argument("--bits", type=float, help="bits of a weight of TokenMill's int4 (default: its own)")
     parser.add_argument("--serving", action=argparse.BooleanOptionalAction, default=True, help="also over HTTP")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file for the results")
     parser.add_argument("--report-only", action="store_true", help="only write the report of the results again")

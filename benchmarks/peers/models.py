@@ -9,11 +9,20 @@ from pathlib import Path
 
 from benchmarks.peers.environments import BUILD, HERE, python_of
 
+from tokenmill.demo import demo_model_path
+
 ROOT = HERE.parents[1]
 SHAPES = ("qwen3-0.6b", "gemma3-1b")
 # Published models of the catalogue.
 REAL_MODELS = ("smollm2", "gemma3-270m")
+# One of these whose rows are whole blocks of llama.cpp's K types, see `real_model.widened`; and the demo model, whose
+# rows are so by themselves, and whose weights were never in few bits.
+WIDE = "smollm2-wide"
+DEMO = "demo"
+JUDGED = (*REAL_MODELS, WIDE, DEMO)
 SHAPE_VARIABLE = "TOKENMILL_PEERS_SHAPE"
+# Of TokenMill's int4: bits of a weight.
+BITS_VARIABLE = "TOKENMILL_PEERS_BITS"
 
 
 def shape() -> str:
@@ -32,9 +41,16 @@ def gguf(name: str) -> Path:
     return _gguf(checkpoint(), f"{shape()}-gguf", name)
 
 
+def package_name(model: str) -> str:
+    """The model of the catalogue that a judged one is made from."""
+    return REAL_MODELS[0] if model == WIDE else model
+
+
 def real(model: str) -> Path:
-    """A published model in float32, as GGUF: see `real_model`."""
-    command = ["-m", "benchmarks.peers.real_model", model, "{target}"]
+    """A published model in float32, as GGUF: see `real_model`; the demo model as it is."""
+    if model == DEMO:
+        return demo_model_path()
+    command = ["-m", "benchmarks.peers.real_model", package_name(model), "{target}", *["wide"][: model == WIDE]]
     return _made(BUILD / "models" / f"{model}-reordered", "", command) / "F32.gguf"
 
 

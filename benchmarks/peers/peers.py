@@ -33,7 +33,7 @@ class Peer:
 
     def path(self, weights: str, shape: str) -> Path:
         """The model's path for one of our formats: of a shape with random weights, or of a published model."""
-        if shape in models.REAL_MODELS and self.real is not None:
+        if shape in models.JUDGED and self.real is not None:
             return self.real(shape, weights)
         return self.model(weights)
 

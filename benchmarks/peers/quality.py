@@ -1,7 +1,8 @@
 """The loss of each engine's formats: logits on a text against those of float32, from the same weights.
 
-The models are published ones with their channels in another order (real_model.py). What they are judged against are
-TokenMill's logits in float32, which transformers' agree with; the text is that of `tokenmill bench quality`.
+The models are published ones with their channels in another order (real_model.py), and the demo model. What they are
+judged against are TokenMill's logits in float32, which transformers' agree with; the text is that of `tokenmill bench
+quality`, the demo model's conversations that it has not seen.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from benchmarks.peers import models
 from benchmarks.peers.adapter_run import run_adapter
 from benchmarks.peers.adapters.adapter import Setup, Texts
 from benchmarks.peers.peers import PEERS, TOKENMILL, Peer
+from benchmarks.quantization import held_out
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidCheckpoint
@@ -27,6 +29,8 @@ from tokenmill.llm.local import load_llm
 from tokenmill.model.weights.catalogue import CATALOGUE, locate
 
 CONTEXT = 512
+# Few conversations of the demo model are longer.
+DEMO_CONTEXT, DEMO_SAMPLES, DEMO_SEED = 128, 2000, 0
 JUDGE_SECONDS = 1800.0
 KV_BYTES = 1 << 30
 
@@ -40,11 +44,13 @@ def judge_all(
     for model in published:
         with tempfile.TemporaryDirectory(prefix="tokenmill-peers-") as folder:
             try:
-                locate(CATALOGUE[model], Path(folder))
+                if model != models.DEMO:
+                    locate(CATALOGUE[models.package_name(model)], Path(folder))
             except InvalidCheckpoint:
                 print(f"{model} is not installed (make real): formats are not judged on it", file=sys.stderr)
                 continue
-            texts = cut_text(models.real(model), num_chunks, Path(folder))
+            cut_model = conversations if model == models.DEMO else cut_text
+            texts = cut_model(models.real(model), num_chunks, Path(folder))
             reference = judge_format(own, model, REFERENCE, texts, threads)
             for peer, weights in chosen:
                 if peer.real is not None:
@@ -60,6 +66,14 @@ def cut_text(model: Path, num_chunks: int, folder: Path) -> Texts:
     with load_llm(config) as llm:
         chunks = cut(llm, BUNDLED.read_text(encoding="utf-8"), CONTEXT, num_chunks)
     scored = scored_positions(CONTEXT)
+    return Texts(chunks, scored.start, scored.stop, str(folder / "logits"))
+
+
+def conversations(model: Path, num_chunks: int, folder: Path) -> Texts:
+    """Return beginnings of conversations that the demo model has not seen: eight for each chunk of other models."""
+    whole = (text.ids.tolist() for text in held_out(DEMO_SAMPLES, DEMO_SEED))
+    chunks = [ids[:DEMO_CONTEXT] for ids in whole if len(ids) >= DEMO_CONTEXT][: num_chunks * 8]
+    scored = scored_positions(DEMO_CONTEXT)
     return Texts(chunks, scored.start, scored.stop, str(folder / "logits"))
 
 

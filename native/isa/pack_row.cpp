@@ -43,14 +43,6 @@ struct Range {
   float magnitude() const { return high > -low ? high : -low; }
 };
 
-// int8: -127 to 127 times the scale of which the largest magnitude is 127 times.
-void quantize_bytes(const Group& group, const float* numbers) {
-  const Range range(numbers);
-  const uint16_t half = to_fp16(range.is_finite ? range.magnitude() / 127 : NAN);
-  round_group(group, numbers, 0, fp16_to_float(half), -127, 127, INT8_ZERO);
-  group.set_scale(half);
-}
-
 // A group of 32 numbers as two registers.
 struct Numbers {
   F32 first, second;
@@ -67,12 +59,42 @@ struct Numbers {
   }
 };
 
-// Inverse scales around the one that just holds all numbers of a group: SEARCH_STEPS to each side, an eighth apart.
+// Inverse scales that are tried, so many to each side of one.
 constexpr int SEARCH_STEPS = 8;
 
-// Without offsets: -8 to 7 or -16 to 15 times the scale. Around that of which the largest magnitude is -8 or -16 times,
-// the scale with the smallest squared error is searched for: of each candidate's integers it is found by least squares,
-// of errors that weigh as much as `importance` says.
+// Integers that a group may have, and the inverse scales that are tried: their middle and how far they are apart, in units
+// of one that depends on the group.
+struct Search {
+  float low, high, middle, apart;
+};
+
+// The scale with the smallest squared error: of each candidate's integers it is found by least squares, of errors that
+// weigh as much as `importance` says.
+float best_scale(const float* numbers, const float* importance, float unit, const Search& search) {
+  const Numbers x = {load(numbers), load(numbers + LANES)}, weights = {load(importance), load(importance + LANES)};
+  float scale = 0, best = -1;
+  for (int step = -SEARCH_STEPS; step <= SEARCH_STEPS; ++step) {
+    const float factor = (search.middle + static_cast<float>(step) * search.apart) * unit;
+    const Numbers q = x.rounded(factor, search.low, search.high), weighted = weights.times(q);
+    const float covariance = weighted.times(x).sum(), variance = weighted.times(q).sum();
+    const float least_squares = variance == 0 ? 0 : covariance / variance, saved = least_squares * covariance;
+    if (saved > best) best = saved, scale = least_squares;
+  }
+  return scale;
+}
+
+// int8: -127 to 127 times a scale. The largest magnitude is tried as 119 to 127.
+void quantize_bytes(const Group& group, const float* numbers, const float* importance) {
+  const Range range(numbers);
+  const Search search = {-127, 127, 123, 0.5f};
+  const float scale = range.is_finite ? best_scale(numbers, importance, inverse(range.magnitude()), search) : NAN;
+  const uint16_t half = to_fp16(scale);
+  round_group(group, numbers, 0, fp16_to_float(half), -127, 127, INT8_ZERO);
+  group.set_scale(half);
+}
+
+// Without offsets: -8 to 7 or -16 to 15 times the scale, tried an eighth apart around that of which the largest magnitude
+// is -8 or -16 times.
 void quantize_group(const Group& group, const float* numbers, const float* importance) {
   const Range range(numbers);
   float extreme = range.high > -range.low ? range.high : range.low;
@@ -81,17 +103,9 @@ void quantize_group(const Group& group, const float* numbers, const float* impor
       if (std::fabs(numbers[k]) == range.high) extreme = numbers[k];
     }
   }
-  const Numbers x = {load(numbers), load(numbers + LANES)}, weights = {load(importance), load(importance + LANES)};
-  const float unit = inverse(extreme), low = static_cast<float>(-group.zero), high = -low - 1;
-  float scale = 0, best = -1;
-  for (int step = -SEARCH_STEPS; step <= SEARCH_STEPS && range.is_finite; ++step) {
-    const Numbers q = x.rounded((low + static_cast<float>(step) / SEARCH_STEPS) * unit, low, high);
-    const Numbers weighted = weights.times(q);
-    const float covariance = weighted.times(x).sum(), variance = weighted.times(q).sum();
-    const float least_squares = variance == 0 ? 0 : covariance / variance, saved = least_squares * covariance;
-    if (saved > best) best = saved, scale = least_squares;
-  }
-  const uint16_t half = to_fp16(range.is_finite ? scale : NAN);
+  const float low = static_cast<float>(-group.zero), high = -low - 1;
+  const float scale = range.is_finite ? best_scale(numbers, importance, inverse(extreme), {low, high, low, 0.125f}) : NAN;
+  const uint16_t half = to_fp16(scale);
   round_group(group, numbers, 0, fp16_to_float(half), low, high, group.zero);
   group.set_scale(half);
 }
@@ -125,7 +139,7 @@ void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const flo
   for (int64_t g = 0; g < weights.k_blocks() * 2; ++g) {
     const Group group(weights, panel, lane, g);
     const float *of_group = numbers + g * GROUP_SIZE, *weights_of_group = importance + g * GROUP_SIZE;
-    if (weights.format == Format::int8) quantize_bytes(group, of_group);
+    if (weights.format == Format::int8) quantize_bytes(group, of_group, weights_of_group);
     else if (has_offsets(weights.format)) quantize_range(group, of_group, weights_of_group);
     else quantize_group(group, of_group, weights_of_group);
   }

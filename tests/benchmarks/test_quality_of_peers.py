@@ -1,3 +1,4 @@
+import json
 import time
 from pathlib import Path
 
@@ -18,14 +19,19 @@ from tokenmill.llm.local import load_llm
 from tokenmill.model.weights.hub import fetch
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
-def test_channels_in_another_order_are_the_same_function(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("family", "is_wide"), [("llama", False), ("llama", True), ("qwen3", False), ("gemma3", False)]
+)
+def test_channels_in_another_order_are_the_same_function(
+    family: str, is_wide: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
     shape = {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 16} if family == "gemma3" else {}
     folder = make_checkpoint(tmp_path / "model", family, seed=int(rng.integers(2**31)), **shape)
     source = write_gguf(folder, family, None)
     (tmp_path / "other").mkdir()
-    real_model.write(source, tmp_path / "other")
+    real_model.write(source, tmp_path / "other", is_wide)
     one, other = (fetch(str(path), None, str(tmp_path / "cache")) for path in (source, tmp_path / "other" / "F32.gguf"))
+    assert json.loads((other / "config.json").read_text())["hidden_size"] % (256 if is_wide else 1) == 0
     sequence = rng.integers(0, 331, 40).tolist()
     want, got = logits(one, sequence, np.random.default_rng(1)), logits(other, sequence, np.random.default_rng(1))
     assert not np.array_equal(want, got), "sums in another order"

@@ -19,7 +19,7 @@ SENTENCES = (
     "The capital of France is Paris, and that of Italy is Rome.",
     "Wie spät ist es gerade in Berlin, und wann fährt der Zug?",
     "déjà vu, naïve café, coöperate: words with marks that are taken off",
-    "The quick brown fox jumps over the lazy dog. " * 40,
+    "The quick brown fox jumps over the lazy dog. " * 20,
 )
 WORDS = ("x", "Berlin", "?", "ok")
 

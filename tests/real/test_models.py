@@ -34,14 +34,16 @@ def oracle_tokens(path: Path, prompts: list[list[int]], folder: Path) -> list[li
     """Greedy continuations by transformers, which reads the GGUF file by itself."""
     (folder / "model.gguf").symlink_to(path)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32)
-    continuations = []
-    for ids in prompts:
-        whole = torch.tensor([ids])
-        out = model.generate(
-            whole, attention_mask=torch.ones_like(whole), do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=None
-        )
-        continuations.append(out[0, len(ids) :].tolist())
-    return continuations
+    return [greedy_tokens(model, ids, NUM_TOKENS) for ids in prompts]
+
+
+def greedy_tokens(model: transformers.PreTrainedModel, ids: list[int], count: int) -> list[int]:
+    """The continuation of a prompt by so many tokens."""
+    whole = torch.tensor([ids])
+    out = model.generate(
+        whole, attention_mask=torch.ones_like(whole), do_sample=False, max_new_tokens=count, eos_token_id=None
+    )
+    return out[0, len(ids) :].tolist()
 
 
 @pytest.mark.timeout(1800)

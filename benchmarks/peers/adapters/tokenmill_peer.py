@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 from benchmarks.peers.adapters.adapter import OnStep, Setup, main
+from benchmarks.peers.models import BITS_VARIABLE
 
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.llm.llm import LLM
@@ -22,6 +24,8 @@ class TokenMill:
 
     def __init__(self, setup: Setup) -> None:
         options: dict[str, Any] = {} if setup.weights in DTYPES else {"quantization": setup.weights}
+        if setup.weights == "int4" and (bits := os.environ.get(BITS_VARIABLE)):
+            options["quantization_bits"] = float(bits)
         if setup.texts is not None:  # logits are watched where the engine is on this thread
             options["async_scheduling"] = False
         self._llm = LLM(

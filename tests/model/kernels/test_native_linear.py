@@ -39,7 +39,7 @@ def packed(
 
 def quantized(weight: torch.Tensor, format: PackedFormat, importance: torch.Tensor | None = None) -> QuantizedRows:
     if format is PackedFormat.INT8:
-        return reference.quantize_int8(weight)
+        return reference.quantize_int8(weight, importance)
     quantize = reference.quantize_int5 if format in FIVES else reference.quantize_int4
     return quantize(weight, format not in ZEROS, importance)
 
@@ -223,7 +223,7 @@ def test_weights_are_rounded_as_the_reference_says(isa, format, rng):
 def test_errors_count_as_much_as_their_inputs_weigh(isa, rng):
     for in_size in (1, 31, 64, 200):
         weight, importance = torch.randn(37, in_size), torch.randn(in_size).mul(2).exp()
-        for format in INTEGERS[1:]:
+        for format in INTEGERS:
             matrix = PackedWeight(kernels(isa), (37, in_size), format=format)
             matrix.load_rows(0, WeightedRows(stored(weight), importance.numpy()))
             wanted = floats(quantized(weight, format, importance))[:, :in_size]
@@ -246,7 +246,7 @@ def test_integers_of_a_weight_are_close_to_it(rng):
         assert (found - weight).norm() / weight.norm() < most
 
 
-@every_small_format
+@every_integer_format
 def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_all_numbers(format, rng):
     """Of weights with the long tails that trained ones have; the plain ways are those of Q4_0 and Q4_1."""
     weight = torch.distributions.StudentT(5.0).sample((64, 512))
@@ -254,6 +254,9 @@ def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_
     if half := ZEROS.get(format):
         scales = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -half
         plain = (groups / scales).round().clamp(-half, half - 1) * scales
+    elif format is PackedFormat.INT8:
+        scales = groups.abs().amax(-1, keepdim=True) / 127
+        plain = (groups / scales).round() * scales
     else:
         low = groups.amin(-1, keepdim=True)
         scales = (groups.amax(-1, keepdim=True) - low) / (31 if format in FIVES else 15)
@@ -315,7 +318,7 @@ def test_a_large_weight_costs_those_beyond_its_group_nothing(isa, format, rng):
 def test_the_largest_integers_do_not_overflow(isa, format):
     for sign in (1, -1):
         x, weight = torch.full((3, 4096), 1.0).bfloat16(), torch.full((17, 4096), sign * 1.0)
-        weight[:, ::2] *= {PackedFormat.INT8: 1.0, PackedFormat.INT5: 15 / 16}.get(format, 7 / 8)
+        weight[:, ::2] *= {PackedFormat.INT8: 126 / 127, PackedFormat.INT5: 15 / 16}.get(format, 7 / 8)
         expected = reference.multiply(x, quantized(weight, format))
         torch.testing.assert_close(packed(isa, weight, format=format).logits(x), expected, rtol=1e-5, atol=0)
 

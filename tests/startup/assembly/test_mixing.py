@@ -53,6 +53,14 @@ def test_bits_are_chosen_once_for_a_budget(model: Path) -> None:
     assert larger.weight_bytes > first.weight_bytes
 
 
+def test_errors_of_int8_weigh_what_is_measured_once(model: Path) -> None:
+    _, phases = start(model, quantization="int8")
+    assert "measuring inputs for int8" in phases
+    assert CHOOSING not in phases
+    _, phases = start(model, quantization="int8")
+    assert "measuring inputs for int8" not in phases
+
+
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"vocabulary": 1, "layers": []}', b'{"vocabulary": 7, "layers": []}'])
 def test_a_damaged_choice_is_made_anew(model: Path, damage: bytes) -> None:
     first, _ = start(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tokenmill.model.quantization.packed import QuantizedRows
@@ -10,18 +12,24 @@ GROUP = 32
 """Inputs that share a scale, in weights and in activations."""
 SEARCH = tuple(step / 8 for step in range(-8, 9))
 """Inverse scales of int4 and int5 that are tried, counted from the one that just holds all numbers of a group."""
+INT8_SEARCH = tuple(119 + step / 2 for step in range(17))
+"""Inverse scales of int8 that are tried, times the group's largest magnitude."""
 SMALLEST = 1e-30
 """Activations whose largest number is smaller count as zeros."""
 
 
-def quantize_int8(weight: torch.Tensor) -> QuantizedRows:
+def quantize_int8(weight: torch.Tensor, importance: torch.Tensor | None = None) -> QuantizedRows:
     """Quantize [n, in_size] in groups of 32 inputs, the last one zero-padded; scales have half precision.
 
-    Values are -127 to 127 times a 127th of the group's largest magnitude.
+    Values are -127 to 127 times a group's scale. Those are tried of which the largest magnitude is 119 to 127 times;
+    the integers of each give the best scale by least squares.
+
+    Args:
+        importance: as of `quantize_int4`.
     """
-    groups = _groups(weight.float())
-    most = groups.abs().amax(-1, keepdim=True)
-    scales = _finite(most, most / 127).half().float()
+    groups, weights = _groups(weight.float()), _weights(weight, importance)
+    unit = _factor(1.0, groups.abs().amax(-1, keepdim=True))
+    scales = _search_scale(groups, weights, unit, INT8_SEARCH, (-127, 127)).half().float()
     values = (groups * _factor(1.0, scales)).round().clamp(-127, 127).nan_to_num(0, 0, 0)
     return _rows(8, values.to(torch.int8), scales)
 
@@ -56,7 +64,9 @@ def _quantize_range(weight: torch.Tensor, bits: int, importance: torch.Tensor | 
 
 def _quantize_centred(weight: torch.Tensor, bits: int, importance: torch.Tensor | None) -> QuantizedRows:
     groups, half = _groups(weight.float()), 1 << (bits - 1)
-    scales = _search_scale(groups, _weights(weight, importance), half).half().float()
+    unit = _factor(1.0, groups.gather(-1, groups.abs().argmax(-1, keepdim=True)))
+    tried, ends = [step - half for step in SEARCH], (-half, half - 1)
+    scales = _search_scale(groups, _weights(weight, importance), unit, tried, ends).half().float()
     values = (groups * _factor(1.0, scales)).round().clamp(-half, half - 1) + half
     return _rows(bits, values.to(torch.uint8), scales, -half * scales)
 
@@ -71,12 +81,19 @@ def _weights(weight: torch.Tensor, importance: torch.Tensor | None) -> torch.Ten
     return _groups((torch.ones(weight.shape[1]) if importance is None else importance)[None])
 
 
-def _search_scale(groups: torch.Tensor, weights: torch.Tensor, half: int) -> torch.Tensor:
-    """Return the scale of each group [n, groups, 32], as [n, groups, 1]; weights: [1, groups, 32]."""
-    unit = _factor(1.0, groups.gather(-1, groups.abs().argmax(-1, keepdim=True)))
+def _search_scale(
+    groups: torch.Tensor, weights: torch.Tensor, unit: torch.Tensor, tried: Sequence[float], ends: tuple[int, int]
+) -> torch.Tensor:
+    """Return the scale of each group [n, groups, 32], as [n, groups, 1].
+
+    Args:
+        weights: [1, groups, 32].
+        unit, tried: inverse scales are these times a group's unit [n, groups, 1].
+        ends: the smallest and the largest integer.
+    """
     best, scale = torch.full_like(unit, -1), torch.zeros_like(unit)
-    for step in SEARCH:
-        q = (groups * ((step - half) * unit)).round().clamp(-half, half - 1)
+    for factor in tried:
+        q = (groups * (factor * unit)).round().clamp(*ends)
         weighted = weights * q
         x_times_q, q_squared = _sum(weighted * groups), _sum(weighted * q)
         found = torch.where(q_squared == 0, 0, x_times_q / q_squared)

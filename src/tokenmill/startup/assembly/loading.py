@@ -199,19 +199,19 @@ def _find(
 def _adjusted(
     plan: ModelPlan, folder: Path, config: EngineConfig, platform: Platform, timer: StartupTimer
 ) -> ModelPlan:
-    """Return the plan with what comes between reading and packing: weighed errors in int4, a merged adapter."""
+    """Return the plan with what comes between reading and packing: weighed errors of integers, a merged adapter."""
     plan = _weighed(plan, folder, config, platform, timer)
     return plan if config.lora_merge is None else merged(plan, Path(config.lora_merge), config.max_lora_rank)
 
 
 def _weighed(plan: ModelPlan, folder: Path, config: EngineConfig, platform: Platform, timer: StartupTimer) -> ModelPlan:
-    """Return a plan of int4 with a measuring of inputs, where the model and its files allow that."""
-    if config.quantization != "int4":
+    """Return a plan of int8 or int4 with a measuring of inputs, where the model and its files allow that."""
+    if config.quantization not in ("int8", "int4"):
         return plan
     kernels, tokenizer = plan.kernels, Path(config.tokenizer or folder) / "tokenizer.json"
     architecture = read_architecture(folder).for_context(IMPORTANCE_CONTEXT)
     is_possible = plan.reads is not None and isinstance(kernels, NativeKernels) and tokenizer.exists()
-    if not is_possible or architecture.per_layer is not None or architecture.recurrences:
+    if not is_possible or not architecture.needs_kv or architecture.per_layer is not None or architecture.recurrences:
         return plan
     assert isinstance(kernels, NativeKernels), "checked above"
     automatic = dataclasses.replace(config, attention_backend="auto", kv_cache_dtype="auto")
@@ -220,7 +220,7 @@ def _weighed(plan: ModelPlan, folder: Path, config: EngineConfig, platform: Plat
         return choose_backend(automatic, platform, spec, kernels).make(num_pages)
 
     def report(done: int, total: int) -> None:
-        timer.report("measuring inputs for int4", done, total)
+        timer.report(f"measuring inputs for {config.quantization}", done, total)
 
     shape = folder, tokenizer, architecture, kernels, config.load_format, config.page_size
     return msgspec.structs.replace(plan, importance=InputImportance(*shape, make_attention, report))
@@ -232,7 +232,7 @@ def _mixed(plan: ModelPlan, folder: Path, config: EngineConfig, timer: StartupTi
     def report(done: int, total: int) -> None:
         timer.report("choosing bits for int4", done, total)
 
-    mixed = with_measured_bits(plan, folder, config, report)
+    mixed = with_measured_bits(plan, folder, config, report) if config.quantization == "int4" else plan
     if mixed is plan:
         return plan
     mixed = msgspec.structs.replace(mixed, importance=plan.importance)
