@@ -77,11 +77,17 @@ def hidden_states(oracle: transformers.PreTrainedModel, text: list[int]) -> torc
     return oracle(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
 
 
-def write_word_pieces(folder: Path) -> None:
-    """Write a tokenizer of BERT's kind beside a model, with the truncation and the padding that such files have."""
+def write_word_pieces(folder: Path, pair_types: tuple[int, int] = (0, 0)) -> None:
+    """Write a tokenizer of BERT's kind beside a model, with the truncation and the padding that such files have.
+
+    Args:
+        pair_types: of the tokens of both texts of a pair.
+    """
     tokenizer = word_piece_tokenizer()
     marks = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=marks)
+    first, second = pair_types
+    pair = f"[CLS]:{first} $A:{first} [SEP]:{first} $B:{second} [SEP]:{second}"
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=marks)
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=8)
     write_folder(folder, tokenizer)

@@ -38,6 +38,8 @@ class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     Attributes:
         modes: in the order of `PoolMode`.
         first: tokens before this one are not pooled: those of a prompt that only steers.
+        second: the token that the second text of a pair begins with, where models tell texts by types of tokens; 0:
+            all tokens are of the first type.
         dimensions: of the vector, which is cut before it is normalized; 0: all.
         normalizes: the vector gets length 1.
         activates: scores go through the model's activation; else they are logits.
@@ -45,6 +47,7 @@ class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
     modes: tuple[PoolMode, ...] = MEAN_ONLY
     first: int = 0
+    second: int = 0
     dimensions: int = 0
     normalizes: bool = True
     activates: bool = True
