@@ -12,13 +12,16 @@ from tokenizers import processors
 from tests.checkpoints import VOCAB_SIZE, randomize
 from tests.serving.frontend.tokenizers_for_tests import word_piece_tokenizer, write_folder
 
-ENCODERS = ("bert", "roberta", "xlm_roberta", "modernbert")
+ENCODERS = ("bert", "roberta", "xlm_roberta", "modernbert", "nomic_bert", "gte", "gemma3_text")
 
 _CLASSES = {
     "bert": ("BertConfig", "BertModel"),
     "roberta": ("RobertaConfig", "RobertaModel"),
     "xlm_roberta": ("XLMRobertaConfig", "XLMRobertaModel"),
     "modernbert": ("ModernBertConfig", "ModernBertModel"),
+    "nomic_bert": ("NomicBertConfig", "NomicBertModel"),
+    "gte": ("GteConfig", "GteModel"),
+    "gemma3_text": ("Gemma3TextConfig", "Gemma3TextModel"),
 }
 
 _SHAPE: dict[str, Any] = {
@@ -31,11 +34,19 @@ _SHAPE: dict[str, Any] = {
 }
 
 _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 9,
+        "use_bidirectional_attention": True,
+    },
     "modernbert": {
         "num_hidden_layers": 5,
         "local_attention": 7,
         **{f"{name}_token_id": number for number, name in enumerate(("pad", "bos", "eos", "cls", "sep"))},
-    }
+    },
 }
 
 

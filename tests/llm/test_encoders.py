@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +100,8 @@ CLASSIFIERS = {
     "roberta": "RobertaForSequenceClassification",
     "xlm_roberta": "XLMRobertaForSequenceClassification",
     "modernbert": "ModernBertForSequenceClassification",
+    "nomic_bert": "NomicBertForSequenceClassification",
+    "gte": "GteForSequenceClassification",
 }
 
 

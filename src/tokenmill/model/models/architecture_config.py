@@ -56,10 +56,10 @@ def _without_head(architecture: Architecture, fields: Mapping[str, Any], source:
     """Return the architecture of a decoder that does not generate: it stores no output head, but perhaps its own.
 
     Raises:
-        InvalidCheckpoint: its tokens attend to those behind them, too.
+        InvalidCheckpoint: its tokens attend to those behind them, too, and the family has no such form.
     """
     for field in ("is_causal", "use_bidirectional_attention"):
-        if fields.get(field) is (field != "is_causal"):
+        if fields.get(field) is (field != "is_causal") and architecture.needs_kv:
             raise ConfigReader(fields, source).error(f"{field} {fields[field]!r} is not supported: decoders are causal")
     # The embedding stands for the head: it is asked for a token that nobody wants.
     return msgspec.structs.replace(

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.plan import StepPlan
-
 from tokenmill.model.architecture.input_spec import InputSpec, PositionSpec
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent

@@ -113,7 +113,8 @@ def _embedder(
     assumed: tuple[str, ...] = ()
     modes = modules.modes if modules is not None else ()
     if not modes:
-        modes = (_mode_of_gguf(folder, config) or (PoolMode.MEAN if ENCODERS.match(name) else PoolMode.LAST),)
+        sees_all = ENCODERS.match(name) or config.get("use_bidirectional_attention") is True
+        modes = (_mode_of_gguf(folder, config) or (PoolMode.MEAN if sees_all else PoolMode.LAST),)
         if "gguf_pooling" not in config:
             assumed = (f"{folder} has no {MODULES} with a Pooling module: {modes[0].value} pooling is assumed",)
     max_length, lowers_case = read_limits(folder)
