@@ -45,10 +45,11 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         optional_prefix=family.optional_prefix,
         expert_stack=family.expert_stack,
     )
-    if name not in FAMILIES:
-        return _without_head(architecture, fields, source)
     if "gguf_pooling" in fields:
-        return msgspec.structs.replace(architecture, other_weights=(*architecture.other_weights, "cls."))
+        other_weights = (*architecture.other_weights, "cls.", *(f"{name}." for name in fields.get("gguf_layers", ())))
+        architecture = msgspec.structs.replace(architecture, other_weights=other_weights)
+    if name not in FAMILIES or (architecture.has_head and name.endswith(_WITHOUT_HEAD)):
+        return _without_head(architecture, fields, source)
     return architecture
 
 

@@ -69,6 +69,13 @@ def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any
     return {} if size is None else {"query_pre_attn_scalar": size}
 
 
+def _embedding_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same of EmbeddingGemma, which attends both ways."""
+    pattern = header.metadata.get("gemma-embedding.attention.sliding_window_pattern")
+    both = {"use_bidirectional_attention": True, "is_causal": None}
+    return {**_gguf_fields(header, fields), **both, **({"sliding_window_pattern": pattern} if pattern else {})}
+
+
 _ALONE = Family(
     read=read,
     defaults={
@@ -94,6 +101,9 @@ _ALONE = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "Gemma3ForCausalLM": _ALONE,
+        "Gemma3TextModel": msgspec.structs.replace(
+            _ALONE, gguf=GgufTable("gemma-embedding", fields=_embedding_fields), other_weights=("lm_head.",)
+        ),
         "Gemma3ForConditionalGeneration": msgspec.structs.replace(
             _ALONE,
             has_text_config=True,

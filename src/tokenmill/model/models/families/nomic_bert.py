@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.architecture.input_spec import InputSpec
@@ -21,6 +24,7 @@ from tokenmill.model.models.encoder_config import (
     read_layer_norm,
 )
 from tokenmill.model.models.family import Family
+from tokenmill.model.models.gguf_table import ENCODER_NAMES, TOKEN_TYPES, GgufHeader, GgufTable
 from tokenmill.model.models.rope_config import read_rope
 
 # Nomic's names of fields, and transformers'.
@@ -94,6 +98,12 @@ NAMES: Mapping[str, str] = MappingProxyType(
 )
 """Names of the weights in checkpoints."""
 
+
+def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type_vocab_size": header.metadata.get(TOKEN_TYPES, 1)}
+
+
+_GGUF_NAMES = {**ENCODER_NAMES, **dict.fromkeys(("q", "k", "v"), "blk.{layer}.attn_qkv")}
 _FAMILY = Family(
     read=read,
     defaults={
@@ -113,4 +123,11 @@ _FAMILY = Family(
     other_weights=("pooler.", "cls."),
 )
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(dict.fromkeys(("NomicBertModel", "NomicBertForMaskedLM"), _FAMILY))
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "NomicBertModel": msgspec.structs.replace(
+            _FAMILY, gguf=GgufTable("nomic-bert", _GGUF_NAMES, fields=_gguf_fields)
+        ),
+        "NomicBertForMaskedLM": _FAMILY,
+    }
+)
