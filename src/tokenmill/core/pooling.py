@@ -30,6 +30,8 @@ class PoolMode(enum.Enum):
 
 
 MEAN_ONLY = (PoolMode.MEAN,)
+EMBEDS_ONLY = "this model embeds texts: use /v1/embeddings"
+"""The answer to requests for text of a model that has no output head."""
 
 
 class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -99,7 +101,7 @@ class PoolingInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     def purpose(self) -> str:
         """The sentence that a request of another kind gets."""
         if self.task is PoolingTask.EMBED:
-            return "this model embeds texts: use /v1/embeddings, /rerank or /score"
+            return f"{EMBEDS_ONLY}, /rerank or /score"
         if self.is_reranker:
             return "this model scores pairs of texts: use /rerank or /score"
         return "this model classifies texts: use /classify"

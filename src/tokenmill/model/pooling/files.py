@@ -91,7 +91,7 @@ def read_pooling(folder: Path, task: str = "auto") -> PoolingSpec | None:
     tokens = next((step for step in modules.steps if isinstance(step, TokenScoreSpec)), None) if modules else None
     if tokens is not None or task == "rerank":
         return _by_tokens(folder, config, said, tokens or TokenScoreSpec(YES, NO))
-    is_said = modules is not None or is_bare or "gguf_pooling" in config or task == "embed"
+    is_said = modules is not None or is_bare or "gguf_pooling" in config or task == "embed" or _sees_all(config, name)
     return _embedder(folder, config, said, modules, name) if is_said else None
 
 
@@ -139,8 +139,7 @@ def _embedder(
     assumed: tuple[str, ...] = ()
     modes = modules.modes if modules is not None else ()
     if not modes:
-        sees_all = ENCODERS.match(name) or config.get("use_bidirectional_attention") is True
-        modes = (_mode_of_gguf(folder, config) or (PoolMode.MEAN if sees_all else PoolMode.LAST),)
+        modes = (_mode_of_gguf(folder, config) or (PoolMode.MEAN if _sees_all(config, name) else PoolMode.LAST),)
         if "gguf_pooling" not in config:
             assumed = (f"{folder} has no {MODULES} with a Pooling module: {modes[0].value} pooling is assumed",)
     max_length, lowers_case = read_limits(folder)
@@ -167,6 +166,11 @@ def _embedder(
         lowers_case=lowers_case,
         assumed=assumed,
     )
+
+
+def _sees_all(config: Mapping[str, Any], name: str) -> bool:
+    """Return True for a model whose tokens attend to all others, and which generates nothing for that."""
+    return ENCODERS.match(name) is not None or config.get("use_bidirectional_attention") is True
 
 
 def _dense_of_gguf(config: Mapping[str, Any]) -> tuple[Step, ...]:
