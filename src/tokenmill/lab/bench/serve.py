@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
     load = read_load(namespace)
     key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0]
     with progress_bar() as bar:
-        model, streams, seconds = asyncio.run(_drive(namespace.url, key, namespace.model, load, bar))
+        model, streams, seconds = asyncio.run(drive(namespace.url, key, namespace.model, load, bar))
     answered = [stream for stream in streams if stream.error is None]
     if not answered:
         raise ServerRefused(f"no request was answered: {streams[0].error}: {streams[0].detail}")
@@ -220,7 +220,7 @@ def summarize(answered: Sequence[Stream], seconds: float) -> dict[str, Any]:
     }
 
 
-async def _drive(url: str, key: str, model: str | None, load: Load, bar: Progress) -> tuple[str, list[Stream], float]:
+async def drive(url: str, key: str, model: str | None, load: Load, bar: Progress) -> tuple[str, list[Stream], float]:
     """Send the load; returns the model's name, all streams in the order of their prompts, and their total seconds."""
     async with httpx.AsyncClient(
         base_url=url.rstrip("/").removesuffix("/v1"),
