@@ -76,12 +76,13 @@ static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_to
 }
 
 static bool forward(const Decoder& self, const std::vector<PlannedStep*>& planned, Address token_ids, Address hidden,
-                    Address position_rows, int64_t tokens, Address output_indices, int64_t outputs,
+                    Address position_rows, Address types, int64_t tokens, Address output_indices, int64_t outputs,
                     Address of_token, const std::vector<const Adapter*>& adapters, const StepMedia& media, const StepStates* states,
                     Address taps, Address scratch, Address out) {
   const StepAdapters step = {at<const int32_t>(of_token), adapters};
   return self.forward({planned, at<const int64_t>(token_ids), at<const uint16_t>(hidden),
-                       at<const int64_t>(position_rows), tokens, at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
+                       at<const int64_t>(position_rows), at<const int64_t>(types), tokens,
+                       at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
                        media.count ? &media : nullptr, states, at<uint16_t>(taps), at<uint16_t>(scratch),
                        at<uint16_t>(out)});
 }
@@ -223,7 +224,7 @@ void bind_decoder(nb::module_& module) {
       .def("shared_numbers", &Decoder::shared_numbers, nb::arg("tokens"))
       .def("scratch_numbers", &Decoder::scratch_numbers, nb::arg("tokens"))
       .def("forward", forward, nb::arg("steps"), nb::arg("token_ids"), nb::arg("hidden"),
-           nb::arg("position_rows"), nb::arg("tokens"), nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"),
+           nb::arg("position_rows"), nb::arg("types"), nb::arg("tokens"), nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"),
            nb::arg("states").none(), nb::arg("taps"), nb::arg("scratch"), nb::arg("out"), ReleaseGil())
       .def("logits", logits, nb::arg("head"), nb::arg("hidden"), nb::arg("count"), nb::arg("out"), ReleaseGil())
       .def("best", best, nb::arg("head"), nb::arg("hidden"), nb::arg("count"), nb::arg("ids"), nb::arg("values"),

@@ -210,6 +210,7 @@ struct DecoderCall {
   const int64_t* token_ids;  // [tokens]
   const uint16_t* hidden;    // [tokens][hidden] to begin with, or null: the embeddings of the ids
   const int64_t* position_rows;  // [tokens] of `TextInputs::positions`; or null
+  const int64_t* types;          // [tokens], rows of `TextInputs::types`; or null: all are of the first
   int64_t tokens;
   const int64_t* output_indices;  // [outputs] of the tokens, increasing
   int64_t outputs;

@@ -151,7 +151,7 @@ bool ForwardPass::lookup(const Buffer& out) {
 
 void ForwardPass::add_text_inputs() {
   const TextInputs& own = decoder_.text_inputs;
-  if (own.types.rows) add_rows(own.types, std::vector<int64_t>(rows_).data());
+  if (own.types.rows) add_rows(own.types, call_.types ? call_.types : std::vector<int64_t>(rows_).data());
   if (own.positions.rows) add_rows(own.positions, call_.position_rows);
   norm(residual_, nullptr, own.norm, residual_);
 }

@@ -12,13 +12,16 @@ from tokenizers import processors
 from tests.checkpoints import VOCAB_SIZE, randomize
 from tests.serving.frontend.tokenizers_for_tests import word_piece_tokenizer, write_folder
 
-ENCODERS = ("bert", "roberta", "xlm_roberta", "modernbert")
+ENCODERS = ("bert", "roberta", "xlm_roberta", "modernbert", "nomic_bert", "gte", "gemma3_text")
 
 _CLASSES = {
     "bert": ("BertConfig", "BertModel"),
     "roberta": ("RobertaConfig", "RobertaModel"),
     "xlm_roberta": ("XLMRobertaConfig", "XLMRobertaModel"),
     "modernbert": ("ModernBertConfig", "ModernBertModel"),
+    "nomic_bert": ("NomicBertConfig", "NomicBertModel"),
+    "gte": ("GteConfig", "GteModel"),
+    "gemma3_text": ("Gemma3TextConfig", "Gemma3TextModel"),
 }
 
 _SHAPE: dict[str, Any] = {
@@ -31,11 +34,19 @@ _SHAPE: dict[str, Any] = {
 }
 
 _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 9,
+        "use_bidirectional_attention": True,
+    },
     "modernbert": {
         "num_hidden_layers": 5,
         "local_attention": 7,
         **{f"{name}_token_id": number for number, name in enumerate(("pad", "bos", "eos", "cls", "sep"))},
-    }
+    },
 }
 
 
@@ -77,11 +88,17 @@ def hidden_states(oracle: transformers.PreTrainedModel, text: list[int]) -> torc
     return oracle(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
 
 
-def write_word_pieces(folder: Path) -> None:
-    """Write a tokenizer of BERT's kind beside a model, with the truncation and the padding that such files have."""
+def write_word_pieces(folder: Path, pair_types: tuple[int, int] = (0, 0)) -> None:
+    """Write a tokenizer of BERT's kind beside a model, with the truncation and the padding that such files have.
+
+    Args:
+        pair_types: of the tokens of both texts of a pair.
+    """
     tokenizer = word_piece_tokenizer()
     marks = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=marks)
+    first, second = pair_types
+    pair = f"[CLS]:{first} $A:{first} [SEP]:{first} $B:{second} [SEP]:{second}"
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=marks)
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=8)
     write_folder(folder, tokenizer)

@@ -32,10 +32,10 @@ void activate(const ActivationCall& call, int threads) {
     const int64_t start = piece % parts * PIECE, end = std::min(start + PIECE, call.size);
     for (int64_t row = first; row < last; ++row) {
       uint16_t* x = call.x + row * call.stride;
-      for (int64_t i = start; i < end; i += LANES) {
-        const int64_t lanes = std::min<int64_t>(LANES, end - i);
-        store_partial_bf16(x + i, activated(call.activation, load_partial_bf16(x + i, lanes)), lanes);
-      }
+      int64_t i = start;
+      for (; i + LANES <= end; i += LANES) store_bf16(x + i, activated(call.activation, load_bf16(x + i)));
+      if (i == end) continue;
+      store_partial_bf16(x + i, activated(call.activation, load_partial_bf16(x + i, end - i)), end - i);
     }
   });
 }

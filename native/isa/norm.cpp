@@ -42,13 +42,19 @@ void layer_norm_row(const LayerNormCall& call, int64_t row) {
   const float mean = sum_of(x, call.size) / static_cast<float>(call.size);
   float factor = sum_of_squares(x, call.size, mean);
   inverse_rms(&factor, 1, call.size, call.eps);
-  for (int64_t i = 0; i < call.size; i += LANES) {
-    const int64_t lanes = std::min<int64_t>(LANES, call.size - i);
-    const F32 centred = mul(sub(load_partial_bf16(x + i, lanes), broadcast(mean)), broadcast(factor));
-    const F32 weight = load_partial_bf16(call.weight + i, lanes);
-    const F32 bias = call.bias ? load_partial_bf16(call.bias + i, lanes) : zero();
-    store_partial_bf16(out + i, fma(centred, weight, bias), lanes);
+  const auto normed = [&](F32 own, F32 weight, F32 bias) {
+    return fma(mul(sub(own, broadcast(mean)), broadcast(factor)), weight, bias);
+  };
+  int64_t i = 0;
+  for (; i + LANES <= call.size; i += LANES) {
+    const F32 bias = call.bias ? load_bf16(call.bias + i) : zero();
+    store_bf16(out + i, normed(load_bf16(x + i), load_bf16(call.weight + i), bias));
   }
+  const int64_t lanes = call.size - i;
+  if (!lanes) return;
+  const F32 bias = call.bias ? load_partial_bf16(call.bias + i, lanes) : zero();
+  const F32 weight = load_partial_bf16(call.weight + i, lanes);
+  store_partial_bf16(out + i, normed(load_partial_bf16(x + i, lanes), weight, bias), lanes);
 }
 
 // Calls norm(row) for every row.

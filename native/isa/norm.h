@@ -42,10 +42,9 @@ inline float sum_of_squares(const uint16_t* x, int64_t size) {
 // The sums for LayerNorm: of the numbers, and of the squares of their distances from the mean.
 inline float sum_of(const uint16_t* x, int64_t size) {
   F32 sums = zero();
-  for (int64_t i = 0; i < size; i += LANES) {
-    sums = add(sums, load_partial_bf16(x + i, size - i < LANES ? size - i : LANES));
-  }
-  return reduce_add(sums);
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) sums = add(sums, load_bf16(x + i));
+  return reduce_add(i < size ? add(sums, load_partial_bf16(x + i, size - i)) : sums);
 }
 inline float sum_of_squares(const uint16_t* x, int64_t size, float mean) {
   F32 sums = zero();

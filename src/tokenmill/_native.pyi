@@ -501,6 +501,7 @@ class Decoder:
         token_ids: Address,
         hidden: Address,
         position_rows: Address,
+        types: Address,
         tokens: int,
         output_indices: Address,
         outputs: int,

@@ -140,3 +140,20 @@ def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "there is no folder" in capsys.readouterr().err
     assert main(["estimate", "--memory", "much"]) == 2
     assert "'much' is not a size" in capsys.readouterr().err
+
+
+def test_an_encoder_takes_memory_for_a_step_and_none_for_kv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 100, "num_hidden_layers": 3}
+    config = {"architectures": ["BertModel"], "vocab_size": 500, "max_position_embeddings": 2048, **fields}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ["--max-num-seqs", "10", "--page-size", "16", "--bandwidth", "20g", "--dtype", "bfloat16"]
+    assert main(["estimate", str(tmp_path / "config.json"), *flags]) == 0
+    shown = capsys.readouterr().out
+    # Keys and values of one layer, for pages of 2,048 tokens, one more for each request and one that is reserved.
+    assert f"{(2048 / 16 + 10 + 1) * 16 * 2 * 64 * 2 / 1024:.1f} KiB" in shown
+    assert "KV cache" not in shown
+    assert "tokens/s" not in shown
+    layer = 4 * 64 * 64 + 2 * 64 * 100 + (4 + 1 + 4) * 64 + 100
+    cost = 2 * (3 * layer + 2 * 64)
+    assert f"A token costs {cost / 1e6:,.3g} million operations" in shown
+    assert f"a text of 2,048 tokens {3 * 4 * 64 * 2048 / 1e6:,.3g} million more" in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +100,8 @@ CLASSIFIERS = {
     "roberta": "RobertaForSequenceClassification",
     "xlm_roberta": "XLMRobertaForSequenceClassification",
     "modernbert": "ModernBertForSequenceClassification",
+    "nomic_bert": "NomicBertForSequenceClassification",
+    "gte": "GteForSequenceClassification",
 }
 
 
@@ -118,14 +119,37 @@ def test_labels_are_those_of_transformers(family: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(output.outputs.probs, wanted, atol=2e-5)
 
 
-def test_pairs_that_need_token_types_are_refused(tmp_path: Path) -> None:
+PAIRS = [("a cat", "a dog"), ("do not", "he's here. " * 6), ("x", "x"), ("one two three", "a")]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 2e-5), ("bfloat16", 0.03)])
+def test_pairs_are_told_apart_by_types_as_in_transformers(tmp_path: Path, dtype: str, most: float) -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 4}
+    folder = make_encoder(tmp_path, "bert", model_class=CLASSIFIERS["bert"], num_labels=1, **shape)
+    write_word_pieces(folder, pair_types=(0, 1))
+    oracle = transformers.BertForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    with LLM(str(folder), dtype=dtype, max_num_seqs=3) as llm:
+        found = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False, use_activation=False)
+        for (query, document), output in zip(PAIRS, found, strict=True):
+            ids = tokenizer.encode(query, document)
+            types = torch.tensor([ids.type_ids])
+            wanted = oracle(torch.tensor([ids.ids]), token_type_ids=types).logits[0, 0]
+            untold = oracle(torch.tensor([ids.ids])).logits[0, 0]
+            assert dtype != "float32" or abs(wanted - untold) > 10 * most, "types change the score"
+            assert output.outputs.score == pytest.approx(float(wanted), abs=most)
+            (alone,) = llm.score(query, [document], use_tqdm=False, use_activation=False)
+            assert alone.outputs.score == output.outputs.score, "bit for bit, whichever rows had pairs before"
+        one_text = llm.classify([ids_of(folder, "a cat")], use_tqdm=False, use_activation=False)[0].outputs.probs
+        without = oracle(torch.tensor([ids_of(folder, "a cat")])).logits[0]
+        np.testing.assert_allclose(one_text, without, atol=most)
+
+
+def test_a_tokenizer_that_mixes_types_is_refused(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, "bert", model_class=CLASSIFIERS["bert"], num_labels=1)
-    write_word_pieces(folder)
-    path = folder / "tokenizer.json"
-    file = json.loads(path.read_text())
-    sep = {"SpecialToken": {"id": "[SEP]", "type_id": 0}}
-    texts = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
-    file["post_processor"]["pair"] = [file["post_processor"]["single"][0], texts[0], sep, texts[1], sep]
-    path.write_text(json.dumps(file))
-    with LLM(str(folder), dtype="float32") as llm, pytest.raises(InvalidRequest, match="need token types"):
+    write_word_pieces(folder, pair_types=(1, 0))
+    with LLM(str(folder), dtype="float32") as llm, pytest.raises(InvalidRequest, match="mixes the types"):
         llm.score("a cat", ["a dog"], use_tqdm=False)

@@ -131,6 +131,32 @@ def test_modes_together_with_dense_layers_prompts_and_limits(tmp_path: Path, rng
             llm.embed("x", dimensions=25)
 
 
+@pytest.mark.parametrize("name", ["Gemma3TextModel", "Gemma3ForCausalLM"])
+def test_embedding_gemma_sees_both_ways_and_ends_in_two_layers(tmp_path: Path, name: str, rng: Any) -> None:
+    first, second = (
+        torch.tensor(rng.standard_normal(shape) * 0.2, dtype=torch.float32) for shape in ((80, 32), (32, 80))
+    )
+    fields = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    dense = tuple(
+        {"in_features": one.shape[1], "out_features": one.shape[0], **fields, "weight": one} for one in (first, second)
+    )
+    prompts = {"query": "the quick | ", "document": "a | "}
+    modules = Modules(modes=("mean",), dense=dense, prompts=prompts, is_new=True)
+    both = {"use_bidirectional_attention": True, "sliding_window": 12}
+    folder = make_embedder(tmp_path / "e", modules, "gemma3", seed=SEED, **both)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [name]}))
+    states = States(folder)
+    wanted = [
+        unit(pooled(states(prompts["query"] + text), ("mean",)) @ first.T.double().numpy() @ second.T.double().numpy())
+        for text in TEXTS
+    ]
+    with running(folder) as llm:
+        np.testing.assert_allclose(vectors(llm, TEXTS, prompt_name="query"), wanted, atol=3e-5)
+        with pytest.raises(InvalidRequest, match="this model embeds texts"):
+            llm.generate("x")
+
+
 def test_a_text_that_is_cut_loses_its_end_and_keeps_what_the_tokenizer_adds(tmp_path: Path) -> None:
     folder = make_embedder(tmp_path / "e", seed=SEED)
     states = States(folder)

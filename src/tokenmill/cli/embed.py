@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli.generate import answer_file
+from tokenmill.cli.generate import add_file_flags, answer_file
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.flags import add_config_file_flag, add_flags
 from tokenmill.config.parser import Parser
@@ -41,9 +41,7 @@ def make_parser() -> Parser:
         "interrupted run goes on where it was when it is started again.",
         "-i FILE -o FILE",
     )
-    parser.add_argument("--input", "-i", required=True, metavar="FILE", help="JSONL file with a text in each line")
-    parser.add_argument("--output", "-o", required=True, metavar="FILE", help="JSONL file for the vectors")
-    parser.add_argument("--overwrite", action="store_true", help="discard the vectors in the output file")
+    add_file_flags(parser, "text", "vectors")
     parser.add_argument("--dimensions", type=int, metavar="N", help="numbers of a vector, if the model's may be cut")
     parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's own prompts goes before each text")
     parser.add_argument("--raw", action="store_true", help="leave vectors at their own length")

@@ -76,13 +76,18 @@ def make_parser() -> Parser:
         "when it is started again.",
         "-i FILE -o FILE",
     )
-    parser.add_argument("--input", "-i", required=True, metavar="FILE", help="JSONL file with a prompt in each line")
-    parser.add_argument("--output", "-o", required=True, metavar="FILE", help="JSONL file for the answers")
-    parser.add_argument("--overwrite", action="store_true", help="discard the answers in the output file")
+    add_file_flags(parser, "prompt", "answers")
     add_sampling_flags(parser, without="seed")
     add_config_file_flag(parser)
     add_flags(parser, EngineConfig, "engine")
     return parser
+
+
+def add_file_flags(parser: Parser, asked: str, answers: str) -> None:
+    """Add the flags of the files that `answer_file` takes, by what their lines hold."""
+    parser.add_argument("--input", "-i", required=True, metavar="FILE", help=f"JSONL file with a {asked} in each line")
+    parser.add_argument("--output", "-o", required=True, metavar="FILE", help=f"JSONL file for the {answers}")
+    parser.add_argument("--overwrite", action="store_true", help=f"discard the {answers} in the output file")
 
 
 def _check_answered(source: Path, log: OutputLog) -> int:

@@ -49,6 +49,7 @@ class FinishedRequest(msgspec.Struct, array_like=True):
         scheduled: when it was first part of a step.
         volatile: the rules that moved or dropped blocks of its prompt, if it is the first of its call.
         prefix_change: the cause of the change that broke its cached prefix; empty: none did.
+        is_pooled: it asked for a vector or scores.
     """
 
     label: str
@@ -64,6 +65,7 @@ class FinishedRequest(msgspec.Struct, array_like=True):
     num_output_tokens: int
     volatile: list[str] = msgspec.field(default_factory=list)
     prefix_change: str = ""
+    is_pooled: bool = False
 
 
 # --- API worker -> first ---------------------------------------------------------------------------------------------

@@ -6,9 +6,6 @@ exit codes. Internal invariants use `assert` with a message instead: they are ne
 
 from __future__ import annotations
 
-EMBEDS_ONLY = "this model embeds texts: use /v1/embeddings"
-"""The answer to requests for text of a model that has no output head."""
-
 
 class TokenMillError(Exception):
     """Base of every error that a user can cause or fix."""

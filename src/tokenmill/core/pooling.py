@@ -30,6 +30,8 @@ class PoolMode(enum.Enum):
 
 
 MEAN_ONLY = (PoolMode.MEAN,)
+EMBEDS_ONLY = "this model embeds texts: use /v1/embeddings"
+"""The answer to requests for text of a model that has no output head."""
 
 
 class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -38,6 +40,8 @@ class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     Attributes:
         modes: in the order of `PoolMode`.
         first: tokens before this one are not pooled: those of a prompt that only steers.
+        second: the token that the second text of a pair begins with, where models tell texts by types of tokens; 0:
+            all tokens are of the first type.
         dimensions: of the vector, which is cut before it is normalized; 0: all.
         normalizes: the vector gets length 1.
         activates: scores go through the model's activation; else they are logits.
@@ -45,6 +49,7 @@ class PoolingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 
     modes: tuple[PoolMode, ...] = MEAN_ONLY
     first: int = 0
+    second: int = 0
     dimensions: int = 0
     normalizes: bool = True
     activates: bool = True
@@ -96,7 +101,7 @@ class PoolingInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     def purpose(self) -> str:
         """The sentence that a request of another kind gets."""
         if self.task is PoolingTask.EMBED:
-            return "this model embeds texts: use /v1/embeddings, /rerank or /score"
+            return f"{EMBEDS_ONLY}, /rerank or /score"
         if self.is_reranker:
             return "this model scores pairs of texts: use /rerank or /score"
         return "this model classifies texts: use /classify"

@@ -10,7 +10,7 @@ from tests.integration.serving import serve
 from tokenmill.cli.main import main
 from tokenmill.lab.bench.report import distribution_of_requests, percentile
 from tokenmill.lab.bench.samples import request_samples
-from tokenmill.lab.bench.streams import Stream, run_stream
+from tokenmill.lab.bench.streams import Backend, Stream, run_pooled, run_stream
 from tokenmill.lab.bench.workload import Prompt
 
 PROMPT = Prompt([1, 2, 3], output_len=3)
@@ -76,6 +76,63 @@ def test_a_request_without_a_whole_answer_is_a_sample_with_its_error():
     assert rows[0]["e2e_seconds"] == pytest.approx(whole.ttft + whole.gaps[0])
     assert (rows[1]["ttft_seconds"], rows[1]["e2e_seconds"]) == (cut.ttft, None)
     assert (rows[2]["ttft_seconds"], rows[2]["inter_token_seconds"]) == (None, [])
+
+
+def pooled(content: bytes, status: int = 200, backend: Backend = Backend.EMBEDDINGS) -> tuple[Stream, dict]:
+    """Return the result of `run_pooled` for two texts and an answer, and the body that was sent."""
+    sent = []
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        sent.append({"path": request.url.path, **json.loads(request.content)})
+        return httpx.Response(status, content=content)
+
+    async def run() -> Stream:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(reply), base_url="http://server") as client:
+            return await run_pooled(client, "m", [Prompt([1, 2], 0), Prompt([3], 0)], backend)
+
+    return asyncio.run(run()), sent[0]
+
+
+def test_vectors_are_asked_of_token_ids_and_counted_by_the_server():
+    stream, sent = pooled(b'{"data": [{"embedding": [1]}, {"embedding": [2]}], "usage": {"prompt_tokens": 9}}')
+    assert sent == {"path": "/v1/embeddings", "model": "m", "input": [[1, 2], [3]]}
+    assert (stream.error, stream.num_prompt_tokens, stream.num_tokens) == (None, 9, 0)
+    assert (stream.prompt.token_ids, stream.gaps) == ([1, 2, 3], [])
+
+
+def test_scores_are_asked_of_a_query_and_documents():
+    stream, sent = pooled(b'{"results": [{"index": 1}, {"index": 0}]}', backend=Backend.RERANK)
+    assert sent == {"path": "/v1/rerank", "model": "m", "query": "1 2", "documents": ["1 2", "3"]}
+    assert (stream.error, stream.num_prompt_tokens) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "error"),
+    [(b"{}", 429, "status 429"), (b"{", 200, "broken answer"), (b'{"data": [{}]}', 200, "short answer")],
+)
+def test_an_answer_without_all_vectors_is_an_error(content, status, error):
+    assert pooled(content, status)[0].error == error
+
+
+def test_vectors_under_load_are_measured(tiny_model, capsys):
+    load = ["--num-prompts", "30", "--random-batch-size", "4", "--max-concurrency", "3", "--max-token-id", "300"]
+    with serve(tiny_model) as server:
+        url = ["--url", server.url, "--backend", "openai-embeddings"]
+        assert main(["bench", "serve", *url, *load]) == 0
+        document = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert main(["bench", "serve", "--url", server.url, "--backend", "vllm-rerank"]) == 1
+        assert "status 400" in capsys.readouterr().err
+    assert (document["completed"], document["errors"], document["output_tokens"]) == (8, {}, 0)
+    assert document["total_tokens_per_second"] == pytest.approx(document["input_tokens"] / document["seconds"])
+    assert document["workload"]["batch_size"] == 4
+    assert (document["inter_token_seconds"], document["time_per_output_token_seconds"]) == (None, None)
+    assert 0 < document["e2e_seconds"]["p50"] <= document["e2e_seconds"]["p99"]
+
+
+def test_flags_that_do_not_fit_the_kind_of_load_are_named(capsys):
+    for flags in (["--random-batch-size", "2"], ["--backend", "openai-embeddings", "--images", "1"]):
+        assert main(["bench", "serve", *flags]) != 0
+        assert flags[-2] in capsys.readouterr().err
 
 
 def test_a_server_under_load_is_measured(tiny_model, capsys, tmp_path):

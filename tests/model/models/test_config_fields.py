@@ -35,9 +35,13 @@ INERT_OF_ENCODERS = {
 }
 FOLLOWED_BY_ENCODERS = {
     "modernbert": {"norm_eps", "num_attention_heads", "hidden_activation", "local_attention", "layer_types"},
+    "gemma3_text": {"rms_norm_eps", "query_pre_attn_scalar", "layer_types", "use_bidirectional_attention"},
     **{name: {"layer_norm_eps", "num_attention_heads", "hidden_act"} for name in ("bert", "roberta", "xlm_roberta")},
+    # A head of Nomic's has its size in a field, too: another number of heads does not fit it.
+    "nomic_bert": {"layer_norm_eps", "hidden_act", "rope_parameters"},
+    "gte": {"layer_norm_eps", "num_attention_heads", "hidden_act", "rope_parameters"},
 }
-EPS = {"modernbert": {"norm_eps": 1e-2}}
+EPS = {"modernbert": {"norm_eps": 1e-2}, "gemma3_text": {"rms_norm_eps": 1e-2}}
 LENGTH = 30
 
 

@@ -44,6 +44,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "modernbert, a window of three": ("modernbert", {"local_attention": 2}),
+    "nomic": ("nomic_bert", {}),
+    "nomic gelu, one head, another base": (
+        "nomic_bert",
+        {
+            "hidden_act": "gelu",
+            "num_attention_heads": 1,
+            "type_vocab_size": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
+        },
+    ),
+    "gte": ("gte", {}),
+    "gte without types, tanh gelu, odd sizes": (
+        "gte",
+        {"type_vocab_size": 0, "hidden_act": "gelu_new", "intermediate_size": 77, "num_hidden_layers": 3},
+    ),
+    "gemma": ("gemma3_text", {}),
+    "gemma, an even window, a scaled rope": (
+        "gemma3_text",
+        {
+            "sliding_window": 12,
+            "num_key_value_heads": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 9000.0, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
     "xlm-roberta": ("xlm_roberta", {"num_attention_heads": 12, "num_hidden_layers": 4}),
 }
 
@@ -102,6 +129,8 @@ def test_a_text_has_the_same_bits_alone_and_among_others(family: str, tmp_path: 
         ("bert", "BertForMaskedLM"),
         ("xlm_roberta", "XLMRobertaForMaskedLM"),
         ("modernbert", "ModernBertForMaskedLM"),
+        ("nomic_bert", "NomicBertForMaskedLM"),
+        ("gte", "GteForMaskedLM"),
     ],
 )
 def test_a_model_beside_a_head_is_the_same(
@@ -133,6 +162,79 @@ def test_a_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
     save_file({**load_file(path), "encoder.layer.0.attention.self.distance_embedding.weight": torch.ones(3, 3)}, path)
     with pytest.raises(InvalidCheckpoint, match="distance_embedding"):
         load(folder)
+
+
+NOMIC_FIELDS = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "max_trained_positions": "max_position_embeddings",
+}
+
+
+def rewrite(folder: Path, fields: dict[str, Any]) -> None:
+    """Replace fields of config.json; None removes one."""
+    path = folder / "config.json"
+    changed = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({name: value for name, value in changed.items() if value is not None}))
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+def test_nomic_is_read_by_the_names_of_its_own_config(
+    activation: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    hidden_act = {"swiglu": "silu", "geglu": "gelu"}[activation]
+    rope = {"rope_type": "default", "rope_theta": 555.0}
+    folder = make_encoder(tmp_path, "nomic_bert", hidden_act=hidden_act, rope_parameters=rope)
+    oracle = encoder_oracle(folder)
+    config = json.loads((folder / "config.json").read_text())
+    own = {name: config[field] for name, field in NOMIC_FIELDS.items()}
+    own |= {"rotary_emb_base": 555, "n_positions": 8192, "rotary_scaling_factor": 2, "activation_function": activation}
+    gone = dict.fromkeys((*NOMIC_FIELDS.values(), "hidden_act", "rope_parameters", "head_dim"))
+    rewrite(folder, {**gone, **own, "prenorm": False, "qkv_proj_bias": False, "rotary_emb_scale_base": None})
+    decoder = load(folder)
+    assert decoder.architecture.max_position == 64, "texts end where Nomic's code would stretch the rope"
+    text = texts_of([30], rng)[0]
+    assert_close(states_of(decoder, [text], "reference", rng)[0], hidden_states(oracle, text))
+
+
+@pytest.mark.parametrize("prefix", ["", "new."])
+def test_gte_is_read_as_alibaba_stores_it_with_its_rope(prefix: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = make_encoder(tmp_path, "gte")
+    oracle, factor, theta, size = encoder_oracle(folder), 2.5, 700.0, 16
+    # NTKScalingRotaryEmbedding of Alibaba-NLP/new-impl, without mixed_b.
+    frequencies = 1.0 / (theta * factor) ** (torch.arange(0, size, 2).float() / size) / factor ** (2 / size)
+    oracle.rotary_emb.inv_freq = frequencies
+    rope = {"rope_theta": theta, "rope_scaling": {"type": "ntk", "factor": factor}, "rope_parameters": None}
+    form = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "pack_qkv": True}
+    rewrite(folder, {"architectures": ["NewModel"], "model_type": "new", **rope, **form})
+    path = folder / "model.safetensors"
+    save_file({f"{prefix}{name}": one for name, one in load_file(path).items()}, path)
+    text = texts_of([40], rng)[0]
+    assert_close(states_of(load(folder), [text], "reference", rng)[0], hidden_states(oracle, text))
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("nomic_bert", "moe_every_n_layers", 2),
+        ("nomic_bert", "prenorm", True),
+        ("nomic_bert", "rotary_emb_fraction", 0.5),
+        ("nomic_bert", "n_embd", 48),
+        ("gte", "logn_attention_scale", True),
+        ("gte", "position_embedding_type", "absolute"),
+        ("gte", "rope_scaling", {"type": "ntk", "factor": 2.0, "mixed_b": 0.1}),
+        ("gte", "head_dim", 10),
+        ("gemma3_text", "attn_logit_softcapping", 30.0),
+    ],
+)
+def test_forms_that_are_not_read_are_refused_by_name(family: str, field: str, value: Any, tmp_path: Path) -> None:
+    rewrite(make_encoder(tmp_path, family), {field: value})
+    told = {"n_embd": "activation_function", "rope_scaling": "mixed_b"}.get(field, field)
+    with pytest.raises(InvalidCheckpoint, match=told):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("family", ENCODERS)

@@ -118,7 +118,7 @@ def test_greedy_tokens_are_those_of_transformers_however_steps_are_cut(
 
 
 def test_what_is_not_built_is_refused_by_name() -> None:
-    changes = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "use_bidirectional_attention": True}
+    changes = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     for field, value in changes.items():
         with pytest.raises(InvalidCheckpoint, match=f"{field} {value} is not supported"):
             read_architecture({**SMALL, field: value})

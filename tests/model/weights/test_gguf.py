@@ -230,7 +230,9 @@ def test_another_architecture_is_refused(tmp_path: Path, cache: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(InvalidCheckpoint, match="architecture mamba is not supported; supported: arcee, gemma3"):
+    with pytest.raises(
+        InvalidCheckpoint, match="architecture mamba is not supported; supported: arcee, bert, gemma-embedding"
+    ):
         fetch(str(tmp_path / "x.gguf"), None, cache)
 
 

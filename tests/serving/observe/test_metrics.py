@@ -58,6 +58,9 @@ NAMES = [
     "spec_decode_num_accepted_tokens_total",
     "spec_decode_num_accepted_tokens_per_pos_total",
     "step_seconds_bucket",
+    "pooling_requests_total",
+    "pooling_prompt_tokens_total",
+    "pooling_latency_seconds_bucket",
 ]
 
 
@@ -104,6 +107,7 @@ def busy_metrics(**how) -> Metrics:
     metrics.first_token(0.1)
     metrics.next_tokens(1, 0.1)
     metrics.finished(finished())
+    metrics.finished(finished(num_output_tokens=0, first_output=0.0, is_pooled=True))
     return metrics
 
 
@@ -197,6 +201,21 @@ def test_requests_are_counted_by_how_they_ended():
         "stop": 2, "length": 0, "abort": 1, "error": 0,
     }  # fmt: skip
     assert shown["e2e_request_latency_seconds_count"] == 3
+
+
+def test_texts_that_become_vectors_are_counted_by_themselves():
+    metrics = metrics_of(stats())
+    pooled = {"num_output_tokens": 0, "first_output": 0.0, "is_pooled": True}
+    for reason in (FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.ABORT):
+        metrics.finished(finished(reason, **pooled))
+    metrics.finished(finished())
+    shown = samples(metrics)
+    assert shown["pooling_requests_total[length]"] == 2
+    assert shown["pooling_requests_total[abort]"] == 1
+    assert shown["pooling_prompt_tokens_total"] == 20, "of those that got a vector"
+    assert shown["pooling_latency_seconds_sum"] == 30
+    assert shown["request_generation_tokens_count"] == 1, "they generate nothing, which is not zero tokens"
+    assert shown["request_prompt_tokens_count"] == 4
 
 
 def test_the_parts_of_requests_add_up_whoever_left_in_between():

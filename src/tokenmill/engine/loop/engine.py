@@ -17,12 +17,13 @@ import msgspec
 
 from tokenmill.core.adapters import digest_of
 from tokenmill.core.engine_messages import EngineReply, EngineStats
-from tokenmill.core.errors import EMBEDS_ONLY, InvalidRequest
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.extension import EngineExtension
 from tokenmill.core.hooks import hooks, overriding
 from tokenmill.core.media import without_contents
 from tokenmill.core.messages import AddRequest, EngineControl, TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
+from tokenmill.core.pooling import EMBEDS_ONLY
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TurnInput
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.scheduling import Feature, check_served

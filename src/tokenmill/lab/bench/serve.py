@@ -1,5 +1,6 @@
 """`tokenmill bench serve`: put load on a running OpenAI-compatible server and measure its clients' latencies.
 
+The load is completions, or calls for vectors or for scores of documents (`--backend`).
 Requests are sent at the times of a renewal process (`--request-rate`, `--burstiness`), with at most
 `--max-concurrency` open at once; a request that has to wait for its turn is timed from when it is sent.
 """
@@ -30,7 +31,7 @@ from tokenmill.lab.bench.plot import Line, Panel
 from tokenmill.lab.bench.progress import progress_bar
 from tokenmill.lab.bench.report import PERCENTILES, distribution, distribution_of_requests, machine_facts, percentile
 from tokenmill.lab.bench.samples import request_samples
-from tokenmill.lab.bench.streams import Stream, run_stream
+from tokenmill.lab.bench.streams import Backend, Stream, run_pooled, run_stream
 from tokenmill.lab.bench.workload import (
     Prompt,
     Workload,
@@ -54,6 +55,7 @@ class Load(msgspec.Struct, frozen=True):
         max_concurrency: most requests open at once; None: no limit.
         max_token_id: prompts are drawn from the ids 0 to this.
         fields: sampling parameters of every request.
+        backend: kind of request. batch_size: texts of each, where it is for vectors or scores.
     """
 
     workload: Workload
@@ -63,6 +65,8 @@ class Load(msgspec.Struct, frozen=True):
     max_token_id: int
     num_warmups: int
     fields: dict[str, Any]
+    backend: Backend = Backend.COMPLETIONS
+    batch_size: int = 1
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -76,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
     load = read_load(namespace)
     key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0]
     with progress_bar() as bar:
-        model, streams, seconds = asyncio.run(_drive(namespace.url, key, namespace.model, load, bar))
+        model, streams, seconds = asyncio.run(drive(namespace.url, key, namespace.model, load, bar))
     answered = [stream for stream in streams if stream.error is None]
     if not answered:
         raise ServerRefused(f"no request was answered: {streams[0].error}: {streams[0].detail}")
@@ -90,6 +94,8 @@ def run(arguments: Sequence[str]) -> int:
             "request_rate": None if load.request_rate == inf else load.request_rate,
             "variation": load.variation,
             "max_concurrency": load.max_concurrency,
+            "backend": load.backend.value,
+            "batch_size": load.batch_size,
             **load.fields,
         },
         "server": {"url": namespace.url, "model": model},
@@ -108,6 +114,19 @@ def make_parser() -> Parser:
     group.add_argument("--url", "--base-url", default=url, help="server, also as TOKENMILL_URL (default: %(default)s)")
     group.add_argument("--api-key", default=None, help="its key, also as TOKENMILL_API_KEY")
     group.add_argument("--model", default=None, help="name of the model at the server (default: the first it lists)")
+    group.add_argument(
+        "--backend",
+        choices=[one.value for one in Backend],
+        default=Backend.COMPLETIONS.value,
+        help="completions, vectors (/v1/embeddings) or scores (/v1/rerank) (default: %(default)s)",
+    )
+    group.add_argument(
+        "--random-batch-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="texts of a request for vectors, documents of one for scores (default: 1)",
+    )
     add_workload_flags(parser, num_prompts=100, lengths="6:64")
     group = parser.add_argument_group("images, for models that take them")
     group.add_argument(
@@ -149,6 +168,12 @@ def read_load(namespace: argparse.Namespace) -> Load:
         at_least("--max-concurrency", namespace.max_concurrency, 1)
     at_least("--max-token-id", namespace.max_token_id, 0)
     at_least("--num-warmups", namespace.num_warmups, 0)
+    at_least("--random-batch-size", namespace.random_batch_size, 1)
+    backend = Backend(namespace.backend)
+    if backend is Backend.COMPLETIONS and namespace.random_batch_size > 1:
+        raise InvalidConfig("--random-batch-size is for --backend openai-embeddings and vllm-rerank")
+    if backend is not Backend.COMPLETIONS and namespace.images:
+        raise InvalidConfig(f"--images: --backend {backend.value} takes texts alone")
     return Load(
         workload,
         namespace.request_rate,
@@ -156,7 +181,9 @@ def read_load(namespace: argparse.Namespace) -> Load:
         namespace.max_concurrency,
         namespace.max_token_id,
         namespace.num_warmups,
-        {"temperature": namespace.temperature},
+        {"temperature": namespace.temperature} if backend is Backend.COMPLETIONS else {},
+        backend,
+        namespace.random_batch_size,
     )
 
 
@@ -172,7 +199,9 @@ def _with_images(workload: Workload, count: int, size: str) -> Workload:
 
 def summarize(answered: Sequence[Stream], seconds: float) -> dict[str, Any]:
     """Summarize the complete answers; times in seconds."""
-    input_tokens = sum(len(stream.prompt.token_ids) for stream in answered)
+    given = [one.num_prompt_tokens for one in answered]
+    own = [len(stream.prompt.token_ids) for stream in answered]
+    input_tokens = sum(own if said is None else said for own, said in zip(own, given, strict=True))
     output_tokens = sum(stream.num_tokens for stream in answered)
     per_token = [stream.seconds_per_token for stream in answered]
     return {
@@ -191,7 +220,7 @@ def summarize(answered: Sequence[Stream], seconds: float) -> dict[str, Any]:
     }
 
 
-async def _drive(url: str, key: str, model: str | None, load: Load, bar: Progress) -> tuple[str, list[Stream], float]:
+async def drive(url: str, key: str, model: str | None, load: Load, bar: Progress) -> tuple[str, list[Stream], float]:
     """Send the load; returns the model's name, all streams in the order of their prompts, and their total seconds."""
     async with httpx.AsyncClient(
         base_url=url.rstrip("/").removesuffix("/v1"),
@@ -204,7 +233,7 @@ async def _drive(url: str, key: str, model: str | None, load: Load, bar: Progres
         # Drawn apart, so that the prefix cache does not know the prompts that are measured.
         for prompt in load.workload.draw(load.max_token_id, repeat=-1)[: load.num_warmups]:
             short = Prompt(prompt.token_ids, min(prompt.output_len, WARM_UP_TOKENS))
-            stream = await run_stream(client, model, short, load.fields)
+            stream = await _ask(client, model, [short], load)
             if stream.error is not None:
                 raise ServerRefused(f"the server at {url} does not answer: {stream.error}: {stream.detail}")
         start = time.monotonic()
@@ -212,19 +241,27 @@ async def _drive(url: str, key: str, model: str | None, load: Load, bar: Progres
         return model, streams, time.monotonic() - start
 
 
+async def _ask(client: httpx.AsyncClient, model: str, prompts: Sequence[Prompt], load: Load) -> Stream:
+    """Send one request: a prompt, or a batch of texts."""
+    if load.backend is Backend.COMPLETIONS:
+        return await run_stream(client, model, prompts[0], load.fields)
+    return await run_pooled(client, model, prompts, load.backend)
+
+
 async def _send_all(client: httpx.AsyncClient, model: str, load: Load, bar: Progress) -> list[Stream]:
-    prompts = load.workload.draw(load.max_token_id)
+    drawn, size = load.workload.draw(load.max_token_id), load.batch_size
+    prompts = [drawn[first : first + size] for first in range(0, len(drawn), size)]
     times = arrival_times(len(prompts), load.request_rate, load.variation, load.workload.seed)
     turns = asyncio.Semaphore(load.max_concurrency or len(prompts))
     task = bar.add_task("requests", total=len(prompts), rate="")
     start = time.monotonic()
     tokens = errors = 0
 
-    async def send(prompt: Prompt) -> Stream:
+    async def send(prompt: Sequence[Prompt]) -> Stream:
         nonlocal tokens, errors
         async with turns:
-            stream = await run_stream(client, model, prompt, load.fields)
-        tokens += stream.num_tokens
+            stream = await _ask(client, model, prompt, load)
+        tokens += stream.num_tokens or stream.num_prompt_tokens or 0
         errors += stream.error is not None
         rate = f"{tokens / (time.monotonic() - start):.1f} tokens/s"
         bar.update(task, advance=1, rate=f"{rate}, {errors} errors" if errors else rate)
@@ -250,9 +287,10 @@ async def _first_model(client: httpx.AsyncClient, url: str) -> str:
 
 
 def _table(document: dict[str, Any]) -> str:
+    kind = "output" if document["output_tokens"] else "total"
     head = (
         f"{document['completed']} answers, {sum(document['errors'].values())} errors in {document['seconds']:.1f} s: "
-        f"{document['output_tokens_per_second']:.1f} output tokens/s"
+        f"{document[f'{kind}_tokens_per_second']:.1f} {'output ' if kind == 'output' else ''}tokens/s"
     )
     rows = [head, f"{'ms':<24}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}"]
     for name in DISTRIBUTIONS:

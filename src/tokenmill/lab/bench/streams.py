@@ -1,12 +1,14 @@
-"""Time one streamed completion as its client sees it: the arrival of each piece, its tokens, and any error.
+"""Time one answer as its client sees it: the arrival of each piece of a stream, its tokens, and any error.
 
-It asks for token ids, so that a token whose text is held back is still counted when it is sent.
+A completion is asked for token ids, so that a token whose text is held back is still counted when it is sent. Vectors
+and scores arrive in one piece.
 """
 
 from __future__ import annotations
 
+import enum
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -17,6 +19,16 @@ import msgspec
 from tokenmill.lab.bench.workload import Prompt
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
+# Of a query, whose documents are the drawn texts.
+_QUERY_WORDS = 8
+
+
+class Backend(enum.Enum):
+    """The kind of request, by vLLM's names."""
+
+    COMPLETIONS = "openai"
+    EMBEDDINGS = "openai-embeddings"
+    RERANK = "vllm-rerank"
 
 
 class _Choice(msgspec.Struct):
@@ -25,6 +37,15 @@ class _Choice(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     completion_tokens: int = 0
+    prompt_tokens: int | None = None
+
+
+class _Pooled(msgspec.Struct):
+    """An answer with vectors or with scores."""
+
+    data: list[msgspec.Raw] = []
+    results: list[msgspec.Raw] = []
+    usage: _Usage | None = None
 
 
 class _Event(msgspec.Struct):
@@ -40,6 +61,7 @@ class Stream:
     Attributes:
         arrivals: arrival time of each piece with tokens.
         num_tokens: number of tokens, as counted by the server if it reports that.
+        num_prompt_tokens: as counted by the server; None: it does not say.
         error: its kind in a word or two, the same for all errors of a kind; None: a complete answer.
         detail: the message of the server or the connection.
     """
@@ -48,6 +70,7 @@ class Stream:
     sent: float
     arrivals: list[float] = field(default_factory=list)
     num_tokens: int = 0
+    num_prompt_tokens: int | None = None
     error: str | None = None
     detail: str = ""
 
@@ -100,12 +123,46 @@ async def run_stream(client: httpx.AsyncClient, model: str, prompt: Prompt, fiel
     return stream
 
 
+async def run_pooled(client: httpx.AsyncClient, model: str, texts: Sequence[Prompt], backend: Backend) -> Stream:
+    """Send one request for the vectors or the scores of texts; errors are noted in the result, not raised.
+
+    Vectors are asked of token ids; documents, which have to be texts, have a word for each.
+    """
+    path, body = "/v1/embeddings", {"model": model, "input": [text.token_ids for text in texts]}
+    if backend is Backend.RERANK:
+        documents = [_words(text.token_ids) for text in texts]
+        path, body = "/v1/rerank", {"model": model, "query": _words(texts[0].token_ids[:_QUERY_WORDS])}
+        body["documents"] = documents
+    stream = Stream(Prompt([token for text in texts for token in text.token_ids], 0), time.monotonic())
+    try:
+        response = await client.post(path, json=body)
+        if response.status_code != httpx.codes.OK:
+            stream.fail(f"status {response.status_code}", response.text[:500])
+            return stream
+        answer = msgspec.json.decode(response.content, type=_Pooled)
+    except httpx.ConnectError as error:
+        stream.fail("no connection", str(error))
+        return stream
+    except (httpx.HTTPError, msgspec.DecodeError) as error:
+        stream.fail("broken answer", f"{type(error).__name__}: {error}")
+        return stream
+    stream.arrivals.append(time.monotonic())
+    stream.num_prompt_tokens = None if answer.usage is None else answer.usage.prompt_tokens
+    if (count := len(answer.data) + len(answer.results)) != len(texts):
+        stream.fail("short answer", f"{count} of {len(texts)} texts")
+    return stream
+
+
+def _words(token_ids: Sequence[int]) -> str:
+    return " ".join(map(str, token_ids))
+
+
 def _question(prompt: Prompt) -> tuple[str, dict[str, Any]]:
     """Return the path and body of a prompt's request: its tokens as they are, or as words beside images."""
     if not prompt.images:
         return PATH, {"prompt": prompt.token_ids}
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in prompt.images]
-    parts.append({"type": "text", "text": " ".join(map(str, prompt.token_ids))})
+    parts.append({"type": "text", "text": _words(prompt.token_ids)})
     return CHAT_PATH, {"messages": [{"role": "user", "content": parts}]}
 
 

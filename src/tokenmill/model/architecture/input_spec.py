@@ -37,7 +37,11 @@ class InputSpec(msgspec.Struct, frozen=True):
     positions: PositionSpec | None = None
     token_types: int = 0
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        return self.token_types + (0 if self.positions is None else self.positions.num_rows)
+
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters."""
-        rows = self.token_types + (0 if self.positions is None else self.positions.num_rows)
-        return rows * hidden_size + self.norm.num_parameters(hidden_size)
+        return self.num_rows * hidden_size + self.norm.num_parameters(hidden_size)

@@ -11,12 +11,19 @@ class MlpSpec(msgspec.Struct, frozen=True):
     Attributes:
         activation: of the gate, `silu`, `gelu` with tanh, or `gelu_erf`; without a gate also `relu`, or `relu2`, its
             square.
+        has_down_bias: the projection back has a bias; None: as those before it, by `bias`.
     """
 
     size: int
     bias: bool = False
     activation: str = "silu"
     is_gated: bool = True
+    has_down_bias: bool | None = None
+
+    @property
+    def down_bias(self) -> bool:
+        """True if the projection back has a bias."""
+        return self.bias if self.has_down_bias is None else self.has_down_bias
 
     @property
     def active_size(self) -> int:
@@ -30,7 +37,7 @@ class MlpSpec(msgspec.Struct, frozen=True):
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block."""
         inner = (1 + self.is_gated) * self.size
-        return hidden_size * (inner + self.size) + (inner + hidden_size) * self.bias
+        return hidden_size * (inner + self.size) + inner * self.bias + hidden_size * self.down_bias
 
 
 class ExpertStack(msgspec.Struct, frozen=True):

@@ -71,6 +71,7 @@ class ForwardBatch(msgspec.Struct, frozen=True):
         states: the states of a model that keeps them; None for other models.
         taps: [T, taps, hidden_size] in the model's dtype, for hidden states at the boundaries that the decoder has been
             told; of the boundary behind the last layer [S, ...]. None: they are not wanted.
+        types: [T] int64, rows of an encoder's table of types; None: all tokens are of the first.
         lens: the lengths on the device, if they were sent along with the rest; None if not.
     """
 
@@ -89,6 +90,7 @@ class ForwardBatch(msgspec.Struct, frozen=True):
     windows: BatchPages | None = None
     states: StepStates | None = None
     taps: AnyArray | None = None
+    types: AnyArray | None = None
 
     @property
     def in_windows(self) -> ForwardBatch:

@@ -45,10 +45,11 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         optional_prefix=family.optional_prefix,
         expert_stack=family.expert_stack,
     )
-    if name not in FAMILIES:
-        return _without_head(architecture, fields, source)
     if "gguf_pooling" in fields:
-        return msgspec.structs.replace(architecture, other_weights=(*architecture.other_weights, "cls."))
+        other_weights = (*architecture.other_weights, "cls.", *(f"{name}." for name in fields.get("gguf_layers", ())))
+        architecture = msgspec.structs.replace(architecture, other_weights=other_weights)
+    if name not in FAMILIES or (architecture.has_head and name.endswith(_WITHOUT_HEAD)):
+        return _without_head(architecture, fields, source)
     return architecture
 
 
@@ -56,10 +57,10 @@ def _without_head(architecture: Architecture, fields: Mapping[str, Any], source:
     """Return the architecture of a decoder that does not generate: it stores no output head, but perhaps its own.
 
     Raises:
-        InvalidCheckpoint: its tokens attend to those behind them, too.
+        InvalidCheckpoint: its tokens attend to those behind them, too, and the family has no such form.
     """
     for field in ("is_causal", "use_bidirectional_attention"):
-        if fields.get(field) is (field != "is_causal"):
+        if fields.get(field) is (field != "is_causal") and architecture.needs_kv:
             raise ConfigReader(fields, source).error(f"{field} {fields[field]!r} is not supported: decoders are causal")
     # The embedding stands for the head: it is asked for a token that nobody wants.
     return msgspec.structs.replace(

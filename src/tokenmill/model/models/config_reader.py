@@ -37,6 +37,11 @@ class ConfigReader:
         defaults = {name: value for name, value in self._defaults.items() if name not in names}
         return ConfigReader(fields, self.source, defaults)
 
+    def renamed(self, names: Mapping[str, str], more: Mapping[str, Any]) -> ConfigReader:
+        """Return a reader of the object with other names for some of its fields, and with more fields."""
+        fields = {names.get(name, name): value for name, value in self._fields.items()}
+        return ConfigReader({**fields, **more}, self.source, self._defaults)
+
     def raw(self, name: str, default: Any = None) -> Any:
         """Return the field as it stands, unchecked."""
         value = self._fields.get(name)

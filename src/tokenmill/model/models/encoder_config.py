@@ -51,6 +51,8 @@ def read_both_ways(config: ConfigReader, rope: RopeSpec | None = None, *, biases
     if hidden_size % num_heads or hidden_size // num_heads % 2:
         raise config.error(f"hidden_size ({hidden_size}) must be an even number for each of {num_heads} heads")
     head_dim = hidden_size // num_heads
+    if config.integer("head_dim", head_dim) != head_dim:
+        raise config.error(f"head_dim must be {head_dim}, hidden_size over num_attention_heads, or be left out")
     return SelfAttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

@@ -40,6 +40,19 @@ GGUF_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """Role of a weight -> its name in most files; the experts of a layer are stacked in one tensor."""
 
+ENCODER_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **{role: GGUF_NAMES[role] for role in ("embedding", "q", "k", "v", "output", "gate", "up", "down")},
+        "positions": "position_embd",
+        "token_types": "token_types",
+        "embedding_norm": "token_embd_norm",
+        "attention_out_norm": "blk.{layer}.attn_output_norm",
+        "mlp_out_norm": "blk.{layer}.layer_output_norm",
+    }
+)
+"""The same of encoders with norms of sums."""
+TOKEN_TYPES = "tokenizer.ggml.token_type_count"
+
 
 class Change(msgspec.Struct, frozen=True):
     """The change between the rows in a file and those that are wanted.

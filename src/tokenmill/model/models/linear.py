@@ -84,20 +84,25 @@ class Linear:
     def targets(self, scope: TargetScope, orders: Mapping[str, Order] | None = None) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this layer; projections of one name are parts of one tensor.
 
+        Such parts lie there in the order in which the table of names has their roles.
+
         Args:
             orders: of the rows of heads, by role; see `Order`.
         """
         is_stored_fused = len({scope.names[role] for role in self.parts}) < len(self.parts)
-        size, start, stored = sum(part.total for part in self.parts.values()), 0, 0
+        size, start = sum(part.total for part in self.parts.values()), 0
+        begins, stored = dict[str, int](), 0
+        for role in (name for name in scope.names if name in self.parts):
+            begins[role], stored = stored, stored + self.parts[role].total
         for role, own in self.parts.items():
-            part = Part(stored + own.start, own.count, size) if is_stored_fused else own
+            part = Part(begins[role] + own.start, own.count, size) if is_stored_fused else own
             order = (orders or {}).get(role, ())
             yield scope.matrix(role, self.weight, start, part, self.inputs, order)
             if self.bias is not None:
                 yield scope.vector(role, self.bias[start : start + own.count], "bias", part, order)
             elif self._has_bias:
                 yield scope.vector_elsewhere(role, part.total, "bias")
-            start, stored = start + own.count, stored + own.total
+            start += own.count
 
 
 def second_linear(

@@ -33,7 +33,7 @@ class MLP:
         pair = {f"{prefix}gate": inner, f"{prefix}up": inner}
         self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP, collective)
         down = f"{prefix}down"
-        self.down = second_linear(down, inner, hidden_size, spec.bias, kernels, collective, WeightRole.DOWN)
+        self.down = second_linear(down, inner, hidden_size, spec.down_bias, kernels, collective, WeightRole.DOWN)
 
     @property
     def linears(self) -> tuple[Linear, Linear]:
@@ -59,7 +59,7 @@ class PlainMLP:
         self._inner, self._collective, self._kernels = collective.shard.part(spec.size), collective, kernels
         self.activation = Activation[spec.activation.upper()]
         self.up = Linear(hidden_size, {"up": self._inner}, spec.bias, kernels)
-        self.down = second_linear("down", self._inner, hidden_size, spec.bias, kernels, collective)
+        self.down = second_linear("down", self._inner, hidden_size, spec.down_bias, kernels, collective)
 
     @property
     def linears(self) -> tuple[Linear, Linear]:

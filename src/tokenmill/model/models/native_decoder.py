@@ -90,7 +90,8 @@ class NativeDecoder:
             assert self._native.shared_numbers(tokens) * BF16_BYTES <= self._room.num_bytes, "a larger step"
         out = np.empty((outputs if shard.is_last_stage else tokens, self._decoder.architecture.hidden_size), np.uint16)
         rows = self._position_rows(batch)
-        inputs = (_begin(batch.token_ids), _begin(hidden), _begin(rows), tokens, _begin(batch.output_indices), outputs)
+        begins = _begin(batch.token_ids), _begin(hidden), _begin(rows), _begin(batch.types)
+        inputs = (*begins, tokens, _begin(batch.output_indices), outputs)
         states = None if batch.states is None else self._states_of(batch.states.memory).step(batch.states, tokens)
         assert states is not None or not self._decoder.architecture.recurrences, "recurrences have states"
         more = (*_adapters(batch.adapters), _media(batch.media), states, _begin(batch.taps))

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.plan import StepPlan
 from tokenmill.model.architecture.input_spec import InputSpec, PositionSpec
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.operands import as_like
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
 from tokenmill.model.models.norm import make_norm
@@ -17,8 +21,6 @@ from tokenmill.platform.host_arrays import host_array
 
 if TYPE_CHECKING:
     import torch
-
-    from tokenmill.model.attention.batch import ForwardBatch
 
 
 class TextInputs:
@@ -41,7 +43,8 @@ class TextInputs:
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Return what the first layer takes, [T, hidden_size], of the embeddings of tokens, which are overwritten."""
         if self.types is not None:
-            hidden += self.types.lookup(as_like(hidden, np.zeros(1, np.int64)))
+            types = as_like(hidden, np.zeros(1, np.int64)) if batch.types is None else batch.types
+            hidden += self.types.lookup(types)
         if self.positions is not None and self.spec.positions is not None:
             hidden += self.positions.lookup(as_like(hidden, position_rows(self.spec.positions, batch)))
         return self.norm.forward(hidden)
@@ -62,3 +65,24 @@ def position_rows(spec: PositionSpec, batch: ForwardBatch) -> npt.NDArray[np.int
     totals = np.concatenate([[0], np.cumsum(counts)])
     within = totals[1:] - np.repeat(totals[batch.query_starts[:-1]], batch.query_lens)
     return within * counts + spec.pad_id
+
+
+class RowTypes(RowExtension):
+    """Where the second text begins in the request of each row, whose tokens are of the second type. For the host."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._seconds = np.zeros(num_rows, np.int64)
+
+    def enter(self, plan: StepPlan) -> Arrays:
+        """Take in where the second texts of new rows begin."""
+        for new in plan.new_rows:
+            self._seconds[new.row] = 0 if new.pooling is None else new.pooling.second
+        return {}
+
+    def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
+        """Add the types of a step's tokens, if any of its requests is a pair."""
+        seconds = self._seconds[plan.rows[first:]]
+        if not seconds.any():
+            return batch
+        begins = np.repeat(np.where(seconds, seconds, np.iinfo(np.int64).max), batch.query_lens)
+        return msgspec.structs.replace(batch, types=(host_array(batch.positions) >= begins).astype(np.int64))

@@ -49,6 +49,10 @@ _HEADS: Mapping[str, tuple[Step, ...]] = MappingProxyType(
     }
 )
 _DECODER_HEAD = (DenseSpec("", "score", Activation.IDENTITY, False),)
+# Of encoders in GGUF files, of RoBERTa's kind and ModernBERT's: the activation of the first layer, and what it takes.
+_GGUF_HEADS: Mapping[str, tuple[Activation, PoolMode]] = MappingProxyType(
+    {"BertModel": (Activation.TANH, PoolMode.CLS), "ModernBertModel": (Activation.GELU, PoolMode.MEAN)}
+)
 YES, NO = "yes", "no"
 # llama.cpp's pooling type of what scores.
 _RANK = 4
@@ -83,27 +87,49 @@ def read_pooling(folder: Path, task: str = "auto") -> PoolingSpec | None:
     if is_classifier:
         return _classifier(folder, config, said, name.removesuffix(CLASSIFIER))
     if config.get("gguf_pooling") == _RANK:
-        return _ranker_of_gguf(folder, config)
+        return _ranker_of_gguf(folder, config, name)
     tokens = next((step for step in modules.steps if isinstance(step, TokenScoreSpec)), None) if modules else None
     if tokens is not None or task == "rerank":
         return _by_tokens(folder, config, said, tokens or TokenScoreSpec(YES, NO))
-    is_said = modules is not None or is_bare or "gguf_pooling" in config or task == "embed"
+    is_said = modules is not None or is_bare or "gguf_pooling" in config or task == "embed" or _sees_all(config, name)
     return _embedder(folder, config, said, modules, name) if is_said else None
 
 
-def _ranker_of_gguf(folder: Path, config: Mapping[str, Any]) -> PoolingSpec:
-    """Return the pooling of a reranker or classifier as llama.cpp's converter stores it: rows of `cls.output`."""
-    labels = _labels(config)
-    step: Step = DenseSpec("", "cls.output", Activation.IDENTITY)
-    if sorted(labels) == [NO, YES]:
-        step, labels = RowScoreSpec("cls.output", labels.index(YES), labels.index(NO)), (YES,)
+def _ranker_of_gguf(folder: Path, config: Mapping[str, Any], name: str) -> PoolingSpec:
+    """Return the pooling of a reranker or classifier as llama.cpp's converter stores it: rows of `cls.output`.
+
+    Raises:
+        InvalidCheckpoint: an encoder whose head is not whole.
+    """
+    labels, mode = _labels(config), PoolMode.LAST
+    steps: tuple[Step, ...] = (DenseSpec("", "cls.output", Activation.IDENTITY),)
+    if ENCODERS.match(name):
+        steps, mode = _head_of_gguf(folder, config, name), _GGUF_HEADS[name][1]
+    elif sorted(labels) == [NO, YES]:
+        steps, labels = (RowScoreSpec("cls.output", labels.index(YES), labels.index(NO)),), (YES,)
     return PoolingSpec(
         task=PoolingTask.CLASSIFY,
-        modes=(PoolMode.LAST,),
-        steps=(step,),
+        modes=(mode,),
+        steps=steps,
         activation=_score_activation(folder, config, {}, len(labels)),
         labels=labels,
     )
+
+
+def _head_of_gguf(folder: Path, config: Mapping[str, Any], name: str) -> tuple[Step, ...]:
+    """Return the layers of an encoder's head.
+
+    Raises:
+        InvalidCheckpoint: the file lacks the first, as BERT's do: llama.cpp's converter leaves the pooler out.
+    """
+    found = config.get("gguf_layers") or ()
+    if name not in _GGUF_HEADS or not {"cls", "cls.output"} <= {*found}:
+        raise InvalidCheckpoint(
+            f"{folder}: the file has no tensor cls.weight, which its scores go through: serve the model's safetensors"
+        )
+    steps: list[Step] = [DenseSpec("", "cls", _GGUF_HEADS[name][0])]
+    steps += [LayerNormSpec("", "cls.norm")] if "cls.norm" in found else []
+    return (*steps, DenseSpec("", "cls.output", Activation.IDENTITY))
 
 
 def _embedder(
@@ -113,14 +139,14 @@ def _embedder(
     assumed: tuple[str, ...] = ()
     modes = modules.modes if modules is not None else ()
     if not modes:
-        modes = (_mode_of_gguf(folder, config) or (PoolMode.MEAN if ENCODERS.match(name) else PoolMode.LAST),)
+        modes = (_mode_of_gguf(folder, config) or (PoolMode.MEAN if _sees_all(config, name) else PoolMode.LAST),)
         if "gguf_pooling" not in config:
             assumed = (f"{folder} has no {MODULES} with a Pooling module: {modes[0].value} pooling is assumed",)
     max_length, lowers_case = read_limits(folder)
     prompts, default = _prompts(folder, said)
     sizes = _matryoshka(folder, config)
     is_cross = said.get("model_type") == "CrossEncoder"
-    steps = () if modules is None else tuple(modules.steps)
+    steps = tuple(modules.steps) if modules is not None else _dense_of_gguf(config)
     last = steps[-1] if steps else None
     labels: tuple[str, ...] = ()
     if is_cross and isinstance(last, DenseSpec) and last.sizes is not None:
@@ -140,6 +166,17 @@ def _embedder(
         lowers_case=lowers_case,
         assumed=assumed,
     )
+
+
+def _sees_all(config: Mapping[str, Any], name: str) -> bool:
+    """Return True for a model whose tokens attend to all others, and which generates nothing for that."""
+    return ENCODERS.match(name) is not None or config.get("use_bidirectional_attention") is True
+
+
+def _dense_of_gguf(config: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Return the layers behind the pooled states of EmbeddingGemma, whose converter takes those without a bias."""
+    names = [name for name in config.get("gguf_layers") or () if name.startswith("dense_")]
+    return tuple(DenseSpec("", name, Activation.IDENTITY, False) for name in names)
 
 
 def _classifier(folder: Path, config: Mapping[str, Any], said: Mapping[str, Any], stem: str) -> PoolingSpec:

@@ -88,6 +88,7 @@ class OpenRequest:
             num_output_tokens=self.num_output_tokens,
             volatile=self.prompt.volatile if is_first else [],
             prefix_change="" if self.change is None else self.change.cause,
+            is_pooled=self.prompt.pooling is not None,
         )
 
 

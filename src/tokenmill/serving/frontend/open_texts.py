@@ -36,8 +36,8 @@ class OpenTexts:
             if message.resumed is not None and request_id not in message.resumed:
                 continue
             pooling = message.pooling
-            if prompt.first:
-                pooling = msgspec.structs.replace(pooling, first=prompt.first)
+            if prompt.first or prompt.second:
+                pooling = msgspec.structs.replace(pooling, first=prompt.first, second=prompt.second)
             self._open[request_id] = len(prompt.token_ids)
             requests.append(
                 AddRequest(

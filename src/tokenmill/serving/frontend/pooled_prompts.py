@@ -28,10 +28,11 @@ _SAMPLE = "a"
 
 
 class PooledPrompt(msgspec.Struct, frozen=True):
-    """The token ids of a text or a pair; `first`: see `PoolingParams`."""
+    """The token ids of a text or a pair; `first`, `second`: see `PoolingParams`."""
 
     token_ids: list[int]
     first: int = 0
+    second: int = 0
 
 
 class PooledPrompts:
@@ -158,13 +159,9 @@ class PooledPrompts:
                 found = library.encode_batch(pairs, add_special_tokens=texts.adds_special_tokens)
             except Exception as error:  # the library raises a bare Exception where special tokens alone are too many
                 raise InvalidRequest(f"{texts.param}: {limit} tokens are too few for a pair", texts.param) from error
-        if self._tells_by_type and any(any(encoding.type_ids) for encoding in found):
-            raise InvalidRequest(
-                f"{texts.param}: pairs of this model need token types, which are not computed; "
-                "serve a reranker of XLM-RoBERTa's or Qwen3's kind",
-                texts.param,
-            )
-        return [PooledPrompt(encoding.ids) for encoding in found]
+        if not self._tells_by_type:
+            return [PooledPrompt(encoding.ids) for encoding in found]
+        return [PooledPrompt(encoding.ids, second=_first_of_second(encoding.type_ids)) for encoding in found]
 
     @functools.cached_property
     def _joiner(self) -> tokenizers.Tokenizer:
@@ -213,6 +210,18 @@ def _cut(ids: list[int], count: int, cut: Cut | None) -> list[int]:
     if cut is Cut.OFF or len(ids) <= count:
         return ids
     return ids[-count:] if cut is Cut.LEFT else ids[:count]
+
+
+def _first_of_second(type_ids: list[int]) -> int:
+    """Return where the tokens of the second type begin; 0: there are none.
+
+    Raises:
+        InvalidRequest: the tokenizer's template mixes the types.
+    """
+    first = type_ids.index(1) if 1 in type_ids else len(type_ids)
+    if any(type_ids[:first]) or any(kind != 1 for kind in type_ids[first:]):
+        raise InvalidRequest("this model's tokenizer mixes the types of a pair's tokens, which is not supported")
+    return first % len(type_ids) if type_ids else 0
 
 
 def _too_long(size: str, number: int, texts: PooledTexts, limit: int) -> PromptTooLong:

@@ -70,6 +70,13 @@ class Metrics:
         self._inference = self._histogram("request_inference_time_seconds", "From its first step to its last token")
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._generation = self._histogram("request_generation_tokens", "Output tokens of a request", _TOKENS)
+        self._pooled = self._counter(
+            "pooling_requests", "Finished requests for vectors and scores, a text each", "finished_reason"
+        )
+        self._pooled_tokens = Counter(
+            f"{PREFIX}:pooling_prompt_tokens", "Tokens of texts that became vectors or scores", registry=self._registry
+        )
+        self._pooled_seconds = self._histogram("pooling_latency_seconds", "From a text to its vector or scores")
 
     def first_token(self, seconds: float) -> None:
         """Observe the time from a request to its first token."""
@@ -94,7 +101,10 @@ class Metrics:
             self._changes.labels(request.prefix_change).inc()
         self._end_to_end.observe(request.ended - request.arrived)
         self._prompt.observe(request.num_prompt_tokens)
-        self._generation.observe(request.num_output_tokens)
+        if request.is_pooled:
+            self._observe_pooled(request)
+        else:
+            self._generation.observe(request.num_output_tokens)
         if request.scheduled:
             self._queue.observe(max(0.0, request.scheduled - request.arrived))
         if not request.first_output:
@@ -108,6 +118,13 @@ class Metrics:
             self._decode.observe(decode)
             self._prefill.observe(max(0.0, request.first_output - request.scheduled))
             self._inference.observe(max(0.0, request.last_output - request.scheduled))
+
+    def _observe_pooled(self, request: FinishedRequest) -> None:
+        """Count a text; its tokens and its time are those of its vector, if it got one."""
+        self._pooled.labels(request.reason.value).inc()
+        if request.reason not in (FinishReason.ABORT, FinishReason.ERROR):
+            self._pooled_tokens.inc(request.num_prompt_tokens)
+            self._pooled_seconds.observe(request.ended - request.arrived)
 
     def show(self, collector: Collector) -> None:
         """Show the numbers of another collector, too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Self
 
 from tokenmill.config.configs import EngineConfig
@@ -10,13 +11,23 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.scheduling import Feature
 from tokenmill.engine.scheduler.scheduler import find_scheduler
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention.row_extension import RowExtension
+from tokenmill.model.models.text_inputs import RowTypes
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
+from tokenmill.startup.assembly.memory import StepMemory
 from tokenmill.startup.sizing.kv_size import wanted_context
 
 
 class Encoders(Capability):
-    """The settings of their steps: no chunks, no prefixes, and a budget that has room for the longest text."""
+    """The settings of their steps: no chunks, no prefixes, and a budget that has room for the longest text.
+
+    Args:
+        has_types: the model tells the texts of a pair apart by types of their tokens.
+    """
+
+    def __init__(self, has_types: bool) -> None:
+        self._has_types = has_types
 
     @classmethod
     def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
@@ -58,4 +69,9 @@ class Encoders(Capability):
             enable_prefix_caching=False,
             max_num_batched_tokens=max(config.step_budget, longest),
         )
-        return cls()
+        inputs = architecture.inputs
+        return cls(inputs is not None and inputs.token_types > 1)
+
+    def row_extensions(self, memory: StepMemory) -> Sequence[RowExtension]:
+        """Return the types of tokens in each row, if there are several."""
+        return (RowTypes(len(memory.tables.tokens)),) if self._has_types else ()

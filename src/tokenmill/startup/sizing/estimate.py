@@ -74,7 +74,7 @@ def estimate(config: EngineConfig, target: Target) -> str:
             "",
             table(choices, architecture, free, bandwidth),
             "",
-            _notes(config) + states_text(config, architecture) + _tower_text(choices[0].tower),
+            _notes(config, architecture) + states_text(config, architecture) + _tower_text(choices[0].tower),
         ]
     )
 
@@ -88,13 +88,30 @@ def _model_text(architecture: Architecture) -> str:
     )
 
 
-def _notes(config: EngineConfig) -> str:
+def _notes(config: EngineConfig, architecture: Architecture) -> str:
+    if not architecture.needs_kv:
+        return _encoder_notes(config, architecture)
     is_share = config.num_pages is None and config.kv_cache_memory_bytes is None
     share = f"{config.gpu_memory_utilization:.0%} of what the weights leave (--gpu-memory-utilization)"
     return (
         f"The KV cache is {share if is_share else 'as large as asked for'}; at most {config.max_num_seqs} requests run "
         "at a time (--max-num-seqs).\nA step reads all of the weights once: so fast is one request alone, unless the "
         "weights fit into caches; several share that reading."
+    )
+
+
+def _encoder_notes(config: EngineConfig, architecture: Architecture) -> str:
+    """Return sentences on what a text of a model without KV costs: multiplications and additions, two for each."""
+    rows = architecture.vocab_size + (architecture.inputs.num_rows if architecture.inputs is not None else 0)
+    layers = 2 * (architecture.num_parameters() - rows * architecture.hidden_size)
+    longest = wanted_context(config, architecture.max_position)
+    seen = [min(longest, one.window or longest) * (2 if one.window else 1) for one in architecture.attentions]
+    pairs = zip(architecture.attentions, seen, strict=True)
+    scores = sum(4 * one.q_size * min(longest, tokens) for one, tokens in pairs)
+    return (
+        f"A text is whole in a step of at most {max(config.step_budget, longest):,} tokens (--max-num-batched-tokens) "
+        f"and keeps no KV.\nA token costs {layers / 1e6:,.3g} million operations, and in a text of {longest:,} tokens "
+        f"{scores / 1e6:,.3g} million more: processors, not memory, decide how many texts there are in a second."
     )
 
 

@@ -19,7 +19,7 @@ from tokenmill.model.weights.loader import choose_formats, measure
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.machine.device import check, choose_backend, choose_kernels, within_budget
 from tokenmill.startup.machine.torch_needs import check_torch
-from tokenmill.startup.sizing.kv_size import pages_in, wanted_context
+from tokenmill.startup.sizing.kv_size import pages_in, scratch_size, wanted_context
 from tokenmill.startup.sizing.state_size import BYTES_OF
 from tokenmill.startup.sizing.tower_size import TowerMemory, tower_memory
 
@@ -170,6 +170,8 @@ def table(choices: Sequence[Form], architecture: Architecture, free: int, bandwi
         bandwidth: bytes per second, for the last column; None: without it.
     """
     longest = wanted_context(choices[0].config, architecture.max_position)
+    if not architecture.needs_kv:
+        return _encoder_table(choices, longest)
     contexts = [*(context for context in CONTEXTS if context < longest), longest]
     counts = [f"{context:,}" for context in contexts]
     head = ["weights as", "memory", "KV a token", "KV cache", f"requests of {counts[0]}", *counts[1:]]
@@ -182,6 +184,21 @@ def table(choices: Sequence[Form], architecture: Architecture, free: int, bandwi
         if bandwidth is not None:
             row.append(f"{form.tokens_per_second(architecture, contexts[0], bandwidth):,.3g}")
         rows.append(row)
+    return _aligned(rows)
+
+
+def _encoder_table(choices: Sequence[Form], longest: int) -> str:
+    """Return the same of a model that keeps no KV: keys and values of one layer at a time, in memory of a step."""
+    rows = [["weights as", "memory", "memory of a step", "texts in a step"]]
+    for form in choices:
+        budget = max(form.config.step_budget, longest)
+        size = scratch_size(dataclasses.replace(form.config, max_num_batched_tokens=budget), longest)
+        scratch = size_text(size.num_allocated * form.page_bytes)
+        rows.append([form.name, size_text(form.weight_bytes), scratch, f"up to {form.config.max_num_seqs:,}"])
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 

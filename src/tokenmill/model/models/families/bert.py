@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.encoder_config import read_bert
 from tokenmill.model.models.family import Family
+from tokenmill.model.models.gguf_table import ENCODER_NAMES, TOKEN_TYPES, GgufHeader, GgufTable
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -38,6 +40,11 @@ NAMES: Mapping[str, str] = MappingProxyType(
 def read_roberta(config: ConfigReader) -> Architecture:
     """Read an encoder whose positions are counted behind the id of padding."""
     return read_bert(config, pads_positions=True)
+
+
+def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the activation and the types of tokens. RoBERTa's files have the positions of padding cut off."""
+    return {"hidden_act": "gelu", "type_vocab_size": header.metadata.get(TOKEN_TYPES, 1)}
 
 
 _BERT = Family(
@@ -67,7 +74,7 @@ _ROBERTA = msgspec.structs.replace(
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "BertModel": _BERT,
+        "BertModel": msgspec.structs.replace(_BERT, gguf=GgufTable("bert", ENCODER_NAMES, fields=_gguf_fields)),
         "BertForMaskedLM": _BERT,
         **dict.fromkeys(("RobertaModel", "RobertaForMaskedLM", "CamembertModel"), _ROBERTA),
         **dict.fromkeys(("XLMRobertaModel", "XLMRobertaForMaskedLM"), _ROBERTA),

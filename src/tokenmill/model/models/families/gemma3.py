@@ -1,6 +1,7 @@
 """Gemma 3: norms of what blocks add, weights of norms as offsets from 1, GELU, and windows in five of six layers.
 
 Layers with a window have a rope of their own. The models from 4B on have a vision tower beside them, which is left out.
+EmbeddingGemma attends both ways; its windows reach half as far as their length, to either side.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.model.architecture.architecture import Architecture, LayerSpec
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec, SelfAttentionSpec
 from tokenmill.model.models.attention_config import read_attention, with_windows
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.decoder_config import decoder, read_frame, read_norm, refuse
@@ -35,20 +36,30 @@ NAMES: Mapping[str, str] = MappingProxyType(
 
 def read(config: ConfigReader) -> Architecture:
     """Read the decoder."""
-    refuse(config, "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+    refuse(config, "attn_logit_softcapping", "final_logit_softcapping")
     frame, norm = read_frame(config, "full_attention"), read_norm(config, is_offset=True)
     attention = read_attention(config, frame.rope, biases=config.boolean("attention_bias", False))
     attention = msgspec.structs.replace(attention, scale=config.number("query_pre_attn_scalar") ** -0.5, head_norm=norm)
     windows = windows_but_every_sixth(config, frame.num_layers)
     attentions = with_windows(attention, windows, read_local_rope(config, 10000.0))
+    is_encoder = config.boolean("use_bidirectional_attention", False)
+    attentions = list(map(_both_ways, attentions)) if is_encoder else attentions
     mlp = read_mlp(config, activation="hidden_activation")
-    return decoder(
+    found = decoder(
         config,
         [LayerSpec(one, mlp, norm, has_out_norms=True) for one in attentions],
         frame.max_position,
         embedding_multiplier=config.integer("hidden_size") ** 0.5,
         rounds_multiplier=True,
     )
+    return msgspec.structs.replace(found, has_head=not is_encoder)
+
+
+def _both_ways(attention: SelfAttentionSpec) -> SelfAttentionSpec:
+    if attention.window is None:
+        return msgspec.structs.replace(attention, ahead=None)
+    reach = attention.window // 2
+    return msgspec.structs.replace(attention, window=reach + 1, ahead=reach)
 
 
 def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,6 +67,13 @@ def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any
     is_27b = fields.get("num_hidden_layers") == 62
     size = fields["hidden_size"] // fields["num_attention_heads"] if is_27b else fields.get("head_dim")
     return {} if size is None else {"query_pre_attn_scalar": size}
+
+
+def _embedding_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same of EmbeddingGemma, which attends both ways."""
+    pattern = header.metadata.get("gemma-embedding.attention.sliding_window_pattern")
+    both = {"use_bidirectional_attention": True, "is_causal": None}
+    return {**_gguf_fields(header, fields), **both, **({"sliding_window_pattern": pattern} if pattern else {})}
 
 
 _ALONE = Family(
@@ -83,6 +101,9 @@ _ALONE = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "Gemma3ForCausalLM": _ALONE,
+        "Gemma3TextModel": msgspec.structs.replace(
+            _ALONE, gguf=GgufTable("gemma-embedding", fields=_embedding_fields), other_weights=("lm_head.",)
+        ),
         "Gemma3ForConditionalGeneration": msgspec.structs.replace(
             _ALONE,
             has_text_config=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,7 @@ from tokenmill.model.models.encoder_config import (
     read_layer_norm,
 )
 from tokenmill.model.models.family import Family
+from tokenmill.model.models.gguf_table import GgufHeader, GgufTable
 from tokenmill.model.models.layer_kinds import read_kinds
 from tokenmill.model.models.rope_config import read_local_rope, read_rope
 
@@ -60,6 +62,30 @@ def _read_kinds(config: ConfigReader, num_layers: int) -> list[str]:
     return [KINDS[bool(layer % interval)] for layer in range(num_layers)]
 
 
+def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the norm's epsilon, and windows and ropes by the names of version 4 of transformers."""
+    found = {
+        "norm_eps": fields.get("layer_norm_eps"),
+        "hidden_activation": "gelu",
+        "local_attention": fields.get("sliding_window"),
+        "global_attn_every_n_layers": header.metadata.get("modern-bert.attention.sliding_window_pattern"),
+        "global_rope_theta": fields.get("rope_theta"),
+        "local_rope_theta": fields.get("rope_local_base_freq"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+_GGUF_NAMES = {
+    "embedding": "token_embd",
+    "embedding_norm": "token_embd_norm",
+    "attention_norm": "blk.{layer}.attn_norm",
+    **dict.fromkeys(("q", "k", "v"), "blk.{layer}.attn_qkv"),
+    "output": "blk.{layer}.attn_output",
+    "mlp_norm": "blk.{layer}.ffn_norm",
+    **dict.fromkeys(("gate", "up"), "blk.{layer}.ffn_up"),
+    "down": "blk.{layer}.ffn_down",
+    "final_norm": "output_norm",
+}
 _FAMILY = Family(
     read=read,
     defaults={
@@ -89,5 +115,10 @@ _FAMILY = Family(
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    dict.fromkeys(("ModernBertModel", "ModernBertForMaskedLM"), _FAMILY),
+    {
+        "ModernBertModel": msgspec.structs.replace(
+            _FAMILY, gguf=GgufTable("modern-bert", _GGUF_NAMES, fields=_gguf_fields)
+        ),
+        "ModernBertForMaskedLM": _FAMILY,
+    }
 )

@@ -23,6 +23,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "num_key_value_heads": "attention.head_count_kv",
         "head_dim": "attention.key_length",
         "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+        "layer_norm_eps": "attention.layer_norm_epsilon",
         "max_position_embeddings": "context_length",
         "rope_theta": "rope.freq_base",
         "rope_local_base_freq": "rope.freq_base_swa",
@@ -38,6 +39,8 @@ FIELDS: Mapping[str, str] = MappingProxyType(
     }
 )
 ROPE_FACTORS = "rope_freqs.weight"
+# Layers behind pooled states, in their order.
+LAYERS = ("dense_2", "dense_3", "cls", "cls.norm", "cls.output")
 
 
 def takes_tower(metadata: Mapping[str, Any]) -> bool:
@@ -91,7 +94,8 @@ def _pooling(file: GgufFile, kind: str) -> dict[str, Any]:
     pooling = file.metadata.get(f"{kind}.pooling_type")
     if not pooling:  # 0: none
         return {}
-    fields: dict[str, Any] = {"gguf_pooling": pooling}
+    layers = [name for name in LAYERS if f"{name}.weight" in file.tensors]
+    fields: dict[str, Any] = {"gguf_pooling": pooling, "gguf_layers": layers}
     labels = file.metadata.get(f"{kind}.classifier.output_labels")
     if labels:
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}

@@ -6,7 +6,6 @@ BPE by scores, Unigram and WordPiece. Special tokens are cut out of the raw text
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -230,18 +229,30 @@ def _added_tokens(vocabulary: Vocabulary) -> list[AddedToken]:
 
 
 def _surround(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Set the tokens that stand around every text."""
-    before = ["bos"] if vocabulary.adds_bos else []
-    after = [name for name, is_added in (("eos", vocabulary.adds_eos), ("seperator", vocabulary.adds_sep)) if is_added]
-    before, after = ([name for name in names if name in vocabulary.ids] for names in (before, after))
-    if not before and not after:
+    """Set the tokens that stand around every text, and between the texts of a pair.
+
+    Of word pieces the separator ends each text; of others it stands between two, behind the end of the first.
+    """
+    ends_by_separator = vocabulary.model == "bert" and "seperator" in vocabulary.ids
+    ends = vocabulary.adds_eos or (vocabulary.model == "bert" and vocabulary.adds_sep)
+    before = _known(vocabulary, "bos" if vocabulary.adds_bos else "")
+    after = _known(vocabulary, "" if not ends else "seperator" if ends_by_separator else "eos")
+    between = _known(vocabulary, "seperator" if vocabulary.adds_sep and vocabulary.model != "bert" else "")
+    names = (*before, *after, *between)
+    if not names:
         return
     # A dollar sign would begin a variable of the library's template: tokens are named by their roles.
-    roles = {name: f"[{name}]" for name in itertools.chain(before, after)}
+    roles = {name: f"[{name}]" for name in names}
     tokens = [
         {"id": role, "ids": [vocabulary.ids[name]], "tokens": [vocabulary.tokens[vocabulary.ids[name]]]}
         for name, role in roles.items()
     ]
-    single = [*(roles[name] for name in before), "$A", *(roles[name] for name in after)]
-    pair = [*single, *(f"{part}:1" for part in ("$B", *(roles[name] for name in after)))]
+    begin, end, seam = ([roles[name] for name in part] for part in (before, after, between))
+    single = [*begin, "$A", *end]
+    pair = [*single, *seam, *(f"{part}:1" for part in ("$B", *end))]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
+
+
+def _known(vocabulary: Vocabulary, name: str) -> list[str]:
+    """Return the special token of a name as a list; empty where the vocabulary has none."""
+    return [name] if name in vocabulary.ids else []

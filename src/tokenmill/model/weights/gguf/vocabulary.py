@@ -91,7 +91,8 @@ class Vocabulary(msgspec.Struct, frozen=True):
         ids: of special tokens by llama.cpp's names (`bos`, `eos`, `unknown`, `seperator` ...).
         infilling: ids of tokens around prefix, suffix and middle.
         ends: ids that end a text.
-        adds_bos, adds_eos, adds_sep: what stands around every text.
+        adds_bos, adds_eos: what stands around every text. adds_sep: of word pieces the same at the end; of others, what
+            stands between the texts of a pair.
         has_space_prefix: a text begins as if after a space.
         strips_after: special tokens take the white space after them (Phi-3).
     """

@@ -51,21 +51,13 @@ class PooledCall(msgspec.Struct, frozen=True, kw_only=True):
         return call, [msgspec.structs.replace(message, texts=group) for group in self.texts]
 
 
-class PooledWriter:
-    """A `ReplyWriter` for vectors and scores, which are never streamed.
-
-    Args:
-        write: makes the document of the answers, float32 and little-endian, in the order of the call's texts, and of
-            the number of its tokens.
-    """
+class UnstreamedWriter:
+    """The part of a `ReplyWriter` for vectors and scores that is the same in all forms: they are never streamed."""
 
     ping = PING
 
-    def __init__(self, write: Callable[[list[bytes], int], object]) -> None:
-        self._write = write
-
-    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
-        """Return the reply as JSON.
+    def answers(self, outputs: Mapping[int, TextOutput]) -> list[bytes]:
+        """Return the vectors or scores, float32 and little-endian, in the order of the call's texts.
 
         Raises:
             Unavailable: a text has no answer, because an operator has aborted its request.
@@ -74,7 +66,7 @@ class PooledWriter:
         given = [answer for answer in answers if answer is not None]
         if len(given) < len(answers):
             raise Unavailable("the request was aborted; send it again")
-        return msgspec.json.encode(self._write(given, usage.usage().prompt_tokens))
+        return given
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
         """Return b"": the reply is never streamed."""
@@ -87,6 +79,25 @@ class PooledWriter:
     def failure(self, error: Exception) -> bytes:
         """Return b"": the reply is never streamed."""
         return b""
+
+
+class PooledWriter(UnstreamedWriter):
+    """Writes vectors and scores in one document.
+
+    Args:
+        write: makes it of the answers and of the number of the call's tokens.
+    """
+
+    def __init__(self, write: Callable[[list[bytes], int], object]) -> None:
+        self._write = write
+
+    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
+        """Return the reply as JSON.
+
+        Raises:
+            Unavailable: see `answers`.
+        """
+        return msgspec.json.encode(self._write(self.answers(outputs), usage.usage().prompt_tokens))
 
 
 class PooledUsage(msgspec.Struct):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +16,10 @@ from tokenmill.serving.frontend.pooled_texts import embedding_params, text_input
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall
 from tokenmill.serving.server.generation.fields import PositiveInt
-from tokenmill.serving.server.generation.pooled_call import PooledCall
+from tokenmill.serving.server.generation.pooled_call import PooledCall, UnstreamedWriter, numbers
 from tokenmill.serving.server.generation.reply import GenerationReply
 from tokenmill.serving.server.generation.timings import StreamTimer
-from tokenmill.serving.server.generation.writer import PING, UsageCounter
+from tokenmill.serving.server.generation.writer import UsageCounter
 from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.ollama.names import find_model
 from tokenmill.serving.server.ollama.options import check_keep_alive
@@ -79,20 +78,21 @@ def _call(body: EmbedBody, field: str, context: ServerContext) -> PooledCall:
     return PooledCall(texts=[texts], pooling=pooling, model=find_model(context, body.model))
 
 
-class VectorWriter:
-    """A `ReplyWriter` for vectors, which are never streamed."""
-
-    ping = PING
+class VectorWriter(UnstreamedWriter):
+    """Writes vectors; `is_list`: in the form of /api/embed."""
 
     def __init__(self, model: str, is_list: bool) -> None:
-        """Write vectors; `is_list`: in the form of /api/embed."""
         self._model = model
         self._is_list = is_list
         self._timer = StreamTimer()
 
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
-        """Return all vectors as JSON."""
-        vectors = [array.array("f", outputs[i].embedding or b"").tolist() for i in sorted(outputs)]
+        """Return all vectors as JSON.
+
+        Raises:
+            Unavailable: see `answers`.
+        """
+        vectors = [numbers(answer) for answer in self.answers(outputs)]
         if not self._is_list:
             return msgspec.json.encode({"embedding": vectors[0]})
         for output in outputs.values():
@@ -100,15 +100,3 @@ class VectorWriter:
         duration = round(self._timer.timings(usage).prompt_ms * _NANOSECONDS)
         counts = {"total_duration": duration, "load_duration": 0, "prompt_eval_count": usage.usage().prompt_tokens}
         return msgspec.json.encode({"model": self._model, "embeddings": vectors} | counts)
-
-    def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
-        """Return b"": the reply is never streamed."""
-        return b""
-
-    def last_events(self, usage: UsageCounter) -> bytes:
-        """Return b"": the reply is never streamed."""
-        return b""
-
-    def failure(self, error: Exception) -> bytes:
-        """Return b"": the reply is never streamed."""
-        return b""

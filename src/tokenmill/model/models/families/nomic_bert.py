@@ -1,0 +1,133 @@
+"""Nomic's BERT (Nussbaum et al. 2024: nomic-embed-text v1 and v1.5): ropes in the place of positions, a gated block.
+
+Its config has the names of GPT-2's fields, as Nomic's own code reads them, or those of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from tokenmill.model.architecture.architecture import Architecture, LayerSpec
+from tokenmill.model.architecture.input_spec import InputSpec
+from tokenmill.model.architecture.mlp_spec import MlpSpec
+from tokenmill.model.models.config_reader import ConfigReader
+from tokenmill.model.models.decoder_config import read_depth, refuse
+from tokenmill.model.models.encoder_config import (
+    GATES,
+    encoder,
+    read_both_ways,
+    read_encoder_activation,
+    read_layer_norm,
+)
+from tokenmill.model.models.family import Family
+from tokenmill.model.models.gguf_table import ENCODER_NAMES, TOKEN_TYPES, GgufHeader, GgufTable
+from tokenmill.model.models.rope_config import read_rope
+
+# Nomic's names of fields, and transformers'.
+_RENAMED = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+    "max_trained_positions": "max_position_embeddings",
+}
+_GATES = {"swiglu": "silu", "geglu": "gelu"}
+# Forms of the block that Nomic's code knows, and the checkpoints that are read do not have.
+_ABSENT = ("prenorm", "parallel_block", "use_rms_norm", "rotary_emb_interleaved", "rotary_emb_scale_base", "causal")
+_MIXTURE = ("moe_every_n_layers", "num_experts")
+
+
+def read(config: ConfigReader) -> Architecture:
+    """Read the encoder."""
+    refuse(config, *_ABSENT)
+    for field in _MIXTURE:
+        if config.raw(field) not in (None, 0):
+            raise config.error(f"{field} {config.raw(field)!r} is not supported: blocks of experts are not read")
+    if (share := config.raw("rotary_emb_fraction", 1.0)) != 1.0:
+        raise config.error(f"rotary_emb_fraction {share!r} is not supported: heads turn whole")
+    if config.raw("n_embd") is not None:
+        config = _in_our_names(config)
+    # Beyond `max_position_embeddings`, which it was trained on, Nomic's code stretches the rope: texts end there.
+    num_layers, max_position = read_depth(config)
+    rope, max_position = read_rope(config, max_position)
+    norm = read_layer_norm(config, "layer_norm_eps")
+    attention = read_both_ways(config, rope, biases=config.boolean("qkv_proj_bias", False))
+    biases = config.boolean("mlp_fc1_bias", False)
+    mlp = MlpSpec(
+        config.integer("intermediate_size"),
+        biases,
+        read_encoder_activation(config, "hidden_act", GATES),
+        has_down_bias=config.boolean("mlp_fc2_bias", biases),
+    )
+    layer = LayerSpec(attention, mlp, norm, has_in_norms=False, has_out_norms=True, norms_after=True)
+    inputs = InputSpec(norm, None, config.integer("type_vocab_size", low=0))
+    return encoder(config, [layer] * num_layers, max_position, inputs, has_final_norm=False)
+
+
+def _in_our_names(config: ConfigReader) -> ConfigReader:
+    """Return the fields of Nomic's own config by the names that transformers has.
+
+    Raises:
+        InvalidCheckpoint: the block has no gate.
+    """
+    gate = config.raw("activation_function")
+    if gate not in _GATES:
+        raise config.error(f"activation_function {gate!r} is not supported; supported: {', '.join(_GATES)}")
+    return config.renamed(_RENAMED, {"hidden_act": _GATES[gate]})
+
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "embedding": "embeddings.word_embeddings",
+        "token_types": "embeddings.token_type_embeddings",
+        "embedding_norm": "emb_ln",
+        **dict.fromkeys(("q", "k", "v"), "encoder.layers.{layer}.attn.Wqkv"),
+        "output": "encoder.layers.{layer}.attn.out_proj",
+        "attention_out_norm": "encoder.layers.{layer}.norm1",
+        "up": "encoder.layers.{layer}.mlp.fc11",
+        "gate": "encoder.layers.{layer}.mlp.fc12",
+        "down": "encoder.layers.{layer}.mlp.fc2",
+        "mlp_out_norm": "encoder.layers.{layer}.norm2",
+    }
+)
+"""Names of the weights in checkpoints."""
+
+
+def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type_vocab_size": header.metadata.get(TOKEN_TYPES, 1)}
+
+
+_GGUF_NAMES = {**ENCODER_NAMES, **dict.fromkeys(("q", "k", "v"), "blk.{layer}.attn_qkv")}
+_FAMILY = Family(
+    read=read,
+    defaults={
+        "vocab_size": 30528,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "rope_theta": 1000.0,
+    },
+    weight_names=NAMES,
+    optional_prefix="nomic_bert.",
+    other_weights=("pooler.", "cls."),
+)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "NomicBertModel": msgspec.structs.replace(
+            _FAMILY, gguf=GgufTable("nomic-bert", _GGUF_NAMES, fields=_gguf_fields)
+        ),
+        "NomicBertForMaskedLM": _FAMILY,
+    }
+)
