@@ -132,4 +132,4 @@ class LiveReport(EngineMessage, kw_only=True):
     num_requests: int = 0
     tree: list[LiveNode] | None = None
     kept_since: float = 0.0
-    owners: list[LiveSpan] = []
+    owners: list[LiveSpan] = msgspec.field(default_factory=list)

@@ -63,7 +63,7 @@ class Lifetimes:
             lifetime = self._live.setdefault(new.request_id, Lifetime(new.num_prompt_tokens, _NEVER))
             lifetime.row, lifetime.row_at = new.row, news.at
         for request_id in news.first:
-            self._live[request_id].first_at = ended_at
+            self._live.setdefault(request_id, Lifetime(0, _NEVER)).first_at = ended_at
             self._unstarted.discard(request_id)
         for request_id, _ in news.ended:
             self._leave(request_id, ended_at)
