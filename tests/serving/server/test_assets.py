@@ -85,8 +85,9 @@ def test_a_file_is_named_by_its_content_and_comes_compressed():
 
 
 def test_nothing_of_a_page_acts_but_its_own_scripts():
+    app = make_app()
     for path in page_routes():
-        headers = request(make_app(), "GET", path).headers
+        headers = request(app, "GET", path).headers
         policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
         assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"

@@ -103,7 +103,7 @@ function Answer({ answer, side }) {
   const { model, preset, reasoning, content = "", state, error, usage, seconds } = answer;
   const facts = [usage && t("cost.tokens", { count: usage.completion_tokens }), usage && speed(answer) > 0 &&
     t("cost.speed", { speed: number.format(speed(answer)) }), seconds?.first > 0 && t("cost.first", { seconds: seconds.first.toFixed(2) })];
-  return html`<article class="message assistant" aria-label=${t("compare.side", { side: side + 1 })}>
+  return html`<article class="message compared" aria-label=${t("compare.side", { side: side + 1 })}>
     <header><b>${model}</b> ${preset}</header>
     ${reasoning && html`<details class="reasoning"><summary>${t("message.thinking")}</summary><${Markdown} text=${reasoning} isOpen=${state === "writing"} /></details>`}
     <${Markdown} text=${content} isOpen=${state === "writing"} />
