@@ -11,7 +11,7 @@ import pytest
 
 from tokenmill.core.errors import EngineDead
 from tokenmill.core.live import MOST_TURNS, LiveReport, LiveTurn
-from tokenmill.serving.observe.history import FIELDS, SECONDS_KEPT, History
+from tokenmill.serving.replicas.history import FIELDS, SECONDS_KEPT, History
 from tokenmill.serving.server import live_hub
 from tokenmill.serving.server.live_hub import LiveHub
 

@@ -1,4 +1,4 @@
-"""The page with several models: chosen, loaded and unloaded in it; presets, files, thinking, and two answers compared."""
+"""The page with several models: chosen, loaded, unloaded; presets, files, thinking, and two answers compared."""
 
 import json
 import re

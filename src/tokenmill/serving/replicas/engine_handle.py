@@ -22,8 +22,8 @@ from tokenmill.core.engine_messages import (
 from tokenmill.core.errors import EngineDead
 from tokenmill.core.live import LiveReport, ShowTurns
 from tokenmill.core.messages import EngineControl, ExplainRequests, LookAtAdapter, ResetPrefixCache, SetPaused
-from tokenmill.serving.observe.history import History
 from tokenmill.serving.replicas.health import PartHealth, trouble_of
+from tokenmill.serving.replicas.history import History
 
 # Counts of things.
 COUNTS = tuple(

@@ -16,9 +16,9 @@ import msgspec
 
 from tokenmill.core.errors import EngineDead
 from tokenmill.core.live import MOST_TURNS, LiveReport, LiveTurn
-from tokenmill.serving.observe.history import SECONDS_KEPT, Sample
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.replicas.engines import Engines
+from tokenmill.serving.replicas.history import SECONDS_KEPT, Sample
 
 INTERVAL = 0.25
 # Requests are told of every so many reports, the tree more rarely.
