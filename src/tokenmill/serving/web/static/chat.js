@@ -44,8 +44,8 @@ export function Chat({ isShown }) {
         <button type="button" class="quiet narrow" aria-expanded=${panel === "list"} onClick=${() => toggle("list")}>
           ${t("chat.conversations")}</button>
         <${ModelButton} model=${model} isOpen=${panel === "models"} open=${() => toggle("models")} />
-        <${Copy} label=${t("chat.curl")} text=${() => asCurl(desk.request())} />
-        <${Copy} label=${t("chat.python")} text=${() => asPython(desk.request())} />
+        <span class="copies"><${Copy} label=${t("chat.curl")} text=${() => asCurl(desk.request())} />
+          <${Copy} label=${t("chat.python")} text=${() => asPython(desk.request())} /></span>
         <button type="button" class="quiet" aria-expanded=${panel === "settings"} onClick=${() => toggle("settings")}>
           ${t("settings")}</button>
       </div>

@@ -11,6 +11,8 @@ const SAMPLE_FIELDS = ["at", "running", "waiting", "pages", "pinned", "evictable
 export const MOST_TURNS = 1000;
 const MOST_LIVES = 4000;
 const SECONDS_KEPT = 300;
+// Samples may come together after a moment in which the server was busy: rates are over this many seconds at least.
+const RATE_S = 0.2;
 // A span that a turn tells of and one that the engine told of are the same if they began at the same time.
 const SAME_S = 1e-6;
 
@@ -129,7 +131,7 @@ export class EngineView {
   }
 
   takeSample(sample) {
-    const before = this.samples.at(-1);
+    const before = this.samples.findLast(({ at }) => at <= sample.at - RATE_S);
     const seconds = before ? sample.at - before.at : 0;
     const rate = (name) => (seconds > 0 ? Math.max(0, sample[name] - before[name]) / seconds : 0);
     const asked = before ? sample.queries - before.queries : 0;

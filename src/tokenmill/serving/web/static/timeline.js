@@ -84,7 +84,7 @@ export function told(turn) {
 
 function draw(canvas, view, { start, end, lane, height, chosen }) {
   const { context, width } = begin(canvas, height);
-  const ink = colours("decode", "prefill", "draft", "schedule", "run", "commit", "line", "faint", "bad", "soft", "text", "brand");
+  const ink = colours("decode", "prefill", "draft", "schedule", "run", "commit", "line", "faint", "bad", "soft", "text", "back");
   const x = (at) => ((at - start) / (end - start)) * width;
   drawAxis(context, { start, end, width, height, x, ink });
   const seen = view.turns.filter((turn) => turn.step && turn.end >= start && turn.at <= end);
@@ -164,9 +164,12 @@ function drawLanes(context, view, { start, end, lane, height, x, ink, chosen }) 
       context.fillRect(right - 3, top, 3, lane - 1);
     }
   }
-  context.fillStyle = ink.text;
   const each = Math.ceil(10 / lane); // rows between two numbers
   for (let row = 0; LANES_AT + row * lane < height; row += each) {
-    context.fillText(row ? String(row) : t("timeline.row", { row }), 2, LANES_AT + row * lane + Math.min(lane, 10) - 1);
+    const text = row ? String(row) : t("timeline.row", { row });
+    context.fillStyle = ink.back;
+    context.fillRect(0, LANES_AT + row * lane, context.measureText(text).width + 5, Math.min(lane, 11));
+    context.fillStyle = ink.text;
+    context.fillText(text, 2, LANES_AT + row * lane + Math.min(lane, 11) - 1);
   }
 }
