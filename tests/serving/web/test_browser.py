@@ -242,6 +242,8 @@ def test_the_engine_is_seen_at_work(busy, open_page, tmp_path):
     until(page, lambda: is_painted(engine.get_by_role("img", name=re.compile("^Timeline")), "--decode"))
     # How strong a prefix is painted depends on its age.
     engine.get_by_text(re.compile(r"[1-9]\d* prefixes, ")).wait_for()
+    engine.get_by_text("The largest as a table").click()
+    engine.get_by_role("region", name="Cached prefixes").get_by_role("row").nth(1).wait_for()
     panel = engine.get_by_role("region", name="Request")
 
     from playwright.sync_api import TimeoutError as NotThere  # whoever has no browser has no playwright

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.eventually import eventually
+from tests.serving.server.test_page_texts import LANGUAGES, table
 from tests.serving.web.conftest import echo_server
 from tests.serving.web.firefox import FIREFOX, firefox
 from tests.serving.web.test_kept import QUESTION, demo_server, engine_of, kill_all_of, plain
-from tests.serving.web.test_languages import LANGUAGES, table
 
 pytestmark = [
     pytest.mark.nightly,
