@@ -155,7 +155,7 @@ def test_what_ends_while_nothing_runs_is_shown_at_once():
 
 
 def lanes(turns, owners=()):
-    """Return who had a row from when to when, as a page makes it of turns and of the owners before the first of them."""
+    """Return who had a row from when to when, as a page makes it of turns and of owners before them."""
     found = {(one.id, one.row, one.since): None for one in owners}
     open_ = {one.id: (one.id, one.row, one.since) for one in owners}
     for turn in turns:
