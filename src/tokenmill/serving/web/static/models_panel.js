@@ -1,8 +1,8 @@
 // The drawer of models: which one answers, and on a server of several in which state each is, loaded and unloaded by hand.
 
-import { models } from "./models.js";
+import { models, refreshModels } from "./models.js";
 import { number, t } from "./texts.js";
-import { closesByEscape, html, useFocusInside, useRef } from "./ui.js";
+import { closesByEscape, html, useEffect, useFocusInside, useRef } from "./ui.js";
 
 const BUSY = ["loading", "unloading", "draining"];
 const TASKS = ["embed", "rerank", "classify"];
@@ -10,6 +10,9 @@ const TASKS = ["embed", "rerank", "classify"];
 export function ModelsPanel({ chosen, choose, close }) {
   const place = useRef();
   useFocusInside(place);
+  useEffect(() => {
+    refreshModels(); // adapters come and go while a server runs
+  }, []);
   const bases = models.list.filter(({ parent }) => !parent);
   const adapters = (id) => models.list.filter(({ parent }) => parent === id);
   return html`<aside class="drawer" aria-label=${t("models.label")} ref=${place} onKeyDown=${(event) => closesByEscape(event, close)}>
