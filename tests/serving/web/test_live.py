@@ -13,6 +13,7 @@ from tests.engine.scheduler.harness import Harness
 from tests.serving.server.running_server import start_server
 from tests.serving.web.conftest import keep_asking
 from tests.serving.web.test_browser import until
+from tests.serving.web.test_everybody import serious
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
@@ -83,6 +84,7 @@ def test_a_page_that_is_opened_midway_shows_what_one_from_the_start_shows(worked
     late.wait_for_timeout(3000)
     late.get_by_role("button", name="Pause").click()
     now = trace_of(late, tmp_path / "late.json")
+    assert serious(late) == []
     lanes = [one for one in now if one[0] > 0]
     assert len(now) - len(lanes) > 1000
     assert now == before

@@ -8,6 +8,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.serving.models.many_models import many_models
 from tests.serving.web.test_browser import answers, ask, open_settings, until, wait_for_end
+from tests.serving.web.test_everybody import serious
 
 NAMES = ("ant", "bee")
 
@@ -39,6 +40,7 @@ def test_a_model_is_chosen_loads_and_is_unloaded(two, open_page):
         assert re.search(
             r"not loaded · .* on disk · .* of memory · [\d,]+ tokens of context", entry(page, name).inner_text()
         )
+    assert serious(page) == []
     page.get_by_label("bee", exact=True).check()
     page.get_by_role("button", name="Load ant", exact=True).click()
     until(page, lambda: two.state("ant") == "ready")
