@@ -158,6 +158,34 @@ def test_one_tab_writes_and_the_other_reads(slow, browser, open_page):
     page.goto(slow.url)
 
 
+def test_two_hundred_conversations_are_taken_in_and_searched(slow, open_page):
+    page = open_page(slow.url)
+    text = json.dumps(
+        [
+            {"id": f"c{number}", "title": f"Number {number}", "messages": [one_message(f"needle-{number}")]}
+            for number in range(200)
+        ]
+    )
+    page.run(
+        """(text) => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([text], "many.json", { type: "application/json" }));
+          const input = document.querySelector("input[type=file][aria-label=Import]");
+          input.files = transfer.files;
+          input.dispatchEvent(new Event("change", { bubbles: true }));
+        }""",
+        text,
+    )
+    count = "() => document.querySelectorAll('.list li').length"
+    until(lambda: page.run(count) == 200)
+    page.type("Search conversations", "needle-77")
+    until(lambda: page.run(count) == 1 and page.text(".list li .title") == "Number 77")
+
+
+def one_message(text):
+    return {"id": 1, "parent": None, "role": "user", "content": text}
+
+
 def title_of(page):
     return page.run("() => document.querySelector('.list li .title')?.innerText.trim() ?? ''")
 
