@@ -96,7 +96,7 @@ class Page:
         return json.loads(result["result"].get("value", "null"))
 
     def text(self, selector):
-        """What the last element of a selector shows; empty while there is none."""
+        """Returns the text that the last element of a selector shows; empty while there is none."""
         return self.run("(selector) => [...document.querySelectorAll(selector)].at(-1)?.innerText ?? ''", selector)
 
     def press(self, name):
