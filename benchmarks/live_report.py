@@ -77,7 +77,7 @@ def main() -> None:
             engine.step()
         began = time.thread_time()
         asked = ShowTurns("x", since, number % REQUESTS_EVERY == 0, number % TREE_EVERY == 0)
-        report = live_report(asked, engine.iterations(), engine.scheduler)
+        report = live_report(asked, engine.iterations(), engine.scheduler, engine.lifetimes)
         sizes.append(len(msgspec.msgpack.encode(report)))
         spent.append(time.thread_time() - began)
         since = report.num_turns

@@ -99,6 +99,16 @@ def show_chat(page: Page, is_wide: bool) -> None:
     page.locator("article.assistant").last.locator(".token.sure-3").first.click()
 
 
+def show_compare(page: Page, is_wide: bool) -> None:
+    """Two answers to one question, one of them by a preset."""
+    page.evaluate("""localStorage.setItem("tokenmill-presets", '{"careful": {"temperature": 0}}')""")
+    page.reload()
+    page.get_by_role("group", name="Answer 2").get_by_role("combobox", name="Settings").select_option("careful")
+    page.get_by_label("One question for both").fill("Tell me a short story about a dog.")
+    page.get_by_role("button", name="Ask both").click()
+    page.get_by_role("button", name="Keep both").wait_for()
+
+
 def show_live(page: Page, is_wide: bool) -> None:
     """Some seconds of load, paused, with a request of the queue chosen."""
     engine = page.get_by_role("article", name="Engine 0")
@@ -123,7 +133,7 @@ def show_api(page: Page, is_wide: bool) -> None:
     page.evaluate("node => node.scrollIntoView({block: 'start'})", route.element_handle())
 
 
-TABS = {"chat": show_chat, "live": show_live, "api": show_api}
+TABS = {"chat": show_chat, "compare": show_compare, "live": show_live, "api": show_api}
 
 
 def take(browser: Browser, url: str, tab: str, look: tuple[str, str, int, int], folder: Path) -> None:

@@ -21,7 +21,7 @@ class LiveTurn(msgspec.Struct, array_like=True):
         error: the reason why a step failed.
         admitted: requests that took a row: id, row, tokens of the prompt, tokens computed before.
         chunks: requests that ran several tokens: id and how many.
-        first: requests whose first token the launched step brings.
+        first: requests whose first token it brought.
         arrived: ids of new requests, and the tokens of their prompts.
         ended: ids of requests that ended, and the reason.
     """
@@ -49,7 +49,12 @@ class LiveTurn(msgspec.Struct, array_like=True):
 
 
 class LiveRequest(msgspec.Struct, array_like=True):
-    """The current state of a request, in the words of `Request`. `row` -1: it has no row."""
+    """The current state of a request, in the words of `Request`. `row` -1: it has no row.
+
+    Attributes:
+        arrived_at, row_at, first_at: when it arrived, took its row and got its first token, in seconds of the clock of
+            `LiveTurn.at`; 0: not yet, or not known.
+    """
 
     id: str
     status: str
@@ -60,6 +65,20 @@ class LiveRequest(msgspec.Struct, array_like=True):
     num_computed_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    arrived_at: float = 0.0
+    row_at: float = 0.0
+    first_at: float = 0.0
+
+
+class LiveSpan(msgspec.Struct, array_like=True):
+    """A request that owned a row before the first iteration that is kept; times as in `LiveRequest`."""
+
+    id: str
+    row: int
+    since: float
+    num_prompt_tokens: int
+    arrived_at: float
+    first_at: float
 
 
 class LiveNode(msgspec.Struct, array_like=True):
@@ -101,6 +120,8 @@ class LiveReport(EngineMessage, kw_only=True):
     Attributes:
         now: the engine's clock, that of `LiveTurn.at`.
         requests, tree: None if not asked for. Both are bounded: of `num_requests` requests, the first.
+        kept_since: when the first of the iterations that the engine still keeps began; 0: it keeps none.
+        owners: who owned rows just before.
     """
 
     id: str
@@ -110,3 +131,5 @@ class LiveReport(EngineMessage, kw_only=True):
     requests: list[LiveRequest] | None = None
     num_requests: int = 0
     tree: list[LiveNode] | None = None
+    kept_since: float = 0.0
+    owners: list[LiveSpan] = msgspec.field(default_factory=list)

@@ -18,7 +18,8 @@ class Watcher:
 
     def ask(self):
         asked = ShowTurns("x", self.since, True, True)
-        report = live_report(asked, self.harness.engine.iterations(), self.harness.scheduler)
+        engine = self.harness.engine
+        report = live_report(asked, engine.iterations(), self.harness.scheduler, engine.lifetimes)
         self.turns += report.turns
         self.since = report.num_turns
         return report
@@ -151,3 +152,46 @@ def test_what_ends_while_nothing_runs_is_shown_at_once():
     (turn,) = watcher.ask().turns
     assert (turn.arrived, turn.ended, turn.step) == ([(request_id, 3)], [(request_id, "abort")], 0)
     assert watcher.ask().turns == []
+
+
+def lanes(turns, owners=()):
+    """Return who had a row from when to when, as a page makes it of turns and of owners before them."""
+    found = {(one.id, one.row, one.since): None for one in owners}
+    open_ = {one.id: (one.id, one.row, one.since) for one in owners}
+    for turn in turns:
+        for id in turn.preempted:
+            found[open_.pop(id)] = turn.at
+        for id, row, *_ in turn.admitted:
+            open_[id] = (id, row, turn.at)
+            found[open_[id]] = None
+        for id, _ in turn.ended:
+            if id in open_:
+                found[open_.pop(id)] = turn.at
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"depth": 2}, {"caching": False, "num_pages": 9}], ids=str)
+def test_who_comes_later_sees_the_lanes_that_were_there_from_the_start(rng, settings):
+    harness, early, *_ = run_trace(rng, **settings)
+    for _ in range(3):
+        harness.add(rng.integers(0, 4, 5).tolist(), 9)
+    harness.step()
+    harness.step()
+    early.ask()
+    kept = harness.engine.iterations()
+    for first in rng.integers(0, len(kept), 8):
+        asked = ShowTurns("x", 0, True, False)
+        report = live_report(asked, kept[first:][: live.MOST_TURNS], harness.scheduler, harness.engine.lifetimes)
+        assert report.kept_since == kept[first].news.at
+        seen = lanes(report.turns, report.owners)
+        until = report.turns[-1].number
+        whole = lanes([turn for turn in early.turns if turn.number <= until])
+        still = {lane: end for lane, end in whole.items() if end is None or end >= report.kept_since}
+        assert {lane: seen.get(lane, "lost") for lane in still} == still
+        assert all(lane in whole for lane in seen)
+    firsts = {id: turn.at for turn in early.turns for id in turn.first}
+    for request in report.requests:
+        arrived = next(turn.at for turn in early.turns if request.id in dict(turn.arrived))
+        assert request.arrived_at == arrived
+        assert request.first_at >= firsts.get(request.id, 0.0)
+        assert (request.row_at > 0) == (request.row >= 0)

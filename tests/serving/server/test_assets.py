@@ -14,7 +14,7 @@ MOST_LATER_BYTES = 450_000  # of what comes with the first formula and the first
 MAX_FILE_LINES = 400
 VENDOR = FOLDER / "vendor"
 RECORDS = tomllib.loads((VENDOR / "vendor.toml").read_text())["file"]
-OWN = [path for path in FOLDER.glob("*") if path.is_file()]
+OWN = [path for path in (*FOLDER.glob("*"), *FOLDER.glob("texts/*")) if path.is_file()]
 
 
 def test_the_page_is_small_enough_to_come_at_once():
@@ -47,6 +47,8 @@ def reached(follows_lazy: bool) -> set[str]:
         found.add(name)
         if "/" not in name and name.endswith(".js"):
             text = (FOLDER / name).read_text()
+            if follows_lazy and "import(`./texts/" in text:
+                work += [f"texts/{one.name}" for one in (FOLDER / "texts").iterdir()]
             work += [one.removeprefix("./") for one in re.findall(r'^import .* from "(.+)";$', text, re.MULTILINE)]
             work += re.findall(r'"\./(vendor/[^"]+)"', text) if follows_lazy else []
         if name.endswith(".css"):
@@ -83,8 +85,9 @@ def test_a_file_is_named_by_its_content_and_comes_compressed():
 
 
 def test_nothing_of_a_page_acts_but_its_own_scripts():
+    app = make_app()
     for path in page_routes():
-        headers = request(make_app(), "GET", path).headers
+        headers = request(app, "GET", path).headers
         policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
         assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"

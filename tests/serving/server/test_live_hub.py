@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import itertools
+import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from tokenmill.core.errors import EngineDead
 from tokenmill.core.live import MOST_TURNS, LiveReport, LiveTurn
+from tokenmill.serving.replicas.history import FIELDS, SECONDS_KEPT, History
 from tokenmill.serving.server import live_hub
 from tokenmill.serving.server.live_hub import LiveHub
 
@@ -22,6 +25,7 @@ class FakeEngine:
         self.asked = []
         self.is_dead = False
         self.ready = self.stats = None
+        self.history = History()
 
     async def show_turns(self, since, shows_requests, shows_tree):
         self.asked.append(since)
@@ -32,7 +36,8 @@ class FakeEngine:
             for number in range(since + 1, min(self.num_turns, since + MOST_TURNS) + 1)
         ]
         last = turns[-1].number if turns else since
-        return LiveReport(id="x", now=1.0, num_turns=last, turns=turns, tree=[] if shows_tree else None)
+        now = time.perf_counter()
+        return LiveReport(id="x", now=now, num_turns=last, turns=turns, tree=[] if shows_tree else None)
 
 
 async def frames(hub, count):
@@ -169,5 +174,31 @@ def test_what_is_kept_for_later_viewers_is_bounded(kept):
                     break
             (whole,) = await frames(hub, 1)
             assert numbers([whole]) == list(range(2 * kept + 1, 3 * kept + 1))
+
+    asyncio.run(run())
+
+
+def counts(**given):
+    return SimpleNamespace(**dict.fromkeys(FIELDS, 0) | given)
+
+
+def test_numbers_from_before_somebody_watched_are_shown_to_all():
+    async def run():
+        engine = FakeEngine()
+        now = time.perf_counter()
+        for ago, tokens in ((SECONDS_KEPT + 10, 5), (7, 20), (6.5, 30)):
+            engine.history.add(now - ago, counts(generation_tokens=tokens))
+        hub = LiveHub([engine], interval=0.001)
+        async with asyncio.timeout(10), contextlib.aclosing(hub.watch()) as watched:
+            first = msgspec.json.decode(await anext(watched))
+            engine.history.add(time.perf_counter(), counts(generation_tokens=100))
+            told = []
+            while len(told) < 2:  # what came after a pause, and what was at its end
+                told += msgspec.json.decode(await anext(watched))["samples"]
+            (later,) = await frames(hub, 1)
+        tokens = 1 + FIELDS.index("generation_tokens")
+        assert [sample[tokens] for sample in first["samples"]] == [5, 20, 30], "what is old is gone; a pause is flat"
+        assert [sample[tokens] for sample in told] == [30, 100]
+        assert later["samples"] == first["samples"] + told
 
     asyncio.run(run())

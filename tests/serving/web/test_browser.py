@@ -204,7 +204,7 @@ def test_the_reference_tries_routes_out(echo, open_page):
     route.get_by_text("400 Bad Request").wait_for()
 
 
-@pytest.mark.parametrize("tab", ["chat", "live", "api"])
+@pytest.mark.parametrize("tab", ["chat", "compare", "live", "api"])
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 380)])
 def test_everybody_can_use_it(echo, open_page, tab, scheme, width):
     base = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
@@ -215,6 +215,10 @@ def test_everybody_can_use_it(echo, open_page, tab, scheme, width):
         page.get_by_role("button", name="Settings").click()
     elif tab == "live":
         page.get_by_role("article", name="Engine 0").wait_for()
+    elif tab == "compare":
+        page.get_by_label("One question for both").fill("What is a mill?")
+        page.get_by_role("button", name="Ask both").click()
+        page.get_by_role("button", name="Keep both").wait_for()
     else:
         page.locator("details.route summary").first.click()
     found = base.Axe().run(page).response["violations"]
@@ -232,12 +236,14 @@ def test_the_engine_is_seen_at_work(busy, open_page, tmp_path):
     engine.wait_for()
     facts = engine.locator(".facts")
     until(page, lambda: re.search(r"[1-9]\d* running\s+[1-9]\d* waiting", facts.inner_text()))
-    queue = engine.get_by_role("region", name="Queue")
+    queue = engine.get_by_role("region", name="Requests")
     queue.get_by_role("row").nth(1).wait_for()
     until(page, lambda: "page" in queue.inner_text() or "row" in queue.inner_text())
     until(page, lambda: is_painted(engine.get_by_role("img", name=re.compile("^Timeline")), "--decode"))
     # How strong a prefix is painted depends on its age.
     engine.get_by_text(re.compile(r"[1-9]\d* prefixes, ")).wait_for()
+    engine.get_by_text("The largest as a table").click()
+    engine.get_by_role("region", name="Cached prefixes").get_by_role("row").nth(1).wait_for()
     panel = engine.get_by_role("region", name="Request")
 
     from playwright.sync_api import TimeoutError as NotThere  # whoever has no browser has no playwright

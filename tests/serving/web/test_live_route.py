@@ -70,3 +70,17 @@ def test_a_viewer_does_not_hold_up_the_end_of_the_server(stub_model):
             for _ in found:
                 pass
         assert server.wait_for_end(60) == 0
+
+
+def test_open_requests_are_listed(slow_echo):
+    http, url = slow_echo.http, slow_echo.url
+    assert http.get(f"{url}/v1/requests").json() == {"object": "list", "data": [], "num_requests": 0}
+    body = {"prompt": "one two three four five", "max_tokens": 400, "stream": True}
+    with http.stream("POST", f"{url}/v1/completions", json=body) as reply:
+        next(reply.iter_lines())
+        listed = http.get(f"{url}/v1/requests").json()
+        (request,) = listed["data"]
+        assert listed["num_requests"] == 1
+        assert (request["engine"], request["status"], request["phase"], request["row"]) == (0, "running", "decode", 0)
+        assert http.get(f"{url}/v1/requests/{request['id']}").json()["requests"][0]["status"] == "running"
+    assert httpx.get(f"{url}/v1/requests").status_code == 401

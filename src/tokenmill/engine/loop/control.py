@@ -45,7 +45,7 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
             requests = [alive[request_id] for request_id in message.request_ids if request_id in alive]
             return RequestStates(message.id, [_state(engine, request) for request in requests])
         case ShowTurns():
-            return live_report(message, engine.iterations(), engine.scheduler)
+            return live_report(message, engine.iterations(), engine.scheduler, engine.lifetimes)
 
 
 def go_on(engine: Engine, request: AddRequest, publish: Callable[[list[TokenOutput]], None]) -> list[TokenOutput]:

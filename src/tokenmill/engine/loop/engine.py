@@ -29,6 +29,7 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.scheduling import Feature, check_served
 from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.kv.events import KVEvent
+from tokenmill.engine.loop.lifetimes import Lifetimes
 from tokenmill.engine.loop.observer import Observer
 from tokenmill.engine.loop.stats import engine_stats
 from tokenmill.engine.loop.step_log import Aborted, Added, CacheReset, Extended, Iteration, Paused, Woken
@@ -314,6 +315,11 @@ class Engine:
     def iterations(self) -> list[Iteration]:
         """Return the last thousand iterations, oldest first."""
         return self._observer.iterations()
+
+    @property
+    def lifetimes(self) -> Lifetimes:
+        """Times of requests."""
+        return self._observer.lifetimes
 
     def stats(self) -> EngineStats:
         """Return counters since start, and the state now."""

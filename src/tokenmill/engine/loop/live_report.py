@@ -14,8 +14,9 @@ from operator import attrgetter
 import numpy as np
 
 from tokenmill.core.live import MOST_TURNS, LiveNode, LiveReport, LiveRequest, LiveTurn, ShowTurns
-from tokenmill.core.plan import IntArray, StepPlan
+from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import Request
+from tokenmill.engine.loop.lifetimes import Lifetime, Lifetimes
 from tokenmill.engine.loop.step_log import Iteration
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
 
@@ -25,58 +26,30 @@ NO_ROW = -1
 NO_NODE = -1
 
 
-def live_report(asked: ShowTurns, kept: Sequence[Iteration], scheduler: EngineScheduler) -> LiveReport:
-    """Answer `asked` from the kept iterations and the current state."""
+def live_report(
+    asked: ShowTurns, kept: Sequence[Iteration], scheduler: EngineScheduler, lifetimes: Lifetimes
+) -> LiveReport:
+    """Answer `asked` from the kept iterations, the current state and the times of requests."""
     first = bisect_right(kept, asked.since, key=attrgetter("number"))
     iterations = kept[first : first + MOST_TURNS]
-    prompts = _Prompts(kept, iterations, scheduler)
     report = LiveReport(
         id=asked.id,
         now=time.perf_counter(),
         num_turns=iterations[-1].number if iterations else asked.since,
-        turns=[_shown(iteration, prompts) for iteration in iterations],
+        turns=[_shown(iteration) for iteration in iterations],
         num_requests=len(scheduler.requests),
     )
+    if kept:
+        report.kept_since = kept[0].news.at
+        report.owners = lifetimes.owners(report.kept_since)
     if asked.shows_requests:
-        report.requests = _requests(scheduler)
+        report.requests = _requests(scheduler, lifetimes)
     if asked.shows_tree:
         report.tree = _tree(scheduler)
     return report
 
 
-class _Prompts:
-    """Prompt lengths of live requests, and of those that kept iterations have admitted.
-
-    Also kept by row, so that numpy can search a step with many decodes: the owners of rows in the first of the
-    `iterations` to be shown, then those that each iteration admits.
-    """
-
-    def __init__(self, kept: Sequence[Iteration], iterations: Sequence[Iteration], scheduler: EngineScheduler) -> None:
-        self._alive = scheduler.requests
-        admitted = (new for iteration in kept if iteration.plan is not None for new in iteration.plan.new_rows)
-        self._admitted = {new.request_id: new.num_prompt_tokens for new in admitted}
-        self._by_row = np.zeros(scheduler.config.max_num_seqs, np.int64)
-        plans = [iteration.plan for iteration in iterations if iteration.plan is not None]
-        for plan in (*plans[-1:], *plans[:1]):
-            self._by_row[plan.rows] = [self.length(request_id) for request_id in plan.request_ids]
-
-    def admit(self, plan: StepPlan) -> None:
-        """Record the new owners of rows from this step on."""
-        for new in plan.new_rows:
-            self._by_row[new.row] = new.num_prompt_tokens
-
-    def length(self, request_id: str) -> int:
-        """Return the number of tokens of a request's prompt; 0 if it has ended."""
-        request = self._alive.get(request_id)
-        return self._admitted.get(request_id, 0) if request is None else request.num_prompt_tokens
-
-    def completed(self, plan: StepPlan, ends: IntArray) -> list[str]:
-        """Return the requests whose prompt a step completes and that get a first token. `ends`: [B] tokens computed."""
-        found = np.flatnonzero((self._by_row[plan.rows] == ends) & (plan.num_samples > 0)).tolist()
-        return [plan.request_ids[index] for index in found if self.length(plan.request_ids[index]) == ends[index]]
-
-
-def _shown(iteration: Iteration, prompts: _Prompts) -> LiveTurn:
+def _shown(iteration: Iteration) -> LiveTurn:
     plan, record, news = iteration.plan, iteration.record, iteration.news
     schedule, run, commit = record.seconds
     shown = LiveTurn(
@@ -91,13 +64,14 @@ def _shown(iteration: Iteration, prompts: _Prompts) -> LiveTurn:
         preempted=news.preempted,
         arrived=news.arrived,
         ended=news.ended,
+        first=news.first,
     )
     if plan is not None:
-        _add_plan(shown, plan, prompts)
+        _add_plan(shown, plan)
     return shown
 
 
-def _add_plan(shown: LiveTurn, plan: StepPlan, prompts: _Prompts) -> None:
+def _add_plan(shown: LiveTurn, plan: StepPlan) -> None:
     ids = plan.request_ids
     shown.step = plan.step
     shown.num_requests = len(ids)
@@ -105,9 +79,7 @@ def _add_plan(shown: LiveTurn, plan: StepPlan, prompts: _Prompts) -> None:
     if not plan.new_rows and plan.draft_ids is None and plan.num_tokens == len(ids):
         # Decodes only, as most steps are.
         shown.num_decode_tokens = len(ids)
-        shown.first = prompts.completed(plan, plan.num_computed + 1)
         return
-    prompts.admit(plan)
     admitted = {new.request_id: new for new in plan.new_rows}
     drafts = np.maximum(plan.num_samples - 1, 0)
     own = plan.num_scheduled - drafts
@@ -121,18 +93,17 @@ def _add_plan(shown: LiveTurn, plan: StepPlan, prompts: _Prompts) -> None:
     shown.num_decode_tokens = int(own.sum()) - shown.num_prefill_tokens
     shown.chunks = [(ids[index], int(own[index])) for index in chunks]
     shown.admitted = [(id, new.row, new.num_prompt_tokens, starts[id]) for id, new in admitted.items()]
-    shown.first = prompts.completed(plan, plan.num_computed + own)
 
 
-def _requests(scheduler: EngineScheduler) -> list[LiveRequest]:
+def _requests(scheduler: EngineScheduler, lifetimes: Lifetimes) -> list[LiveRequest]:
     """Return the requests that own rows, by row, then the rest in order; at most `MOST_REQUESTS`."""
     requests: Mapping[str, Request] = scheduler.requests
     owners = sorted((one for one in requests.values() if one.row is not None), key=_row)
     others = (one for one in requests.values() if one.row is None)
-    return [_request(one, scheduler) for one in islice(chain(owners, others), MOST_REQUESTS)]
+    return [_request(one, lifetimes.of(one.id)) for one in islice(chain(owners, others), MOST_REQUESTS)]
 
 
-def _request(request: Request, scheduler: EngineScheduler) -> LiveRequest:
+def _request(request: Request, lifetime: Lifetime) -> LiveRequest:
     return LiveRequest(
         request.id,
         request.status.value,
@@ -143,6 +114,9 @@ def _request(request: Request, scheduler: EngineScheduler) -> LiveRequest:
         request.num_computed_tokens,
         request.num_cached_tokens,
         request.num_preemptions,
+        lifetime.arrived_at,
+        lifetime.row_at,
+        lifetime.first_at,
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.whole_file import whole_file
+from tokenmill.engine.loop.lifetimes import Lifetimes
 from tokenmill.engine.loop.stats import StepStats
 from tokenmill.engine.loop.step_log import Added, Extended, Iteration, News, RecordedInput, StepLog, StepRecord
 
@@ -25,6 +26,7 @@ class Observer:
 
     def __init__(self, log: StepLog | None = None, watchdog: Watchdog | None = None) -> None:
         self.stats = StepStats()
+        self.lifetimes = Lifetimes()
         self._log = log or StepLog()
         self._watchdog = watchdog or Watchdog()
         self._plan: StepPlan | None = None
@@ -41,6 +43,7 @@ class Observer:
         match arrived:
             case Added():
                 self._news.arrived.append((arrived.message.id, len(arrived.message.prompt_token_ids)))
+                self.lifetimes.expect(arrived.message.id)
                 self.stats.prompt_tokens += len(arrived.message.prompt_token_ids)
             case Extended():
                 self.stats.prompt_tokens += len(arrived.token_ids)
@@ -77,8 +80,8 @@ class Observer:
         seconds = (scheduled - started, ran - scheduled, ended - ran)
         record = StepRecord(error=self._error, waiting=waiting, seconds=seconds, rest=self._rest)
         self.ended([output for output in outputs if output.finish_reason is not None])
-        self._news.at = started
-        self._log.add(self._plan, self._result, record, self._take_news())
+        self._news.first = self.lifetimes.started(outputs)
+        self._log.add(self._plan, self._result, record, self._take_news(started, ended))
         if is_stuck:
             self._watchdog.report(self._log)
         if self._plan is not None or self._result is not None or self._error is not None:
@@ -93,12 +96,16 @@ class Observer:
     def iterations(self) -> list[Iteration]:
         """Return the last thousand iterations, oldest first; news since the last of them makes one more."""
         if self._news:
-            self._news.at = time.perf_counter()
-            self._log.add_news(self._take_news())
+            now = time.perf_counter()
+            self._plan = None
+            self._log.add_news(self._take_news(now, now))
         return self._log.iterations()
 
-    def _take_news(self) -> News:
+    def _take_news(self, started: float, ended: float) -> News:
         news, self._news = self._news, News()
+        news.at = started
+        if news or (self._plan is not None and self._plan.new_rows):
+            self.lifetimes.add(self._plan, news, ended)
         return news
 
     def close(self) -> None:

@@ -203,16 +203,18 @@ class News:
     Attributes:
         at: when the iteration began, in seconds of the machine's monotonic clock.
         arrived: ids, and the tokens of their prompts.
+        first: ids of requests that got their first tokens.
         ended: ids, and the reasons.
     """
 
     at: float = 0.0
     arrived: list[tuple[str, int]] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.arrived or self.preempted or self.ended)
+        return bool(self.arrived or self.preempted or self.first or self.ended)
 
 
 class Iteration(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from tokenmill.core.errors import EngineDead
 from tokenmill.core.live import LiveReport, ShowTurns
 from tokenmill.core.messages import EngineControl, ExplainRequests, LookAtAdapter, ResetPrefixCache, SetPaused
 from tokenmill.serving.replicas.health import PartHealth, trouble_of
+from tokenmill.serving.replicas.history import History
 
 # Counts of things.
 COUNTS = tuple(
@@ -39,7 +41,7 @@ class EngineHandle:
     Attributes:
         health: the health of its ranks.
         ready: its description of itself, sent when it became ready; None: it still starts.
-        stats: its latest numbers; None: it still starts.
+        stats: its latest numbers; None: it still starts. history: those of the last minutes.
         is_paused: it should launch no step; a restarted engine is told so again.
         is_new: it was added to a running server, and is not ready yet.
         is_draining: it gets no new requests.
@@ -59,6 +61,7 @@ class EngineHandle:
         self._send = send
         self._answer_seconds = answer_seconds
         self.is_paused = self.is_new = self.is_draining = False
+        self.history = History()
         self._busy_workers: set[str] = set()
         self._is_idle = asyncio.Event()
         self._is_ready = asyncio.Event()
@@ -118,6 +121,7 @@ class EngineHandle:
                 self.stats = self.stats or EngineStats(**nothing)
                 self._is_ready.set()
             case EngineStats():
+                self.history.add(time.perf_counter(), message)
                 self.stats = message
                 self.health[0].note_stuck(message.is_stuck)
             case _:

@@ -198,6 +198,7 @@ class _Routes:
     def readings(self) -> Iterable[tuple[str, Handler]]:
         """Return what is read without a query: path and handler."""
         info, admin, sglang = self.info, self._admin, self._sglang
+        live = LiveRoutes(self._context)
         return (
             ("/v1/models", info.models),
             ("/v1/models/{model:path}", info.model),
@@ -205,6 +206,7 @@ class _Routes:
             ("/props", self._shown.props),
             ("/api/v0/models", self._shown.studio_models),
             ("/api/v0/models/{model:path}", self._shown.studio_model),
+            ("/v1/requests", live.requests),
             ("/v1/requests/{id}", admin.request),
             ("/v1/responses/{response_id}", self.responses.get),
             ("/v1/files/{file_id}", self.files.get),
@@ -219,7 +221,7 @@ class _Routes:
             ("/ping", info.ping),
             ("/version", info.version),
             ("/engines", self._engines.list),
-            ("/live", LiveRoutes(self._context).live),
+            ("/live", live.live),
             ("/load", admin.load),
             ("/server_info", admin.server_info),
             ("/get_server_info", admin.server_info),

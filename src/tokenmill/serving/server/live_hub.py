@@ -7,6 +7,7 @@ A viewer that does not read is disconnected, never waited for: its page connects
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -17,6 +18,7 @@ from tokenmill.core.errors import EngineDead
 from tokenmill.core.live import MOST_TURNS, LiveReport, LiveTurn
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.replicas.engines import Engines
+from tokenmill.serving.replicas.history import SECONDS_KEPT, Sample
 
 INTERVAL = 0.25
 # Requests are told of every so many reports, the tree more rarely.
@@ -30,6 +32,8 @@ TURNS_KEPT = 1000
 # Frames of some ten seconds.
 _QUEUE = 48
 _READY = ("max_num_seqs", "max_num_batched_tokens", "page_size", "num_pages", "max_model_len", "speculation")
+# Frames that are the first of an engine, and the first of a viewer, have these; `owners` change with each iteration.
+_ONLY_WHOLE = ("owners",)
 _STATS = (
     "num_running",
     "num_waiting",
@@ -67,18 +71,31 @@ class _Viewer:
 
 
 class _Memory:
-    """The turns and the latest state of one engine, for new viewers."""
+    """The turns and the latest state of one engine, for new viewers.
+
+    Attributes:
+        sampled_at: when the last of its samples was taken, by the clock of this process.
+    """
 
     def __init__(self) -> None:
         self.turns: deque[LiveTurn] = deque(maxlen=TURNS_KEPT)
+        self.samples: deque[Sample] = deque()
+        self.sampled_at = float("-inf")
         self.latest: Frame = {}
 
     def add_frame(self, frame: Frame) -> None:
+        """Add the news of a frame, and forget what the engine has forgotten."""
         self.turns.extend(frame["turns"])
+        while self.turns and self.turns[0].at < frame["kept_since"]:
+            self.turns.popleft()
+        self.samples.extend(frame["samples"])
+        while self.samples and self.samples[0][0] < frame["now"] - SECONDS_KEPT:
+            self.samples.popleft()
         self.latest |= frame
 
     def whole(self) -> Frame:
-        return self.latest | {"turns": list(self.turns), "is_whole": True}
+        """Return a frame for a viewer that knows nothing yet."""
+        return self.latest | {"turns": list(self.turns), "samples": list(self.samples), "is_whole": True}
 
 
 class LiveHub:
@@ -148,12 +165,13 @@ class LiveHub:
                 report = await engine.show_turns(since, count % REQUESTS_EVERY == 0, count % TREE_EVERY == 0)
             except EngineDead as error:
                 since = count = 0
+                memory.turns.clear()
                 self._tell({"engine": engine.index, "trouble": str(error)})
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            frame = _frame(engine, report, is_first=since == 0)
+            frame = _frame(engine, report, memory, is_first=since == 0)
             memory.add_frame(frame)
-            self._tell(frame)
+            self._tell(frame if since == 0 else {name: frame[name] for name in frame if name not in _ONLY_WHOLE})
             since, count = report.num_turns, count + 1
             if len(report.turns) < MOST_TURNS:
                 await asyncio.sleep(self._interval)
@@ -164,9 +182,17 @@ class LiveHub:
             viewer.give(encoded)
 
 
-def _frame(engine: EngineHandle, report: LiveReport, is_first: bool) -> Frame:
+def _frame(engine: EngineHandle, report: LiveReport, memory: _Memory, is_first: bool) -> Frame:
     frame: Frame = {"engine": engine.index, "now": report.now, "turns": report.turns, "is_whole": is_first}
-    frame["num_requests"] = report.num_requests
+    # The state is that of now, the turns are not yet.
+    frame["is_behind"] = len(report.turns) >= MOST_TURNS
+    frame |= {"kept_since": report.kept_since, "owners": report.owners, "num_requests": report.num_requests}
+    # An engine on another machine has a clock of its own.
+    shift = report.now - time.perf_counter()
+    samples = engine.history.since(memory.sampled_at)
+    frame["samples"] = [(at + shift, *values) for at, *values in samples]
+    if samples:
+        memory.sampled_at = samples[-1][0]
     if report.requests is not None:
         frame["requests"] = report.requests
         frame["ready"] = {name: getattr(engine.ready, name) for name in _READY}

@@ -1,17 +1,22 @@
-"""Serve GET /live: the current work of the engines as a stream of server-sent events."""
+"""Serve GET /live, the current work of the engines as a stream of server-sent events, and GET /v1/requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.core.errors import NotFound
+from tokenmill.core.live import LiveRequest
+from tokenmill.core.request import RequestStatus
+from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.http.errors import Forbidden, ServerBusy
+from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.live_hub import LiveHub
 
 _HEADERS = [
@@ -22,10 +27,35 @@ _HEADERS = [
 ]
 # What browsers say of a request that a page of another origin has made.
 _FOREIGN = frozenset({"cross-site", "same-site"})
+# Of no turn, in a question to an engine.
+_ALL_KNOWN = (1 << 62) - 1
+
+
+class OpenRequest(msgspec.Struct):
+    """An entry of /v1/requests: a request that an engine has, in the words of `Request`.
+
+    Attributes:
+        phase: waiting, prefill, decode or preempted.
+        wait_reason: why it waits; empty while it runs. row: the one that it owns; None: it has none.
+        seconds: since it arrived.
+    """
+
+    id: str
+    engine: int
+    status: str
+    phase: str
+    wait_reason: str
+    row: int | None
+    seconds: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
 
 
 class LiveRoutes:
-    """The handler of /live."""
+    """The handlers of /live and /v1/requests."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -41,6 +71,12 @@ class LiveRoutes:
         if hub.is_full:
             raise ServerBusy("too many viewers are connected; try again later")
         return _LiveStream(hub)
+
+    async def requests(self, _request: Request) -> Response:
+        """List the requests that the engines have, those with rows first, at most 512 of each engine."""
+        found = await asyncio.gather(*map(_open_requests, self._context.engines))
+        counts, lists = [count for count, _ in found], [one for _, some in found for one in some]
+        return json_response({"object": "list", "data": lists, "num_requests": sum(counts)})
 
 
 class _LiveStream(Response):
@@ -73,3 +109,30 @@ class _LiveStream(Response):
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _open_requests(engine: EngineHandle) -> tuple[int, list[OpenRequest]]:
+    """Return how many requests an engine has, and the first of them."""
+    report = await engine.show_turns(_ALL_KNOWN, shows_requests=True, shows_tree=False)
+    return report.num_requests, [_shown(one, engine.index, report.now) for one in report.requests or ()]
+
+
+def _shown(request: LiveRequest, engine: int, now: float) -> OpenRequest:
+    has_row = request.row >= 0
+    phase = "decode" if request.first_at or request.num_output_tokens else "prefill"
+    if not has_row:
+        phase = "preempted" if request.status == RequestStatus.PREEMPTED.value else "waiting"
+    return OpenRequest(
+        id=request.id,
+        engine=engine,
+        status=request.status,
+        phase=phase,
+        wait_reason="" if has_row else request.wait_reason,
+        row=request.row if has_row else None,
+        seconds=round(max(0.0, now - request.arrived_at), 3) if request.arrived_at else 0.0,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+    )

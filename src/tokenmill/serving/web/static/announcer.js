@@ -1,5 +1,6 @@
 // Says to screen readers what is being written: sentence by sentence, not token by token, and when it is done.
 
+import { t } from "./texts.js";
 import { html, useEffect, useState } from "./ui.js";
 
 const EVERY_MS = 1500;
@@ -11,7 +12,7 @@ export function Announcer({ answers, id, writes }) {
     if (writes !== "here") return undefined;
     let message = null;
     let place = 0;
-    say("The model writes.");
+    say(t("say.begins"));
     const timer = setInterval(() => {
       if (!message) {
         message = answers.get(id)?.message ?? null;
@@ -21,12 +22,12 @@ export function Announcer({ answers, id, writes }) {
       const [whole] = message.content.slice(place).match(SENTENCES) ?? [""];
       place += whole.length;
       if (whole.trim()) say(whole);
-      else if (message.waits) say("Waiting for the server.");
+      else if (message.waits) say(t("say.waits"));
     }, EVERY_MS);
     return () => {
       clearInterval(timer);
       const rest = message?.content.slice(place) ?? "";
-      say(message?.error ? "" : `${rest} ${message?.state === "stopped" ? "Stopped." : "The answer is complete."}`);
+      say(message?.error ? "" : `${rest} ${message?.state === "stopped" ? t("say.stopped") : t("say.complete")}`);
     };
   }, [id, writes]);
   return html`<div class="unseen" role="status" aria-live="polite" aria-atomic="true">${text}</div>`;

@@ -5,6 +5,7 @@ import { bodyOf } from "./body.js";
 import { ancestors } from "./conversation.js";
 import { begin, generate } from "./generate.js";
 import { keep, load, note, whyNotKept } from "./store.js";
+import { t } from "./texts.js";
 
 // The states of an answer, and what may follow. Messages of older pages have none: they are whole.
 export const WRITING = "writing", WHOLE = "whole", STOPPED = "stopped", BROKEN = "broken";
@@ -26,9 +27,9 @@ export function move(message, state) {
 
 // Why an answer cannot go on from where it ended; empty: it can.
 export function obstacle(message, settings) {
-  if (message.calls?.length) return "it was calling a tool";
-  if (settings.schema?.trim()) return "it has to match a schema as a whole";
-  if (!message.content.trim() && message.reasoning) return "the model was still thinking";
+  if (message.calls?.length) return t("obstacle.call");
+  if (settings.schema?.trim()) return t("obstacle.schema");
+  if (!message.content.trim() && message.reasoning) return t("obstacle.thinking");
   return "";
 }
 
@@ -136,7 +137,7 @@ export class Answers {
     message.settings ??= { ...conversation.settings };
     const first = goesOn ? obstacle(message, message.settings) : "";
     if (first) {
-      this.#break(message, new Error("the page was closed or lost the server"), first);
+      this.#break(message, new Error(t("answer.left")), first);
     } else {
       message.error = "";
       keepAll();
@@ -185,7 +186,7 @@ export class Answers {
   #break(message, error, why) {
     message.waits = "";
     message.error = why && (message.reasoning || message.content || message.calls?.length)
-      ? `The answer broke off (${error.message}) and cannot go on from there: ${why}. Regenerate asks anew.`
+      ? t("answer.broke", { error: error.message, why })
       : error.message;
     move(message, BROKEN);
   }

@@ -1,6 +1,8 @@
 // The way to the server: the key, errors as sentences, and streams of server-sent events.
 // Paths have no slash before them: the page may lie below a proxy's prefix.
 
+import { t } from "./texts.js";
+
 const KEY = "tokenmill-key";
 const watchers = new Set();
 
@@ -40,7 +42,7 @@ export async function call(path, { method = "GET", body, signal, text } = {}) {
     reply = await fetch(path, { method, headers, body: content, signal, cache: "no-store", credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("the server cannot be reached", 0);
+    throw new ApiError(t("error.unreachable"), 0);
   }
   if (reply.status === 401) tell("needed");
   return reply;
@@ -78,7 +80,7 @@ export async function* events(reply) {
       }
     }
   } catch (error) {
-    throw error instanceof TypeError ? new ApiError("the line broke", 0) : error;
+    throw error instanceof TypeError ? new ApiError(t("error.line"), 0) : error;
   } finally {
     reader.cancel().catch(() => {});
   }

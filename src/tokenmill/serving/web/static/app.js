@@ -2,17 +2,19 @@
 
 import { key } from "./api.js";
 import { Chat } from "./chat.js";
+import { Compare } from "./compare.js";
 import { Live } from "./live.js";
 import { Reference } from "./reference.js";
+import { language, LANGUAGES, setLanguage, t } from "./texts.js";
 import { html, render, useEffect, useRef, useState } from "./ui.js";
 
-const TABS = { chat: "Chat", live: "Live", api: "API" };
+const TABS = ["chat", "compare", "live", "api"];
 const THEME = "tokenmill-theme";
 const THEMES = ["system", "light", "dark"];
 
 function tabOfAddress() {
   const name = location.hash.slice(1);
-  if (Object.hasOwn(TABS, name)) return name;
+  if (TABS.includes(name)) return name;
   return location.pathname.endsWith("/docs") ? "api" : "chat";
 }
 
@@ -30,15 +32,17 @@ function App() {
   }, []);
   return html`<header class="top">
       <h1>TokenMill</h1>
-      <nav aria-label="Parts of the page">${Object.entries(TABS).map(([name, label]) => html`<a key=${name} href=${`#${name}`}
-        aria-current=${name === tab ? "page" : undefined}>${label}</a>`)}</nav>
+      <nav aria-label=${t("tabs")}>${TABS.map((name) => html`<a key=${name} href=${`#${name}`}
+        aria-current=${name === tab ? "page" : undefined}>${t(`tab.${name}`)}</a>`)}</nav>
       <span class="gap"></span>
-      <button type="button" class="quiet" onClick=${() => askKey(true)}>Key</button>
+      <button type="button" class="quiet" onClick=${() => askKey(true)}>${t("key")}</button>
+      <${Language} />
       <${Theme} />
     </header>
     ${asksKey && html`<${KeyDialog} close=${() => askKey(false)} />`}
     <main>
       <${Chat} isShown=${tab === "chat"} />
+      <${Compare} isShown=${tab === "compare"} />
       <${Live} isShown=${tab === "live"} />
       <${Reference} isShown=${tab === "api"} />
     </main>`;
@@ -55,13 +59,18 @@ function KeyDialog({ close }) {
   };
   return html`<dialog ref=${dialog} aria-labelledby="key-title" onClose=${close}>
     <form onSubmit=${save}>
-      <h2 id="key-title">The server's API key</h2>
-      <p>It stays in this tab, and is forgotten with it.</p>
-      <label>Key<input type="password" autocomplete="off" value=${value} onInput=${(event) => set(event.target.value)} />
+      <h2 id="key-title">${t("key.title")}</h2>
+      <p>${t("key.hint")}</p>
+      <label>${t("key")}<input type="password" autocomplete="off" value=${value} onInput=${(event) => set(event.target.value)} />
       </label>
-      <button type="submit">Use this key</button>
-      <button type="button" class="quiet" onClick=${close}>Cancel</button>
+      <button type="submit">${t("key.use")}</button>
+      <button type="button" class="quiet" onClick=${close}>${t("cancel")}</button>
     </form></dialog>`;
+}
+
+function Language() {
+  return html`<select class="language" aria-label=${t("language")} value=${language} onChange=${(event) => setLanguage(event.target.value)}>
+    ${Object.entries(LANGUAGES).map(([name, text]) => html`<option key=${name} value=${name} lang=${name}>${text}</option>`)}</select>`;
 }
 
 function Theme() {
@@ -71,7 +80,7 @@ function Theme() {
     localStorage.setItem(THEME, theme);
   }, [theme]);
   const next = () => set(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
-  return html`<button type="button" class="quiet" onClick=${next}>Colours: ${theme}</button>`;
+  return html`<button type="button" class="quiet" onClick=${next}>${t("theme", { theme: t(`theme.${theme}`) })}</button>`;
 }
 
 const place = document.getElementById("app");

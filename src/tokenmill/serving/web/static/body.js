@@ -2,17 +2,19 @@
 // command for a shell or a script.
 
 import { key } from "./api.js";
+import { withFiles } from "./attachments.js";
+import { t } from "./texts.js";
 
 export const SAMPLING = [
-  { name: "temperature", label: "Temperature", step: 0.05, min: 0 },
-  { name: "top_p", label: "Top p", step: 0.01, min: 0, max: 1 },
-  { name: "top_k", label: "Top k", step: 1 },
-  { name: "min_p", label: "Min p", step: 0.01, min: 0, max: 1 },
-  { name: "presence_penalty", label: "Presence penalty", step: 0.1, min: -2, max: 2 },
-  { name: "frequency_penalty", label: "Frequency penalty", step: 0.1, min: -2, max: 2 },
-  { name: "repetition_penalty", label: "Repetition penalty", step: 0.05, min: 0 },
-  { name: "max_tokens", label: "Most tokens of an answer", step: 1, min: 1 },
-  { name: "seed", label: "Seed", step: 1 },
+  { name: "temperature", step: 0.05, min: 0 },
+  { name: "top_p", step: 0.01, min: 0, max: 1 },
+  { name: "top_k", step: 1 },
+  { name: "min_p", step: 0.01, min: 0, max: 1 },
+  { name: "presence_penalty", step: 0.1, min: -2, max: 2 },
+  { name: "frequency_penalty", step: 0.1, min: -2, max: 2 },
+  { name: "repetition_penalty", step: 0.05, min: 0 },
+  { name: "max_tokens", step: 1, min: 1 },
+  { name: "seed", step: 1 },
 ];
 export const MOST_ALTERNATIVES = 5;
 
@@ -31,11 +33,13 @@ export function bodyOf(settings, messages, model, begun) {
   for (const message of messages) body.messages.push(sent(message));
   for (const { name } of SAMPLING) if (Number.isFinite(settings[name])) body[name] = settings[name];
   if (settings.stop) body.stop = settings.stop.split("\n").filter(Boolean);
-  if (settings.tools?.trim()) body.tools = parsed(settings.tools, "tools");
+  if (settings.tools?.trim()) body.tools = parsed(settings.tools, t("body.tools"));
   if (settings.schema?.trim()) {
-    const schema = parsed(settings.schema, "the answer's schema");
+    const schema = parsed(settings.schema, t("body.schema"));
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
+  if (settings.thinking) body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
+  if (settings.thinking !== "off" && Number.isFinite(settings.budget)) body.thinking_token_budget = settings.budget;
   if (settings.alternatives !== false) Object.assign(body, { logprobs: true, top_logprobs: MOST_ALTERNATIVES });
   if (begun) goOn(body, begun);
   return { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
@@ -48,13 +52,13 @@ function goOn(body, { content, reasoning, count = 0, since = 0 }) {
   if (body.max_tokens) body.max_tokens = Math.max(1, body.max_tokens - (count - since));
 }
 
-function sent({ role, content, images, calls, callId }) {
+function sent({ role, content, images = [], files = [], calls, callId }) {
   if (role === "tool") return { role, content, tool_call_id: callId };
-  if (images?.length) {
-    const shown = images.map((url) => ({ type: "image_url", image_url: { url } }));
-    return { role, content: [...shown, { type: "text", text: content }] };
-  }
-  if (!calls?.length) return { role, content };
+  const text = withFiles(content, files);
+  const seen = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  const heard = files.filter(({ kind }) => kind === "sound").map(({ url }) => ({ type: "audio_url", audio_url: { url } }));
+  if (seen.length + heard.length) return { role, content: [...seen, ...heard, { type: "text", text }] };
+  if (!calls?.length) return { role, content: text };
   const tool_calls = calls.map(({ id, name, text }) => ({ id, type: "function", function: { name, arguments: text } }));
   return { role, content, tool_calls };
 }

@@ -1,7 +1,7 @@
 // The tab of conversations: their list, the one that is open, and the box that asks.
 
 import { Announcer } from "./announcer.js";
-import { getJson, key } from "./api.js";
+import { getJson } from "./api.js";
 import { asCurl, asPython } from "./body.js";
 import { Composer } from "./composer.js";
 import { branch, siblings } from "./conversation.js";
@@ -9,7 +9,10 @@ import { canGoOn, Desk } from "./desk.js";
 import { useFollow } from "./follow.js";
 import { List } from "./list.js";
 import { Message } from "./message.js";
+import { models, refreshModels, useModels } from "./models.js";
+import { ModelsPanel } from "./models_panel.js";
 import { Settings } from "./settings.js";
+import { parts, t } from "./texts.js";
 import { closesByEscape, Copy, html, useEffect, useLayoutEffect, useMemo, useRef, useRedraw, useState } from "./ui.js";
 
 export function Chat({ isShown }) {
@@ -33,21 +36,21 @@ export function Chat({ isShown }) {
     watch: (draw) => desk.answers.watch(desk.open.id, draw),
   };
   return html`<div class="chat" hidden=${!isShown}>
-    <nav class="list ${panel === "list" ? "shown" : ""}" aria-label="Conversations"
+    <nav class="list ${panel === "list" ? "shown" : ""}" aria-label=${t("chat.conversations")}
       onKeyDown=${(event) => panel === "list" && closesByEscape(event, () => showPanel(""))}>
       <${List} desk=${desk} close=${() => showPanel("")} /></nav>
-    <section class="talk" aria-label="Conversation">
+    <section class="talk" aria-label=${t("chat.conversation")}>
       <div class="bar">
         <button type="button" class="quiet narrow" aria-expanded=${panel === "list"} onClick=${() => toggle("list")}>
-          Conversations</button>
-        <span class="model" title=${model.name}>${model.name}</span>
-        <${Copy} label="Copy as curl" text=${() => asCurl(desk.request())} />
-        <${Copy} label="Copy as Python" text=${() => asPython(desk.request())} />
+          ${t("chat.conversations")}</button>
+        <${ModelButton} model=${model} isOpen=${panel === "models"} open=${() => toggle("models")} />
+        <span class="copies"><${Copy} label=${t("chat.curl")} text=${() => asCurl(desk.request())} />
+          <${Copy} label=${t("chat.python")} text=${() => asPython(desk.request())} /></span>
         <button type="button" class="quiet" aria-expanded=${panel === "settings"} onClick=${() => toggle("settings")}>
-          Settings</button>
+          ${t("settings")}</button>
       </div>
       <div class="scroller">
-        <div class="messages" tabindex="0" role="region" aria-label="Messages" ref=${box} ...${follow.handlers}>
+        <div class="messages" tabindex="0" role="region" aria-label=${t("chat.messages")} ref=${box} ...${follow.handlers}>
           <div class="sheet" ref=${sheet}>
             ${shown.length === 0 && html`<${Greeting} model=${model} ask=${(text) => desk.send(text, [])} />`}
             <${Tools} text=${desk.open.settings.tools} />
@@ -58,43 +61,47 @@ export function Chat({ isShown }) {
           </div>
         </div>
         ${!follow.follows && html`<button type="button" class="to-end" onClick=${follow.toEnd}>
-          ${desk.writes ? "Follow the answer" : "To the end"} ↓</button>`}
+          ${desk.writes ? t("chat.follow") : t("chat.toEnd")} ↓</button>`}
       </div>
       <${Announcer} answers=${desk.answers} id=${desk.open.id} writes=${desk.writes} />
-      <${Composer} desk=${desk} last=${last} takesImages=${model.takesImages} isShown=${isShown} onSend=${follow.toEnd} />
+      <${Composer} desk=${desk} last=${last} isShown=${isShown} onSend=${follow.toEnd} />
     </section>
     ${panel === "settings" && html`<${Settings} settings=${desk.open.settings} defaults=${model.defaults}
       change=${(settings) => desk.set(settings)} close=${() => showPanel("")} />`}
+    ${panel === "models" && html`<${ModelsPanel} chosen=${model.name} choose=${(id) => desk.useModel(id)} close=${() => showPanel("")} />`}
     ${desk.removed && html`<${Removed} desk=${desk} />`}
   </div>`;
 }
 
-const AGAIN_MS = 5000;
-
+// The model that answers in this conversation: the one that was chosen, while it is served, else the first.
 function useModel(desk) {
-  const [model, set] = useState({ name: "", defaults: {}, limit: 0, takesImages: false });
+  const { list } = useModels();
+  const wanted = desk.open.settings.model;
+  const card = list.find(({ id }) => id === wanted) ?? list[0];
+  const [info, setInfo] = useState({ id: "", state: "", defaults: {} });
+  desk.reloadModel = refreshModels;
+  const { id = "", state = "" } = card ?? {};
   useEffect(() => {
-    let timer = 0;
-    const load = async () => {
-      clearTimeout(timer);
-      try {
-        const [info, models] = await Promise.all([getJson("server_info"), getJson("v1/models")]);
-        const { max_model_len: limit, takes_images: takesImages } = info.engine;
-        set({ name: models.data[0].id, defaults: info.default_sampling, limit, takesImages });
-      } catch (error) {
-        // A key is asked for, or the server is away: the first message says which.
-        if (error.status !== 401) timer = setTimeout(load, AGAIN_MS);
-      }
-    };
-    load();
-    desk.reloadModel = load;
-    const leave = key.watch((what) => what === "changed" && load());
+    if (!id || (models.areSeveral && state !== "ready")) return undefined;
+    let isOver = false;
+    getJson(models.path("server_info", card.parent ?? id)).then(({ engine, default_sampling: defaults }) => {
+      if (!isOver) setInfo({ id, defaults, takesImages: engine.takes_images, takesSound: engine.max_clip_seconds > 0 });
+    }, () => {});
     return () => {
-      clearTimeout(timer);
-      leave();
+      isOver = true;
     };
-  }, []);
-  return model;
+  }, [id, state]);
+  const capabilities = card?.capabilities ?? [];
+  const isKnown = info.id === id && id !== "";
+  return { name: id, state, progress: card?.progress, defaults: isKnown ? info.defaults : {},
+    takesImages: isKnown ? info.takesImages : capabilities.includes("vision"),
+    takesSound: isKnown ? info.takesSound : capabilities.includes("audio") };
+}
+
+function ModelButton({ model: { name, state, progress }, isOpen, open }) {
+  return html`<button type="button" class="quiet model" title=${name} aria-expanded=${isOpen} onClick=${open}>${name}
+    ${state && state !== "ready" && html` <small>${t(`state.${state}`)}${progress ? ` ${Math.round(100 * progress.share)} %` : ""}</small>`}
+    ${name && html`<span aria-hidden="true"> ▾</span>`}</button>`;
 }
 
 // As soon as the page can be seen: an effect would come a frame later, and a key before that do nothing.
@@ -120,17 +127,16 @@ function useKeys(isShown, desk, toggle, showPanel) {
 }
 
 // Things to try: of what most models can do, in a few seconds each.
-const TRIES = ["Tell me a short story about a dog.", "Explain what a token is, in three sentences.",
-  "Write a Python function that counts the words of a text."];
+const TRIES = ["try.story", "try.token", "try.code"];
 
 function Greeting({ model, ask }) {
-  return html`<div class="greeting"><h2>Ask ${model.name || "the model"} something</h2>
-    <div class="tries">${TRIES.map((text) => html`<button type="button" class="quiet" key=${text}
-      onClick=${() => ask(text)}>${text}</button>`)}</div>
-    <p>Conversations stay in this browser.</p>
-    <p class="keys"><kbd>Enter</kbd> sends, <kbd>Shift</kbd>+<kbd>Enter</kbd> begins a line,${" "}
-    <kbd>Esc</kbd> stops, <kbd>Ctrl</kbd>+<kbd>K</kbd> searches, <kbd>Ctrl</kbd>+<kbd>Shift</kbd>+<kbd>O</kbd> begins anew,${" "}
-    <kbd>Ctrl</kbd>+<kbd>Shift</kbd>+<kbd>S</kbd> opens the settings.</p></div>`;
+  const key = (text) => html`<kbd>${text}</kbd>`;
+  const keys = { enter: key("Enter"), shift: key("Shift"), esc: key("Esc"), ctrl: key("Ctrl"), k: key("K"), o: key("O"), s: key("S") };
+  return html`<div class="greeting"><h2>${model.name ? t("greeting", { model: model.name }) : t("greeting.noModel")}</h2>
+    <div class="tries">${TRIES.map((name) => html`<button type="button" class="quiet" key=${name}
+      onClick=${() => ask(t(name))}>${t(name)}</button>`)}</div>
+    <p>${t("greeting.kept")}</p>
+    <p class="keys">${parts("greeting.keys", keys)}</p></div>`;
 }
 
 function Tools({ text }) {
@@ -141,8 +147,8 @@ function Tools({ text }) {
     return null;
   }
   if (!Array.isArray(tools) || !tools.length) return null;
-  return html`<details class="tools"><summary>${tools.length} tools that the model may call</summary>
-    ${tools.map((tool) => html`<div class="call"><b>${tool?.function?.name ?? "unnamed"}</b>
+  return html`<details class="tools"><summary>${t("tools.count", { count: tools.length })}</summary>
+    ${tools.map((tool) => html`<div class="call"><b>${tool?.function?.name ?? t("tools.unnamed")}</b>
       <p>${tool?.function?.description ?? ""}</p>
       <pre tabindex="0">${JSON.stringify(tool?.function?.parameters ?? {}, null, 2)}</pre></div>`)}</details>`;
 }
@@ -154,7 +160,7 @@ function Removed({ desk }) {
   useEffect(() => {
     if (document.activeElement === document.body) undo.current?.focus();
   }, [desk.removed]);
-  return html`<div class="removed" role="status"><span>Deleted “${desk.removed.title || "Untitled"}”</span>
-    <button type="button" ref=${undo} onClick=${() => desk.restore()}>Undo</button>
-    <button type="button" class="quiet" aria-label="Dismiss" onClick=${() => desk.dismiss()}>×</button></div>`;
+  return html`<div class="removed" role="status"><span>${t("removed", { title: desk.removed.title || t("untitled") })}</span>
+    <button type="button" ref=${undo} onClick=${() => desk.restore()}>${t("removed.undo")}</button>
+    <button type="button" class="quiet" aria-label=${t("removed.dismiss")} onClick=${() => desk.dismiss()}>×</button></div>`;
 }

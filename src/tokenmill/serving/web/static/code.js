@@ -1,6 +1,7 @@
 // A block of code: its language, colours, a button that copies it, and one that wraps long lines.
 
 import { useLibrary } from "./lazy.js";
+import { t } from "./texts.js";
 import { Copy, html, useMemo, useState } from "./ui.js";
 
 // To colour more than this would hold the page up; it is shown plain.
@@ -13,8 +14,8 @@ export function Code({ text, language, isOpen }) {
   const highlighter = useLibrary("highlighter", isWanted);
   const shown = useMemo(() => (isWanted && highlighter ? coloured(highlighter, text, language) : text),
     [text, language, isWanted, highlighter]);
-  return html`<div class="code"><div class="code-bar"><span>${language || "text"}</span><span class="gap"></span>
-      <button type="button" class="quiet" aria-pressed=${wraps} onClick=${() => wrap(!wraps)}>Wrap</button>
+  return html`<div class="code"><div class="code-bar"><span>${language || t("code.plain")}</span><span class="gap"></span>
+      <button type="button" class="quiet" aria-pressed=${wraps} onClick=${() => wrap(!wraps)}>${t("code.wrap")}</button>
       <${Copy} text=${text} /></div>
     <pre tabindex="0" class=${wraps ? "wraps" : ""}><code>${shown}</code></pre></div>`;
 }

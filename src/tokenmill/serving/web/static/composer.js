@@ -1,12 +1,14 @@
 // The box that asks, and gives the results of calls.
 
+import { accepted, Files } from "./attachments.js";
 import { Images } from "./message.js";
+import { t } from "./texts.js";
 import { FileButton, html, useEffect, useRef, useState } from "./ui.js";
 
-export function Composer({ desk, last, takesImages, isShown, onSend }) {
+export function Composer({ desk, last, isShown, onSend }) {
   const [results, setResults] = useState([]);
   const box = useRef();
-  const { writes, draft, images } = desk;
+  const { writes, draft, images, files, model } = desk;
   const calls = last?.role === "assistant" && !writes ? last.calls ?? [] : [];
   useFocus(box, isShown, desk.open);
   const send = (event) => {
@@ -15,41 +17,42 @@ export function Composer({ desk, last, takesImages, isShown, onSend }) {
     if (calls.length) {
       desk.give(calls, results);
       setResults([]);
-    } else if (draft.trim() || images.length) {
-      desk.send(draft, images);
+    } else if (draft.trim() || images.length || files.length) {
+      desk.send(draft, images, files);
     } else {
       return;
     }
     onSend();
   };
-  // Images come by the button, dropped or pasted; where the model takes none, files go where they always went.
+  // Files come by the button, dropped or pasted.
   const takeFrom = (transfer) => (event) => {
-    const files = [...(event[transfer]?.files ?? [])];
-    if (!takesImages || !files.length) return;
+    const found = [...(event[transfer]?.files ?? [])];
+    if (!found.length) return;
     event.preventDefault();
-    desk.addImages(files);
+    desk.addFiles(found);
   };
-  const remove = (index) => {
-    images.splice(index, 1);
+  const remove = (list) => (index) => {
+    list.splice(index, 1);
     desk.redraw();
   };
   const onKey = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   };
   return html`<form class="composer" onSubmit=${send} onPaste=${takeFrom("clipboardData")}
-      onDrop=${takeFrom("dataTransfer")} onDragOver=${(event) => takesImages && event.preventDefault()}>
-    <${Images} urls=${images} remove=${remove} />
-    ${calls.length > 0 ? calls.map((call, index) => html`<label key=${call.id}>Result of ${call.name}
+      onDrop=${takeFrom("dataTransfer")} onDragOver=${(event) => event.preventDefault()}>
+    <${Images} urls=${images} remove=${remove(images)} />
+    <${Files} files=${files} remove=${remove(files)} />
+    ${calls.length > 0 ? calls.map((call, index) => html`<label key=${call.id}>${t("message.result", { name: call.name })}
         <textarea rows="2" value=${results[index] ?? ""}
           onInput=${(event) => setResults(Object.assign([...results], { [index]: event.target.value }))}></textarea></label>`)
-      : html`<textarea ref=${box} aria-label="Your message" placeholder="Your message"
+      : html`<textarea ref=${box} aria-label=${t("composer.label")} placeholder=${t("composer.label")}
           rows=${Math.min(8, draft.split("\n").length)} value=${draft}
           onInput=${(event) => desk.setDraft(event.target.value)} onKeyDown=${onKey}></textarea>`}
-    ${takesImages && !calls.length && html`<${FileButton} label="Add an image" accept="image/*"
-      onFile=${(file) => desk.addImages([file])} />`}
-    ${writes === "here" ? html`<button type="button" class="stop" onClick=${() => desk.stop()}>Stop</button>`
-      : writes ? html`<span class="hint" role="status">Written by another tab</span>`
-      : html`<button type="submit">Send</button>`}
+    ${!calls.length && html`<${FileButton} label=${t(model.takesImages ? "composer.image" : "composer.file")} accept=${accepted(model)}
+      onFile=${(file) => desk.addFiles([file])} />`}
+    ${writes === "here" ? html`<button type="button" class="stop" onClick=${() => desk.stop()}>${t("composer.stop")}</button>`
+      : writes ? html`<span class="hint" role="status">${t("composer.elsewhere")}</span>`
+      : html`<button type="submit">${t("composer.send")}</button>`}
   </form>`;
 }
 

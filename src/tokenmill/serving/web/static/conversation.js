@@ -1,6 +1,9 @@
 // A conversation is a tree of messages: whoever edits or asks again makes a branch, and nothing is lost.
 // `messages` is a flat list with parents (null: a first message); `chosen` says which child of each is shown.
 
+import { areFiles } from "./attachments.js";
+import { t } from "./texts.js";
+
 export function newConversation() {
   const now = Date.now();
   return { id: crypto.randomUUID?.() ?? String(now + Math.random()), title: "", created: now, updated: now,
@@ -61,13 +64,14 @@ const isList = (value) => value === undefined || Array.isArray(value);
 export function imported(data) {
   const isText = (value) => typeof value === "string";
   const roles = ["user", "assistant", "tool"];
-  if (!data || !isText(data.id) || !Array.isArray(data.messages)) throw new Error("this file holds no conversation");
+  if (!data || !isText(data.id) || !Array.isArray(data.messages)) throw new Error(t("file.noConversation"));
   const ids = new Set();
   for (const message of data.messages) {
     const follows = message.parent === null || ids.has(message.parent);
     if (!Number.isInteger(message.id) || ids.has(message.id) || !follows || !roles.includes(message.role) ||
-      !isText(message.content) || ![message.images, message.calls, message.tokens].every(isList) ||
-      !(message.images ?? []).every(isImage)) throw new Error("a message of this file is damaged");
+      !isText(message.content) || ![message.images, message.calls, message.tokens, message.files].every(isList) ||
+      !areFiles(message.files ?? []) ||
+      !(message.images ?? []).every(isImage)) throw new Error(t("file.damaged"));
     ids.add(message.id);
   }
   const { title, created, chosen, settings } = data;

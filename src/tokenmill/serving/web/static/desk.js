@@ -1,18 +1,21 @@
 // What can be done with conversations: the one that is open, and the list of them.
 
+import { attachmentOf } from "./attachments.js";
 import { Answers, BROKEN, STOPPED } from "./answers.js";
 import { bodyOf } from "./body.js";
 import { add, branch, choose, imported, newConversation } from "./conversation.js";
 import { place } from "./place.js";
 import { allHeads, eachConversation, forget, keep, KEPT_DELETED_MS, load, markDeleted, watchStore, whyNotKept } from "./store.js";
+import { t } from "./texts.js";
 import { prefixBefore } from "./tokens.js";
-import { dataUrl, download, oncePerFrame } from "./ui.js";
+import { download, oncePerFrame } from "./ui.js";
 
 export class Desk {
   heads = [];
   open = { ...newConversation(), settings: place.settings() };
   error = "";
   images = [];
+  files = [];
   removed = null; // the head of the conversation that was deleted last
   #taking = new Set();
   #asking = null;
@@ -30,7 +33,7 @@ export class Desk {
   // Reads what is kept, goes on with what was unfinished, and listens to other tabs until the page ends.
   async start() {
     watchStore(({ id, what }) => {
-      if (what === "blocked") this.fail("Close the other tabs of this page: an older version is open there, and keeps the store.");
+      if (what === "blocked") this.fail(t("desk.blocked"));
       else if (what !== "part") this.refresh();
       if (id === this.open.id && !this.answers.get(id)) this.reread();
     });
@@ -100,7 +103,7 @@ export class Desk {
     const isDone = await this.answers.write(conversation, make, how).finally(() => {
       this.#asking = null;
     });
-    if (!isDone) this.fail("Another tab is writing in this conversation: wait for it, or stop it there.");
+    if (!isDone) this.fail(t("desk.elsewhere"));
     return isDone;
   }
 
@@ -110,13 +113,14 @@ export class Desk {
     return this.#write(() => add(conversation, parent(conversation).id, { role: "assistant", content: "", model: this.model.name }));
   }
 
-  send(text, images) {
+  send(text, images = [], files = []) {
     if (this.writes) return;
     const last = branch(this.open).at(-1)?.id ?? null;
     this.#answerTo((conversation) => {
       this.setDraft("");
       this.images = [];
-      return add(conversation, last, { role: "user", content: text, ...(images.length && { images }) });
+      this.files = [];
+      return add(conversation, last, { role: "user", content: text, ...(images.length && { images }), ...(files.length && { files }) });
     });
     // Chromium decides by itself; other browsers would ask, and what they keep lasts long enough unasked.
     if (navigator.userAgentData) navigator.storage?.persist?.().catch(() => {});
@@ -154,7 +158,7 @@ export class Desk {
   branchAt(message, index, choice) {
     const before = prefixBefore(message, index);
     if (before === null) {
-      this.fail("An answer cannot go on from inside its thinking, or from within a character.");
+      this.fail(t("desk.noBranch"));
       return;
     }
     const [, , top] = message.tokens[index];
@@ -266,13 +270,23 @@ export class Desk {
     await this.#list();
   }
 
-  async addImages(files) {
-    try {
-      for (const file of files) if (file.type.startsWith("image/")) this.images.push(await dataUrl(file));
-    } catch (error) {
-      this.fail(`the image cannot be read: ${error.message}`);
+  async addFiles(files) {
+    this.error = "";
+    for (const file of files) {
+      try {
+        const found = await attachmentOf(file, this.model);
+        if (found.kind === "image") this.images.push(found.url);
+        else this.files.push(found);
+      } catch (error) {
+        this.error = error.message;
+      }
     }
     this.redraw();
+  }
+
+  // Which model answers from now on in this conversation and in new ones.
+  useModel(id) {
+    this.set({ ...this.open.settings, model: id });
   }
 
   request() {

@@ -1,12 +1,20 @@
-// What the page knows of one engine: turns of its loop, lives of requests, numbers over time. All of it is bounded.
+// What the page knows of one engine: turns of its loop, lives of requests, numbers over time. All of it is bounded, and
+// the same whenever the page was opened: what began before the turns that the engine keeps, the engine tells.
 
 // Places in the list that a turn comes as; see `LiveTurn` in core/live.py.
 const FIELDS = ["number", "at", "schedule", "run", "commit", "brought", "waiting", "error", "preempted", "arrived",
   "ended", "step", "requests", "decode", "prefill", "draft", "newPages", "admitted", "chunks", "first"];
-const REQUEST_FIELDS = ["id", "status", "row", "reason", "prompt", "output", "computed", "cached", "preemptions"];
+const REQUEST_FIELDS = ["id", "status", "row", "reason", "prompt", "output", "computed", "cached", "preemptions", "arrivedAt",
+  "rowAt", "firstAt"];
+const OWNER_FIELDS = ["id", "row", "since", "prompt", "arrived", "first"];
+const SAMPLE_FIELDS = ["at", "running", "waiting", "pages", "pinned", "evictable", "queries", "hits", "prompts", "outputs"];
 export const MOST_TURNS = 1000;
 const MOST_LIVES = 4000;
-const MOST_SAMPLES = 1200;
+const SECONDS_KEPT = 300;
+// Samples may come together after a moment in which the server was busy: rates are over this many seconds at least.
+const RATE_S = 0.2;
+// A span that a turn tells of and one that the engine told of are the same if they began at the same time.
+const SAME_S = 1e-6;
 
 const named = (names, values) => Object.fromEntries(names.map((name, index) => [name, values[index]]));
 
@@ -22,6 +30,7 @@ export class EngineView {
     this.lives = new Map();
     this.spans = []; // {row, id, from, to, end}: who had a row when
     this.open = new Map(); // id -> its span that has not ended
+    this.started = new Set(); // requests that have had a token and wait for the next
     this.samples = [];
     this.requests = [];
     this.tree = [];
@@ -29,6 +38,7 @@ export class EngineView {
     this.trouble = "";
     this.numRequests = 0;
     this.now = 0;
+    this.horizon = 0; // when the first of the turns began
     this.lastEnd = 0;
     this.ttft = [];
     this.gaps = [];
@@ -39,23 +49,35 @@ export class EngineView {
       this.trouble = frame.trouble;
       return;
     }
-    if (frame.is_whole) this.clear();
+    if (frame.is_whole) {
+      this.clear();
+      for (const values of frame.owners ?? []) this.takeOwner(named(OWNER_FIELDS, values));
+    }
     this.trouble = "";
     this.now = frame.now;
     this.numRequests = frame.num_requests;
     this.ready = frame.ready ?? this.ready;
     this.tree = frame.tree ?? this.tree;
+    this.stats = frame.stats ?? this.stats;
     for (const values of frame.turns) this.takeTurn(named(FIELDS, values));
-    if (frame.requests) this.takeRequests(frame.requests.map((values) => named(REQUEST_FIELDS, values)));
-    if (frame.stats) this.takeStats(frame.stats);
-    this.trim();
+    for (const values of frame.samples ?? []) this.takeSample(named(SAMPLE_FIELDS, values));
+    if (frame.requests && !frame.is_behind) this.takeRequests(frame.requests.map((values) => named(REQUEST_FIELDS, values)));
+    this.trim(frame.kept_since ?? 0);
+  }
+
+  // One that had a row before the first turn.
+  takeOwner({ id, row, since, prompt, arrived, first }) {
+    Object.assign(this.life(id), { prompt, arrived, first });
+    if (first) this.started.add(id);
+    this.enter(id, row, since);
   }
 
   takeTurn(turn) {
     turn.end = turn.at + turn.schedule + turn.run + turn.commit;
     this.turns.push(turn);
-    const hadRequests = this.open.size > 0;
-    for (const [id, prompt] of turn.arrived) this.lives.set(id, { id, prompt, events: [], arrived: turn.at });
+    const hadStarted = this.started.size > 0;
+    for (const [id, prompt] of turn.arrived) Object.assign(this.life(id), { prompt, arrived: turn.at });
+    for (const id of turn.left ?? []) this.close(id, turn.at, "left");
     for (const id of turn.preempted) {
       this.close(id, turn.at, "preempted");
       this.note(id, turn.at, "preempted");
@@ -63,65 +85,69 @@ export class EngineView {
     for (const [id, row, prompt, computed] of turn.admitted) {
       const life = this.life(id);
       life.prompt ||= prompt;
-      this.note(id, turn.at, "admitted", `row ${row}, ${computed} tokens cached`);
+      this.note(id, turn.at, "admitted", { row, computed });
+      const known = this.open.get(id);
+      if (known?.row === row && Math.abs(known.from - turn.at) < SAME_S) continue;
       this.close(id, turn.at, "left");
       this.enter(id, row, turn.at);
     }
-    for (const [id, tokens] of turn.chunks) this.note(id, turn.at, "ran", `${tokens} tokens`);
+    for (const [id, tokens] of turn.chunks) this.note(id, turn.at, "ran", { tokens });
     for (const id of turn.first) this.takeFirst(id, turn);
     for (const [id, reason] of turn.ended) {
       this.close(id, turn.end, reason);
-      this.note(id, turn.end, "ended", reason);
+      this.note(id, turn.end, "ended", { reason });
+      this.started.delete(id);
     }
-    if (turn.brought) {
-      if (this.lastEnd && hadRequests) this.gaps.push([turn.end, turn.end - this.lastEnd]);
-      this.lastEnd = turn.end;
-    }
+    if (!turn.brought) return;
+    if (this.lastEnd && hadStarted) this.gaps.push([turn.end, turn.end - this.lastEnd]);
+    // While nobody waits for a next token there is no gap.
+    this.lastEnd = this.started.size ? turn.end : 0;
   }
 
   takeFirst(id, turn) {
     const life = this.life(id);
+    this.started.add(id);
     if (life.first) return;
     life.first = turn.end;
-    this.note(id, turn.end, "first token");
+    this.note(id, turn.end, "first");
     if (life.arrived) this.ttft.push([turn.end, turn.end - life.arrived]);
   }
 
   takeRequests(requests) {
     this.requests = requests;
     for (const request of requests) {
-      const life = this.life(request.id);
-      life.prompt ||= request.prompt;
-      if (request.row >= 0 && !this.open.has(request.id)) this.enter(request.id, request.row, this.turns[0]?.at ?? this.now);
-      if (request.row < 0 && request.reason && request.reason !== life.reason) {
-        this.note(request.id, this.now, "waits", request.reason);
+      const { id, row, reason, prompt, arrivedAt, rowAt, firstAt } = request;
+      const life = this.life(id);
+      life.prompt ||= prompt;
+      life.arrived ||= arrivedAt ?? 0;
+      if (firstAt && !life.first) {
+        life.first = firstAt;
+        this.started.add(id);
       }
-      life.reason = request.reason;
+      if (row >= 0 && !this.open.has(id)) this.enter(id, row, rowAt || this.now);
+      if (row < 0 && reason && reason !== life.reason) this.note(id, this.now, "waits", { reason });
+      life.reason = reason;
     }
   }
 
-  takeStats(stats) {
-    const before = this.samples.at(-1);
-    const seconds = before ? this.now - before.at : 0;
-    const rate = (name) => (seconds > 0 ? Math.max(0, stats[name] - before.stats[name]) / seconds : 0);
-    const asked = before ? stats.prefix_queries - before.stats.prefix_queries : 0;
-    this.stats = stats;
-    this.samples.push({
-      at: this.now, stats, tokens: rate("generation_tokens"), prompts: rate("prompt_tokens"),
-      hits: asked > 0 ? (stats.prefix_hits - before.stats.prefix_hits) / asked : null,
-      free: stats.num_pages - stats.num_pages_pinned - stats.num_pages_evictable,
-    });
+  takeSample(sample) {
+    const before = this.samples.findLast(({ at }) => at <= sample.at - RATE_S);
+    const seconds = before ? sample.at - before.at : 0;
+    const rate = (name) => (seconds > 0 ? Math.max(0, sample[name] - before[name]) / seconds : 0);
+    const asked = before ? sample.queries - before.queries : 0;
+    this.samples.push({ ...sample, free: sample.pages - sample.pinned - sample.evictable, outputRate: rate("outputs"),
+      promptRate: rate("prompts"), hitShare: asked > 0 ? (sample.hits - before.hits) / asked : null });
   }
 
   life(id) {
-    if (!this.lives.has(id)) this.lives.set(id, { id, prompt: 0, events: [], arrived: 0 });
+    if (!this.lives.has(id)) this.lives.set(id, { id, prompt: 0, events: [], arrived: 0, first: 0 });
     return this.lives.get(id);
   }
 
-  note(id, at, what, detail = "") {
+  note(id, at, what, detail = {}) {
     const { events } = this.life(id);
     const last = events.at(-1);
-    if (last?.what === what && last.detail === detail) {
+    if (last?.what === what && JSON.stringify(last.detail) === JSON.stringify(detail)) {
       last.count += 1;
       last.until = at;
     } else if (events.length < 400) events.push({ at, until: at, what, detail, count: 1 });
@@ -140,13 +166,17 @@ export class EngineView {
     this.open.delete(id);
   }
 
-  trim() {
+  // Forgets what the engine has forgotten, so that a page that was opened later shows the same.
+  trim(keptSince) {
+    const gone = this.turns.findIndex(({ at }) => at >= keptSince);
+    if (gone !== 0) this.turns.splice(0, gone < 0 ? this.turns.length : gone);
     if (this.turns.length > MOST_TURNS) this.turns.splice(0, this.turns.length - MOST_TURNS);
-    const from = this.turns[0]?.at ?? 0;
-    if (this.spans.some((span) => span.to < from)) this.spans = this.spans.filter((span) => span.to >= from);
-    for (const list of [this.samples, this.ttft, this.gaps]) {
-      if (list.length > MOST_SAMPLES) list.splice(0, list.length - MOST_SAMPLES);
-    }
+    this.horizon = this.turns[0]?.at ?? keptSince;
+    if (this.spans.some((span) => span.to < this.horizon)) this.spans = this.spans.filter((span) => span.to >= this.horizon);
+    this.ttft = this.ttft.filter(([at]) => at >= this.horizon);
+    this.gaps = this.gaps.filter(([at, length]) => at - length >= this.horizon);
+    const old = this.samples.findIndex(({ at }) => at >= this.now - SECONDS_KEPT);
+    if (old > 0) this.samples.splice(0, old);
     for (const id of this.lives.keys()) {
       if (this.lives.size <= MOST_LIVES) break;
       if (!this.open.has(id)) this.lives.delete(id);

@@ -1,6 +1,7 @@
 // One stream of an answer: asks for it, and adds to a message as its parts come.
 
 import { ApiError, checked, events } from "./api.js";
+import { t } from "./texts.js";
 import { breath } from "./ui.js";
 
 // What a message may keep of its tokens: a long answer must not fill the browser's store.
@@ -40,7 +41,7 @@ export async function generate(message, body, signal, changed) {
         rested = performance.now();
       }
     }
-    if (!message.finish) throw new ApiError("the stream ended before the answer did", 0);
+    if (!message.finish) throw new ApiError(t("error.ended"), 0);
   } finally {
     message.progress = null;
     message.seconds = {

@@ -1,16 +1,17 @@
 // The tab of the engines: one panel for each, fed by one stream, which is open only while somebody looks.
 
 import { checked, events, key } from "./api.js";
-import { Charts } from "./charts.js";
-import { EngineView, seconds } from "./engine_view.js";
-import { RequestPanel } from "./request_panel.js";
-import { openFile, perfettoText, stepsText } from "./step_files.js";
-import { Timeline, told } from "./timeline.js";
-import { TreeMap } from "./tree_map.js";
-import { download, FileButton, html, number, oncePerFrame, useEffect, useRef, useRedraw, useState } from "./ui.js";
+import { EnginePanel } from "./engine_panel.js";
+import { EngineView } from "./engine_view.js";
+import { models, useModels } from "./models.js";
+import { PlaybackBar, usePlayback } from "./playback.js";
+import { openFile } from "./step_files.js";
+import { Tabs } from "./tabs.js";
+import { t } from "./texts.js";
+import { FileButton, html, oncePerFrame, useEffect, useRef, useRedraw, useState } from "./ui.js";
 
 const RETRY = 1000;
-const MOST_ROWS = 60;
+const ALL = "all";
 
 export function Live({ isShown }) {
   const redraw = useRedraw();
@@ -18,41 +19,56 @@ export function Live({ isShown }) {
   const [isPaused, pause] = useState(false);
   const [opened, setOpened] = useState(null);
   const [error, fail] = useState("");
+  const [wanted, want] = useState({ model: "", engine: ALL });
   const version = useRef(0);
+  const loaded = useModels().list.filter(({ state, parent }) => state === "ready" && !parent);
+  const model = loaded.some(({ id }) => id === wanted.model) ? wanted.model : loaded[0]?.id ?? "";
+  const isNone = models.areSeveral && !model;
+  const draw = oncePerFrame(() => {
+    version.current += 1;
+    redraw();
+  });
   useEffect(() => {
-    if (!isShown || isPaused || opened) return undefined;
-    const draw = oncePerFrame(() => {
-      version.current += 1;
-      redraw();
-    });
-    return follow(views, draw, fail);
-  }, [isShown, isPaused, opened]);
+    if (!isShown || isPaused || opened || isNone) return undefined;
+    views.clear();
+    return follow(views, models.path("live", model), draw, fail);
+  }, [isShown, isPaused, opened, model, isNone]);
+  const playback = usePlayback(opened, draw);
   const open = async (file) => {
     try {
-      setOpened({ name: file.name, view: await openFile(file) });
+      setOpened({ name: file.name, log: await openFile(file) });
       fail("");
     } catch (problem) {
       fail(`${file.name}: ${problem.message}`);
     }
   };
-  const shown = opened ? [opened.view] : [...views.values()].sort((one, other) => one.index - other.index);
-  return html`<section class="live" hidden=${!isShown} aria-label="Live">
+  const engines = isNone ? [] : [...views.values()].sort((one, other) => one.index - other.index);
+  const isThere = engines.some(({ index }) => String(index) === wanted.engine);
+  const shown = opened ? [playback.view] : engines.filter(({ index }) => !isThere || String(index) === wanted.engine);
+  return html`<section class="live" hidden=${!isShown} aria-label=${t("tab.live")}>
     <div class="bar">
       ${opened ? html`<span class="model">${opened.name}</span>
-          <button type="button" onClick=${() => setOpened(null)}>Back to the engines</button>`
-        : html`<button type="button" aria-pressed=${isPaused} onClick=${() => pause(!isPaused)}>${isPaused ? "Go on" : "Pause"}</button>
-          <span class="hint">${isPaused ? "paused: the server is not asked" : "four times a second"}</span><span class="gap"></span>`}
-      <${FileButton} label="Open a step log" accept="" onFile=${open} />
+          <button type="button" onClick=${() => setOpened(null)}>${t("live.back")}</button>`
+        : html`<button type="button" aria-pressed=${isPaused} onClick=${() => pause(!isPaused)}>${isPaused ? t("live.goOn") : t("live.pause")}</button>
+          <span class="hint">${isPaused ? t("live.isPaused") : t("live.often")}</span>
+          ${loaded.length > 0 && html`<${Tabs} label=${t("live.models")} chosen=${model} choose=${(id) => want({ model: id, engine: ALL })}
+            tabs=${loaded.map(({ id }) => [id, id])} />`}
+          ${engines.length > 1 && html`<${Tabs} label=${t("live.engines")} chosen=${isThere ? wanted.engine : ALL}
+            choose=${(engine) => want({ ...wanted, engine })} tabs=${[[ALL, t("live.all")],
+              ...engines.map(({ index }) => [String(index), t("engine.title", { index })])]} />`}
+          <span class="gap"></span>`}
+      <${FileButton} label=${t("live.open")} accept="" onFile=${open} />
     </div>
     ${error && html`<p class="error" role="alert">${error}</p>`}
-    <div class="engines">${shown.map((view) => html`<${EnginePanel} key=${(opened?.name ?? "") + view.index} view=${view}
-      version=${version.current} />`)}
-      ${!shown.length && !error && html`<p class="hint">Waiting for the engines…</p>`}</div>
+    ${opened && html`<${PlaybackBar} playback=${playback} />`}
+    <div class="engines">${shown.map((view) => html`<${EnginePanel} key=${`${opened?.name ?? model} ${view.index}`} view=${view}
+      path=${(route) => models.path(route, model)} version=${version.current} />`)}
+      ${!shown.length && !error && html`<p class="hint">${isNone ? t("live.noneLoaded") : t("live.waiting")}</p>`}</div>
   </section>`;
 }
 
 // Keeps a stream open until the function that it returns is called, and takes its frames in.
-function follow(views, draw, fail) {
+function follow(views, address, draw, fail) {
   let controller = null;
   let timer = 0;
   let isOver = false;
@@ -62,9 +78,10 @@ function follow(views, draw, fail) {
     if (isOver || document.hidden) return;
     const own = (controller = new AbortController());
     try {
-      const reply = await checked("live", { signal: own.signal });
+      const reply = await checked(address, { signal: own.signal });
       fail("");
       for await (const data of events(reply)) {
+        if (isOver) return;
         take(views, JSON.parse(data));
         draw();
       }
@@ -93,67 +110,7 @@ function take(views, frame) {
     views.delete(frame.engine);
     return;
   }
+  if (!frame.engine && frame.engine !== 0) return;
   if (!views.has(frame.engine)) views.set(frame.engine, new EngineView(frame.engine));
   views.get(frame.engine).take(frame);
-}
-
-function EnginePanel({ view, version }) {
-  const [shown, setWindow] = useState({ length: view.isFile ? Math.max(0.1, view.now - view.turns[0].at) : 10, end: view.isFile ? view.now : null });
-  const [chosen, choose] = useState({});
-  const { stats, ready } = view;
-  const id = chosen.span?.id;
-  const pick = (span) => choose({ span });
-  return html`<article class="engine" aria-label=${`Engine ${view.index}`}>
-    <header><h2>Engine ${view.index}</h2>
-      ${view.trouble && html`<p class="error" role="alert">${view.trouble}</p>`}
-      ${stats && html`<p class="facts"><span><b>${stats.num_running}</b> running</span><span><b>${stats.num_waiting}</b> waiting</span>
-        <span><b>${stats.num_rows_used}</b> of ${ready?.max_num_seqs} rows</span><span><b>${stats.num_preemptions}</b> preemptions</span>
-        ${stats.num_draft_tokens > 0 && html`<span><b>${number.format((100 * stats.num_accepted_tokens) / stats.num_draft_tokens)} %</b> of drafts kept</span>`}</p>`}
-      <span class="row">
-        ${shown.end !== null && !view.isFile && html`<button type="button" class="quiet" onClick=${() => setWindow({ ...shown, end: null })}>Follow</button>`}
-        <button type="button" class="quiet" disabled=${!view.turns.length}
-          onClick=${() => download(`engine-${view.index}-steps.jsonl`, stepsText(view), "application/jsonl")}>Download steps</button>
-        <button type="button" class="quiet" disabled=${!view.turns.length}
-          onClick=${() => download(`engine-${view.index}-perfetto.json`, perfettoText(view))}>For Perfetto</button></span>
-    </header>
-    <p class="legend">${["decode", "prefill", "draft", "schedule", "commit"].map((name) => html`<span class=${`ink-${name}`}>■ ${name}</span> `)}
-      <span class="ink-faint">■ run</span></p>
-    <${Timeline} ...${{ view, version, window: shown, setWindow, choose }} chosen=${id} />
-    ${chosen.turn && html`<section class="panel" aria-label="Step"><p>${told(chosen.turn)}</p></section>`}
-    ${id && html`<${RequestPanel} key=${id} view=${view} id=${id} close=${() => choose({})} />`}
-    ${stats && html`<${Pool} stats=${stats} />`}
-    ${!view.isFile && html`<${Charts} view=${view} version=${version} />
-      <${Queue} view=${view} pick=${pick} />
-      <h3>Cached prefixes</h3><${TreeMap} nodes=${view.tree} version=${version} />`}
-  </article>`;
-}
-
-function Pool({ stats }) {
-  const free = stats.num_pages - stats.num_pages_pinned - stats.num_pages_evictable;
-  const parts = [["pinned", stats.num_pages_pinned], ["evictable", stats.num_pages_evictable], ["free", free]];
-  return html`<div class="pool" role="img" aria-label=${parts.map(([name, count]) => `${count} pages ${name}`).join(", ")}>
-    ${parts.map(([name, count]) => html`<span class=${`pages ${name}`} style=${{ flexGrow: count }}></span>`)}</div>
-    <p class="hint">Pages: ${parts.map(([name, count]) => `${count.toLocaleString("en")} ${name}`).join(", ")}</p>`;
-}
-
-function Queue({ view, pick }) {
-  const waiting = view.requests.filter(({ row }) => row < 0);
-  const reasons = Object.entries(view.stats?.waiting_by_reason ?? {}).filter(([, count]) => count);
-  return html`<h3>Queue <small>${reasons.map(([reason, count]) => `${count} for ${reason}`).join(", ") || "no request waits"}</small></h3>
-    ${waiting.length > 0 && html`<div class="wide" tabindex="0" role="region" aria-label="Queue"><table><thead><tr><th>Request</th>
-      <th>Prompt</th><th>Waited</th><th>Why</th></tr></thead><tbody>${waiting.slice(0, MOST_ROWS).map((request) => html`<tr key=${request.id}>
-      <td><button type="button" class="quiet" onClick=${() => pick(request)}><code class="id">${request.id.slice(0, 8)}</code></button></td>
-      <td>${request.prompt}</td><td>${waited(view, request)}</td><td>${why(request)}</td></tr>`)}
-    </tbody></table></div>`}
-    ${waiting.length > MOST_ROWS && html`<p class="hint">and ${view.numRequests - view.open.size - MOST_ROWS} more</p>`}`;
-}
-
-// The reason of one that was preempted says so only until it is looked at again.
-function why({ status, reason }) {
-  return status === "preempted" && !reason.startsWith("was preempted") ? `preempted; ${reason}` : reason;
-}
-
-function waited(view, { id }) {
-  const arrived = view.lives.get(id)?.arrived;
-  return arrived ? seconds(view.now - arrived) : "";
 }

@@ -5,6 +5,7 @@
 
 import { Code } from "./code.js";
 import { extensions, Formula } from "./formula.js";
+import { t } from "./texts.js";
 import { html, useEffect, useRef, useRedraw } from "./ui.js";
 
 const { Marked, Lexer, Tokenizer } = globalThis.marked;
@@ -160,7 +161,7 @@ function listOf({ ordered, start, items }) {
 function tableOf({ header, rows }) {
   const cells = (row, name) => row.map(({ tokens, align }) => html`<${name} class=${align ? `to-${align}` : undefined}>${
     linesOf(tokens)}<//>`);
-  return html`<div class="table" tabindex="0" role="region" aria-label="Table"><table><thead><tr>${cells(header, "th")}</tr></thead>
+  return html`<div class="table" tabindex="0" role="region" aria-label=${t("table")}><table><thead><tr>${cells(header, "th")}</tr></thead>
     <tbody>${rows.map((row) => html`<tr>${cells(row, "td")}</tr>`)}</tbody></table></div>`;
 }
 

@@ -1,6 +1,7 @@
 // The tab of the API: every route as the server describes it, and a form that calls it.
 
 import { call, getJson, key } from "./api.js";
+import { parts, t } from "./texts.js";
 import { Copy, html, useEffect, useState } from "./ui.js";
 
 const SHOWN_BYTES = 100_000;
@@ -21,10 +22,10 @@ export function Reference({ isShown }) {
   }, [isShown, api]);
   const routes = Object.entries(api?.paths ?? {}).flatMap(([path, methods]) =>
     Object.entries(methods).map(([method, route]) => ({ path, method: method.toUpperCase(), route })));
-  return html`<section class="reference" hidden=${!isShown} aria-label="API">
-    <h2>TokenMill's API ${api && html`<small>version ${api.info.version}</small>`}</h2>
-    <p>The same as data: <a href="openapi.json">openapi.json</a>.
-      <input type="search" aria-label="Search routes" placeholder="Search" value=${wanted}
+  return html`<section class="reference" hidden=${!isShown} aria-label=${t("tab.api")}>
+    <h2>${t("api.title")} ${api && html`<small>${t("api.version", { version: api.info.version })}</small>`}</h2>
+    <p>${parts("api.data", { link: html`<a href="openapi.json">openapi.json</a>` })}
+      <input type="search" aria-label=${t("api.search")} placeholder=${t("search")} value=${wanted}
         onInput=${(event) => search(event.target.value)} /></p>
     ${error && html`<p class="error" role="alert">${error}</p>`}
     ${routes.filter(({ path }) => path.includes(wanted)).map((one) => html`<${Route} key=${one.method + one.path}
@@ -41,24 +42,25 @@ function Route({ path, method, route, schemas }) {
     <summary><b>${method}</b> ${path} <span class="hint">${(route.description ?? "").split("\n")[0]}</span></summary>
     ${isOpen && html`${(route.description ?? "").includes("\n") && html`<p>${route.description}</p>`}
       ${schema && html`<${Fields} schema=${schema} />`}
-      ${kind === "multipart/form-data" ? html`<p class="hint">A file comes as a form: this page does not send any.</p>`
+      ${kind === "multipart/form-data" ? html`<p class="hint">${t("api.form")}</p>`
         : html`<${Try} ...${{ path, method, schema }} parameters=${route.parameters ?? []} />`}`}
   </details>`;
 }
 
 function Fields({ schema }) {
   const needed = new Set(schema.required ?? []);
-  return html`<div class="wide" tabindex="0" role="region" aria-label="Fields of the body"><table><thead><tr><th>Field</th><th>Type</th><th>Default</th></tr></thead>
+  return html`<div class="wide" tabindex="0" role="region" aria-label=${t("api.fields")}><table><thead><tr>
+      ${["field", "type", "default"].map((name) => html`<th key=${name} scope="col">${t(`api.${name}`)}</th>`)}</tr></thead>
     <tbody>${Object.entries(schema.properties ?? {}).map(([name, field]) => html`<tr key=${name}><td><code>${name}</code></td>
-      <td>${kindOf(field)}</td><td>${needed.has(name) ? "required" : JSON.stringify(field.default) ?? ""}</td></tr>`)}
+      <td>${kindOf(field)}</td><td>${needed.has(name) ? t("api.required") : JSON.stringify(field.default) ?? ""}</td></tr>`)}
     </tbody></table></div>`;
 }
 
 function kindOf(schema) {
   if (schema.$ref) return schema.$ref.split("/").pop();
-  if (schema.anyOf) return [...new Set(schema.anyOf.map(kindOf))].join(" or ");
+  if (schema.anyOf) return [...new Set(schema.anyOf.map(kindOf))].join(" | ");
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(", ");
-  if (schema.type === "array") return `list of ${kindOf(schema.items ?? {})}`;
+  if (schema.type === "array") return `${kindOf(schema.items ?? {})}[]`;
   return schema.type ?? "any";
 }
 
@@ -101,18 +103,18 @@ function Try({ path, method, schema, parameters }) {
       const options = { method, signal: stop.signal, text: schema ? body : undefined };
       await show(await call(address(path, parameters, values), options), setAnswer);
     } catch (error) {
-      setAnswer((before) => ({ ...before, status: error.name === "AbortError" ? "stopped" : error.message }));
+      setAnswer((before) => ({ ...before, status: error.name === "AbortError" ? t("end.stopped") : error.message }));
     }
     setController(null);
   };
   return html`<form class="try" onSubmit=${run}>
-    ${parameters.map(({ name, required }) => html`<label key=${name}>${name}${required ? "" : " (may be left out)"}
+    ${parameters.map(({ name, required }) => html`<label key=${name}>${name}${required ? "" : ` ${t("api.optional")}`}
       <input value=${values[name] ?? ""} required=${required}
         onInput=${(event) => setValues({ ...values, [name]: event.target.value })} /></label>`)}
-    ${schema && html`<label>Body<textarea rows=${Math.min(14, body.split("\n").length + 1)} spellcheck="false" value=${body}
+    ${schema && html`<label>${t("api.body")}<textarea rows=${Math.min(14, body.split("\n").length + 1)} spellcheck="false" value=${body}
       onInput=${(event) => setBody(event.target.value)}></textarea></label>`}
-    ${controller ? html`<button type="button" class="stop" onClick=${() => controller.abort()}>Stop</button>`
-      : html`<button type="submit">Try it</button>`}
+    ${controller ? html`<button type="button" class="stop" onClick=${() => controller.abort()}>${t("composer.stop")}</button>`
+      : html`<button type="submit">${t("api.try")}</button>`}
     ${answer && html`<div class="answer"><p role="status"><b>${answer.status}</b> ${answer.type}
       <${Copy} text=${answer.text ?? ""} /></p><pre tabindex="0">${answer.text}</pre></div>`}
   </form>`;
@@ -138,7 +140,7 @@ async function show(reply, set) {
     text += value;
     if (text.length > SHOWN_BYTES) {
       reader.cancel();
-      text = `${text.slice(0, SHOWN_BYTES)}\n… (more than this page shows)`;
+      text = `${text.slice(0, SHOWN_BYTES)}\n${t("api.more")}`;
       set({ status, type, text });
       return;
     }

@@ -2,6 +2,7 @@
 // that a server wrote with --step-log.
 
 import { EngineView } from "./engine_view.js";
+import { t } from "./texts.js";
 
 const FORMAT = "tokenmill-live-1";
 const PARTS = ["schedule", "run", "commit"];
@@ -31,33 +32,29 @@ export function perfettoText(view) {
     events.push({ ph: "C", pid, ts, name: "tokens", args: { decode, prefill, draft } });
   }
   for (const { row, id, from, to, end } of view.spans) {
-    const start = Math.max(from, zero);
-    events.push({ ph: "X", pid, tid: row + 1, ts: micro(start - zero), dur: micro(Math.min(to, view.now) - start), name: id,
+    events.push({ ph: "X", pid, tid: row + 1, ts: micro(from - zero), dur: micro(Math.min(to, view.now) - from), name: id,
       args: { end } });
   }
   return JSON.stringify({ displayTimeUnit: "ms", traceEvents: events });
 }
 
-// A view of what a file holds. Throws where it is neither kind.
+// The turns that a file holds, and what the engine was. Throws where it is neither kind.
 export async function openFile(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
-  const view = new EngineView(0);
-  if (bytes[0] === 0x7b) readLines(view, new TextDecoder().decode(bytes));
-  else readStepLog(view, bytes);
-  if (!view.turns.length) throw new Error("no step is in this file");
-  Object.assign(view, { isFile: true, now: view.turns.at(-1).end });
-  return view;
+  const log = bytes[0] === 0x7b ? readLines(new TextDecoder().decode(bytes)) : readStepLog(bytes);
+  if (!log.turns.length) throw new Error(t("file.empty"));
+  return log;
 }
 
-function readLines(view, text) {
+function readLines(text) {
   const [head, ...turns] = text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
-  if (head.format !== FORMAT) throw new Error("these are no steps of TokenMill");
-  view.ready = head.ready;
-  for (const turn of turns) view.takeTurn(turn);
+  if (head.format !== FORMAT) throw new Error(t("file.noSteps"));
+  return { ready: head.ready, turns };
 }
 
 // Each record is msgpack with its length before it, in four bytes. There is no time of day in it: steps follow each other.
-function readStepLog(view, bytes) {
+function readStepLog(bytes) {
+  const view = new EngineView(0); // who has a row while the log is read
   const data = new DataView(bytes.buffer);
   let place = 0;
   let at = 0;
@@ -68,18 +65,19 @@ function readStepLog(view, bytes) {
     const record = globalThis.MessagePack.decode(bytes.subarray(place + 4, place + 4 + length));
     place += 4 + length;
     if (number === 0) {
-      if (!record.scheduler) throw new Error("this is no step log");
+      if (!record.scheduler) throw new Error(t("file.noLog"));
       view.ready = { num_pages: record.num_pages, page_size: record.page_size };
     } else at += takeRecord(view, record, number, at);
     number += 1;
   }
+  return { ready: view.ready, turns: view.turns };
 }
 
 // The seconds of a record, after it was taken in.
 function takeRecord(view, record, number, at) {
   const [schedule, run, commit] = record.seconds;
   const { events: inputs = [], plan, waiting = "", error = "", token_ids: ids = [], rest = 0 } = record;
-  const turn = { number, at: at + rest, schedule, run, commit, waiting, error, brought: ids.length, preempted: [], ended: [], first: [],
+  const turn = { number, at: at + rest, schedule, run, commit, waiting, error, brought: ids.length, preempted: [], left: [], ended: [], first: [],
     chunks: [], admitted: [], step: 0, requests: 0, decode: 0, prefill: 0, draft: 0, newPages: 0,
     arrived: inputs.filter(({ type }) => type === "Added").map(({ message }) => [message.id, message.prompt_token_ids.length]) };
   for (const { type, ids: gone } of inputs) if (type === "Aborted") for (const id of gone) turn.ended.push([id, "abort"]);
@@ -93,7 +91,7 @@ function takePlan(view, turn, plan) {
   // A log does not say who ended: whose row another takes had left it; who comes back was preempted.
   for (const { row, request_id: id } of plan.new_rows) {
     if (view.open.has(id)) turn.preempted.push(id);
-    for (const [other, span] of view.open) if (span.row === row && other !== id) view.close(other, turn.at, "left");
+    for (const [other, span] of view.open) if (span.row === row && other !== id) turn.left.push(other);
   }
   Object.assign(turn, { step: plan.step, requests: plan.request_ids.length, newPages: plan.page_ids.length });
   plan.request_ids.forEach((id, index) => {

@@ -4,6 +4,8 @@
 // are being written: a long answer is not written anew with each of its pieces. A part says where it begins, so it may
 // be taken in twice.
 
+import { number, t } from "./texts.js";
+
 const NAME = "tokenmill";
 const VERSION = 2;
 const ALL = ["conversations", "heads", "parts"];
@@ -15,9 +17,10 @@ const watchers = new Set();
 const channel = new BroadcastChannel("tokenmill");
 let opened;
 
-channel.onmessage = ({ data }) => tell(data);
+channel.onmessage = ({ data }) => tellHere(data);
 
-function tell(change) {
+// Tells this page of a change, as another tab is told by itself.
+export function tellHere(change) {
   for (const watcher of watchers) watcher(change);
 }
 
@@ -47,7 +50,7 @@ function open() {
       resolve(database);
     };
     request.onerror = () => resolve(null);
-    request.onblocked = () => tell({ what: "blocked" });
+    request.onblocked = () => tellHere({ what: "blocked" });
   });
   return opened;
 }
@@ -75,7 +78,7 @@ async function run(mode, act) {
     const transaction = database.transaction(ALL, mode);
     const result = act(Object.fromEntries(ALL.map((name) => [name, transaction.objectStore(name)])));
     transaction.oncomplete = () => resolve(result());
-    transaction.onerror = transaction.onabort = () => reject(transaction.error ?? new Error("the browser refused"));
+    transaction.onerror = transaction.onabort = () => reject(transaction.error ?? new Error(t("refused")));
   });
 }
 
@@ -173,9 +176,8 @@ export async function eachConversation(act) {
 
 // A sentence about why something was not kept.
 export async function whyNotKept(error) {
-  if (error?.name !== "QuotaExceededError") return `not kept: ${error?.message ?? error}`;
+  if (error?.name !== "QuotaExceededError") return t("store.notKept", { error: error?.message ?? error });
   const { usage = 0, quota = 0 } = (await navigator.storage?.estimate?.()) ?? {};
-  const megabytes = (bytes) => `${Math.round(bytes / 2 ** 20)} MB`;
-  return `This browser keeps no more (${megabytes(usage)} of ${megabytes(quota)} are used): export what matters, delete ` +
-    "conversations, and send again. What you see is kept as long as the page is open.";
+  const megabytes = (bytes) => `${number.format(Math.round(bytes / 2 ** 20))} MB`;
+  return t("store.full", { usage: megabytes(usage), quota: megabytes(quota) });
 }

@@ -3,6 +3,7 @@
 
 import { seconds } from "./engine_view.js";
 import { begin, colours } from "./paint.js";
+import { number, t } from "./texts.js";
 import { html, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const TOKENS = 96; // heights in pixels
@@ -48,7 +49,7 @@ export function Timeline({ view, version, window: shown, setWindow, chosen, choo
       return;
     }
     const { turn, span } = find(event);
-    setHint(turn ? told(turn) : span ? `row ${span.row}: ${span.id}${span.end ? `, ${span.end}` : ""}` : "");
+    setHint(turn ? told(turn) : span ? t("timeline.span", { row: span.row, id: span.id, end: span.end ? t(`end.${span.end}`) : "" }) : "");
   };
   const onUp = (event) => {
     if (drag.current && !drag.current.moved) choose(find(event));
@@ -66,23 +67,24 @@ export function Timeline({ view, version, window: shown, setWindow, chosen, choo
     zoom(event.deltaY > 0 ? 1.2 : 1 / 1.2, timeAt(event.offsetX));
   };
   return html`<div class="timeline">
-    <canvas ref=${canvas} tabindex="0" role="img" aria-label=${`Timeline of engine ${view.index}: arrow keys move, plus and minus zoom`}
+    <canvas ref=${canvas} tabindex="0" role="img" aria-label=${t("timeline.label", { index: view.index })}
       onPointerDown=${(event) => { drag.current = { x: event.clientX, end, moved: false }; }} onPointerMove=${onMove}
       onPointerUp=${onUp} onPointerLeave=${() => { drag.current = null; setHint(""); }} onWheel=${onWheel} onKeyDown=${onKey}>
     </canvas>
-    <p class="hint" aria-live="off">${hint || "Each bar is a step; each lane a row of the page table. Click for more."}</p></div>`;
+    <p class="hint" aria-live="off">${hint || t("timeline.hint")}</p></div>`;
 }
 
 export function told(turn) {
-  const split = PARTS.map((part) => `${part} ${seconds(turn[part])}`).join(", ");
-  const tokens = [[turn.decode, "decode"], [turn.prefill, "prefill"], [turn.draft, "draft"]].filter(([count]) => count)
-    .map(([count, kind]) => `${count} ${kind}`).join(", ");
-  return `step ${turn.step}: ${turn.requests} requests, ${tokens} tokens; ${split}${turn.waiting ? `; first in the queue: ${turn.waiting}` : ""}${turn.error ? `; ${turn.error}` : ""}`;
+  const split = PARTS.map((part) => `${t(`part.${part}`)} ${seconds(turn[part])}`).join(", ");
+  const tokens = ["decode", "prefill", "draft"].filter((kind) => turn[kind])
+    .map((kind) => `${number.format(turn[kind])} ${t(`tokens.${kind}`)}`).join(", ");
+  const more = [turn.waiting && t("timeline.first", { reason: turn.waiting }), turn.error].filter(Boolean);
+  return [t("timeline.step", { step: turn.step, requests: turn.requests, tokens, split }), ...more].join("; ");
 }
 
 function draw(canvas, view, { start, end, lane, height, chosen }) {
   const { context, width } = begin(canvas, height);
-  const ink = colours("decode", "prefill", "draft", "schedule", "run", "commit", "line", "faint", "bad", "soft", "text", "brand");
+  const ink = colours("decode", "prefill", "draft", "schedule", "run", "commit", "line", "faint", "bad", "soft", "text", "back");
   const x = (at) => ((at - start) / (end - start)) * width;
   drawAxis(context, { start, end, width, height, x, ink });
   const seen = view.turns.filter((turn) => turn.step && turn.end >= start && turn.at <= end);
@@ -109,8 +111,8 @@ function draw(canvas, view, { start, end, lane, height, chosen }) {
     }
   }
   context.fillStyle = ink.faint;
-  context.fillText(`${most} tokens`, 2, 10);
-  drawLanes(context, view, { start, end, lane, x, ink, chosen });
+  context.fillText(t("timeline.most", { count: number.format(most) }), 2, 10);
+  drawLanes(context, view, { start, end, lane, height, x, ink, chosen });
 }
 
 function drawAxis(context, { start, end, width, height, x, ink }) {
@@ -119,18 +121,28 @@ function drawAxis(context, { start, end, width, height, x, ink }) {
   const step = decade * [1, 2, 5, 10].find((factor) => factor * decade >= least);
   context.strokeStyle = context.fillStyle = ink.line;
   context.lineWidth = 1;
+  const room = context.measureText(t("timeline.axis")).width + 12;
   for (let at = Math.ceil(start / step) * step; at < end; at += step) {
     context.beginPath();
     context.moveTo(Math.round(x(at)) + 0.5, 0);
     context.lineTo(Math.round(x(at)) + 0.5, height);
     context.stroke();
     context.fillStyle = ink.faint;
-    context.fillText(`-${seconds(Math.max(0, end - at))}`, x(at) + 3, TOKENS + SPLIT + AXIS);
+    const text = `-${seconds(Math.max(0, end - at))}`;
+    if (x(at) + 3 + context.measureText(text).width < width - room) context.fillText(text, x(at) + 3, TOKENS + SPLIT + AXIS);
   }
   context.fillRect(0, TOKENS, width, 1);
+  context.textAlign = "right";
+  context.fillText(t("timeline.axis"), width - 4, TOKENS + SPLIT + AXIS);
+  context.textAlign = "left";
 }
 
-function drawLanes(context, view, { start, end, lane, x, ink, chosen }) {
+function drawLanes(context, view, { start, end, lane, height, x, ink, chosen }) {
+  // What was before the first step that is kept is not known, but for those who had rows since then.
+  if (x(view.horizon) > 0) {
+    context.fillStyle = ink.soft;
+    context.fillRect(0, 0, Math.min(x(view.horizon), x(end)), height);
+  }
   for (const span of view.spans) {
     if (span.to < start || span.from > end) continue;
     const top = LANES_AT + span.row * lane;
@@ -151,5 +163,13 @@ function drawLanes(context, view, { start, end, lane, x, ink, chosen }) {
       context.fillStyle = ink[MARKS[span.end]];
       context.fillRect(right - 3, top, 3, lane - 1);
     }
+  }
+  const each = Math.ceil(10 / lane); // rows between two numbers
+  for (let row = 0; LANES_AT + row * lane < height; row += each) {
+    const text = row ? String(row) : t("timeline.row", { row });
+    context.fillStyle = ink.back;
+    context.fillRect(0, LANES_AT + row * lane, context.measureText(text).width + 5, Math.min(lane, 11));
+    context.fillStyle = ink.text;
+    context.fillText(text, 2, LANES_AT + row * lane + Math.min(lane, 11) - 1);
   }
 }

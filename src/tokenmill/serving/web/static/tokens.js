@@ -1,6 +1,7 @@
 // The tokens of an answer one by one, those that the model was less sure of more marked; a click on one shows what else
 // was likely, and lets the answer go on from there with another.
 
+import { t } from "./texts.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
 // A token that holds only a part of a character is shown as this sign.
@@ -19,12 +20,12 @@ function Alternatives({ token: [text, logprob, top], onBranch }) {
   const rows = top.some(([other]) => other === text) ? top : [[text, logprob], ...top];
   const table = useRef();
   useEffect(() => table.current.scrollIntoView({ block: "nearest" }), [text, logprob]);
-  return html`<table ref=${table} class="alternatives" aria-label="Alternatives"><tbody>${rows.map(([other, value]) => html`
+  return html`<table ref=${table} class="alternatives" aria-label=${t("tokens.alternatives")}><tbody>${rows.map(([other, value]) => html`
     <tr class=${other === text ? "chosen" : ""}><td><code>${named(other)}</code></td>
     <td>${(100 * Math.exp(value)).toFixed(2)} %</td><td><meter min="0" max="1" value=${Math.exp(value)}
-      aria-label="probability"></meter></td>
+      aria-label=${t("tokens.probability")}></meter></td>
     <td class="go">${onBranch && other !== text && other && !other.includes(PART) && !isSign(other) && html`<button type="button" class="quiet"
-      aria-label=${`Go on with ${named(other)}`} onClick=${() => onBranch([other, value])}>Go on from here</button>`}</td>
+      aria-label=${t("tokens.goOnWith", { token: named(other) })} onClick=${() => onBranch([other, value])}>${t("tokens.goOn")}</button>`}</td>
     </tr>`)}</tbody></table>`;
 }
 

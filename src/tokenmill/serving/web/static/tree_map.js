@@ -2,10 +2,14 @@
 // are strong, old ones pale; what requests hold has a frame. Click goes into a prefix.
 
 import { begin, colours } from "./paint.js";
-import { html, number, useLayoutEffect, useRef, useState } from "./ui.js";
+import { number, t } from "./texts.js";
+import { html, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const HEIGHT = 190;
 const ROOT = -1;
+const MOST = 1024; // the server sends no more
+const MOST_LISTED = 40;
+const COLUMNS = ["tokens", "depth", "users", "age", "children"];
 
 export function TreeMap({ nodes, version }) {
   const canvas = useRef();
@@ -24,14 +28,27 @@ export function TreeMap({ nodes, version }) {
   });
   const tell = (event) => {
     const box = find(event);
-    setHint(box ? `${box.tokens} tokens behind ${box.depth}; ${box.users ? `held by ${box.users} requests` : "held by none"}; used ${box.age} steps ago; ${box.children} prefixes go on from it` : "");
+    setHint(box ? t("tree.told", box) : "");
   };
   const total = nodes.reduce((sum, [, , tokens]) => sum + tokens, 0);
-  return html`<div><p class="hint">${nodes.length} prefixes, ${number.format(total)} tokens${nodes.length >= 1024 ? " (the first 1024 prefixes)" : ""}
-      ${root !== ROOT && html`<button type="button" class="quiet" onClick=${() => setTop(ROOT)}>Show all</button>`}</p>
-    <canvas ref=${canvas} role="img" aria-label="Map of cached prefixes" onPointerMove=${tell} onPointerLeave=${() => setHint("")}
+  return html`<div><p class="hint">${t("tree.size", { count: nodes.length, tokens: number.format(total) })}${nodes.length >= MOST ? ` ${t("tree.first", { most: MOST })}` : ""}
+      ${root !== ROOT && html`<button type="button" class="quiet" onClick=${() => setTop(ROOT)}>${t("tree.all")}</button>`}</p>
+    <canvas ref=${canvas} role="img" aria-label=${t("tree.map")} onPointerMove=${tell} onPointerLeave=${() => setHint("")}
       onClick=${(event) => setTop(find(event)?.id ?? ROOT)}></canvas>
-    <p class="hint">${hint || "Click on a prefix to go into it."}</p></div>`;
+    <p class="hint">${hint || t("tree.hint")}</p>
+    ${nodes.length > 0 && html`<${List} nodes=${nodes} root=${root} enter=${setTop} />`}</div>`;
+}
+
+// The largest prefixes as a table, for who does not see the map or has no mouse.
+function List({ nodes, root, enter }) {
+  const [isOpen, open] = useState(false);
+  const largest = isOpen ? layout(nodes, root).sort((one, other) => other.tokens - one.tokens).slice(0, MOST_LISTED) : [];
+  return html`<details onToggle=${(event) => open(event.target.open)}><summary>${t("tree.list")}</summary>
+    ${isOpen && html`<div class="wide" tabindex="0" role="region" aria-label=${t("tree.title")}><table><thead><tr>
+      ${COLUMNS.map((name) => html`<th key=${name} scope="col">${t(`tree.${name}`)}</th>`)}</tr></thead>
+      <tbody>${largest.map((box) => html`<tr key=${box.id}><td><button type="button" class="quiet" onClick=${() => enter(box.id)}>
+        ${number.format(box.tokens)}</button></td>${COLUMNS.slice(1).map((name) => html`<td key=${name}>${number.format(box[name])}</td>`)}</tr>`)}
+      </tbody></table></div>`}</details>`;
 }
 
 // Boxes in parts of the canvas's width and height.

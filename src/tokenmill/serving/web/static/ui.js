@@ -1,5 +1,7 @@
 // The libraries, which scripts before this one have left under names of their own, as the modules of the page use them.
 
+import { t } from "./texts.js";
+
 export const { h, render } = globalThis.preact;
 export const { useState, useEffect, useLayoutEffect, useRef, useMemo } = globalThis.preactHooks;
 export const html = globalThis.htm.bind(h);
@@ -61,14 +63,14 @@ export function useFocusInside(place) {
   }, []);
 }
 
-export function Copy({ text, label = "Copy" }) {
+export function Copy({ text, label = t("copy") }) {
   const [said, say] = useState("");
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
-      say("Copied");
+      say(t("copied"));
     } catch {
-      say("The browser refused");
+      say(t("refused"));
     }
     setTimeout(() => say(""), 1200);
   };
@@ -95,5 +97,3 @@ export function dataUrl(file) {
     reader.readAsDataURL(file);
   });
 }
-
-export const number = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });

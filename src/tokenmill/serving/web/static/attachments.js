@@ -1,0 +1,65 @@
+// What a message brings besides its words: images and sound where the model takes them, and files of text, which are sent
+// as text. Other files are refused, with the reason.
+
+import { number, t } from "./texts.js";
+import { dataUrl, html } from "./ui.js";
+
+// A prompt of more would fill the context of most models, and the browser's store.
+const MOST_TEXT_BYTES = 400_000;
+const ACCEPTED = "text/*,.md,.csv,.json,.jsonl,.yaml,.yml,.toml,.ini,.log,.py,.js,.ts,.c,.h,.cpp,.rs,.go,.java,.sh,.sql,.html,.css,.xml";
+
+// What a file dialogue offers for a model.
+export const accepted = ({ takesImages, takesSound }) => [ACCEPTED, takesImages && "image/*", takesSound && "audio/*"].filter(Boolean).join(",");
+
+// {kind, name, text or url} of a file. Throws with a sentence where it cannot be sent.
+export async function attachmentOf(file, { takesImages, takesSound }) {
+  const { name, type, size } = file;
+  if (type.startsWith("image/") && type !== "image/svg+xml") {
+    if (!takesImages) throw new Error(t("file.noImages", { name }));
+    return { kind: "image", name, url: await dataUrl(file) };
+  }
+  if (type.startsWith("audio/")) {
+    if (!takesSound) throw new Error(t("file.noSound", { name }));
+    return { kind: "sound", name, url: await dataUrl(file) };
+  }
+  if (size > MOST_TEXT_BYTES) throw new Error(t("file.large", { name, most: number.format(MOST_TEXT_BYTES / 1000) }));
+  const text = textOf(new Uint8Array(await file.arrayBuffer()));
+  if (text === null) throw new Error(t("file.noText", { name }));
+  return { kind: "text", name, text };
+}
+
+function textOf(bytes) {
+  if (bytes.includes(0)) return null;
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch {
+    return null;
+  }
+}
+
+// The files of a message as a part of its text: each between fences that do not end within it.
+export function withFiles(content, files = []) {
+  const blocks = files.filter(({ kind }) => kind === "text").map(({ name, text }) => {
+    const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([ticks]) => ticks.length));
+    const fence = "`".repeat(longest + 1);
+    return `${name}\n${fence}\n${text.replace(/\n?$/, "\n")}${fence}`;
+  });
+  return [...blocks, content].filter(Boolean).join("\n\n");
+}
+
+const SHOWN_CHARACTERS = 2000;
+
+export function Files({ files, remove }) {
+  return files.length > 0 && html`<div class="files">${files.map(({ kind, name, text, url }, index) => html`<div class="file" key=${index}>
+    ${kind === "text" ? html`<details><summary>${name} <small>${t("file.characters", { count: number.format(text.length) })}</small></summary>
+        <pre tabindex="0">${text.slice(0, SHOWN_CHARACTERS)}${text.length > SHOWN_CHARACTERS ? "…" : ""}</pre></details>`
+      : html`<span>♪ ${name} <small>${t("file.sound", { size: number.format(Math.round(url.length * 0.75 / 1000)) })}</small></span>`}
+    ${remove && html`<button type="button" class="quiet" aria-label=${t("file.remove", { name })} onClick=${() => remove(index)}>×</button>`}
+  </div>`)}</div>`;
+}
+
+const isText = (value) => typeof value === "string";
+
+// Whether what a file of conversations says of a message's files can be shown and sent.
+export const areFiles = (files) => files.every((one) => one && isText(one.name) && (one.kind === "text" ? isText(one.text)
+  : one.kind === "sound" && isText(one.url) && /^data:audio\/[a-z0-9+.-]+;base64,/.test(one.url)));

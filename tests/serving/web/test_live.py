@@ -1,0 +1,155 @@
+"""The tab of the engines: the same for who was there from the start and who comes midway."""
+
+import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.engine.scheduler.harness import Harness
+from tests.serving.server.running_server import start_server
+from tests.serving.web.conftest import keep_asking
+from tests.serving.web.test_browser import until
+from tests.serving.web.test_everybody import serious
+from tokenmill.config.configs import EngineConfig
+from tokenmill.serving.replicas.starter import ENGINE_MODULE
+
+NUM_CLIENTS = 6
+# More than come in one report, and more than are kept.
+MOST_TURNS_SEEN = 1300
+
+
+@pytest.fixture
+def worked(tmp_path):
+    """A server of a real engine that a few clients ask until the block ends, one of them for a very long answer."""
+    checkpoint = make_checkpoint(tmp_path / "tiny", "qwen3", max_position_embeddings=4096)
+    engine = EngineConfig(model=str(checkpoint), num_pages=400, max_num_seqs=4, max_num_batched_tokens=32)
+    is_over = threading.Event()
+    with start_server(engine, ENGINE_MODULE) as server, ThreadPoolExecutor(NUM_CLIENTS + 1) as clients:
+        try:
+            clients.submit(ask_long, server.url, is_over)
+            for number in range(NUM_CLIENTS):
+                clients.submit(keep_asking, server.url, number, is_over)
+            yield server
+        finally:
+            is_over.set()
+            server.post("/resume")
+
+
+def ask_long(url, is_over):
+    """One request that is older than all iterations that are kept."""
+    body = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "temperature": 0, "stream": True}
+    while not is_over.is_set():
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as reply:
+            for _ in reply.iter_lines():
+                if is_over.is_set():
+                    return
+
+
+def num_turns(url):
+    with httpx.stream("GET", f"{url}/live", timeout=30) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: ") and (turns := json.loads(line[6:]).get("turns")):
+                return turns[-1][0]
+    return 0
+
+
+def trace_of(page, path):
+    """The steps and lanes that a page shows, by its own export; lanes that have not ended without how long they are."""
+    with page.expect_download() as download:
+        page.get_by_role("article", name="Engine 0").get_by_role("button", name="For Perfetto").click()
+    download.value.save_as(path)
+    events = [one for one in json.loads(path.read_text())["traceEvents"] if one["ph"] == "X"]
+    is_open = [one["tid"] > 0 and not one["args"]["end"] for one in events]
+    return sorted(
+        (one["tid"], one["ts"], one["name"], -1 if open_ else one["dur"])
+        for one, open_ in zip(events, is_open, strict=True)
+    )
+
+
+def test_a_page_that_is_opened_midway_shows_what_one_from_the_start_shows(worked, open_page, tmp_path):
+    early = open_page(f"{worked.url}/#live")
+    early.get_by_role("article", name="Engine 0").wait_for()
+    until(early, lambda: num_turns(worked.url) > MOST_TURNS_SEEN)
+    worked.post("/pause?mode=keep&clear_cache=false")  # all open requests stay where they are
+    early.wait_for_timeout(1500)
+    early.get_by_role("button", name="Pause").click()  # now nobody watches: the server forgets what it has shown
+    before = trace_of(early, tmp_path / "early.json")
+    early.wait_for_timeout(700)
+    late = open_page(f"{worked.url}/#live")
+    late.get_by_role("article", name="Engine 0").wait_for()
+    late.wait_for_timeout(3000)
+    late.get_by_role("button", name="Pause").click()
+    now = trace_of(late, tmp_path / "late.json")
+    assert serious(late) == []
+    lanes = [one for one in now if one[0] > 0]
+    assert len(now) - len(lanes) > 1000
+    assert now == before
+    assert any(ts < 0 for _, ts, *_ in lanes), "the long request began before the first step that is kept"
+    assert any(length < 0 for *_, length in lanes), "and goes on"
+    for name in (".charts", ".requests"):
+        texts = [page.get_by_role("article", name="Engine 0").locator(name).inner_text() for page in (early, late)]
+        # How old a request is goes on.
+        assert re.sub(r"[\d.]+ m?s\b", "", texts[0]) == re.sub(r"[\d.]+ m?s\b", "", texts[1])
+
+
+# Two requests with a pause of nine seconds between them: four turns each, of which the last three bring tokens.
+GAPS = """async () => {
+  const { EngineView } = await import("/web/engine_view.js");
+  const view = new EngineView(0);
+  const turn = (number, at, id, { arrived, first, ended, brought = 0 }) => [
+    number, at, 0.01, 0.08, 0.01, brought, "", "", [], arrived ? [[id, 4]] : [], ended ? [[id, "stop"]] : [],
+    number, 1, 1, 0, 0, 0, arrived ? [[id, 0, 4, 0]] : [], [], first ? [id] : [],
+  ];
+  const life = (number, at, id) => [
+    turn(number, at, id, { arrived: true }),
+    turn(number + 1, at + 0.1, id, { first: true, brought: 1 }),
+    turn(number + 2, at + 0.2, id, { brought: 1 }),
+    turn(number + 3, at + 0.3, id, { ended: true, brought: 1 }),
+  ];
+  const turns = [...life(1, 1, "a"), ...life(5, 10, "b")];
+  view.take({ engine: 0, is_whole: true, now: 12, turns, owners: [], kept_since: 1, num_requests: 0, samples: [] });
+  const lengths = (list) => list.map(([, length]) => length);
+  return { gaps: lengths(view.gaps), ttft: lengths(view.ttft), spans: view.spans.length };
+}"""
+
+
+def test_gaps_leave_out_the_time_in_which_nobody_waited(echo, open_page):
+    page = open_page(echo.url)
+    page.get_by_label("Your message").wait_for()
+    found = page.evaluate(GAPS)
+    assert found["gaps"] == pytest.approx([0.1] * 4)
+    assert found["ttft"] == pytest.approx([0.2, 0.2])
+    assert found["spans"] == 2
+
+
+def test_a_step_log_is_played_back_as_fast_as_somebody_likes(echo, open_page, tmp_path):
+    harness = Harness(log=tmp_path / "log", num_pages=40)
+    for _ in range(6):
+        harness.add([1, 2, 3] * 3, 12)
+    harness.drain()
+    harness.engine.close()
+    page = open_page(f"{echo.url}/#live")
+    page.get_by_label("Open a step log").set_input_files(tmp_path / "log")
+    slider = page.get_by_role("slider", name="The moment that is shown")
+    end = float(slider.get_attribute("max"))
+    assert float(slider.input_value()) == pytest.approx(end)
+    region = page.get_by_role("article", name="Engine 0").get_by_role("region", name="Requests")
+    slider.fill(str(end / 3))
+    region.get_by_role("row").nth(2).wait_for()  # somebody has a row in the middle of it
+    slider.fill("0")
+    speed = page.get_by_role("combobox", name="Speed")
+    speed.select_option("0.1")
+    page.get_by_role("button", name="Play", exact=True).click()
+    until(page, lambda: float(slider.input_value()) > 0)
+    page.get_by_role("button", name="Hold").click()
+    held = slider.input_value()
+    page.wait_for_timeout(300)
+    assert slider.input_value() == held
+    speed.select_option("64")
+    page.get_by_role("button", name="Play", exact=True).click()
+    until(page, lambda: float(slider.input_value()) == pytest.approx(end))
+    page.get_by_role("button", name="Play", exact=True).wait_for()
