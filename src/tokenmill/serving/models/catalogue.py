@@ -16,8 +16,8 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.model_description import FoundModel, ModelDescription
 from tokenmill.core.names import did_you_mean
 from tokenmill.ipc.python_child import run_python
-from tokenmill.serving.models.keeper import NEVER, Rules
 from tokenmill.serving.models.model_server import SOCKET
+from tokenmill.serving.models.records import NEVER, Rules
 from tokenmill.serving.models.reports import Launch
 from tokenmill.serving.server.http.errors import ModelNotFound, without_folders
 from tokenmill.serving.server.ollama.names import LATEST, tagged
@@ -56,6 +56,11 @@ class Entry(msgspec.Struct, frozen=True):
         """Hexadecimal digest that another path, size or time of its files changes."""
         identity = f"{self.found.path}|{self.found.num_bytes}|{self.found.modified}"
         return hashlib.sha256(identity.encode()).hexdigest()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """API keys that its server takes; empty: it needs none."""
+        return self.server.api_key
 
     def rules(self, ttl: float) -> Rules:
         """Return what holds for its memory; `ttl`: seconds where its preset says nothing; 0: never."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenmill.core.sizes import size_text
 from tokenmill.serving.models.catalogue import Entry
-from tokenmill.serving.models.keeper import NEVER
+from tokenmill.serving.models.records import NEVER
 from tokenmill.serving.models.service import ModelService, exit_text
-from tokenmill.serving.models.states import ModelState
+from tokenmill.serving.models.states import SERVING, ModelState
 from tokenmill.serving.server.ollama.models import NEVER_EXPIRES, parameter_count
 from tokenmill.serving.server.ollama.names import tagged
 
@@ -23,6 +23,8 @@ _STATUS = {
     ModelState.LOADING: "loading",
     ModelState.READY: "loaded",
     ModelState.DRAINING: "loaded",
+    ModelState.FALLING_ASLEEP: "sleeping",
+    ModelState.SLEEPING: "sleeping",
     ModelState.UNLOADING: "unloaded",
     ModelState.FAILED: "unloaded",
 }
@@ -123,10 +125,10 @@ class Listing:
         found = []
         for entry in self._service.catalogue:
             record = self._service.record(entry.name)
-            if record.state in (ModelState.READY, ModelState.DRAINING):
+            if record.state in SERVING:
                 left = record.expires_at - time.monotonic()
                 until = NEVER_EXPIRES if record.expires_at == NEVER else _time(time.time() + left)
-                memory = entry.description.memory.total
+                memory = record.num_bytes
                 on_gpu = 0 if entry.engine.device == "cpu" else memory
                 loaded = {"expires_at": until, "size": memory, "size_vram": on_gpu}
                 found.append(self.tag(entry, entry.name) | loaded | {"context_length": self._context(entry)})

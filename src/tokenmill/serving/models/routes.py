@@ -19,7 +19,7 @@ from tokenmill.serving.models.listing import Listing
 from tokenmill.serving.models.reply import Answers
 from tokenmill.serving.models.scrape import scraped
 from tokenmill.serving.models.service import ModelService
-from tokenmill.serving.models.states import ModelState
+from tokenmill.serving.models.states import SERVING
 from tokenmill.serving.server.generation.reply import JSON_LINES
 from tokenmill.serving.server.http.body import read_body
 from tokenmill.serving.server.http.body_budget import BodyBudget
@@ -27,8 +27,6 @@ from tokenmill.serving.server.http.errors import ModelNotFound
 from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.ollama.models import ModelBody
 from tokenmill.serving.server.ollama.writer import now
-
-_LOADED = (ModelState.READY, ModelState.DRAINING)
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -71,7 +69,7 @@ class ListRoutes:
         if name is None:
             return Response(status_code=200)
         entry = self._service.catalogue.find(name)
-        if self._service.record(entry.name).state not in _LOADED:
+        if self._service.record(entry.name).state not in SERVING:
             return json_response(self._listing.state(entry), 503)
         reply = await self._service.servers[entry.name].http.get("/health")
         return Response(reply.content, reply.status_code, media_type="application/json")
@@ -93,7 +91,7 @@ class ListRoutes:
         """Show what a loaded model's server is; without ?model= also what one that is not loaded would be."""
         name = request.query_params.get("model")
         entry = next(iter(self._service.catalogue), None) if name is None else self._service.catalogue.find(name)
-        if entry is not None and self._service.record(entry.name).state in _LOADED:
+        if entry is not None and self._service.record(entry.name).state in SERVING:
             return await self._passing.pass_on(request, entry, None)
         if entry is None or name is not None:
             raise not_loaded(name)
@@ -165,7 +163,7 @@ class OllamaRoutes:
         """Describe a model: as its server does if it is loaded."""
         body = await read_body(request, ModelBody, self._shared.bodies)
         entry = self._named(body)
-        if self._service.record(entry.name).state in _LOADED:
+        if self._service.record(entry.name).state in SERVING:
             asked = Asked(None, msgspec.json.encode({"model": body.model or body.name}))
             return await self._shared.answers.answer(request, entry, asked)
         return json_response(self._listing.shown(entry))
@@ -239,7 +237,7 @@ class PassRoutes:
         """Ask the loaded models one after the other which of them knows a request, an answer or a session."""
         body = (await read_asked(request, self._shared.bodies)).body if request.method == "POST" else None
         reply: Response | None = None
-        for name in [one for one in self._service.servers if self._service.record(one).state in _LOADED]:
+        for name in [one for one in self._service.servers if self._service.record(one).state in SERVING]:
             reply = await self.pass_on(request, self._service.catalogue[name], body)
             if reply.status_code != httpx.codes.NOT_FOUND:
                 return reply
@@ -260,12 +258,12 @@ class PassRoutes:
         """
         name = request.query_params.get("model")
         if name is None and self._service.last_used is None:
-            loaded = [one for one in self._service.servers if self._service.record(one).state in _LOADED]
+            loaded = [one for one in self._service.servers if self._service.record(one).state in SERVING]
             if not loaded:
                 raise not_loaded(None)
             name = loaded[0]
         entry = self._service.catalogue.find(name or self._service.last_used or "")
-        if self._service.record(entry.name).state not in _LOADED:
+        if self._service.record(entry.name).state not in SERVING:
             raise not_loaded(entry.name)
         return entry
 
