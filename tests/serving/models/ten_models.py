@@ -58,7 +58,7 @@ class Conversation:
 
 @dataclasses.dataclass
 class Tally:
-    """What came out of all requests."""
+    """Counts, times and problems of all requests."""
 
     counts: Counter = dataclasses.field(default_factory=Counter)
     first_tokens: list[float] = dataclasses.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""`victims`: choose the models that have to go, or to sleep, before one more can be loaded. Pure; the keeper carries it out.
+"""`victims`: choose the models that have to go, or to sleep, before one more can be loaded. It changes nothing.
 
     missing = what the model takes - (free + what will be free in a moment)
 

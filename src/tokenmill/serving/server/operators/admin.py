@@ -51,7 +51,7 @@ _PRIVATE = frozenset(
         "tokenizer",
         "uds",
     }
-    | {"kv_source", "models", "models_dir", "rendezvous", "weight_cache_dir", "weight_memory"}
+    | {"api_key_models", "kv_source", "models", "models_dir", "rendezvous", "weight_cache_dir", "weight_memory"}
 )
 
 
