@@ -81,6 +81,19 @@ class ListRoutes:
         reply = await self._service.servers[entry.name].http.get("/health")
         return Response(reply.content, reply.status_code, media_type="application/json")
 
+    async def live(self, _request: Request) -> Response:
+        """Return 200 while this server answers at all."""
+        return Response(status_code=200)
+
+    async def ready(self, _request: Request) -> Response:
+        """Return 200 once the pinned models have been loaded, or have died, which is theirs alone; 503 before."""
+        service = self._service
+        pinned = [entry.name for entry in service.catalogue if entry.preset.pinned]
+        awaited = [name for name in pinned if not (service.record(name).used or service.deaths[name])]
+        if awaited:
+            raise ModelNotLoaded(f"pinned models are being loaded: {', '.join(awaited)}")
+        return Response(status_code=200)
+
     async def version(self, _request: Request) -> Response:
         """Show the version."""
         return json_response({"version": VERSION})
