@@ -2,9 +2,9 @@
 
 A page may send requests anywhere, but cannot read the answer; so a request that changes something must come from a page
 of the server or of an allowed origin, or from no page at all, and bodies must be of a type that a page cannot send
-without asking first; what comes from no browser but from curl may say that it is a form, or nothing. A page can also let
-its own name point to this machine and read replies as from its own server (DNS rebinding); so clients of a server on the
-loopback must call it by a name that only this machine or network gives.
+without asking first; what comes from no browser may say that it is a form, as curl does, or nothing. A page can also
+let its own name point to this machine and read replies as from its own server (DNS rebinding); so clients of a server
+on the loopback must call it by a name that only this machine or network gives.
 """
 
 from __future__ import annotations
