@@ -186,6 +186,13 @@ def test_a_bad_variable_is_refused_by_name():
         read_configs([], {"TOKENMILL_PORT": "x"})
 
 
+def test_variables_of_llama_cpp_are_named_once(capsys):
+    check_names(Given({}, {"LLAMA_ARG_CTX_SIZE": "4096", "LLAMA_ARG_N_PARALLEL": "2"}), CONFIGS)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tokenmill: LLAMA_ARG_CTX_SIZE and 1 more of llama.cpp are not read: ")
+    assert "--ctx-size" in line and "TOKENMILL_MAX_MODEL_LEN" in line
+
+
 def test_an_unknown_variable_is_reported_and_ignored(capsys):
     check_names(Given({}, {"TOKENMILL_PROT": "1", "TOKENMILL_URL": "u", "OTHER": "1"}), CONFIGS)
     assert capsys.readouterr().err == (

@@ -11,12 +11,17 @@ import yaml
 
 from tests.house.source_tree import ROOT
 from tokenmill.cli.serve import read_configs
+from tokenmill.cli.serve_models import check_flags
+from tokenmill.config.model_presets import read_presets
 from tokenmill.config.server_settings import DEFAULT_PORT
+from tokenmill.serving.server.http.middleware import OPEN_ROUTES
 
 DEPLOY = ROOT / "deploy"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+CHART = DEPLOY / "helm" / "tokenmill"
+MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "tokenmill.yaml").read_text()))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -34,8 +39,10 @@ def words(instruction: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     "path", [*DEPLOY.rglob("*.y*ml"), *(ROOT / ".github").rglob("*.yml")], ids=lambda path: path.name
 )
-def test_every_yaml_file_is_a_mapping(path):
-    assert isinstance(yaml.safe_load(path.read_text()), dict)
+def test_every_yaml_file_is_made_of_mappings(path):
+    if path.parent != CHART / "templates":
+        documents = list(yaml.safe_load_all(path.read_text()))
+        assert documents and all(isinstance(document, dict) for document in documents)
 
 
 def test_the_dockerfile_copies_what_exists_and_docker_may_see():
@@ -134,3 +141,71 @@ def test_wheels_are_tried_with_files_that_exist():
     named = re.findall(r"\{project\}/(\S+)", settings["test-command"])
     assert named
     assert all((ROOT / name).exists() for name in named)
+
+
+def check_two_models(presets: str, flags: list[str], tmp_path):
+    """The flags serve two models of these presets, which are fetched by the names that they have there."""
+    path = tmp_path / "models.toml"
+    path.write_text(presets)
+    given = [flag.replace("/etc/tokenmill/models.toml", str(path)) for flag in flags]
+    engine, server = read_configs(given, {})
+    check_flags(engine, server)
+    assert (server.host, server.port) == ("0.0.0.0", DEFAULT_PORT)
+    assert server.models == str(path) and server.models_memory and engine.kv_disk.startswith("/models/")
+    named = read_presets(path).named
+    assert len(named) == 2 and sum(preset.default for preset in named.values()) == 1
+    return {preset.model for preset in named.values()}
+
+
+def test_the_compose_file_of_two_models_fetches_and_serves_them(tmp_path):
+    services = yaml.safe_load((DEPLOY / "compose.models.yaml").read_text())["services"]
+    verb, *flags = services["tokenmill"]["command"]
+    assert verb == "serve"
+    mounts = dict(mount.split(":")[:2] for mount in services["tokenmill"]["volumes"])
+    assert mounts["./models.toml"] == "/etc/tokenmill/models.toml"
+    models = check_two_models((DEPLOY / "models.toml").read_text(), flags, tmp_path)
+    assert set(re.findall(r"tokenmill pull (\S+)", services["fetch"]["command"][0])) == models
+    assert services["tokenmill"]["build"]["target"] in stages()
+    assert all(port.startswith("127.0.0.1:") for port in services["tokenmill"]["ports"])
+
+
+def test_the_manifests_serve_two_models_and_name_each_other(tmp_path):
+    kinds = {one["kind"]: one for one in MANIFESTS}
+    assert {one["metadata"]["name"] for one in MANIFESTS} == {"tokenmill"}
+    pod = kinds["Deployment"]["spec"]["template"]
+    (container,), (fetch,) = pod["spec"]["containers"], pod["spec"]["initContainers"]
+    models = check_two_models(kinds["ConfigMap"]["data"]["models.toml"], container["args"][1:], tmp_path)
+    assert set(re.findall(r"tokenmill pull (\S+)", fetch["command"][-1])) == models
+    assert kinds["Service"]["spec"]["selector"] == pod["metadata"]["labels"]
+    assert kinds["Deployment"]["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert container["ports"][0]["containerPort"] == DEFAULT_PORT
+    volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert {mount["name"] for one in (container, fetch) for mount in one["volumeMounts"]} == volumes
+    probes = {container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
+    assert probes <= OPEN_ROUTES, "they bring no key"
+    assert pod["spec"]["terminationGracePeriodSeconds"] > read_configs([], {})[1].shutdown_timeout
+
+
+def test_the_chart_names_values_that_it_has_and_serves_the_same_as_the_manifests(tmp_path):
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    text = "".join(path.read_text() for path in sorted((CHART / "templates").iterdir()))
+    named = {tuple(path.split(".")) for path in re.findall(r"\.Values\.([\w.]+)", text)}
+    for path in named:
+        found = values
+        for part in path:
+            found = found[part]
+    assert {path[0] for path in named} == values.keys(), "each value is used"
+    defined = set(re.findall(r'define "([\w.]+)"', text))
+    assert set(re.findall(r'include "([\w.]+)"', text)) == defined
+    assert len(re.findall(r"\{\{-? (?:with|define|range|if) ", text)) == len(re.findall(r"\{\{-? end ", text))
+    flags = re.findall(
+        r"^ +- (--\S+(?:=\{\{ \S+ \}\})?)$", (CHART / "templates" / "deployment.yaml").read_text(), re.MULTILINE
+    )
+    sizes = {"{{ .Values.modelsMemory }}": values["modelsMemory"], "{{ . }}": values["kvDiskSize"]}
+    for name, size in sizes.items():
+        flags = [flag.replace(name, size) for flag in flags]
+    assert check_two_models(values["models"], flags, tmp_path) == set(values["fetch"])
+    container = next(one for one in MANIFESTS if one["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][
+        0
+    ]
+    assert flags == container["args"][1:]

@@ -81,20 +81,34 @@ def test_pages_of_its_own_and_of_friends_and_what_is_no_page_may(opened):
     assert send(opened, "POST", "/v1/completions", *at_home, host="mill.example", body=body) == 200
 
 
+UNSAID = ["X: y", "Content-Type: application/x-www-form-urlencoded", "Content-Type:"]
+OF_BROWSERS = ["User-Agent: Mozilla/5.0", "Referer: https://evil.example/", "Cookie: a=b", "Sec-Fetch-Site: cross-site"]
+
+
 def test_a_body_must_say_that_it_is_json(opened, routes):
     for method, path in routes:
-        for header in ("X: y", "Content-Type: text/plain", "Content-Type: application/x-www-form-urlencoded",
-                       "Content-Type: multipart/form-data; boundary=x", "Content-Type: text/plain; application/json",
-                       "Content-Type: application/jsonp", "Content-Type:"):  # fmt: skip
-            found = send(opened, method, path, header, body=b"{}")
+        for headers in (["Content-Type: text/plain"], ["Content-Type: multipart/form-data; boundary=x"],
+                        ["Content-Type: text/plain; application/json"], ["Content-Type: application/jsonp"],
+                        ["Content-Type: application/x-www-form-urlencoded", "Content-Type: text/plain"],
+                        *([unsaid, mark] for unsaid in UNSAID for mark in OF_BROWSERS)):  # fmt: skip
+            found = send(opened, method, path, *headers, body=b"{}")
             # Files come as forms; a page of another origin is known by its Origin all the same.
-            is_file = method == "POST" and path in UPLOAD_ROUTES and "multipart" in header
-            assert (found == 415) == (method != "GET" and not is_file), (method, path, header, found)
+            is_file = method == "POST" and path in UPLOAD_ROUTES and "multipart" in headers[0]
+            assert (found == 415) == (method != "GET" and not is_file), (method, path, headers, found)
     body = b'{"prompt": "x", "max_tokens": 1}'
     for header in (JSON, "content-type: Application/JSON; charset=utf-8"):
         assert send(opened, "POST", "/v1/completions", header, body=body) == 200
-    chunked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert status(exchange(opened.url, chunked + b"2\r\n{}\r\n0\r\n\r\n")) == 415
+
+
+def test_what_no_browser_sends_need_not_say_that_it_is_json(opened):
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    for header in UNSAID:
+        assert send(opened, "POST", "/v1/completions", header, "User-Agent: curl/8.5.0", body=body) == 200, header
+        assert send(opened, "POST", "/v1/completions", header, "Origin: null", body=body) == 403, header
+        assert send(opened, "POST", "/v1/files", header, body=body) == 415, header
+    chunked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n%s\r\n"
+    for mark, expected in ((b"", 400), (b"Sec-Fetch-Mode: no-cors\r\n", 415)):
+        assert status(exchange(opened.url, chunked % mark + b"2\r\n{}\r\n0\r\n\r\n")) == expected, mark
 
 
 def test_the_server_is_called_by_a_name_of_its_own(opened, routes):

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from tokenmill.config.configs import EngineConfig, ServerConfig
-from tokenmill.config.model_presets import Presets, read_presets
+from tokenmill.config.model_presets import Presets, read_key_models, read_presets
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.model_description import FoundModel
 from tokenmill.ipc.standard_streams import lossy
@@ -22,6 +22,9 @@ def run(engine: EngineConfig, server: ServerConfig) -> int:
         InvalidConfig: flags that do not go together, a file or a folder that cannot be read.
     """
     check_flags(engine, server)
+    path = server.api_key_models
+    keys = {} if path is None else read_key_models(Path(path).expanduser())
+    server = dataclasses.replace(server, api_key=(*server.api_key, *keys))
     find(server)  # mistakes come before anything heavy is imported
     from tokenmill.platform.select import select_platform
     from tokenmill.serving.models.catalogue import Catalogue, read_catalogue
@@ -36,7 +39,7 @@ def run(engine: EngineConfig, server: ServerConfig) -> int:
 
     budget = server.models_memory or int(platform.available_bytes() * _SHARE)
     with lossy("stdout", "stderr"):
-        return serve(server, read, budget, platform.available_bytes)
+        return serve(server, read, budget, platform.available_bytes, keys)
 
 
 def find(server: ServerConfig) -> tuple[list[FoundModel], Presets]:

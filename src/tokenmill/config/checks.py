@@ -74,6 +74,8 @@ def check_server(config: ServerSettings) -> None:
     _check_positive(config, "batch_max_bytes", "batch_max_files")
     if config.models_memory is not None:
         _check_positive(config, "models_memory")
+    if config.api_key_models is not None and config.models_dir is None and config.models is None:
+        raise InvalidConfig("--api-key-models is of several models: it needs --models-dir or --models")
     _check_times(config)
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", config.metrics_prefix):
         raise InvalidConfig(f"--metrics-prefix must be a word of lower-case letters, got {config.metrics_prefix!r}")

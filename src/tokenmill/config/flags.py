@@ -25,6 +25,7 @@ from tokenmill.core.names import did_you_mean
 
 ENV_PREFIX = "TOKENMILL_"
 # Variables of the same prefix that are not config fields: the clients read them, or they name the file itself.
+_LLAMA_PREFIX = "LLAMA_ARG_"
 OTHER_VARIABLES = frozenset({"CONFIG", "URL", "API_KEY", "CACERT"})
 # What Kubernetes tells every container of a Service that is called tokenmill.
 _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?")
@@ -141,7 +142,7 @@ def build(config_class: type[C], given: Given) -> C:
 
 
 def check_names(given: Given, config_classes: Iterable[type]) -> None:
-    """Refuse unknown keys of the config file; warn of unknown variables, which may belong to another program.
+    """Refuse unknown keys of the config file; name unknown variables, which may belong to another program.
 
     Raises:
         InvalidConfig: naming the key and a similar known one.
@@ -156,6 +157,15 @@ def check_names(given: Given, config_classes: Iterable[type]) -> None:
         other = name.removeprefix(ENV_PREFIX) in OTHER_VARIABLES
         if name.startswith(ENV_PREFIX) and name not in variables and not other:
             print(f"tokenmill: {name} is ignored: unknown flag{did_you_mean(name, variables)}", file=sys.stderr)
+    foreign = sorted(name for name in given.environment if name.startswith(_LLAMA_PREFIX))
+    if foreign:
+        more = f" and {len(foreign) - 1} more of llama.cpp are" if len(foreign) > 1 else " is"
+        flag = "--" + foreign[0].removeprefix(_LLAMA_PREFIX).lower().replace("_", "-")
+        print(
+            f"tokenmill: {foreign[0]}{more} not read: give llama.cpp's flags themselves, such as {flag}, which are "
+            f"understood or named, or set variables of ours, such as {ENV_PREFIX}MAX_MODEL_LEN",
+            file=sys.stderr,
+        )
 
 
 def _keys(setting: Setting) -> list[str]:

@@ -36,7 +36,17 @@ EVERY = "*"
 _OWN = ("model", "aliases", "pinned", "ttl", "group", "sampling", "default")
 # Of the server as a whole, or chosen for each model by the process that starts it.
 _NOT_PER_MODEL = frozenset(
-    {"host", "port", "uds", "api_key", "metrics_open", "served_model_name", "root_path", "allowed_origins"}
+    {
+        "host",
+        "port",
+        "uds",
+        "api_key",
+        "api_key_models",
+        "metrics_open",
+        "served_model_name",
+        "root_path",
+        "allowed_origins",
+    }
     | {"allowed_hosts", "ssl_keyfile", "ssl_certfile", "batch_dir", "batch_max_bytes", "batch_max_files"}
     | {"models_dir", "models", "models_memory", "models_ttl", "models_wait", "model", "api_server_count", "kv_disk"}
     | {"kv_disk_size", "nnodes", "node_rank", "log_format", "max_body_bytes_in_flight", "download_dir"}
@@ -93,12 +103,7 @@ def read_presets(path: Path) -> Presets:
     Raises:
         InvalidConfig: the file cannot be read, or one sentence on the first thing in it that is wrong.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidConfig(f"--models {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"--models {path} is not valid TOML: {error}") from None
+    content = _read_toml("--models", path)
     for name, table in content.items():
         if not isinstance(table, dict):
             raise InvalidConfig(f'{path}: {name} stands outside of a model: put it below [name], or ["*"] for all')
@@ -110,6 +115,29 @@ def read_presets(path: Path) -> Presets:
     if sum(preset.default for preset in named.values()) > 1:
         raise InvalidConfig(f"{path}: more than one model is the default")
     return Presets(_preset(path, EVERY, common), named)
+
+
+def read_key_models(path: Path) -> Mapping[str, frozenset[str]]:
+    """Read `--api-key-models FILE.toml`: lines of `"KEY" = ["model", ...]`; `"*"` stands for all models.
+
+    Raises:
+        InvalidConfig: the file cannot be read, or an entry is no list of names. No key is shown.
+    """
+    found = {}
+    for number, (key, names) in enumerate(_read_toml("--api-key-models", path).items(), 1):
+        if not key or not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+            raise InvalidConfig(f'--api-key-models {path}: entry {number} is not "KEY" = ["model", ...]')
+        found[key] = frozenset(names)
+    return found
+
+
+def _read_toml(flag: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidConfig(f"{flag} {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{flag} {path} is not valid TOML: {error}") from None
 
 
 def parse_duration(value: Any) -> float:

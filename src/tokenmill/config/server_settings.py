@@ -33,6 +33,9 @@ class ServerSettings:
     port: int = flag(DEFAULT_PORT, "port to listen on")
     uds: str | None = flag(None, "listen on this unix socket instead")
     api_key: tuple[str, ...] = flag((), "require this key; may be repeated", repeat=True)
+    api_key_models: str | None = flag(
+        None, "TOML file of further API keys, each with those of several models that it may use"
+    )
     metrics_open: bool = flag(False, "answer /metrics without a key, for scrapers")
     served_model_name: tuple[str, ...] = flag(
         (), "names of the model in the API, of which replies bear the first; may be repeated", repeat=True

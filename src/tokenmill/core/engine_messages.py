@@ -127,7 +127,7 @@ class EngineStats(EngineMessage, kw_only=True):
 
 
 class Done(EngineMessage):
-    """Reply to `SetPaused` and `ResetPrefixCache`: whether it succeeded."""
+    """Reply to `SetPaused`, `ResetPrefixCache` and `Sleep`: whether it succeeded."""
 
     id: str
     is_done: bool

@@ -3,7 +3,7 @@
     a request comes    arrived
     each iteration          poll ─> before_schedule ─> schedule, launch, commit ─> committed ─> released
     nothing can run    wait, where one `has_waiting`
-    from outside       answer, before_abort, before_reset, forget_stored
+    from outside       answer, before_abort, before_reset, forget_stored, before_sleep, sleep
 
 The engine calls all of them in its own thread, the extensions in their order. Knows neither engine nor scheduler.
 """
@@ -76,6 +76,12 @@ class EngineExtension:
 
     def forget_stored(self) -> None:
         """Forget the prefixes that are stored outside the engine."""
+
+    def before_sleep(self, engine: Host) -> None:
+        """Store elsewhere what is about to be forgotten."""
+
+    def sleep(self) -> None:
+        """Give memory back to the machine until it is used again; no request is alive, and no prefix is cached."""
 
     def answer(self, message: EngineControl) -> EngineReply | None:
         """Carry out an operator's message and return the reply; None: it is for another."""

@@ -9,7 +9,7 @@
     engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded, Cleared)--> API
     text worker --(ParsersFound)--> API, once at the start
     engine --(EngineProgress, EngineReady, EngineStats)--> API --(EngineReady)--> text workers
-    API --(SetPaused, ResetPrefixCache, ExplainRequests)--> engine --(Done, RequestStates)--> API
+    API --(SetPaused, ResetPrefixCache, Sleep, ExplainRequests)--> engine --(Done, RequestStates)--> API
     API --(ShowTurns)--> engine --(LiveReport)--> API, while a client watches
     API --(Ping)--> engine, text workers --(Beat, Pong, PartFailed)--> API
     first API process <--(`api_messages.py`)--> its API workers, where there are any
@@ -240,6 +240,12 @@ class ResetPrefixCache(Message):
     reset_external: bool = False
 
 
+class Sleep(Message):
+    """Give memory back until it is used again; answered with `Done`, false if requests are open or it cannot be."""
+
+    id: str
+
+
 class LookAtAdapter(Message):
     """Read an adapter; answered with `AdapterSeen`."""
 
@@ -392,7 +398,7 @@ TextQuery = EncodeText | DecodeTokens | FindParsers
 TextReply = Encoded | Decoded | ParsersFound
 TextMessage = GenerateText | AbortRequests | TextQuery | StepOutputs | EngineReady | EngineNews
 ToWorker = TextMessage | AnswerNow | EngineReport | Ping | Retrial
-EngineControl = SetPaused | ResetPrefixCache | ExplainRequests | LookAtAdapter | ShowTurns
+EngineControl = SetPaused | ResetPrefixCache | Sleep | ExplainRequests | LookAtAdapter | ShowTurns
 ToEngine = AddRequest | ContinueRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 ToReporter = ToEngine | WatchEngine
 FromWorker = TextOutputs | RequestRejected | TextReply

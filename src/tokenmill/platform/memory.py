@@ -6,13 +6,22 @@ import contextlib
 import ctypes
 import mmap
 import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.platform.arrays import address
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array
+
 HUGE_PAGE = 2 << 20
 CACHE_LINE = 64
+# What is let go of here is gone at once, and reads as zeros.
+GIVES_BACK = sys.platform == "linux"
 HUGE_PAGE_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -65,6 +74,19 @@ class Arena:
     def room(num_bytes: int) -> int:
         """Return the bytes that an array of `num_bytes` takes, in whole cache lines."""
         return -(-num_bytes // CACHE_LINE) * CACHE_LINE
+
+
+def give_back(array: Array) -> None:
+    """Give the memory of an array back to the system, but for parts of pages at its ends; it reads as zeros then.
+
+    Args:
+        array: of memory of its own (anonymous, private), in one piece.
+    """
+    assert GIVES_BACK, "elsewhere the system may keep the contents"
+    begin = -(-address(array) // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address(array) + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 def return_freed_memory() -> None:

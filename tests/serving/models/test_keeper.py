@@ -8,7 +8,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.tiers import scaled
 from tokenmill.core.errors import QueueFull
 from tokenmill.serving.models.errors import ModelFailed, ModelTooLarge
-from tokenmill.serving.models.keeper import NEVER, Admit, Keeper, Refuse, Rules, Start, Stop
+from tokenmill.serving.models.keeper import Admit, Keeper, Refuse, Sleep, Start, Stop, Wake
+from tokenmill.serving.models.records import NEVER, Rules
 from tokenmill.serving.models.states import ModelState
 
 RULES = {
@@ -20,6 +21,8 @@ RULES = {
     "right": Rules(3, group="hands"),
     "huge": Rules(11),
 }
+# That they take asleep; the others cannot sleep.
+ASLEEP = {"small": 1, "middle": 1, "large": 3, "pinned": 1, "right": 1}
 BUDGET = 10
 MOST_WAITING = 20
 NAMES = st.sampled_from(sorted(RULES))
@@ -34,7 +37,9 @@ class KeeperMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 1000.0
         self.keeper = Keeper(BUDGET, RULES, MOST_WAITING)
-        self.alive = {}  # name -> loading, serving, told to stop
+        self.alive = {}  # name -> loading, serving, told to sleep, sleeping, told to stop
+        self.taken = {}  # name -> bytes of those that are alive
+        self.unwilling = set()  # would not sleep when they were told to
         self.waiting = []  # tickets in the order of their questions
         self.open = []
         self.idle_order = []  # served models, the least recently used first
@@ -48,7 +53,14 @@ class KeeperMachine(RuleBasedStateMachine):
             match order:
                 case Start(name):
                     self.check_start(name)
-                    self.alive[name] = "loading"
+                    self.alive[name], self.taken[name] = "loading", RULES[name].num_bytes
+                    self.unwilling.discard(name)
+                case Sleep(name):
+                    self.check_sleep(name)
+                    self.alive[name] = "nodding"
+                case Wake(name):
+                    self.check_wake(name)
+                    self.alive[name], self.taken[name] = "serving", RULES[name].num_bytes
                 case Stop(name):
                     self.check_stop(name)
                     self.alive[name] = "stopping"
@@ -74,35 +86,65 @@ class KeeperMachine(RuleBasedStateMachine):
 
     def check_start(self, name):
         assert name not in self.alive
-        others = [one.model for one in self.waiting if one.model not in self.alive and self.may_retry(one.model)]
-        assert others[0] == name, "whose turn it is"
-        taken = sum(RULES[one].num_bytes for one in self.alive)
-        assert taken + RULES[name].num_bytes <= BUDGET
+        assert self.next_turn() == name
+        assert sum(self.taken.values()) + RULES[name].num_bytes <= BUDGET
         assert "loading" not in self.alive.values()
         group = RULES[name].group
         assert group is None or all(RULES[one].group != group for one in self.alive)
 
+    def check_wake(self, name):
+        assert self.alive[name] == "sleeping" and self.next_turn() == name
+        assert sum(self.taken.values()) - ASLEEP[name] + RULES[name].num_bytes <= BUDGET
+        assert "loading" not in self.alive.values()
+
+    def next_turn(self):
+        return next(one.model for one in self.waiting if self.may_retry(one.model) and not self.is_serving(one.model))
+
+    def check_sleep(self, name):
+        assert self.alive[name] == "serving" and not RULES[name].pinned and name not in self.unwilling
+        assert all(one.model != name for one in self.open), "one that answers is not put to sleep"
+        assert self.missing() > 0, "there is room already"
+        assert next(iter(self.could_sleep())) == name, "the least recently used"
+
+    def could_sleep(self):
+        idle = [one for one in self.idle_order if self.alive.get(one) == "serving" and self.is_idle(one)]
+        excluded = RULES[self.next_turn()].group
+        idle = [one for one in idle if excluded is None or RULES[one].group != excluded]
+        return [one for one in idle if one in ASLEEP and one not in self.unwilling and not RULES[one].pinned]
+
+    def missing(self):
+        """Bytes that the next turn needs beyond what is free, or will be in a moment."""
+        name = self.next_turn()
+        state = self.alive.get(name)
+        needed = RULES[name].num_bytes - (ASLEEP[name] if state in ("nodding", "sleeping") else 0)
+        going = sum(self.taken[one] for one, state in self.alive.items() if state == "stopping")
+        going += sum(RULES[one].num_bytes - ASLEEP[one] for one, state in self.alive.items() if state == "nodding")
+        group = RULES[name].group
+        if group is not None:
+            there = [one for one, state in self.alive.items() if state in ("serving", "sleeping") and one != name]
+            going += sum(self.taken[one] for one in there if RULES[one].group == group)
+        return needed - (BUDGET - sum(self.taken.values())) - going
+
     def check_stop(self, name):
-        assert self.alive[name] in ("loading", "serving")
+        assert self.alive[name] in ("loading", "serving", "sleeping")
         assert all(one.model != name for one in self.open), "one that answers is not stopped"
         if name in self.may_stop:
             return
-        assert self.alive[name] == "serving" and not RULES[name].pinned
+        assert self.alive[name] in ("serving", "sleeping") and not RULES[name].pinned
         if self.now >= self.since[name] + self.ttl[name]:
             return
-        wanted = next(
-            one.model for one in self.waiting if self.may_retry(one.model) and one.model not in self.serving()
-        )
+        wanted = self.next_turn()
         if RULES[wanted].group is not None and RULES[wanted].group == RULES[name].group:
             return
-        free = BUDGET - sum(RULES[one].num_bytes for one in self.alive)
-        leaving = sum(RULES[one].num_bytes for one, state in self.alive.items() if state == "stopping")
-        assert free + leaving < RULES[wanted].num_bytes, "there is room already"
-        idle = [one for one in self.idle_order if self.alive.get(one) == "serving" and self.is_idle(one)]
-        assert next(one for one in idle if not RULES[one].pinned) == name, "the least recently used"
+        missing = self.missing()
+        assert missing > 0, "there is room already"
+        assert sum(RULES[one].num_bytes - ASLEEP[one] for one in self.could_sleep()) < missing, "sleep is enough"
+        states = ("serving", "sleeping")
+        idle = [one for one in self.idle_order if self.alive.get(one) in states and self.is_idle(one)]
+        assert next(one for one in idle if not RULES[one].pinned and one != wanted) == name, "the least recently used"
 
-    def serving(self):
-        return [name for name, state in self.alive.items() if state == "serving"]
+    def is_serving(self, name):
+        return self.alive.get(name) == "serving"
 
     def is_idle(self, name):
         return all(one.model != name for one in self.open)
@@ -156,21 +198,39 @@ class KeeperMachine(RuleBasedStateMachine):
         self.alive[name] = "serving"
         self.ttl[name] = RULES[name].ttl
         self.use(name)
-        self.keeper.ready(name, self.now)
+        self.keeper.ready(name, self.now, ASLEEP.get(name))
+        self.decide()
+
+    @precondition(lambda self: "nodding" in self.alive.values())
+    @rule(data=st.data(), is_willing=st.booleans())
+    def fall_asleep(self, data, is_willing):
+        name = data.draw(st.sampled_from(sorted(one for one, state in self.alive.items() if state == "nodding")))
+        self.nod(name, is_willing)
+
+    def nod(self, name, is_willing):
+        if is_willing:
+            self.alive[name], self.taken[name] = "sleeping", ASLEEP[name]
+        else:
+            self.alive[name] = "serving"
+            self.unwilling.add(name)
+        self.keeper.slept(name, ASLEEP[name] if is_willing else None)
         self.decide()
 
     @precondition(lambda self: "stopping" in self.alive.values())
     @rule(data=st.data())
     def exit(self, data):
         name = data.draw(st.sampled_from(sorted(one for one, state in self.alive.items() if state == "stopping")))
-        del self.alive[name]
+        self.leave_memory(name)
         self.decide(self.keeper.exited(name, self.now, "told to", 0))
+
+    def leave_memory(self, name):
+        del self.alive[name], self.taken[name]
 
     @precondition(lambda self: any(state != "stopping" for state in self.alive.values()))
     @rule(data=st.data(), is_final=st.booleans())
     def die(self, data, is_final):
         name = data.draw(st.sampled_from(sorted(one for one, state in self.alive.items() if state != "stopping")))
-        del self.alive[name]
+        self.leave_memory(name)
         self.may_stop.discard(name)
         self.open = [one for one in self.open if one.model != name]
         orders = self.keeper.exited(name, self.now, "killed", -9, is_final)
@@ -183,7 +243,7 @@ class KeeperMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def unload(self, name):
-        if self.alive.get(name) in ("loading", "serving"):
+        if self.alive.get(name) in ("loading", "serving", "nodding", "sleeping"):
             self.may_stop.add(name)
         orders = self.keeper.unload(name)
         assert [order.ticket for order in orders] == [one for one in self.waiting if one.model == name]
@@ -207,10 +267,12 @@ class KeeperMachine(RuleBasedStateMachine):
     @invariant()
     def books_agree(self):
         states = {ModelState.LOADING: "loading", ModelState.UNLOADING: "stopping"}
+        states |= {ModelState.FALLING_ASLEEP: "nodding", ModelState.SLEEPING: "sleeping"}
         states |= dict.fromkeys((ModelState.READY, ModelState.DRAINING), "serving")
         found = {name: states[one.state] for name, one in self.keeper.models.items() if one.state in states}
         assert found == self.alive
-        assert self.keeper.free == BUDGET - sum(RULES[name].num_bytes for name in self.alive) >= 0
+        assert {name: one.num_bytes for name, one in self.keeper.models.items() if one.num_bytes} == self.taken
+        assert self.keeper.free == BUDGET - sum(self.taken.values()) >= 0
         waiting = sorted(
             (one for model in self.keeper.models.values() for one in model.waiting), key=lambda t: t.number
         )
@@ -226,8 +288,10 @@ class KeeperMachine(RuleBasedStateMachine):
             self.decide()
             if "loading" in self.alive.values():
                 self.finish()
+            for name in [one for one, state in self.alive.items() if state == "nodding"]:
+                self.nod(name, is_willing=True)
             for name in [one for one, state in self.alive.items() if state == "stopping"]:
-                del self.alive[name]
+                self.leave_memory(name)
                 self.decide(self.keeper.exited(name, self.now, "told to", 0))
             for ticket in list(self.open):
                 self.end(ticket)
@@ -244,11 +308,11 @@ TestKeeper = KeeperMachine.TestCase
 TestKeeper.settings = settings(max_examples=scaled(300), stateful_step_count=40, deadline=None)
 
 
-def loaded(keeper: Keeper, name: str, now: float = 0.0):
+def loaded(keeper: Keeper, name: str, now: float = 0.0, asleep_bytes: int | None = None):
     """Load a model by a request, and return its ticket."""
     ticket = keeper.ask(name, now)
     keeper.decide(now)
-    keeper.ready(name, now)
+    keeper.ready(name, now, asleep_bytes)
     assert Admit(ticket) in keeper.decide(now)
     return ticket
 
@@ -322,3 +386,44 @@ def test_the_third_death_in_a_minute_ends_the_wait_and_a_minute_later_it_is_trie
         keeper.ask("a", now + 30)
     keeper.ask("a", now + 61)
     assert keeper.decide(now + 61) == [Start("a")]
+
+
+def test_models_sleep_before_they_leave_and_wake_without_a_load():
+    keeper = Keeper(20, {name: Rules(8) for name in "abc"})
+    for now, name in enumerate("ab"):
+        ticket = keeper.ask(name, now)
+        keeper.decide(now)
+        keeper.ready(name, now, asleep_bytes=2)
+        assert Admit(ticket) in keeper.decide(now)
+        keeper.leave(ticket, now)
+    third = keeper.ask("c", 2.0)
+    assert keeper.decide(2.0) == [Sleep("a")]
+    assert keeper.decide(2.0) == [], "its memory is not free before it sleeps"
+    keeper.slept("a", 2)
+    assert keeper.decide(2.0) == [Start("c")] and keeper.models["a"].state is ModelState.SLEEPING
+    keeper.ready("c", 3.0, asleep_bytes=2)
+    assert keeper.decide(3.0) == [Admit(third)]
+    first = keeper.ask("a", 4.0)
+    assert keeper.decide(4.0) == [Sleep("b")]
+    keeper.slept("b", None)
+    assert keeper.decide(4.0) == [Stop("b")], "it would not sleep"
+    keeper.exited("b", 5.0, "", 0)
+    assert keeper.decide(5.0) == [Wake("a"), Admit(first)]
+
+
+def test_sleeping_models_leave_when_sleep_frees_too_little():
+    keeper = Keeper(10, {"a": Rules(6), "b": Rules(9), "c": Rules(6)})
+    keeper.leave(loaded(keeper, "a", asleep_bytes=2), 1.0)
+    other = keeper.ask("b", 2.0)
+    assert keeper.decide(2.0) == [Stop("a")], "asleep it would take 2, and there is 1"
+    keeper.exited("a", 3.0, "", 0)
+    assert keeper.decide(3.0) == [Start("b")]
+    keeper.ready("b", 4.0, asleep_bytes=1)
+    assert keeper.decide(4.0) == [Admit(other)]
+    keeper.leave(other, 4.0)
+    keeper.ask("c", 5.0)
+    assert keeper.decide(5.0) == [Sleep("b")]
+    keeper.unload("b")
+    assert keeper.decide(5.0) == [], "one that is about to sleep is not stopped before it does"
+    keeper.slept("b", 2)
+    assert keeper.decide(5.0) == [Stop("b"), Start("c")]

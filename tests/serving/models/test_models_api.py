@@ -210,6 +210,41 @@ def test_keys_are_asked_for_and_each_has_its_own_answers(models_folder):
         assert server.get(f"/v1/responses/{made['id']}").status_code == 404
 
 
+def test_a_key_may_use_its_own_models_only(models_folder, tmp_path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text('"few" = ["ant", "gone"]\n"boss" = ["*"]\n')
+    flags = ("--models-dir", str(models_folder), "--models-memory", "1GiB", "--api-key", "all")
+    with many_models(*flags, "--api-key-models", str(keys)) as server:
+        for key in ("all", "boss"):
+            server.http.headers["authorization"] = f"Bearer {key}"
+            assert sorted(server.cards()) == list(NAMES)
+        assert server.complete("bee", PROMPT).status_code == 200
+        assert server.complete(None, PROMPT).json()["model"] == "bee", "the one used last"
+        server.http.headers["authorization"] = "Bearer few"
+        assert sorted(server.cards()) == ["ant"]
+        assert [one["name"] for one in server.get("/api/tags").json()["models"]] == ["ant:latest"]
+        assert server.get("/api/ps").json()["models"] == []
+        assert "bee" not in server.get("/metrics").text
+        refused = [
+            server.complete("bee", PROMPT),
+            server.get("/v1/models/bee"),
+            server.get("/props?model=bee"),
+            server.post("/models/unload", {"model": "bee"}),
+            server.post("/models/bee/load"),
+            server.post("/reset_prefix_cache?model=bee"),
+            server.post("/api/show", {"model": "bee:latest"}),
+            server.post("/api/chat", {"model": "bee", "messages": []}),
+        ]
+        assert [reply.status_code for reply in refused] == [403] * len(refused)
+        error = refused[0].json()["error"]
+        assert error["message"] == "this API key may not use model bee: it may use ant"
+        assert server.complete("dog", PROMPT).status_code == 404
+        assert server.get("/props").status_code == 503, "the one used last is another key's"
+        assert server.complete(None, PROMPT).json()["model"] == "ant"
+        assert server.complete("ant", PROMPT).status_code == 200
+        assert server.get("/props").status_code == 200
+
+
 def test_open_streams_end_before_the_server_does_and_who_waits_is_told(models_folder):
     flags = ("--models-dir", str(models_folder), "--models-memory", "200MiB", "--shutdown-timeout", "60")
     body = {"model": "ant", "prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True, "stream": True}

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -101,9 +102,10 @@ def leave_early(server: ManyModels, body: dict) -> None:
 class Kills:
     """Kills the server or the engine of a loaded model now and then."""
 
-    def __init__(self, server: ManyModels, rng: random.Random) -> None:
+    def __init__(self, server: ManyModels, rng: random.Random, names: Sequence[str] = NAMES) -> None:
         self.server = server
         self.rng = rng
+        self.names = names
         self.is_over = False
         self.num_kills = 0
         self.last = 0.0
@@ -121,7 +123,7 @@ class Kills:
                 self.num_kills += 1
 
     def victims(self) -> list[int]:
-        ready = [name for name in NAMES if self.server.state(name) == "ready"]
+        ready = [name for name in self.names if self.server.state(name) == "ready"]
         if not ready:
             return []
         try:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -139,3 +141,32 @@ def test_nothing_is_left_when_the_server_of_all_is_killed(models_folder):
         server.process.wait()
         server.wait_for(lambda: not [pid for pid in pids if is_alive(pid)])
         server.wait_for(lambda: list(server.private.iterdir()) == [])
+
+
+def test_models_sleep_where_that_is_enough_and_wake_without_a_load(models_folder, undisturbed, tmp_path):
+    flags = ("--models-memory", "900MiB", "--kv-cache-memory-bytes", "256MiB", "--kv-disk", str(tmp_path / "kv"))
+    with many_models("--models-dir", str(models_folder), *flags) as server:
+        prompt, histories = list(range(10, 250)), {}
+        for name in NAMES:
+            histories[name] = [
+                *prompt,
+                *server.complete(name, prompt, return_token_ids=True).json()["choices"][0]["token_ids"],
+            ]
+        assert "sleeping" in [server.state(name) for name in NAMES]
+        for name in (*NAMES, *reversed(NAMES)):
+            answer = server.complete(name, histories[name], max_tokens=1).json()
+            assert cached(answer) == (len(histories[name]) - 1) // 16 * 16, "it was stored before it slept"
+        for name, text in undisturbed:
+            assert server.complete(name, text).json()["choices"] == undisturbed[name, text]
+        assert [server.loads(name) for name in NAMES] == [1, 1, 1], server.get("/metrics").text
+        asleep = next(name for name in NAMES if server.state(name) == "sleeping")
+        assert server.get(f"/health?model={asleep}").status_code == 200
+        assert own_bytes(server.server_of(asleep)) < 200 << 20, "its KV is given back"
+        server.post("/models/unload", {"model": asleep})
+        server.wait_for(lambda: server.state(asleep) == "unloaded")
+
+
+def own_bytes(pid: int) -> int:
+    """Bytes of a process and of those below it that are not mapped from files."""
+    status = [Path(f"/proc/{one}/status").read_text() for one in (pid, *descendants(pid))]
+    return sum(int(re.search(r"RssAnon:\s+(\d+) kB", text)[1]) << 10 for text in status)

@@ -190,6 +190,24 @@ def test_the_cache_is_reset_only_when_nothing_runs_or_when_told_to_preempt(serve
     together(server, scenario)
 
 
+def test_an_engine_sleeps_only_when_nothing_runs_and_the_next_request_wakes_it(server):
+    prompt = SHORT | {"prompt": list(range(64)), "seed": 1}
+
+    async def scenario(client):
+        task = start(client, max_tokens=300, request_id="s")
+        await state_of(client, "s", lambda states: states[0]["num_output_tokens"] > 5)
+        refused = await client.post("/sleep")
+        assert refused.status_code == 409 and "requests or sessions are open" in refused.text
+        assert (await task).status_code == 200
+
+    awake = server.post("/v1/completions", prompt).json()
+    together(server, scenario)
+    assert server.post("/sleep").json() == {"status": "asleep"}
+    again = server.post("/v1/completions", prompt).json()
+    assert again["choices"] == awake["choices"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -78,10 +78,11 @@ def test_options_are_heeded_or_named(server):
     reply = server.post("/api/generate", body)
     assert (reply.json()["response"], reply.json()["done_reason"]) == ("hello ", "stop")
     assert set(reply.headers["x-tokenmill-ignored"].split(", ")) == {"options.num_ctx", "options.mirostat"}
-    for wrong in ({"temperature": "hot"}, {"num_predict": 1.5}, {"stop": [1]}):
-        reply = server.post("/api/generate", body | {"options": wrong})
+    for name, wrong in (("temperature", "hot"), ("num_predict", 1.5), ("stop", [1]), ("top_k", 1 << 40)):
+        reply = server.post("/api/generate", body | {"options": {name: wrong}})
         assert reply.status_code == 400
-        assert reply.json()["error"].startswith("options: ")
+        assert reply.json()["error"].startswith(f"options.{name}")
+        assert "$" not in reply.json()["error"], reply.text
 
 
 def test_a_format_holds_the_answer(chunked_server):

@@ -15,6 +15,7 @@ from tokenmill.core.messages import (
     LookAtAdapter,
     ResetPrefixCache,
     SetPaused,
+    Sleep,
     TokenOutput,
 )
 from tokenmill.core.request import Request
@@ -37,6 +38,9 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
         case ResetPrefixCache():
             _drain(engine, publish)
             return Done(message.id, engine.reset_prefix_cache(message.preempt_running, message.reset_external))
+        case Sleep():
+            _drain(engine, publish)
+            return Done(message.id, engine.sleep())
         case LookAtAdapter():
             refusal = AdapterSeen(message.id, None, "adapters need a server started with --enable-lora")
             return engine.answer(message) or refusal

@@ -100,6 +100,8 @@ class Engine:
         self._released = hooks(extensions, EngineExtension.released)
         self._before_abort = hooks(extensions, EngineExtension.before_abort)
         self._before_reset = hooks(extensions, EngineExtension.before_reset)
+        self._before_sleep = hooks(extensions, EngineExtension.before_sleep)
+        self._sleep = hooks(extensions, EngineExtension.sleep)
         self._answer = hooks(extensions, EngineExtension.answer)
         self._waiting = overriding(extensions, EngineExtension.wait)
         self._unserved = frozenset(Feature) - scheduler.serves
@@ -222,6 +224,22 @@ class Engine:
             for extension in self._extensions:
                 extension.forget_stored()
         return is_reset
+
+    def sleep(self) -> bool:
+        """Give memory back to the machine until it is used again, prefixes that are not stored outside with it.
+
+        Returns:
+            False: requests are alive, or no extension can give memory back.
+        """
+        if self.requests or not self._sleep:
+            return False
+        for before_sleep in self._before_sleep:
+            before_sleep(self)
+        if not self.reset_prefix_cache():
+            return False
+        for sleep in self._sleep:
+            sleep()
+        return True
 
     def apply_transfer_events(self, events: Iterable[TransferEvent]) -> None:
         """Record events from sources of KV, and apply them."""

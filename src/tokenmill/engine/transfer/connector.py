@@ -320,22 +320,25 @@ class KVConnector:
     def close(self) -> None:
         """End all loads, give the sources some time to store unsaved pages, and close them."""
         self.cancel(list(self._loads))
-        if any(source.stores for source in self.sources):
-            self._flush()
-        self.cancel([*self._saves, *self._kept])
+        self.store_rest()
+        self.cancel(list(self._kept))
         for source in self.sources:
             source.close()
 
-    def _flush(self) -> None:
+    def store_rest(self) -> list[TransferEvent]:
+        """Store all that is unsaved, as far as there is time for it; no save is left open. Return the events."""
+        if not any(source.stores for source in self.sources):
+            return []
         deadline = self._clock() + self.timeouts.close
+        self._state.save_rest()
         if (orders := self._state.take_orders()) is not None:
             self.begin_transfers(PlanTransfers([], orders.saves))
-        for number, (key, tokens, pages, first, states) in enumerate(self._state.unsaved(), 1):
-            self._begin_save(SaveOrder(-number, first, pages[first:].tolist(), states), key, tokens, deadline)
+        events: list[TransferEvent] = []
         while self._saves and self._clock() < deadline:
-            self.collect()
+            events += self.collect()
             if self._saves:
                 self.wait(0.05)
+        return events + self.cancel(list(self._saves))
 
 
 # The barriers between an engine and sources that may not be ours: what fails there finds, loads or stores nothing.

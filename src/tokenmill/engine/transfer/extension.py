@@ -76,6 +76,10 @@ class KVTransfer(EngineExtension):
         """End the saves of cached prefixes, with loads and kept pages if running requests are preempted too."""
         engine.apply_transfer_events(self._connector.reset(everything=preempt_running))
 
+    def before_sleep(self, engine: Host) -> None:
+        """Store what is unsaved while there is time."""
+        engine.apply_transfer_events(self._connector.store_rest())
+
     def forget_stored(self) -> None:
         """Let every source forget what it has stored."""
         self._connector.forget_stored()

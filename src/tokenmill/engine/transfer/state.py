@@ -208,16 +208,31 @@ class TransferState(Transfers):
             return
         if not request.is_resumable and self.num_saving_pages >= SAVING_SHARE * self._kv.pool.num_usable:
             return
+        if self._order_save(node, request.cache_key, request.token_ids, pages):
+            self._num_new.pop(request.id, None)
+
+    def save_rest(self) -> None:
+        """Order saves of all that the prefix cache has and that was not offered: its memory is about to be given up."""
+        for node in [node for node in self._kv.cache.nodes() if node.is_leaf]:
+            pages = node.path_pages()
+            if len(pages) >= self._settings.min_saved:
+                path = node.path()
+                key = path[0].cache_key
+                assert key is not None, "a path begins at a root"
+                self._order_save(node, key, np.concatenate([part.tokens for part in path]), pages)
+
+    def _order_save(self, node: RadixNode, key: CacheKey, tokens: TokenArray, pages: PageArray) -> bool:
+        """Order a save of what was not offered of a path; return False if all of it was."""
         unsaved = np.flatnonzero(~self._is_saved[pages])
         first = int(unsaved[0]) if len(unsaved) else len(pages)
         states = [] if self._states is None else self._states.pin_unsaved(pages.tolist())
         if first == len(pages) and not states:
-            return
-        self._num_new.pop(request.id, None)
+            return False
         self._is_saved[pages[first:]] = True
         self.num_saving_pages += len(pages) - first
-        pin_id = self._pin(request, node, pages, len(pages) - first, states)
+        pin_id = self._pin(key, tokens, node, pages, len(pages) - first, states)
         self._orders.saves.append(SaveOrder(pin_id, first, pages[first:].tolist(), states))
+        return True
 
     def ended(self, request: Request) -> None:
         """Forget the answer for an ended request, and pin its pages if a source wants them kept."""
@@ -226,23 +241,27 @@ class TransferState(Transfers):
         found = self._found.pop(request.id, None)
         if found is not None and found.kept_for and request.finish_reason in _BY_ITSELF:
             node = self._kv.node(request)
-            self.kept[request.id] = self._pin(request, node, node.path_pages(), kept_for=found.kept_for)
+            whose = (found.kept_for, request.id)
+            pages = node.path_pages()
+            self.kept[request.id] = self._pin(request.cache_key, request.token_ids, node, pages, whose=whose)
 
     def _pin(
         self,
-        request: Request,
+        key: CacheKey,
+        tokens: TokenArray,
         node: RadixNode,
         pages: PageArray,
         num_saving: int = 0,
         states: Sequence[tuple[int, int]] = (),
-        kept_for: str = "",
+        whose: tuple[str, str] = ("", ""),
     ) -> int:
+        """Pin a path; `whose`: the source for which it is kept, and the request that it was of."""
         self._kv.cache.lock(node)
-        tokens = request.token_ids[: len(pages) * self._kv.page_size].copy()
-        kept_of = request.id if kept_for else ""
+        tokens = tokens[: len(pages) * self._kv.page_size].copy()
+        kept_for, kept_of = whose
         ends = tuple(int(pages[number - 1]) for number, _ in states)
         self._last_id += 1
-        self.pins[self._last_id] = Pin(node, request.cache_key, tokens, pages, num_saving, ends, kept_of, kept_for)
+        self.pins[self._last_id] = Pin(node, key, tokens, pages, num_saving, ends, kept_of, kept_for)
         return self._last_id
 
     def plan_fields(self) -> Mapping[str, Any]:
@@ -315,25 +334,6 @@ class TransferState(Transfers):
             self.num_stored_tokens += pin.num_saving * self._kv.page_size
         else:
             self._is_saved[pin.pages[len(pin.pages) - pin.num_saving :]] = False
-
-    def unsaved(self) -> list[tuple[CacheKey, TokenArray, PageArray, int, list[tuple[int, int]]]]:
-        """Return paths with unsaved pages or states, for the end of an engine.
-
-        Each is: key, tokens, pages, index of the first unsaved, and the unsaved states as in a `SaveOrder`.
-        """
-        found = []
-        for node in self._kv.cache.nodes():
-            pages = node.path_pages() if node.is_leaf else node.pages[:0]
-            if len(pages) < self._settings.min_saved:
-                continue
-            missing: Sequence[int] = np.flatnonzero(~self._is_saved[pages]).tolist()
-            states = [] if self._states is None else self._states.pin_unsaved(pages.tolist())
-            if missing or states:
-                path = node.path()
-                key, tokens = path[0].cache_key, np.concatenate([part.tokens for part in path])
-                assert key is not None, "a path begins at a root"
-                found.append((key, tokens, pages, missing[0] if missing else len(pages), states))
-        return found
 
     def counts(self) -> Mapping[str, Any]:
         """Return how many tokens were loaded and stored."""

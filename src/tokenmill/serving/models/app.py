@@ -55,6 +55,8 @@ def build_models_app(shared: Shared, config: ServerConfig, on_loopback: bool) ->
     listing = ListRoutes(shared, passing)
     for path, handler in (
         ("/health", listing.health),
+        ("/livez", listing.live),
+        ("/readyz", listing.ready),
         ("/ping", listing.health),
         ("/version", listing.version),
         ("/v1/models", listing.models),
@@ -81,6 +83,8 @@ def build_models_app(shared: Shared, config: ServerConfig, on_loopback: bool) ->
     ):
         app.add_described("POST", path, handler)
     for path, handler in (("/health", listing.health), ("/ping", listing.health), ("/version", listing.version)):
+        app.add("HEAD", path, handler)
+    for path, handler in (("/livez", listing.live), ("/readyz", listing.ready)):
         app.add("HEAD", path, handler)
     for path in ("/", "/api/version", "/api/tags"):
         app.add("HEAD", path, ollama.is_there)

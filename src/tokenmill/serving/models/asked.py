@@ -90,7 +90,7 @@ def choose(catalogue: Catalogue, name: str | None, last_used: str | None) -> Ent
     """
     if name is not None:
         return catalogue.find(name)
-    if (chosen := catalogue.default or last_used) is not None:
+    if (chosen := catalogue.default or last_used) is not None and chosen in catalogue:
         return catalogue[chosen]
     raise InvalidRequest(
         f"name a model: {', '.join(entry.name for entry in catalogue) or 'there are none yet'}", "model"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
 
 from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.config.fields import adapter_modules
-from tokenmill.config.model_presets import Preset, Presets
+from tokenmill.config.model_presets import EVERY, Preset, Presets
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.model_description import FoundModel, ModelDescription
 from tokenmill.core.names import did_you_mean
 from tokenmill.ipc.python_child import run_python
-from tokenmill.serving.models.keeper import NEVER, Rules
+from tokenmill.serving.models.errors import ModelForbidden
 from tokenmill.serving.models.model_server import SOCKET
+from tokenmill.serving.models.records import NEVER, Rules
 from tokenmill.serving.models.reports import Launch
 from tokenmill.serving.server.http.errors import ModelNotFound, without_folders
 from tokenmill.serving.server.ollama.names import LATEST, tagged
@@ -56,6 +57,11 @@ class Entry(msgspec.Struct, frozen=True):
         """Hexadecimal digest that another path, size or time of its files changes."""
         identity = f"{self.found.path}|{self.found.num_bytes}|{self.found.modified}"
         return hashlib.sha256(identity.encode()).hexdigest()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """API keys that its server takes; empty: it needs none."""
+        return self.server.api_key
 
     def rules(self, ttl: float) -> Rules:
         """Return what holds for its memory; `ttl`: seconds where its preset says nothing; 0: never."""
@@ -96,7 +102,16 @@ class Catalogue:
             for name in (*entry.names, *entry.adapters):
                 if self._names.setdefault(_key(name), entry.name) != entry.name:
                     raise InvalidConfig(f"{name} names two models: {self._names[_key(name)]} and {entry.name}")
+        self._hidden = frozenset[str]()
         self.default = entries[0].name if entries and (entries[0].preset.default or len(entries) == 1) else None
+
+    def only(self, names: Set[str] | None) -> Catalogue:
+        """Return the catalogue as a key sees it that may use the models of these names; `*` and None: all."""
+        if names is None or EVERY in names:
+            return self
+        seen = Catalogue([entry for entry in self if not names.isdisjoint(entry.names)])
+        seen._hidden = frozenset(self._names) - frozenset(seen._names)
+        return seen
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
@@ -115,8 +130,12 @@ class Catalogue:
 
         Raises:
             ModelNotFound: there is no such model; the message says what there is.
+            ModelForbidden: there is, and it is another key's.
         """
         found = self._names.get(_key(name))
+        if _key(name) in self._hidden:
+            seen = ", ".join(list(self._entries)[:_SHOWN]) or "none of the models of this server"
+            raise ModelForbidden(f"this API key may not use model {name[:200]}: it may use {seen}")
         if found is None:
             known = list(self._entries)
             more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
@@ -178,6 +197,7 @@ def _server_of_model(server: ServerConfig, preset: Preset) -> ServerConfig:
         server,
         models_dir=None,
         models=None,
+        api_key_models=None,
         root_path="",
         allowed_origins=(),
         allowed_hosts=(),

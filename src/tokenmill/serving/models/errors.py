@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from tokenmill.core.errors import InvalidRequest, TokenMillError, Unavailable
+from tokenmill.serving.server.http.errors import Forbidden
+
+
+class ModelForbidden(Forbidden):
+    """The request's API key may not use the model."""
+
+    code = "model_forbidden"
 
 
 class ModelTooLarge(InvalidRequest):

@@ -3,9 +3,10 @@
     ask ──> waiting ──> (the model's turn: one load at a time) ──> admitted ──> done
                           room = budget - (loading + ready + draining + unloading)
 
-A model whose turn it is starts when it fits beside all that is resident. Until then models that are idle leave, the
-least recently used first; if that is not enough, busy ones drain: they finish what they have begun and take nothing
-new. So each wait ends once the answers that run when it begins have ended, and so many models stand before it.
+A model whose turn it is starts, or wakes up, when it fits beside all that is resident. Until then models that are idle
+sleep, the least recently used first; if that frees too little they leave, and if that is not enough, busy ones drain:
+they finish what they have begun and take nothing new. So each wait ends once the answers that run when it begins have
+ended, and so many models stand before it.
 
 Invariants, after each call: what is resident never exceeds the budget; at most one model loads; a model that answers,
 loads or is pinned is not told to leave to make room; memory counts until the exit of the process that holds it.
@@ -14,49 +15,26 @@ loads or is pinned is not told to leave to make room; memory counts until the ex
 from __future__ import annotations
 
 import itertools
-import math
-from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 
 from tokenmill.core.errors import QueueFull, TokenMillError
 from tokenmill.core.sizes import size_text
 from tokenmill.serving.models.errors import ModelFailed, ModelNotLoaded, ModelTooLarge
-from tokenmill.serving.models.states import NEXT, RESIDENT, ModelState
-from tokenmill.serving.replicas.restarts import LIMIT_SECONDS, Restarts
+from tokenmill.serving.models.evictions import Victim, victims
+from tokenmill.serving.models.records import NEVER, ModelRecord, Rules, Ticket
+from tokenmill.serving.models.states import RESIDENT, ModelState
+from tokenmill.serving.replicas.restarts import LIMIT_SECONDS
 
 MAX_WAITING = 512
-_RESTARTS = 2
 # Before a model that cannot be loaded as it is, is tried again.
 _MEND_SECONDS = 10.0
-NEVER = math.inf
-_WAITS = (ModelState.UNLOADED, ModelState.FAILED, ModelState.UNLOADING)
-
-
-class Rules(msgspec.Struct, frozen=True):
-    """Rules for one model.
-
-    Attributes:
-        num_bytes: that it takes from its start to its exit.
-        pinned: it leaves only when it is told to.
-        ttl: seconds without a request after which it leaves; 0: at once.
-        group: of models of one group only one is resident.
-    """
-
-    num_bytes: int
-    pinned: bool = False
-    ttl: float = NEVER
-    group: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A request's claim on a model; `number`: in the order of all claims."""
-
-    model: str
-    number: int
+_SOON = MappingProxyType(
+    {ModelState.LOADING: "is loading", ModelState.FALLING_ASLEEP: "is about to sleep, and is woken up then"}
+)
+_WAITS = frozenset(ModelState) - {ModelState.LOADING, ModelState.READY, ModelState.DRAINING}
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -67,6 +45,18 @@ class Start(msgspec.Struct, frozen=True):
 
 class Stop(msgspec.Struct, frozen=True):
     """End a model's processes; nothing is open there."""
+
+    model: str
+
+
+class Sleep(msgspec.Struct, frozen=True):
+    """Let a model give back the memory that it can do without; nothing is open there."""
+
+    model: str
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """Count a sleeping model as awake: it may take its memory again, which it does by itself."""
 
     model: str
 
@@ -84,52 +74,7 @@ class Refuse(msgspec.Struct, frozen=True):
     error: TokenMillError
 
 
-Order = Start | Stop | Admit | Refuse
-
-
-@dataclass(slots=True, eq=False)
-class ModelRecord:
-    """One model, as the keeper knows it.
-
-    Attributes:
-        waiting, using: claims in order, and those that were admitted.
-        used: number of the last use. begun: number of the last start. used_at: time of the last use.
-        ttl: the last request's, or that of the rules.
-        must_leave: it was told to unload.
-        problem, exit_code: of the last death. given_up: it is not tried before `retry_at`.
-    """
-
-    name: str
-    rules: Rules
-    ttl: float
-    state: ModelState = ModelState.UNLOADED
-    waiting: deque[Ticket] = field(default_factory=deque)
-    using: set[Ticket] = field(default_factory=set)
-    used: int = 0
-    begun: int = 0
-    used_at: float = 0.0
-    must_leave: bool = False
-    deaths: Restarts = field(default_factory=lambda: Restarts(_RESTARTS))
-    problem: str = ""
-    exit_code: int | None = None
-    given_up: bool = False
-    retry_at: float = -math.inf
-
-    @property
-    def is_idle(self) -> bool:
-        """True if it serves, and nobody has it or waits for it."""
-        return self.state in (ModelState.READY, ModelState.DRAINING) and not self.using
-
-    @property
-    def expires_at(self) -> float:
-        """Time at which it leaves for want of requests."""
-        is_kept = self.state is not ModelState.READY or self.using or self.waiting or self.rules.pinned
-        return NEVER if is_kept else self.used_at + self.ttl
-
-    def enter(self, state: ModelState) -> None:
-        """Change the state."""
-        assert state in NEXT[self.state], f"{self.state} is not followed by {state}"
-        self.state = state
+Order = Start | Stop | Sleep | Wake | Admit | Refuse
 
 
 class Keeper:
@@ -201,7 +146,7 @@ class Keeper:
         error = ModelNotLoaded(f"model {name} was unloaded by an operator while the request waited for it")
         refused: list[Order] = [Refuse(ticket, error) for ticket in model.waiting]
         model.waiting.clear()
-        if model.state in (ModelState.LOADING, ModelState.READY, ModelState.DRAINING):
+        if model.state in RESIDENT and model.state is not ModelState.UNLOADING:
             model.must_leave = True
         if model.state is ModelState.FAILED:
             model.enter(ModelState.UNLOADED)
@@ -220,13 +165,25 @@ class Keeper:
         model = self.models[name]
         return model.state not in RESIDENT and not model.waiting
 
-    def ready(self, name: str, now: float) -> None:
-        """Note that a model takes requests now."""
+    def ready(self, name: str, now: float, asleep_bytes: int | None = None) -> None:
+        """Note that a model takes requests now; `asleep_bytes`: that it will take asleep, None: it cannot."""
         model = self.models[name]
         if model.state is ModelState.LOADING:
             model.enter(ModelState.READY)
             model.problem, model.exit_code, model.ttl = "", None, model.rules.ttl
             self._touch(model, now)
+            model.asleep_bytes = asleep_bytes
+
+    def slept(self, name: str, asleep_bytes: int | None) -> None:
+        """Note that a model has given memory back, and takes so much now.
+
+        Args:
+            asleep_bytes: None: it would not sleep; it is not told to again while it is loaded.
+        """
+        model = self.models[name]
+        if model.state is ModelState.FALLING_ASLEEP:
+            model.asleep_bytes = None if asleep_bytes is None else min(asleep_bytes, model.rules.num_bytes)
+            model.enter(ModelState.READY if asleep_bytes is None else ModelState.SLEEPING)
 
     def exited(self, name: str, now: float, problem: str, exit_code: int, is_final: bool = False) -> list[Order]:
         """Note that the processes of a model are gone, and with them what it had open.
@@ -264,16 +221,21 @@ class Keeper:
         """
         # Those who have waited for a model that is ready now have it before it may have to go.
         orders = [*self._leaving(now), *self._admitted(now)]
-        head = self._head(now)
-        victims = [] if head is None else self._victims(head, available)
+        while (head := self._head(now)) is not None and self.models[head].state is ModelState.SLEEPING:
+            if self._victims(head, available) or not self._fits(head, available):
+                break
+            self.models[head].enter(ModelState.READY)
+            orders += [Wake(head), *self._admitted(now)]
+        chosen = [] if head is None else self._victims(head, available)
         for model in self.models.values():
-            if model.state is ModelState.DRAINING and not model.must_leave and model not in victims:
+            is_victim = any(model is victim.model for victim in chosen)
+            if model.state is ModelState.DRAINING and not model.must_leave and not is_victim:
                 model.enter(ModelState.READY)
         # One that is idle may be of use until the busy ones beside it are idle too.
-        wait_for = [model for model in victims if not model.is_idle]
-        for model in wait_for or victims:
-            orders += self._send_away(model)
-        if head is not None and not victims and self._fits(head, available):
+        wait_for = [victim for victim in chosen if not victim.model.is_idle]
+        for victim in wait_for or chosen:
+            orders += self._send_away(victim.model, victim.sleeps)
+        if head is not None and not chosen and self._fits(head, available):
             orders.append(self._start(head))
         return orders + self._admitted(now)
 
@@ -291,7 +253,10 @@ class Keeper:
             elif (model.must_leave and model.state is not ModelState.UNLOADING) or model.expires_at <= now:
                 yield from self._send_away(model)
 
-    def _send_away(self, model: ModelRecord) -> list[Order]:
+    def _send_away(self, model: ModelRecord, sleeps: bool = False) -> list[Order]:
+        if model.is_idle and sleeps:
+            model.enter(ModelState.FALLING_ASLEEP)
+            return [Sleep(model.name)]
         if model.is_idle:
             model.enter(ModelState.UNLOADING)
             return [Stop(model.name)]
@@ -310,32 +275,19 @@ class Keeper:
         }
         return min(turns, key=turns.__getitem__, default=None)
 
-    def _victims(self, head: str, available: int | None) -> list[ModelRecord]:
-        """Return the models that have to go, or to drain, before a model can be loaded; empty: none has to, or can."""
+    def _victims(self, head: str, available: int | None) -> list[Victim]:
+        """Return the models that have to go, sleep or drain before a model can be loaded; see `victims`."""
         wanted = self.models[head]
-        resident = [model for model in self.models.values() if model.state in RESIDENT and model is not wanted]
-        # It may be among them itself, on its way out.
-        going = [model for model in self.models.values() if model.state is ModelState.UNLOADING]
-        chosen = [model for model in resident if self._excludes(wanted, model) and model not in going]
-        others = [model for model in resident if model not in going and model not in chosen and not model.rules.pinned]
-        others.sort(key=lambda model: (not model.is_idle, model.used if model.is_idle else model.begun))
-        missing = wanted.rules.num_bytes - self.free - sum(model.rules.num_bytes for model in (*going, *chosen))
-        while missing > 0 and others:
-            chosen.append(others.pop(0))
-            missing -= chosen[-1].rules.num_bytes
-        # The ledger has room, but the machine has not: somebody else uses its memory.
-        is_short = available is not None and available < wanted.rules.num_bytes
-        if is_short and not chosen and not going and others:
-            chosen.append(others[0])
-        return chosen
+        is_short = available is not None and available < wanted.needs_bytes
+        return victims(wanted, list(self.models.values()), self.free, is_short)
 
     def _fits(self, head: str, available: int | None) -> bool:
         wanted = self.models[head]
-        going = [model for model in self.models.values() if model.state is ModelState.UNLOADING]
-        if going and (wanted in going or any(self._excludes(wanted, model) for model in going)):
+        going = [model for model in self.models.values() if model.is_going]
+        if going and (wanted in going or any(wanted.excludes(model) for model in going)):
             return False
-        is_short = available is not None and available < wanted.rules.num_bytes
-        return self.free >= wanted.rules.num_bytes and not (is_short and going)
+        is_short = available is not None and available < wanted.needs_bytes
+        return self.free >= wanted.needs_bytes and not (is_short and going)
 
     def _start(self, name: str) -> Order:
         model = self.models[name]
@@ -356,11 +308,7 @@ class Keeper:
     @property
     def free(self) -> int:
         """Bytes of the budget that no resident model takes."""
-        return self.budget - sum(model.rules.num_bytes for model in self.models.values() if model.state in RESIDENT)
-
-    @staticmethod
-    def _excludes(one: ModelRecord, other: ModelRecord) -> bool:
-        return one is not other and one.rules.group is not None and one.rules.group == other.rules.group
+        return self.budget - sum(model.num_bytes for model in self.models.values())
 
     def _touch(self, model: ModelRecord, now: float) -> None:
         model.used, model.used_at = next(self._numbers), now
@@ -370,8 +318,8 @@ class Keeper:
     def reason(self, ticket: Ticket) -> str:
         """Return why a claim waits, in one sentence."""
         model = self.models[ticket.model]
-        if model.state is ModelState.LOADING:
-            return f"model {ticket.model} is loading"
+        if model.state in _SOON:
+            return f"model {ticket.model} {_SOON[model.state]}"
         loading = next((name for name, one in self.models.items() if one.state is ModelState.LOADING), None)
         if loading is not None:
             return f"model {ticket.model} waits until model {loading} is loaded"
@@ -380,7 +328,7 @@ class Keeper:
         busy = sorted(name for name, one in self.models.items() if one.state is ModelState.DRAINING)
         if busy:
             return f"model {ticket.model} waits for memory: {', '.join(busy)} finish what they have begun"
-        leaving = sorted(name for name, one in self.models.items() if one.state is ModelState.UNLOADING)
+        leaving = sorted(name for name, one in self.models.items() if one.is_going)
         if leaving:
             return f"model {ticket.model} waits for the memory of {', '.join(leaving)}"
         return f"model {ticket.model} waits for its turn"

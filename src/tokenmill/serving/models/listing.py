@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tokenmill.core.sizes import size_text
-from tokenmill.serving.models.catalogue import Entry
-from tokenmill.serving.models.keeper import NEVER
+from tokenmill.serving.models.catalogue import Catalogue, Entry
+from tokenmill.serving.models.records import NEVER
 from tokenmill.serving.models.service import ModelService, exit_text
-from tokenmill.serving.models.states import ModelState
+from tokenmill.serving.models.states import SERVING, ModelState
 from tokenmill.serving.server.ollama.models import NEVER_EXPIRES, parameter_count
 from tokenmill.serving.server.ollama.names import tagged
 
@@ -23,6 +23,8 @@ _STATUS = {
     ModelState.LOADING: "loading",
     ModelState.READY: "loaded",
     ModelState.DRAINING: "loaded",
+    ModelState.FALLING_ASLEEP: "sleeping",
+    ModelState.SLEEPING: "sleeping",
     ModelState.UNLOADING: "unloaded",
     ModelState.FAILED: "unloaded",
 }
@@ -73,10 +75,10 @@ class Listing:
             **self.state(entry),
         }
 
-    def cards(self) -> list[dict[str, Any]]:
+    def cards(self, catalogue: Catalogue) -> list[dict[str, Any]]:
         """Return the entries of all models, and of their adapters, whose parent is the model that they change."""
         found = []
-        for entry in self._service.catalogue:
+        for entry in catalogue:
             card = self.card(entry)
             found.append(card)
             found += [card | {"id": name, "parent": entry.name, "adapters": []} for name in entry.adapters]
@@ -114,19 +116,19 @@ class Listing:
             "capabilities": list(description.capabilities),
         }
 
-    def tags(self) -> list[dict[str, Any]]:
+    def tags(self, catalogue: Catalogue) -> list[dict[str, Any]]:
         """Return the entries of all names of all models."""
-        return [self.tag(entry, name) for entry in self._service.catalogue for name in (*entry.names, *entry.adapters)]
+        return [self.tag(entry, name) for entry in catalogue for name in (*entry.names, *entry.adapters)]
 
-    def running(self) -> list[dict[str, Any]]:
+    def running(self, catalogue: Catalogue) -> list[dict[str, Any]]:
         """Return the entries of Ollama's /api/ps: the models that are loaded."""
         found = []
-        for entry in self._service.catalogue:
+        for entry in catalogue:
             record = self._service.record(entry.name)
-            if record.state in (ModelState.READY, ModelState.DRAINING):
+            if record.state in SERVING:
                 left = record.expires_at - time.monotonic()
                 until = NEVER_EXPIRES if record.expires_at == NEVER else _time(time.time() + left)
-                memory = entry.description.memory.total
+                memory = record.num_bytes
                 on_gpu = 0 if entry.engine.device == "cpu" else memory
                 loaded = {"expires_at": until, "size": memory, "size_vram": on_gpu}
                 found.append(self.tag(entry, entry.name) | loaded | {"context_length": self._context(entry)})

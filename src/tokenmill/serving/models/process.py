@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tokenmill.config.configs import ServerConfig
@@ -26,6 +26,7 @@ from tokenmill.serving.proxy.relay import OpenReplies
 from tokenmill.serving.server.http.body_budget import BodyBudget
 from tokenmill.serving.server.http.descriptors import raise_limit
 from tokenmill.serving.server.http.listener import bind, check_tls, is_on_loopback, url
+from tokenmill.serving.server.http.middleware import owner_of_key
 from tokenmill.serving.server.http.server import HttpServer, wind_up
 from tokenmill.serving.server.http.unknown_fields import UnknownFields
 from tokenmill.serving.server.process.parent import private_folder
@@ -34,12 +35,19 @@ from tokenmill.serving.server.process.screen import StandardError
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def serve(config: ServerConfig, read: Callable[[int], Catalogue], budget: int, available: Callable[[], int]) -> int:
+def serve(
+    config: ServerConfig,
+    read: Callable[[int], Catalogue],
+    budget: int,
+    available: Callable[[], int],
+    key_models: Mapping[str, frozenset[str]],
+) -> int:
     """Serve until Ctrl-C or SIGTERM; return 0, or 1 if the server ends by itself.
 
     Args:
         read: returns the models, given the bytes that they may take together.
         available: returns the bytes of memory that are left.
+        key_models: API keys that may use some models only, with the names of these.
 
     Raises:
         InvalidConfig: the address cannot be taken, or models and presets do not go together.
@@ -62,7 +70,8 @@ def serve(config: ServerConfig, read: Callable[[int], Catalogue], budget: int, a
 
             limits = (budget, config.models_ttl, config.models_wait)
             service = ModelService(checked, folder, limits, available, log.note)
-            return asyncio.run(_serve(service, config, listener, log))
+            owners = {owner_of_key(key): names for key, names in key_models.items()}
+            return asyncio.run(_serve(service, config, listener, log, owners))
         finally:
             if config.uds is not None:
                 Path(config.uds).unlink(missing_ok=True)
@@ -86,10 +95,16 @@ def _check(catalogue: Catalogue, budget: int) -> None:
         raise InvalidConfig("two pinned models are of one group, of which only one is loaded at a time")
 
 
-async def _serve(service: ModelService, config: ServerConfig, listener: socket.socket, log: EventLog) -> int:
+async def _serve(
+    service: ModelService,
+    config: ServerConfig,
+    listener: socket.socket,
+    log: EventLog,
+    key_models: Mapping[str, frozenset[str]],
+) -> int:
     replies = OpenReplies()
     bodies = BodyBudget(config.max_body_bytes_in_flight, UnknownFields(config.strict_fields))
-    shared = Shared(service, Answers(service, replies), Listing(service), bodies)
+    shared = Shared(service, Answers(service, replies), Listing(service), bodies, key_models)
     app = build_models_app(shared, config, is_on_loopback(listener))
     http = HttpServer(app, config, listener, lambda line: log.note("connections", line))
     is_asked = asyncio.Event()

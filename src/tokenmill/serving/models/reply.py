@@ -85,6 +85,8 @@ class Answers:
         Raises:
             HTTPError: it failed before the first byte.
         """
+        if http.is_closed:
+            raise httpx.ConnectError("the server is gone, and its end is not counted yet")
         # Which model is meant is no question for its server.
         query = [(name, value) for name, value in request.query_params.multi_items() if name != "model"]
         url = httpx.URL(path=path_of(request), query=urlencode(query).encode() or None)

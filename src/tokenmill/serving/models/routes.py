@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -13,35 +14,39 @@ from starlette.responses import Response
 from tokenmill.core.errors import InvalidRequest, NotFound
 from tokenmill.core.version import VERSION
 from tokenmill.serving.models.asked import Asked, choose, read_asked
-from tokenmill.serving.models.catalogue import Entry
+from tokenmill.serving.models.catalogue import Catalogue, Entry
 from tokenmill.serving.models.errors import ModelNotLoaded
 from tokenmill.serving.models.listing import Listing
 from tokenmill.serving.models.reply import Answers
 from tokenmill.serving.models.scrape import scraped
 from tokenmill.serving.models.service import ModelService
-from tokenmill.serving.models.states import ModelState
+from tokenmill.serving.models.states import SERVING
 from tokenmill.serving.server.generation.reply import JSON_LINES
 from tokenmill.serving.server.http.body import read_body
 from tokenmill.serving.server.http.body_budget import BodyBudget
 from tokenmill.serving.server.http.errors import ModelNotFound
 from tokenmill.serving.server.http.json_response import json_response
+from tokenmill.serving.server.http.middleware import owner_of
 from tokenmill.serving.server.ollama.models import ModelBody
 from tokenmill.serving.server.ollama.writer import now
 
-_LOADED = (ModelState.READY, ModelState.DRAINING)
-
 
 class Shared(msgspec.Struct, frozen=True):
-    """Parts that all handlers use."""
+    """Parts that all handlers use; `key_models`: names of the models that an owner may use, where not all."""
 
     service: ModelService
     answers: Answers
     listing: Listing
     bodies: BodyBudget
+    key_models: Mapping[str, frozenset[str]]
 
-    def entry(self, name: str | None) -> Entry:
+    def seen_by(self, request: Request) -> Catalogue:
+        """Return the models that the key of a request may use."""
+        return self.service.catalogue.only(self.key_models.get(owner_of(request.scope)))
+
+    def entry(self, request: Request, name: str | None) -> Entry:
         """Return the model of a name, or of none; raise as `choose` does."""
-        return choose(self.service.catalogue, name, self.service.last_used)
+        return choose(self.seen_by(request), name, self.service.last_used)
 
 
 def not_loaded(name: str | None) -> ModelNotLoaded:
@@ -70,30 +75,44 @@ class ListRoutes:
         name = request.query_params.get("model")
         if name is None:
             return Response(status_code=200)
-        entry = self._service.catalogue.find(name)
-        if self._service.record(entry.name).state not in _LOADED:
+        entry = self._shared.seen_by(request).find(name)
+        if self._service.record(entry.name).state not in SERVING:
             return json_response(self._listing.state(entry), 503)
         reply = await self._service.servers[entry.name].http.get("/health")
         return Response(reply.content, reply.status_code, media_type="application/json")
+
+    async def live(self, _request: Request) -> Response:
+        """Return 200 while this server answers at all."""
+        return Response(status_code=200)
+
+    async def ready(self, _request: Request) -> Response:
+        """Return 200 once the pinned models have been loaded, or have died, which is theirs alone; 503 before."""
+        service = self._service
+        pinned = [entry.name for entry in service.catalogue if entry.preset.pinned]
+        awaited = [name for name in pinned if not (service.record(name).used or service.deaths[name])]
+        if awaited:
+            raise ModelNotLoaded(f"pinned models are being loaded: {', '.join(awaited)}")
+        return Response(status_code=200)
 
     async def version(self, _request: Request) -> Response:
         """Show the version."""
         return json_response({"version": VERSION})
 
-    async def models(self, _request: Request) -> Response:
+    async def models(self, request: Request) -> Response:
         """List all models with their states."""
-        return json_response({"object": "list", "data": self._listing.cards()})
+        return json_response({"object": "list", "data": self._listing.cards(self._shared.seen_by(request))})
 
     async def model(self, request: Request) -> Response:
         """Show one model."""
         name = request.path_params["model"]
-        return json_response(self._listing.card(self._service.catalogue.find(name)) | {"id": name})
+        return json_response(self._listing.card(self._shared.seen_by(request).find(name)) | {"id": name})
 
     async def server_info(self, request: Request) -> Response:
         """Show what a loaded model's server is; without ?model= also what one that is not loaded would be."""
         name = request.query_params.get("model")
-        entry = next(iter(self._service.catalogue), None) if name is None else self._service.catalogue.find(name)
-        if entry is not None and self._service.record(entry.name).state in _LOADED:
+        seen = self._shared.seen_by(request)
+        entry = next(iter(seen), None) if name is None else seen.find(name)
+        if entry is not None and self._service.record(entry.name).state in SERVING:
             return await self._passing.pass_on(request, entry, None)
         if entry is None or name is not None:
             raise not_loaded(name)
@@ -106,35 +125,35 @@ class ListRoutes:
         """List all models as llama.cpp's router does; with ?reload=1 look for new ones first."""
         if request.query_params.get("reload") == "1":
             await self._service.reload()
-        cards = [self._listing.router_card(entry) for entry in self._service.catalogue]
+        cards = [self._listing.router_card(entry) for entry in self._shared.seen_by(request)]
         return json_response({"object": "list", "data": cards})
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Show the metrics of all loaded models, each with its name, and of the models as such."""
-        return await scraped(self._service)
+        return await scraped(self._service, self._shared.seen_by(request))
 
     async def load(self, request: Request) -> Response:
         """Begin to load a model; the reply does not wait for it."""
-        return self._load((await read_body(request, NamedBody, self._shared.bodies)).model)
+        return self._load(request, (await read_body(request, NamedBody, self._shared.bodies)).model)
 
     async def load_named(self, request: Request) -> Response:
         """Begin to load the model of the path."""
-        return self._load(request.path_params["model"])
+        return self._load(request, request.path_params["model"])
 
     async def unload(self, request: Request) -> Response:
         """Let a model leave when what it has begun has ended."""
-        return self._unload((await read_body(request, NamedBody, self._shared.bodies)).model)
+        return self._unload(request, (await read_body(request, NamedBody, self._shared.bodies)).model)
 
     async def unload_named(self, request: Request) -> Response:
         """Let the model of the path leave."""
-        return self._unload(request.path_params["model"])
+        return self._unload(request, request.path_params["model"])
 
-    def _load(self, name: str) -> Response:
-        self._service.load(self._service.catalogue.find(name))
+    def _load(self, request: Request, name: str) -> Response:
+        self._service.load(self._shared.seen_by(request).find(name))
         return json_response({"success": True})
 
-    def _unload(self, name: str) -> Response:
-        self._service.unload(self._service.catalogue.find(name))
+    def _unload(self, request: Request, name: str) -> Response:
+        self._service.unload(self._shared.seen_by(request).find(name))
         return json_response({"success": True})
 
 
@@ -153,19 +172,19 @@ class OllamaRoutes:
         """Answer clients that only ask whether somebody is there."""
         return Response(status_code=200)
 
-    async def tags(self, _request: Request) -> Response:
+    async def tags(self, request: Request) -> Response:
         """List all models."""
-        return json_response({"models": self._listing.tags()})
+        return json_response({"models": self._listing.tags(self._shared.seen_by(request))})
 
-    async def running(self, _request: Request) -> Response:
+    async def running(self, request: Request) -> Response:
         """List the models that are loaded."""
-        return json_response({"models": self._listing.running()})
+        return json_response({"models": self._listing.running(self._shared.seen_by(request))})
 
     async def show(self, request: Request) -> Response:
         """Describe a model: as its server does if it is loaded."""
         body = await read_body(request, ModelBody, self._shared.bodies)
-        entry = self._named(body)
-        if self._service.record(entry.name).state in _LOADED:
+        entry = self._named(request, body.model or body.name)
+        if self._service.record(entry.name).state in SERVING:
             asked = Asked(None, msgspec.json.encode({"model": body.model or body.name}))
             return await self._shared.answers.answer(request, entry, asked)
         return json_response(self._listing.shown(entry))
@@ -173,7 +192,7 @@ class OllamaRoutes:
     async def pull(self, request: Request) -> Response:
         """Report success for a model that is here; no other is fetched."""
         body = await read_body(request, ModelBody, self._shared.bodies)
-        entry = self._named(body)
+        entry = self._named(request, body.model or body.name)
         if body.stream is False:
             return json_response({"status": "success"})
         digest = f"sha256:{entry.digest}"
@@ -191,7 +210,7 @@ class OllamaRoutes:
     async def generate(self, request: Request) -> Response:
         """Let a model answer; a body without a prompt loads it, or with `keep_alive: 0` unloads it."""
         asked = await read_asked(request, self._shared.bodies)
-        entry = self._named_by(asked.name)
+        entry = self._named(request, asked.name)
         if not asked.is_empty:
             return await self._shared.answers.answer(request, entry, asked)
         if asked.keep_alive == 0:
@@ -205,13 +224,10 @@ class OllamaRoutes:
         said = {"model": asked.name, "created_at": now(), **part, "done": True, "done_reason": reason}
         return json_response(said)
 
-    def _named(self, body: ModelBody) -> Entry:
-        return self._named_by(body.model or body.name)
-
-    def _named_by(self, name: str | None) -> Entry:
+    def _named(self, request: Request, name: str | None) -> Entry:
         if not name:
             raise InvalidRequest("model is required", "model")
-        return self._service.catalogue.find(name)
+        return self._shared.seen_by(request).find(name)
 
 
 class PassRoutes:
@@ -224,7 +240,7 @@ class PassRoutes:
     async def generate(self, request: Request) -> Response:
         """Let the model that the request names answer; it is loaded for it."""
         asked = await read_asked(request, self._shared.bodies)
-        return await self._shared.answers.answer(request, self._shared.entry(asked.name), asked)
+        return await self._shared.answers.answer(request, self._shared.entry(request, asked.name), asked)
 
     async def read(self, request: Request) -> Response:
         """Let the server of a loaded model tell of itself."""
@@ -239,7 +255,7 @@ class PassRoutes:
         """Ask the loaded models one after the other which of them knows a request, an answer or a session."""
         body = (await read_asked(request, self._shared.bodies)).body if request.method == "POST" else None
         reply: Response | None = None
-        for name in [one for one in self._service.servers if self._service.record(one).state in _LOADED]:
+        for name in self._serving(request):
             reply = await self.pass_on(request, self._service.catalogue[name], body)
             if reply.status_code != httpx.codes.NOT_FOUND:
                 return reply
@@ -252,20 +268,25 @@ class PassRoutes:
         path = request.scope["path"][:60]
         raise InvalidRequest(f"{path} is not there on a server of several models: serve one model, with its own flags")
 
+    def _serving(self, request: Request) -> list[str]:
+        """Return the names of the models that serve and that the key of a request may use."""
+        seen = self._shared.seen_by(request)
+        return [name for name in self._service.servers if name in seen and self._service.record(name).state in SERVING]
+
     def _loaded(self, request: Request) -> Entry:
         """Return the model of `?model=`, or the one used last, if it is loaded.
 
         Raises:
             ModelNotLoaded, ModelNotFound: it is not.
         """
-        name = request.query_params.get("model")
-        if name is None and self._service.last_used is None:
-            loaded = [one for one in self._service.servers if self._service.record(one).state in _LOADED]
-            if not loaded:
+        name, seen, last = request.query_params.get("model"), self._shared.seen_by(request), self._service.last_used
+        if name is None and (last is None or last not in seen):
+            serving = self._serving(request)
+            if not serving:
                 raise not_loaded(None)
-            name = loaded[0]
-        entry = self._service.catalogue.find(name or self._service.last_used or "")
-        if self._service.record(entry.name).state not in _LOADED:
+            name = serving[0]
+        entry = seen.find(name or last or "")
+        if self._service.record(entry.name).state not in SERVING:
             raise not_loaded(entry.name)
         return entry
 

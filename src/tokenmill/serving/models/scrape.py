@@ -12,20 +12,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from tokenmill.serving.models.catalogue import Catalogue
 from tokenmill.serving.models.service import ModelService
-from tokenmill.serving.models.states import RESIDENT, ModelState
+from tokenmill.serving.models.states import SERVING, ModelState
 from tokenmill.serving.observe.metrics import PREFIX
 
 _SCRAPE_SECONDS = 5.0
 LABEL = "model"
 
 
-async def scraped(service: ModelService) -> Response:
-    """Return the metrics of all loaded models, and of the models as such; a server that does not answer is left out."""
-    names = [name for name in service.servers if service.record(name).state in (ModelState.READY, ModelState.DRAINING)]
+async def scraped(service: ModelService, seen: Catalogue) -> Response:
+    """Return the metrics of the loaded ones of these models, and of models as such; a mute server is left out."""
+    names = [name for name in service.servers if name in seen and service.record(name).state in SERVING]
     texts = await asyncio.gather(*(_text(service, name) for name in names))
     registry = CollectorRegistry()
-    registry.register(_Fixed([*_own(service), *merged(zip(names, texts, strict=True))]))
+    registry.register(_Fixed([*_own(service, seen), *merged(zip(names, texts, strict=True))]))
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -43,7 +44,7 @@ async def _text(service: ModelService, name: str) -> str:
     server = service.servers.get(name)
     if server is None:
         return ""
-    keys = service.catalogue[name].server.api_key
+    keys = service.catalogue[name].keys
     headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
     try:
         reply = await server.http.get("/metrics", timeout=_SCRAPE_SECONDS, headers=headers)
@@ -52,25 +53,27 @@ async def _text(service: ModelService, name: str) -> str:
     return reply.text if reply.status_code == httpx.codes.OK else ""
 
 
-def _own(service: ModelService) -> Iterator[Metric]:
+def _own(service: ModelService, seen: Catalogue) -> Iterator[Metric]:
     """Yield the metrics of the models as such."""
     states = GaugeMetricFamily(f"{PREFIX}:model_state", "1 for the state of each model", labels=[LABEL, "state"])
     memory = GaugeMetricFamily(f"{PREFIX}:model_memory_bytes", "Bytes that a model takes when loaded", labels=[LABEL])
     waiting = GaugeMetricFamily(f"{PREFIX}:model_requests_waiting", "Requests that wait for a model", labels=[LABEL])
     loads = CounterMetricFamily(f"{PREFIX}:model_loads", "How often a model was loaded", labels=[LABEL])
+    wakes = CounterMetricFamily(f"{PREFIX}:model_wakes", "How often a sleeping model was woken up", labels=[LABEL])
     deaths = CounterMetricFamily(f"{PREFIX}:model_deaths", "How often a model's server died", labels=[LABEL])
-    for name, record in service.keeper.models.items():
+    for name, record in [(entry.name, service.record(entry.name)) for entry in seen]:
         for state in ModelState:
             states.add_metric([name, state.value], float(record.state is state))
         memory.add_metric([name], record.rules.num_bytes)
         waiting.add_metric([name], len(record.waiting))
         loads.add_metric([name], service.loads[name])
+        wakes.add_metric([name], service.wakes[name])
         deaths.add_metric([name], service.deaths[name])
-    taken = sum(record.rules.num_bytes for record in service.keeper.models.values() if record.state in RESIDENT)
+    taken = sum(record.num_bytes for record in service.keeper.models.values())
     budget = GaugeMetricFamily(f"{PREFIX}:models_memory_bytes", "Memory of all models", labels=["part"])
     budget.add_metric(["taken"], taken)
     budget.add_metric(["budget"], service.keeper.budget)
-    yield from (states, memory, waiting, loads, deaths, budget)
+    yield from (states, memory, waiting, loads, wakes, deaths, budget)
 
 
 class _Fixed(Collector):

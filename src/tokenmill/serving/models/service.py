@@ -17,8 +17,9 @@ from typing import Any
 from tokenmill.core.errors import TokenMillError
 from tokenmill.serving.models.catalogue import Catalogue, Entry
 from tokenmill.serving.models.errors import ModelFailed, ModelNotLoaded
-from tokenmill.serving.models.keeper import Admit, Keeper, ModelRecord, Order, Refuse, Start, Stop, Ticket
+from tokenmill.serving.models.keeper import Admit, Keeper, Order, Refuse, Sleep, Start, Stop, Wake
 from tokenmill.serving.models.model_server import ModelServer
+from tokenmill.serving.models.records import ModelRecord, Ticket
 from tokenmill.serving.models.reports import Loaded, Loading, Report
 from tokenmill.serving.models.states import RESIDENT, ModelState
 from tokenmill.serving.server.http.errors import ServerStopping, without_folders
@@ -70,7 +71,7 @@ class ModelService:
 
     Attributes:
         catalogue: all models. keeper: their states.
-        loads: how often each was loaded. deaths: how often its server died.
+        loads: how often each was loaded. wakes: how often it was woken up. deaths: how often its server died.
         last_used: name of the model that a request asked for last.
     """
 
@@ -99,6 +100,7 @@ class ModelService:
         self.progress: dict[str, Loading] = {}
         self.loaded: dict[str, Loaded] = {}
         self.loads: Counter[str] = Counter()
+        self.wakes: Counter[str] = Counter()
         self.deaths: Counter[str] = Counter()
         self.last_used: str | None = None
         self._folder = folder
@@ -230,6 +232,10 @@ class ModelService:
                     self._start(name)
                 case Stop(name):
                     self.servers[name].stop()
+                case Sleep(name):
+                    self._keep(self._put_to_sleep(name, self.servers[name]))
+                case Wake(name):
+                    self.wakes[name] += 1
                 case Admit(ticket):
                     turn = self._claims[ticket].turn
                     if not turn.done():
@@ -257,6 +263,13 @@ class ModelService:
         self.servers[name] = server
         self._keep(self._watch(name, server))
 
+    async def _put_to_sleep(self, name: str, server: ModelServer) -> None:
+        """Have a model give memory back; one that does not is unloaded instead, if the room is still needed."""
+        is_asleep = await server.sleep(self.catalogue[name].keys)
+        if self.servers.get(name) is server:
+            self.keeper.slept(name, server.bytes_of().own if is_asleep else None)
+            self._act()
+
     def _new_server(self) -> ModelServer:
         self._number += 1
         return ModelServer(self._folder / f"m{self._number}", lambda line: self._log("output", line))
@@ -281,10 +294,20 @@ class ModelService:
         elif isinstance(report, Loaded):
             self.loaded[name] = report
             self.progress.pop(name, None)
-            self.keeper.ready(name, time.monotonic())
+            self.keeper.ready(name, time.monotonic(), self._asleep_bytes(name))
             self._act()
             if len(self.catalogue) > 1:
                 asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._renew_spare)
+
+    def _asleep_bytes(self, name: str) -> int | None:
+        """Return the bytes that a model just loaded will take while it sleeps: all but KV and weights that are mapped.
+
+        None: sleep would free nothing.
+        """
+        memory = self.catalogue[name].description.memory
+        weights = memory.weights + memory.tower
+        asleep = memory.processes + memory.states + max(0, weights - self.servers[name].bytes_of().mapped)
+        return asleep if asleep < memory.total else None
 
     async def _watch(self, name: str, server: ModelServer) -> None:
         how, code = await server.gone()

@@ -21,7 +21,7 @@ from tokenmill.core.engine_messages import (
 )
 from tokenmill.core.errors import EngineDead
 from tokenmill.core.live import LiveReport, ShowTurns
-from tokenmill.core.messages import EngineControl, ExplainRequests, LookAtAdapter, ResetPrefixCache, SetPaused
+from tokenmill.core.messages import EngineControl, ExplainRequests, LookAtAdapter, ResetPrefixCache, SetPaused, Sleep
 from tokenmill.serving.replicas.health import PartHealth, trouble_of
 from tokenmill.serving.replicas.history import History
 
@@ -156,6 +156,12 @@ class EngineHandle:
     async def reset_prefix_cache(self, preempt_running: bool, reset_external: bool = False) -> bool:
         """Forget cached prefixes; return False if running requests hold pages and may not be preempted."""
         reply = await self._call(ResetPrefixCache(_new_id(), preempt_running, reset_external))
+        assert isinstance(reply, Done)
+        return reply.is_done
+
+    async def sleep(self) -> bool:
+        """Have the engine give memory back until it is used again; return False if it cannot, or has requests."""
+        reply = await self._call(Sleep(_new_id()))
         assert isinstance(reply, Done)
         return reply.is_done
 

@@ -65,6 +65,10 @@ class Engines:
         """Forget the cached prefixes of all engines; return False if one refused (the others have forgotten theirs)."""
         return all(await self._ask_all(lambda engine: engine.reset_prefix_cache(preempt_running, reset_external)))
 
+    async def sleep(self) -> bool:
+        """Have all engines give memory back; return False if one refused."""
+        return all(await self._ask_all(lambda engine: engine.sleep()))
+
     async def look_at_adapter(self, name: str, path: str) -> list[AdapterSeen]:
         """Have each engine check an adapter; return their findings."""
         return await self._ask_all(lambda engine: engine.look_at_adapter(name, path))

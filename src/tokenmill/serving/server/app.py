@@ -178,6 +178,7 @@ class _Routes:
             ("/resume", admin.resume, None),
             ("/v1/requests/{id}/answer_now", admin.answer_now, None),
             ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
+            ("/sleep", admin.sleep, None),
             ("/engines/add", engines.add, None),
             ("/engines/{index}/drain", engines.drain, None),
             ("/engines/{index}/remove", engines.remove, RemoveQuery),

@@ -14,6 +14,7 @@ from tokenmill.startup.assembly.media import Images, Sound
 from tokenmill.startup.assembly.pooling import Pooling
 from tokenmill.startup.assembly.prompt_progress import PromptsInProgress
 from tokenmill.startup.assembly.recurrent_states import RecurrentStates
+from tokenmill.startup.assembly.sleep import Sleep
 from tokenmill.startup.assembly.speculation import Speculation
 from tokenmill.startup.assembly.windows import Windows
 
@@ -28,6 +29,7 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     Windows,  # layers that attend to the last tokens only
     Speculation,  # drafts: by n-grams, by a suffix tree, by a draft model
     KVTransfers,  # KV on disk, in the host's memory, from plug-ins and other engines
+    Sleep,  # the memory of KV is given back while nobody asks
     PromptsInProgress,  # how far the prompts of those that ask are computed
     KVEvents,  # what the prefix cache takes in and gives up, for routers outside
 )

@@ -22,7 +22,15 @@ from tokenmill.config.model_files import check_tokenizer
 from tokenmill.core.engine_messages import EngineProgress
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.live import ShowTurns
-from tokenmill.core.messages import AbortRequests, AddRequest, ContinueRequest, StepOutputs, ToEngine, TokenOutput
+from tokenmill.core.messages import (
+    AbortRequests,
+    AddRequest,
+    ContinueRequest,
+    Sleep,
+    StepOutputs,
+    ToEngine,
+    TokenOutput,
+)
 from tokenmill.core.part_messages import LeaveWorker, PartFailed, Ping, Pong
 from tokenmill.engine.kv.events import KVEventLog, changes_of
 from tokenmill.engine.loop.control import answer, go_on
@@ -129,6 +137,8 @@ class EngineLoop:
             return []
         if isinstance(message, ContinueRequest):
             return go_on(self._engine, message.request, self._publish)
+        if isinstance(message, Sleep):
+            self._idle_work = None  # it would take again what is given back
         if not isinstance(message, AddRequest):
             self._sockets.send_to_api(answer(self._engine, message, self._publish))
             if not isinstance(message, ShowTurns):

@@ -137,7 +137,7 @@ def _take(raw: bytearray, kind: type[T], unknown: UnknownFields) -> Taken[T]:
         if unknown.is_strict:
             raise
     # The first time may have ended before what else is wrong.
-    with _explained():
+    with explained():
         return unknown.convert(decode_json(raw), kind)
 
 
@@ -145,29 +145,30 @@ def decode_body(raw: bytearray, kind: type[T]) -> T:
     """Decode a body as JSON of this kind; raise as `read_body` does."""
     if len(raw) > INLINE_BYTES:
         check_structure(raw)
-    with _explained():
+    with explained():
         return decode_json(raw, kind)
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """Say in a client's terms why a body cannot be decoded."""
+def explained(within: str = "") -> Iterator[None]:
+    """Say in a client's terms why a body, or what lies `within` a field of it, cannot be decoded."""
     try:
         yield
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from error
+        raise _explain(str(error), within) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deep") from error
 
 
-def _explain(message: str) -> InvalidRequest:
+def _explain(message: str, within: str = "") -> InvalidRequest:
     """Say a validation error of msgspec in a client's terms."""
     message = message.replace(" | null`", "`")
     unknown = _UNKNOWN.search(message)
     at = _AT.match(message)
     what, path = (at["what"], at["path"]) if at else (message, "")
+    path = ".".join(filter(None, (within, path)))
     if unknown:
         name = f"{path}.{unknown['name']}" if path else unknown["name"]
         return UnknownField(f"{name}: unknown or unsupported field", _top(name))

@@ -2,8 +2,9 @@
 
 A page may send requests anywhere, but cannot read the answer; so a request that changes something must come from a page
 of the server or of an allowed origin, or from no page at all, and bodies must be of a type that a page cannot send
-without asking first. A page can also let its own name point to this machine and read replies as from its own server
-(DNS rebinding); so clients of a server on the loopback must call it by a name that only this machine or network gives.
+without asking first; what comes from no browser may say that it is a form, as curl does, or nothing. A page can also
+let its own name point to this machine and read replies as from its own server (DNS rebinding); so clients of a server
+on the loopback must call it by a name that only this machine or network gives.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ JSON = "application/json"
 MULTIPART = "multipart/form-data"
 FILES_ROUTE = "/v1/files"
 UPLOAD_ROUTES = (FILES_ROUTE, "/v1/audio/transcriptions", "/v1/audio/translations")
+
+# `curl -d` says that its body is a form, and other programs say nothing.
+_CURL_TYPES: tuple[list[str], ...] = ([], [""], ["application/x-www-form-urlencoded"])
+# One of them comes with all that a page makes a browser post: Origin since 2020, the others where settings or old age
+# leave it out.
+_BROWSER_HEADERS = ("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
+_BROWSER = "mozilla/"
 
 # Names of this machine that no public name server gives out: of containers' hosts, and of mDNS (RFC 6762) in a network
 # at home; a page of the internet cannot have one.
@@ -64,7 +72,9 @@ class BrowserGuard:
             return None
         if not all(self._is_welcome(origin, host) for origin in headers.getlist("origin")):
             return Forbidden("a web page of another origin may not do this; --allowed-origins says which ones may")
-        if _has_body(headers) and [_media_type(value) for value in headers.getlist("content-type")] != [kind]:
+        types = [_media_type(value) for value in headers.getlist("content-type")]
+        is_like_curls = kind == JSON and types in _CURL_TYPES and not _is_of_a_browser(headers)
+        if _has_body(headers) and types != [kind] and not is_like_curls:
             return UnsupportedMediaType(f"the body must be {kind}, and say so in the header Content-Type")
         return None
 
@@ -84,6 +94,11 @@ def host_name(host: str) -> str:
 
 def _has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def _is_of_a_browser(headers: Headers) -> bool:
+    is_named_so = headers.get("user-agent", "").lower().startswith(_BROWSER)
+    return is_named_so or any(name in headers for name in _BROWSER_HEADERS)
 
 
 def _media_type(value: str) -> str:

@@ -90,6 +90,11 @@ def owner_of(scope: Scope) -> str:
     return str(scope.get("state", {}).get(OWNER, ""))
 
 
+def owner_of_key(key: str) -> str:
+    """Return what `owner_of` says of requests with a key."""
+    return _hash(key).hex()
+
+
 class SurplusMiddleware:
     """Refuses requests of connections beyond the limit, except on `OPEN_ROUTES`, so that monitoring gets through."""
 

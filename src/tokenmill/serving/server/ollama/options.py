@@ -12,6 +12,7 @@ from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import template_kwargs
 from tokenmill.serving.server.generation.fields import Int32, Int64, StopStrings, given_params
+from tokenmill.serving.server.http.body import explained
 
 # A Go duration, such as 1h30m or -1s.
 _DURATION = re.compile(r"-?(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+|-?0")
@@ -39,10 +40,8 @@ def params_of(options: dict[str, Any] | None) -> dict[str, Any]:
     Raises:
         InvalidRequest: an option has a value of the wrong type.
     """
-    try:
+    with explained("options"):
         given = msgspec.convert(options or {}, Options)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"options: {error}", "options") from error
     params = given_params(given)
     if given.repeat_penalty is not None:
         params["repetition_penalty"] = given.repeat_penalty

@@ -51,7 +51,7 @@ _PRIVATE = frozenset(
         "tokenizer",
         "uds",
     }
-    | {"kv_source", "models", "models_dir", "rendezvous", "weight_cache_dir", "weight_memory"}
+    | {"api_key_models", "kv_source", "models", "models_dir", "rendezvous", "weight_cache_dir", "weight_memory"}
 )
 
 
@@ -191,6 +191,15 @@ class AdminRoutes:
         if not await self._context.engines.reset_prefix_cache(query.reset_running_requests, query.reset_external):
             raise Conflict("requests are running; reset_running_requests=true sends them back to the queue first")
         return json_response({"status": "reset"})
+
+    async def sleep(self, _request: Request) -> Response:
+        """Give the memory of KV back to the machine; the next request takes it again."""
+        if not await self._context.engines.sleep():
+            raise Conflict(
+                "the engine cannot sleep: requests or sessions are open, or its KV is a GPU's, of several ranks, in a "
+                "step log or another engine's to read"
+            )
+        return json_response({"status": "asleep"})
 
     async def server_info(self, _request: Request) -> Response:
         """Show the flags and what each engine reported when it became ready."""
