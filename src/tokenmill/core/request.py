@@ -35,6 +35,7 @@ class RequestStatus(enum.Enum):
     WAITING_FOR_GRAMMAR = "waiting_for_grammar"
     WAITING_FOR_ADAPTER = "waiting_for_adapter"
     WAITING_FOR_REMOTE_KV = "waiting_for_remote_kv"
+    WAITING_FOR_ENCODER = "waiting_for_encoder"
     WAITING_FOR_INPUT = "waiting_for_input"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -52,7 +53,9 @@ class FinishReason(enum.StrEnum):
 
 _S = RequestStatus
 # What an event from outside ends, and where a request may begin.
-WAITING_FOR_EVENT = frozenset({_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_ADAPTER, _S.WAITING_FOR_REMOTE_KV})
+WAITING_FOR_EVENT = frozenset(
+    {_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_ADAPTER, _S.WAITING_FOR_REMOTE_KV, _S.WAITING_FOR_ENCODER}
+)
 ARRIVING = WAITING_FOR_EVENT | {_S.WAITING}
 _LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
     _S.WAITING: frozenset({_S.RUNNING, _S.WAITING_FOR_REMOTE_KV, _S.FINISHED}),

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Media(Capability):
-    """The two ends of a modality in an engine: the contents that requests bring, and their encoder."""
+    """The two ends of a modality in an engine: the contents that requests bring, and their `encoder`."""
 
     def __init__(self, contents: MediaStore, encoder: Encoder, memory: TowerMemory) -> None:
         self.reserved_bytes = memory.reserved
+        self.encoder = encoder
         self._contents = contents
-        self._encoder = encoder
         self._memory = memory
 
     def gates(self) -> tuple[MediaStore]:
@@ -36,7 +36,7 @@ class Media(Capability):
 
     def row_extensions(self, memory: StepMemory) -> tuple[Encoder]:
         """Return the encoder."""
-        return (self._encoder,)
+        return (self.encoder,)
 
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
         """Tell what the tower weighs."""
