@@ -20,9 +20,6 @@ from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.request import RequestStatus
 from tokenmill.core.transfers import Encoded
 
-# For an encoder server to answer; then the engine encodes.
-ASK_SECONDS = 30.0
-
 
 class Outputs(Protocol):
     """The part of `StoredOutputs` that is needed here."""
@@ -63,6 +60,7 @@ class EncoderGate:
 
     Args:
         is_kept: tells which outputs the engine has itself.
+        seconds: for an encoder server to answer; then the engine encodes.
         clock: seconds, never going back.
     """
 
@@ -73,12 +71,14 @@ class EncoderGate:
         outputs: Outputs,
         encoders: Encoders | None,
         is_kept: Callable[[str], bool],
+        seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._outputs = outputs
         self._encoders = encoders or NoEncoders()
         self._asks = encoders is not None
         self._is_kept = is_kept
+        self._seconds = seconds
         self._clock = clock
         self._answers: SimpleQueue[tuple[str, bool]] = SimpleQueue()
         self._asked: dict[str, float] = {}  # digest -> until when
@@ -113,7 +113,7 @@ class EncoderGate:
     def _ask(self, one: MediaInput) -> None:
         digest = one.span.digest
         if digest not in self._asked:
-            self._asked[digest] = self._clock() + ASK_SECONDS
+            self._asked[digest] = self._clock() + self._seconds
             self._encoders.ask(one, lambda is_there: self._answers.put((digest, is_there)))
 
     def collect(self, timeout: float) -> Mapping[str, Refusal | None]:

@@ -71,7 +71,7 @@ def unpack(name: str, data: bytes | bytearray) -> tuple[OutputHeader, memoryview
     kind, checksum = find_checksum()
     try:
         header = msgspec.json.decode(memoryview(data)[: max(0, end)], type=OutputHeader)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     numbers = memoryview(data)[end + 1 :]
     bare = msgspec.json.encode(msgspec.structs.replace(header, own=0))
@@ -171,8 +171,7 @@ class OutputFolder:
         """See `OutputStore`. Read by calls: touching mapped memory of a file on a broken disk kills the process."""
         try:
             with open_regular(self._path(name)) as file:
-                data = bytearray(min(os.fstat(file.fileno()).st_size, self._limit))
-                return data if file.readinto(data) == len(data) else None
+                return bytearray(file.read(self._limit))
         except OSError:
             return None
 

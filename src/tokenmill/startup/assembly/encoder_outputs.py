@@ -13,7 +13,7 @@ from tokenmill.core.extension import EngineExtension
 from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
-from tokenmill.engine.transfer.encoder_gate import ASK_SECONDS, EncoderEvents, EncoderGate
+from tokenmill.engine.transfer.encoder_gate import EncoderEvents, EncoderGate
 from tokenmill.engine.transfer.output_files import OutputFolder, OutputMemory, OutputStore
 from tokenmill.engine.transfer.remote.encoder_client import EncoderClient, checked_url
 from tokenmill.model.architecture.architecture import Architecture
@@ -25,6 +25,9 @@ from tokenmill.startup.assembly.media import Media
 
 if TYPE_CHECKING:
     from tokenmill.engine.transfer.encoder_outputs import StoredOutputs
+
+# For an encoder server to answer; then the engine encodes.
+ASK_SECONDS = 30.0
 
 
 class EncoderOutputs(Capability):
@@ -73,7 +76,7 @@ class EncoderOutputs(Capability):
         assert cache is not None, "an engine with an encoder has a cache for its outputs"
         if config.encoder_urls:
             client = EncoderClient(config.encoder_urls, config.encoder_api_key, self._outputs.put, ASK_SECONDS)
-        self._gate = EncoderGate(self._outputs, client, cache.has_output)
+        self._gate = EncoderGate(self._outputs, client, cache.has_output, ASK_SECONDS)
         return (EncoderEvents(self._gate),)
 
     def gates(self) -> Sequence[EncoderGate]:

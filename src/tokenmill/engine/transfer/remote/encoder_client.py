@@ -1,6 +1,6 @@
 """Ask encoder servers (`tokenmill serve MODEL --encoder-only`) for outputs, over HTTP, on threads.
 
-    POST /v1/encoder/outputs     a `MediaInput` in msgpack  ->  its packed output, see `output_files`
+    POST /v1/encoder/outputs     a `MediaInput` in JSON  ->  its packed output, see `output_files`
 
 Contents are spread over the servers. One that fails is left alone for a while; where none answers, the engine encodes.
 """
@@ -29,7 +29,7 @@ THREADS_PER_SERVER = 4
 REST_SECONDS = 5.0
 CONNECT_SECONDS = 3.0
 # What a server reads; larger contents are encoded here. And what this side reads.
-MOST_CONTENT_BYTES, MOST_OUTPUT_BYTES = 15 << 20, 1 << 30
+MOST_CONTENT_BYTES, MOST_OUTPUT_BYTES = 11 << 20, 1 << 30
 
 Take = Callable[[MediaInput, bytes], bool]
 
@@ -50,7 +50,7 @@ class EncoderClient:
 
     def __init__(self, urls: Sequence[str], api_key: str, take: Take, seconds: float) -> None:
         self._urls = tuple(checked_url(url) for url in urls)
-        self._headers = {"Content-Type": "application/msgpack"} | (
+        self._headers = {"Content-Type": "application/json"} | (
             {"Authorization": f"Bearer {api_key}"} if api_key else {}
         )
         self._take = take
@@ -77,7 +77,7 @@ class EncoderClient:
 
     def _ask_each(self, one: MediaInput, until: float) -> bool:
         """Ask one server after the other until one has answered well; return False if none has."""
-        first, body = next(self._turn), msgspec.msgpack.encode(one)
+        first, body = next(self._turn), msgspec.json.encode(one)
         for number in range(len(self._urls)):
             url = self._urls[(first + number) % len(self._urls)]
             now = time.monotonic()
