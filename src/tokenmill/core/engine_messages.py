@@ -163,6 +163,7 @@ class RequestState(msgspec.Struct, kw_only=True):
     num_computed_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    num_external_cached_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     adapter: str | None = None

@@ -286,6 +286,7 @@ class TokenOutput(msgspec.Struct, array_like=True):
     scheduled_at: float = 0.0
     kv_transfer_params: dict[str, Any] | None = None
     progress: PromptProgress | None = None
+    num_external_cached_tokens: int = 0
 
     @classmethod
     def refusal(cls, request_id: str, error: Refusal) -> Self:
@@ -321,6 +322,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     `answer` is set instead of `text` if the answer is split into its parts, see `GenerateText.calls` and `reasoning`.
     `progress`: that of its prompt, in a delta that brings nothing else.
     `num_reasoning_tokens`: the number of the request's tokens so far that are thinking.
+    `num_external_cached_tokens`: those of the cached tokens whose KV came from elsewhere.
     `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps only part of a character.
     """
 
@@ -342,6 +344,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     kv_transfer_params: dict[str, Any] | None = None
     change: PrefixChange | None = None
     progress: PromptProgress | None = None
+    num_external_cached_tokens: int = 0
 
 
 class TextOutputs(Message):
