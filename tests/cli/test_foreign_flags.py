@@ -128,7 +128,7 @@ def test_what_is_not_there_is_refused_with_the_reason(capsys):
     )
     assert refusal(capsys, "m", "--dcp-size", "2").endswith("(1 changes nothing)")
     assert "a field of --speculative-config" in refusal(capsys, "--spec-model", "some/draft")
-    assert "--limit-mm-data-per-request" in refusal(capsys, '--limit-mm-data-per-request={"image": 4}')
+    assert "--aux-output-config" in refusal(capsys, '--aux-output-config={"a": 1}')
     assert refusal(capsys, "--decode-context-parallel-size").endswith("needs a value")
     assert "summed in another order" in refusal(capsys, "--decode-context-parallel-size", "2")
     assert "'random' is not one of" in refusal(capsys, "--schedule-policy", "random")

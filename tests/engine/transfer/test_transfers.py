@@ -60,8 +60,7 @@ def test_what_a_peer_has_is_loaded_and_only_the_rest_is_run(depth: int) -> None:
     run(harness)
     assert harness.runner.plans[0].num_computed.tolist() == [12]
     assert harness.runner.plans[0].num_scheduled.tolist() == [2]
-    record = harness.records[request_id]
-    assert (record.num_cached_tokens, record.num_external_cached_tokens) == (12, 12)
+    assert harness.records[request_id].num_cached_tokens == 12
     harness.drain()
 
 
@@ -116,7 +115,6 @@ def test_while_pages_come_they_are_nobody_elses_and_match_nothing() -> None:
     run(harness)
     assert len(stubborn.loads) == 1
     assert [harness.records[one].num_cached_tokens for one in (first, second)] == [12, 12]
-    assert sorted(harness.records[one].num_external_cached_tokens for one in (first, second)) == [0, 12]
     harness.drain()
 
 
@@ -133,7 +131,6 @@ def test_a_load_that_fails_is_cut_off_at_the_first_bad_page_and_the_rest_is_comp
     stubborn.loads[0].finish()
     run(harness)
     assert harness.records[request_id].num_cached_tokens == cached
-    assert harness.records[request_id].num_external_cached_tokens == cached
     assert harness.records[request_id].finish_reason is FinishReason.LENGTH
     harness.drain()
 
