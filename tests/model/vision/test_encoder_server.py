@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import io
 import json
 import re
 import signal
@@ -23,7 +24,11 @@ from tests.eventually import eventually
 from tests.model.audio.test_llm import chat as audio_chat
 from tests.model.vision.test_encoder_outputs import WITH_LOGPROBS, answers
 from tests.model.vision.test_llm import chat, encoder_of, picture
+from tests.model.vision.test_server import chat_body, url_of
+from tests.serving.server.running_server import RunningServer, start_server
 from tokenmill import LLM
+from tokenmill.config.configs import EngineConfig
+from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
 DTYPE = "bfloat16"
 
@@ -100,6 +105,42 @@ def test_a_server_of_another_type_is_not_believed(
         assert answers(llm.chat(chats, WITH_LOGPROBS)) == expected
         assert encoder_of(llm).num_encoded == 4
     assert "it runs another model, other kernels or another release" in caplog.text
+
+
+def test_two_engines_of_a_server_have_what_another_server_encodes(
+    checkpoint: Path, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Over HTTP: E/P/D without the D, engines in their own processes, and the encoder killed in between."""
+    with encoder_server(checkpoint, tmp_path) as (process, url):
+        engine = EngineConfig(
+            model=str(checkpoint), dtype=DTYPE, num_pages=100, max_num_seqs=4, max_model_len=500,
+            encoder_urls=(url,), encoder_store=str(tmp_path / "store"), enable_prefix_caching=False,
+        )  # fmt: skip
+        with start_server(
+            engine, ENGINE_MODULE, served_model_name=("tiny",), data_parallel_size=2, routing_policy="fewest"
+        ) as server:
+            bodies = [chat_body(url_of(png(rng))) for _ in range(3)]
+            texts = [text_of(server, body) for body in bodies]
+            counts = lambda: [server.metric(f"mm_encoder_{name}tokens_total") for name in ("", "loaded_")]  # noqa: E731
+            server.wait_for(lambda: sum(counts()) >= 27)
+            assert counts() == [0, 27]
+            process.kill()
+            assert [text_of(server, body) for body in bodies * 2] == texts * 2
+            assert counts()[0] == 0, "all lies in the store, whoever asks"
+            text_of(server, chat_body(url_of(png(rng))))
+            server.wait_for(lambda: counts()[0] == 9)
+
+
+def png(rng: np.random.Generator) -> bytes:
+    buffer = io.BytesIO()
+    picture(rng, 96, 96).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def text_of(server: RunningServer, body: dict[str, object]) -> str:
+    reply = server.post("/v1/chat/completions", body)
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["message"]["content"])
 
 
 def test_contents_that_are_none_are_refused(checkpoint: Path, tmp_path: Path) -> None:
