@@ -135,8 +135,6 @@ def check_media(config: EngineConfig, architecture: Architecture) -> None:
         "--enable-lora": config.enable_lora,
         "--lora-merge": config.lora_merge is not None,
         "--speculative-config": config.speculative_config is not None,
-        "--kv-transfer-config": config.kv_transfer_config is not None,
-        "--kv-source": bool(config.kv_source),
         "--kv-host-size": config.kv_host_size is not None,
         f"--quantization {config.quantization}": config.quantization not in ("none", "int8", "int4"),
         "--load-format dummy": config.load_format == "dummy",
