@@ -246,7 +246,7 @@ def test_a_prefix_from_the_cache_has_all_that_the_head_needs(model: Path, head: 
 def test_a_prefix_from_the_disk_has_all_that_the_head_needs(
     tmp_path: Path, model: Path, head: Path, options: Any
 ) -> None:
-    """What the head keeps of a token goes with its page, so drafts behind a loaded prefix are those of the formulas."""
+    """Drafts behind a loaded prefix are those of the formulas: pages bring g of their tokens."""
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     oracle, text = Oracle(model, head), prompts(rng, [90])[0]
