@@ -14,11 +14,14 @@ from tests.audio_checkpoints import make_audio_checkpoint, noise
 from tests.model.audio.test_llm import chat as audio_chat
 from tests.model.vision.test_llm import GREEDY, chat, encoder_of, picture, tokens
 from tokenmill import LLM, SamplingParams
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.demo import demo_model_path
 from tokenmill.engine.loop.gates import Gates
 from tokenmill.engine.transfer.encoder_gate import EncoderGate
 from tokenmill.lab.simulate.replay import replay
 from tokenmill.llm.outputs import RequestOutput
+from tokenmill.startup.assembly.encoder_alone import load_encoder_alone
 
 WITH_LOGPROBS = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=2)
 
@@ -191,3 +194,10 @@ def test_a_model_of_text_refuses_them(flag: str, tmp_path: Path) -> None:
     value = {"encoder_store": str(tmp_path), "encoder_urls": ("http://127.0.0.1:1",), "ec_transfer_config": config}
     with pytest.raises(InvalidConfig, match=f"--{flag.replace('_', '-')}: .* takes neither images nor sound"):
         LLM(num_pages=50, **{flag: value[flag]})
+
+
+def test_an_encoder_alone_refuses_what_it_has_no_use_for(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="--encoder-only: .* takes neither images nor sound"):
+        load_encoder_alone(EngineConfig(model=str(demo_model_path())))
+    with pytest.raises(InvalidConfig, match="--encoder-only keeps no outputs"):
+        load_encoder_alone(EngineConfig(model=str(checkpoint), encoder_store=str(tmp_path)))
