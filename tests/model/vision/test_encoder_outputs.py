@@ -16,7 +16,6 @@ from tests.model.vision.test_llm import GREEDY, chat, encoder_of, picture, token
 from tokenmill import LLM, SamplingParams
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.demo import demo_model_path
 from tokenmill.engine.loop.gates import Gates
 from tokenmill.engine.transfer.encoder_gate import EncoderGate
 from tokenmill.lab.simulate.replay import replay
@@ -197,7 +196,7 @@ def test_a_model_of_text_refuses_them(flag: str, tmp_path: Path) -> None:
 
 
 def test_an_encoder_alone_refuses_what_it_has_no_use_for(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="--encoder-only: .* takes neither images nor sound"):
-        load_encoder_alone(EngineConfig(model=str(demo_model_path())))
+    with pytest.raises(InvalidConfig, match=r"--encoder-only: .* takes neither images nor sound"):
+        load_encoder_alone(EngineConfig())
     with pytest.raises(InvalidConfig, match="--encoder-only keeps no outputs"):
         load_encoder_alone(EngineConfig(model=str(checkpoint), encoder_store=str(tmp_path)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.media import MediaInput
+from tokenmill.demo import demo_model_path
 from tokenmill.engine.transfer.output_files import output_name
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.audio.spec import read_audio
@@ -35,7 +36,8 @@ def load_encoder_alone(config: EngineConfig) -> tuple[Callable[[MediaInput], byt
         InvalidCheckpoint: there is no such model, or its encoder is broken.
     """
     platform = select_platform(config.device)
-    config = dataclasses.replace(config, device=platform.device, quantization="none").resolve()
+    model = config.model or str(demo_model_path())
+    config = dataclasses.replace(config, model=model, device=platform.device, quantization="none").resolve()
     folder = fetch(config.model, config.revision, config.download_dir, lambda done, total: None)
     architecture = read_architecture(folder)
     check_encoder_alone(config, architecture)
