@@ -34,7 +34,7 @@ def test_the_table_has_the_flags_of_both_and_agrees_with_our_parser():
     "line",
     [
         "--tensor-parallel-size 1 -pp 1 -dp 1 --tp 1 --dp=1 --nnodes 1 --node-rank 0 --dcp-size 1",
-        "--ec-transfer-config '{}' --spec-tokens 0 --cpu-offload-gb 0",
+        "--limit-mm-data-per-request '{}' --spec-tokens 0 --cpu-offload-gb 0",
         "--no-enable-lora --hf-overrides '{}' --tokenizer-mode auto",
         "--schedule-policy lpm --runner generate --disaggregation-mode null --generation-config auto",
     ],
@@ -128,7 +128,7 @@ def test_what_is_not_there_is_refused_with_the_reason(capsys):
     )
     assert refusal(capsys, "m", "--dcp-size", "2").endswith("(1 changes nothing)")
     assert "a field of --speculative-config" in refusal(capsys, "--spec-model", "some/draft")
-    assert "--ec-transfer-config" in refusal(capsys, '--ec-transfer-config={"ec_connector": "X"}')
+    assert "--aux-output-config" in refusal(capsys, '--aux-output-config={"a": 1}')
     assert refusal(capsys, "--decode-context-parallel-size").endswith("needs a value")
     assert "summed in another order" in refusal(capsys, "--decode-context-parallel-size", "2")
     assert "'random' is not one of" in refusal(capsys, "--schedule-policy", "random")

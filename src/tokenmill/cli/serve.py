@@ -32,6 +32,8 @@ def run(arguments: Sequence[str]) -> int:
         from tokenmill.cli import serve_models
 
         return serve_models.run(engine, server)
+    if server.encoder_only:
+        return _serve_encoder(engine, server)
     if engine.node_rank > 0:
         # It only waits and starts processes: this one becomes it.
         given = [msgspec.json.encode(engine).decode(), str(server.data_parallel_size)]
@@ -56,6 +58,20 @@ def run(arguments: Sequence[str]) -> int:
             yield
 
     return launch.run(engine, bound, lambda: open_screen(sys.stderr, bound), announce=announce)
+
+
+def _serve_encoder(engine: EngineConfig, server: ServerConfig) -> int:
+    """Serve the encoder of images or sound alone."""
+    from tokenmill.serving.server.encoder import serve_encoder
+    from tokenmill.startup.assembly.encoder_alone import load_encoder_alone
+
+    check_model_is_there(engine.model)
+    encode, what = load_encoder_alone(engine)
+
+    def announce(url: str) -> None:
+        print(f"{url} {what}; Ctrl-C ends it", file=sys.stderr, flush=True)
+
+    return serve_encoder(encode, server, announce)
 
 
 def read_configs(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[EngineConfig, ServerConfig]:

@@ -44,6 +44,7 @@ def check_engine(config: EngineSettings) -> None:
         "weight_cache_size",
         "kv_disk_size",
         "kv_host_size",
+        "encoder_store_size",
     ):
         if getattr(config, name) is not None:
             _check_positive(config, name)
@@ -56,6 +57,7 @@ def check_engine(config: EngineSettings) -> None:
     config.kv_events()
     parse_config(config.speculative_config)
     config.media_limits()
+    config.encoder_outputs()
 
 
 def check_server(config: ServerSettings) -> None:

@@ -1,8 +1,11 @@
-"""Read `--kv-transfer-config`, with vLLM's names: which engines give pages, which ask for them, and where."""
+"""Read `--kv-transfer-config`, with vLLM's names: which engines give pages, which ask for them, and where.
+
+The connector is one of ours, between engines of TokenMill, or a source of somebody else's with a role and options.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -11,10 +14,13 @@ from tokenmill.core.errors import InvalidConfig
 
 NIXL = "NixlConnector"
 CONNECTORS = ("TokenMillConnector", NIXL)
+# The group of entry points that name sources of one's own: each a callable that takes a `SourceContext`.
+SOURCE_PLUGINS = "tokenmill.kv_sources"
 # What the source itself ends by a deadline of its own ends so much later whatever has become of the source.
 GRACE_SECONDS = 5.0
 FLAG = "--kv-transfer-config"
 
+Role = Literal["kv_producer", "kv_consumer", "kv_both"]
 _Peer = Annotated[str, Meta(pattern=r"^(unix:.+|tcp://.+:\d{1,5})$")]
 _Seconds = Annotated[float, Meta(ge=0.1, le=86_400)]
 
@@ -52,7 +58,7 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kv_connector: str
-    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"]
+    kv_role: Role
     engine_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     kv_ip: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     kv_port: Annotated[int, Meta(ge=1, le=65_000)] = 14579
@@ -76,7 +82,37 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {"load": extra.fetch_seconds + GRACE_SECONDS, "keep": extra.most_lease_seconds + GRACE_SECONDS}
 
 
-def parse_kv_transfer_config(text: str | None) -> KVTransferConfig | None:
+class OwnConnector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of a source of somebody else's, by the name of an entry point or of its class.
+
+    Attributes:
+        kv_connector_module_path: the module of the class `kv_connector`; "": it is an entry point or `module:name`.
+        kv_role: a producer loads nothing, a consumer stores nothing.
+        kv_connector_extra_config: its options, as they are.
+    """
+
+    kv_connector: str
+    kv_role: Role
+    kv_connector_module_path: str = ""
+    kv_connector_extra_config: dict[str, Any] = {}
+    kv_load_failure_policy: Literal["recompute", "fail"] | None = None
+
+    @property
+    def source(self) -> str:
+        """Its name as `--kv-source` has it."""
+        return ":".join(filter(None, (self.kv_connector_module_path, self.kv_connector)))
+
+
+class _Named(msgspec.Struct, frozen=True):
+    kv_connector: str
+    kv_connector_module_path: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.kv_connector in CONNECTORS and not self.kv_connector_module_path
+
+
+def parse_kv_transfer_config(text: str | None) -> KVTransferConfig | OwnConnector | None:
     """Read the flag's JSON; None: no pages come from other engines.
 
     Raises:
@@ -85,9 +121,10 @@ def parse_kv_transfer_config(text: str | None) -> KVTransferConfig | None:
     if text is None or text.strip() in ("{}", "null"):
         return None
     try:
+        named = msgspec.json.decode(text, type=_Named)
+        if not named.is_ours:
+            return _own(text, named)
         config = msgspec.json.decode(text, type=KVTransferConfig)
-        if config.kv_connector not in CONNECTORS:
-            raise InvalidConfig(f"unknown kv_connector {config.kv_connector!r}: use {' or '.join(CONNECTORS)}")
         extra = config.kv_connector_extra_config
         if not extra.secret_file:
             raise InvalidConfig(
@@ -102,3 +139,16 @@ def parse_kv_transfer_config(text: str | None) -> KVTransferConfig | None:
     except (msgspec.DecodeError, InvalidConfig) as error:
         raise InvalidConfig(f"{FLAG}: {error}") from error
     return config
+
+
+def _own(text: str, named: _Named) -> OwnConnector:
+    """Read the settings of a source that is not ours; its class is imported when the engine connects it."""
+    if not named.kv_connector_module_path and ":" not in named.kv_connector:
+        from importlib.metadata import entry_points  # takes 15 ms to import, and most starts have no plug-in
+
+        if not entry_points(group=SOURCE_PLUGINS, name=named.kv_connector):
+            raise InvalidConfig(
+                f"unknown kv_connector {named.kv_connector!r}: use {' or '.join(CONNECTORS)}, an entry point of "
+                f"{SOURCE_PLUGINS}, or module:name"
+            )
+    return msgspec.json.decode(text, type=OwnConnector)

@@ -40,6 +40,7 @@ class ServerSettings:
     served_model_name: tuple[str, ...] = flag(
         (), "names of the model in the API, of which replies bear the first; may be repeated", repeat=True
     )
+    encoder_only: bool = flag(False, "load the encoder of images or sound alone, for servers with --encoder-urls")
     root_path: str = flag("", "path prefix when behind a proxy")
     allowed_origins: tuple[str, ...] = flag((), "CORS origins that browsers may call from", repeat=True)
     allowed_media_domains: tuple[str, ...] = flag(

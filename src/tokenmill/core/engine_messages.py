@@ -82,7 +82,8 @@ class EngineStats(EngineMessage, kw_only=True):
         num_accepted_per_position: how often the first token of a draft was kept, the first two, and so on.
         running_adapters, waiting_adapters: names of those that requests run with and wait with.
         encoder_tokens: image tokens that were encoded. encoder_queries, encoder_hits: images that steps needed, and
-            those of them that were encoded already.
+            those of them that were encoded already. encoder_loaded_tokens: image tokens whose outputs came from
+            elsewhere; encoder_failed_loads: outputs that were to come, and were encoded here.
         num_states_kept, num_state_hits, num_states_given_up: recurrent states that were kept of prefixes, those that
             requests began with, and those that were given up.
         num_loaded_tokens, num_stored_tokens: tokens whose KV was loaded from a source, and stored in one.
@@ -118,6 +119,8 @@ class EngineStats(EngineMessage, kw_only=True):
     encoder_tokens: int = 0
     encoder_queries: int = 0
     encoder_hits: int = 0
+    encoder_loaded_tokens: int = 0
+    encoder_failed_loads: int = 0
     num_states_kept: int = 0
     num_state_hits: int = 0
     num_states_given_up: int = 0
@@ -160,6 +163,7 @@ class RequestState(msgspec.Struct, kw_only=True):
     num_computed_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    num_external_cached_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     adapter: str | None = None

@@ -292,6 +292,7 @@ class TokenOutput(msgspec.Struct, array_like=True):
     scheduled_at: float = 0.0
     kv_transfer_params: dict[str, Any] | None = None
     progress: PromptProgress | None = None
+    num_external_cached_tokens: int = 0
 
     @classmethod
     def refusal(cls, request_id: str, error: Refusal) -> Self:
@@ -322,11 +323,9 @@ class TextOutput(msgspec.Struct, array_like=True):
     """The text that a step added to the answer of one request; the last one carries the finish reason.
 
     The first one carries the `prompt`, if requested, and the `change` that broke its cached prefix, if one did;
-    `embedding` is a vector of float32, little-endian.
-
+    `embedding`: a vector of float32, little-endian; `progress`: its prompt's, in a delta that brings nothing else.
     `answer` is set instead of `text` if the answer is split into its parts, see `GenerateText.calls` and `reasoning`.
-    `progress`: that of its prompt, in a delta that brings nothing else.
-    `num_reasoning_tokens`: the number of the request's tokens so far that are thinking.
+    `num_reasoning_tokens`: its tokens so far that are thinking; `num_external_cached_tokens`: those cached elsewhere.
     `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps only part of a character.
     """
 
@@ -348,6 +347,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     kv_transfer_params: dict[str, Any] | None = None
     change: PrefixChange | None = None
     progress: PromptProgress | None = None
+    num_external_cached_tokens: int = 0
 
 
 class TextOutputs(Message):

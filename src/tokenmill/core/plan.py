@@ -92,6 +92,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         draft_ids: [D] int32, the draft tokens of all requests in batch order, `num_samples - 1` of each that samples;
             None: absent.
         forget, encode: digests of images whose outputs are dropped, and then of those to encode before the step.
+        load: digests of those whose outputs are loaded instead: they were encoded elsewhere.
         window_pages: new entries of the page table of layers with a window, if they have a table of their own. Entries
             of pages behind a window stay in it: they are never read again.
         states: recurrent states to load and keep; None: none.
@@ -114,6 +115,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     forget: tuple[str, ...] = ()
     window_pages: PageEntries | None = None
     states: PlanStates | None = None
+    load: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -35,6 +35,7 @@ class RequestStatus(enum.Enum):
     WAITING_FOR_GRAMMAR = "waiting_for_grammar"
     WAITING_FOR_ADAPTER = "waiting_for_adapter"
     WAITING_FOR_REMOTE_KV = "waiting_for_remote_kv"
+    WAITING_FOR_ENCODER = "waiting_for_encoder"
     WAITING_FOR_INPUT = "waiting_for_input"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -52,7 +53,9 @@ class FinishReason(enum.StrEnum):
 
 _S = RequestStatus
 # What an event from outside ends, and where a request may begin.
-WAITING_FOR_EVENT = frozenset({_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_ADAPTER, _S.WAITING_FOR_REMOTE_KV})
+WAITING_FOR_EVENT = frozenset(
+    {_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_ADAPTER, _S.WAITING_FOR_REMOTE_KV, _S.WAITING_FOR_ENCODER}
+)
 ARRIVING = WAITING_FOR_EVENT | {_S.WAITING}
 _LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
     _S.WAITING: frozenset({_S.RUNNING, _S.WAITING_FOR_REMOTE_KV, _S.FINISHED}),
@@ -121,6 +124,7 @@ class Request:
         num_computed_tokens: tokens whose KV is written, or will be once the launched steps finish.
         num_pending_tokens: tokens that launched steps will sample.
         num_cached_tokens: prompt tokens that the prefix cache supplied at the (latest) admission.
+        num_external_cached_tokens: those of them whose KV was loaded from elsewhere for this request.
         num_inflight_steps: launched, uncommitted steps that use its row and pages.
         awaited_page: a page of its prompt that a running request is about to compute; it waits for that request.
         has_drafts: a launched step runs draft tokens of it; the commit tells how many tokens that brings.
@@ -171,6 +175,7 @@ class Request:
     num_pending_tokens: int = field(default=0, init=False)
     num_inflight_steps: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)
+    num_external_cached_tokens: int = field(default=0, init=False)
     num_charged_tokens: int = field(default=0, init=False)
     num_reported_tokens: int = field(default=0, init=False)
     num_draft_tokens: int = field(default=0, init=False)
@@ -330,7 +335,7 @@ class Request:
         self._buffer[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
         self.num_tokens += len(token_ids)
         self.num_prompt_tokens = self.num_tokens
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = self.num_external_cached_tokens = 0
         self.proposal = None
         self.params = turn.params
         self.is_resumable = not turn.is_last

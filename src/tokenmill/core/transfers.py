@@ -126,4 +126,17 @@ class Released(_TransferEvent, frozen=True):
     is_saved: bool = True
 
 
-TransferEvent = Found | Loaded | Released
+class Encoded(_TransferEvent, frozen=True):
+    """Report that the encoder output of a content can be loaded from outside, or that it should not be any more.
+
+    Attributes:
+        is_there: False: no request shows the content, or a load has failed.
+        has_failed: a step that was to load it has encoded the content instead.
+    """
+
+    digest: str
+    is_there: bool = True
+    has_failed: bool = False
+
+
+TransferEvent = Found | Loaded | Released | Encoded

@@ -78,6 +78,7 @@ class Record:
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    num_external_cached_tokens: int = 0
     told: list[int] = field(default_factory=list)
     pooling: str = ""
     embedding: bytes | None = None
@@ -374,6 +375,9 @@ class Harness:
             if output.embedding is not None:
                 record.embedding = output.embedding
             record.num_cached_tokens = output.num_cached_tokens or record.num_cached_tokens
+            record.num_external_cached_tokens = max(
+                record.num_external_cached_tokens, output.num_external_cached_tokens
+            )
             if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) and self.inputs.get(output.id):
                 self.begin_turn(output.id)
 

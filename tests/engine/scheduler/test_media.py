@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.engine.scheduler.harness import Harness, Settings, plans
 from tests.tiers import scaled
 from tokenmill.core.media import MediaInput, MediaSpan
-from tokenmill.core.request import FinishReason
+from tokenmill.core.request import FinishReason, RequestStatus
+from tokenmill.core.transfers import Encoded
 
 PAD = 49
 
@@ -103,6 +104,51 @@ def test_an_image_that_can_never_be_encoded_is_refused_at_the_door() -> None:
         assert not harness.scheduler.requests
 
 
+def test_an_output_from_outside_takes_room_but_no_budget() -> None:
+    harness = Harness(encoder_budget=4, encoder_cache_tokens=9)
+    harness.engine.apply_transfer_events([Encoded("a"), Encoded("b")])
+    add(harness, 1, ("a", 4), 2)
+    add(harness, ("b", 4), 2, ("c", 3), 3)
+    harness.step()
+    assert plans(harness) == [{"0": 6, "1": 5}]
+    (plan,) = harness.runner.plans
+    assert (plan.encode, plan.load) == ((), ("a", "b"))
+    assert harness.scheduler.requests["1"].wait_reason == ""
+    harness.drain()
+    assert encodes(harness) == [("c",)]
+    counts = harness.scheduler.counts()
+    assert (counts["encoder_tokens"], counts["encoder_loaded_tokens"]) == (3, 8)
+
+
+def test_an_output_that_is_not_outside_any_more_is_encoded_when_it_is_needed_again() -> None:
+    harness = Harness(encoder_budget=4, encoder_cache_tokens=4, caching=False)
+    harness.engine.apply_transfer_events([Encoded("a")])
+    for content in ("a", "b", "a"):
+        add(harness, 1, (content, 4), 2)
+        harness.drain()
+    harness.engine.apply_transfer_events([Encoded("a", is_there=False, has_failed=True)])
+    for content in ("b", "a"):
+        add(harness, 1, (content, 4), 2)
+        harness.drain()
+    assert [plan.load for plan in harness.runner.plans if plan.load] == [("a",), ("a",)]
+    assert encodes(harness) == [("b",), ("b",), ("a",)]
+    assert harness.scheduler.counts()["encoder_failed_loads"] == 1
+
+
+def test_others_run_while_a_request_waits_for_the_encoder() -> None:
+    harness = Harness(encoder_budget=4, encoder_cache_tokens=4)
+    prompt, media = prompt_of([1, ("a", 4), 2])
+    waiting = harness.add(prompt, 2, media=media, status=RequestStatus.WAITING_FOR_ENCODER)
+    other = add(harness, ("b", 4), 3)
+    harness.step()
+    assert plans(harness) == [{other: 5}]
+    assert harness.scheduler.requests[waiting].wait_reason == "is waiting for encoder"
+    assert harness.scheduler.counts()["waiting_by_reason"]["encoder"] == 1
+    harness.engine.wake(waiting)
+    harness.drain()
+    assert harness.records[waiting].finish_reason is FinishReason.LENGTH
+
+
 def test_a_model_without_a_tower_has_no_room_for_any() -> None:
     harness = Harness()
     assert harness.records[add(harness, 1, ("a", 1), 2)].finish_reason is FinishReason.ERROR
@@ -148,6 +194,11 @@ class MediaTrace(RuleBasedStateMachine):
         ids = list(self.harness.scheduler.requests)
         if ids:
             self.harness.abort(ids[index % len(ids)])
+
+    @rule(content=contents, is_there=st.booleans())
+    def hear(self, content: tuple[str, int], is_there: bool) -> None:
+        """An output can be loaded from outside, or not any more."""
+        self.harness.engine.apply_transfer_events([Encoded(f"{content[0]}{content[1]}", is_there)])
 
     @rule()
     def step(self) -> None:

@@ -103,6 +103,9 @@ OTHER = {
     "kv_host_size": 1 << 20,
     "kv_source": "module:name",
     "kv_transfer_config": '{"kv_connector": "NixlConnector"}',
+    "encoder_store": "/nowhere",
+    "encoder_urls": ("http://nowhere:1",),
+    "ec_transfer_config": '{"ec_connector": "ECExampleConnector", "ec_role": "ec_both"}',
     "enable_lora": True,
 }
 

@@ -66,6 +66,18 @@ def test_what_a_peer_has_is_loaded_and_only_the_rest_is_run(depth: int) -> None:
     harness.drain()
 
 
+def test_cached_tokens_are_told_by_where_they_came_from() -> None:
+    harness = make_harness()
+    first = harness.add(PROMPT[:6], max_tokens=1)
+    harness.drain()
+    harness.sources[0].put(KEY, PROMPT)
+    second, third = harness.add(PROMPT, max_tokens=2), harness.add(PROMPT, max_tokens=2)
+    run(harness)
+    harness.drain()
+    told = [harness.records[one] for one in (first, second, third)]
+    assert [(one.num_cached_tokens, one.num_external_cached_tokens) for one in told] == [(0, 0), (12, 8), (12, 0)]
+
+
 def test_a_full_hit_leaves_the_last_token_to_run() -> None:
     harness = make_harness()
     harness.sources[0].put(KEY, PROMPT[:12])

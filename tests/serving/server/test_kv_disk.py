@@ -39,6 +39,8 @@ def test_a_killed_server_finds_its_pages_again_and_the_answer_does_not_change(ti
             os.kill(pid, signal.SIGKILL)
     with start_server(stored, ENGINE_MODULE, served_model_name=("tiny",)) as server:
         again = server.post("/v1/completions", body).json()
+        details = again["usage"]["prompt_tokens_details"]
+        assert (details["local_cached_tokens"], details["external_cached_tokens"]) == (0, cached(again))
         assert cached(again) >= 0.95 * (PROMPT_TOKENS - 1) // 16 * 16
         assert again["choices"] == first["choices"] == undisturbed["choices"]
         server.wait_until_unused()

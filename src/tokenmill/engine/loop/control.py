@@ -86,6 +86,7 @@ def _state(engine: Engine, request: Request) -> RequestState:
         num_output_tokens=request.num_output_tokens,
         num_computed_tokens=request.num_computed_tokens,
         num_cached_tokens=request.num_cached_tokens,
+        num_external_cached_tokens=request.num_external_cached_tokens,
         num_preemptions=request.num_preemptions,
         num_draft_tokens=request.num_draft_tokens,
         num_accepted_tokens=request.num_accepted_tokens,

@@ -160,11 +160,11 @@ class SchedulerBase(SchedulerInterface[KVManager]):
         return queries
 
     def apply_transfer_event(self, event: TransferEvent) -> None:
-        """Apply an event from a source of KV."""
+        """Apply an event from a source of KV or of encoder outputs."""
         if not isinstance(event, Found) or event.request_id in self.state.requests:
             self.state.queues.num_changes += 1
-            for transfers in self.state.transfers:
-                transfers.apply(event, self.state.step)
+            for resource in self.state.resources.apply:
+                resource.apply(event, self.state.step)
 
     def extend(self, request_id: str, turn: TurnInput) -> None:
         """Continue a session with further input; see `Sessions.extend`."""

@@ -116,6 +116,7 @@ class CommitPass:
             queue.remove(request)
             self._sessions.end_turn(request)
         output = TokenOutput(request.id, token_ids, finish_reason, request.stop_reason, request.num_cached_tokens)
+        output.num_external_cached_tokens = request.num_external_cached_tokens
         if self._has_extras:
             add_extras(output, index, self._result)
             request.proposal = self._result.proposals.get(index)

@@ -14,6 +14,7 @@ WAIT_REASON_OF = {
     RequestStatus.WAITING_FOR_GRAMMAR: "grammar",
     RequestStatus.WAITING_FOR_ADAPTER: "adapter",
     RequestStatus.WAITING_FOR_REMOTE_KV: "remote_kv",
+    RequestStatus.WAITING_FOR_ENCODER: "encoder",
 }
 WAIT_REASONS = ("capacity", "same_prompt", "grammar")
 

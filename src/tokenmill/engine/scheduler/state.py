@@ -134,6 +134,7 @@ class SchedulerState:
         if not request.num_preemptions:
             # What it finds again of its own after a preemption is no gift of the cache.
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
+            request.num_external_cached_tokens = min(request.num_external_cached_tokens, request.num_cached_tokens)
 
     def launch(self, plan: StepPlan, requests: tuple[Request, ...]) -> None:
         """Record a launched step: pin its requests, and charge their tenants."""

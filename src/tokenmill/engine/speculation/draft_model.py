@@ -126,11 +126,6 @@ class DraftModel:
         # Where a new row begins: with the shortest rest of those that were judged last.
         self._newest_rest = 0
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that it keeps for the tokens of its pages besides KV."""
-        return 0
-
     def propose(self, plan: StepPlan, result: StepResult) -> dict[int, Proposal]:
         """Run what a step has brought, and draft behind it. Called once it has ended, before the next one begins.
 

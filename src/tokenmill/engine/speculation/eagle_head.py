@@ -10,7 +10,7 @@ it gives for a pair is the token at p + 2; behind known tokens its own hidden st
 
 A pair's KV lies in the slot of its later token, so what a page holds follows from the tokens up to its own end: whoever
 finds a prefix in the cache finds the head's KV for it, whatever comes behind. Slot 0 has no pair, and no token attends
-to it. Of the last cached token a hit needs g, too; it is kept for each slot.
+to it. Of the last cached token a hit needs g, too; it is kept for each slot, and goes with its page wherever that goes.
 
 Knows what `DraftModel` knows.
 """
@@ -88,11 +88,6 @@ class EagleHead(DraftModel):
         self._recycled = self._memory[:0]
         # That the drafts of each pass are right: of its rows.
         self._chances: list[FloatArray] = []
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of g of all slots."""
-        return self._memory.nbytes
 
     def propose(self, plan: StepPlan, result: StepResult) -> dict[int, Proposal]:
         """Keep g of the tokens that the step has run; then see `DraftModel.propose`."""

@@ -24,9 +24,6 @@ from tokenmill.core.request import CacheKey, FinishReason, TokenArray
 from tokenmill.core.transfers import KVQuery
 from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
 
-# The group of entry points that name sources of one's own: each a callable that takes a `SourceContext`.
-SOURCE_PLUGINS = "tokenmill.kv_sources"
-
 
 class SourceContext(msgspec.Struct, frozen=True):
     """The engine's side of a new source: what a plug-in may use to make it.
@@ -34,7 +31,8 @@ class SourceContext(msgspec.Struct, frozen=True):
     Attributes:
         fingerprint: of the model's weights and of the format of weights and KV; KV of another one is worthless.
         num_pages: pages in the engine's KV memory.
-        options: the source's own, as the user has given them.
+        options: the source's own, as the user has given them: `kv_connector_extra_config`.
+        role: kv_producer, kv_consumer or kv_both; a producer is asked to load nothing, a consumer to store nothing.
         engine: the index of the engine, where there are several.
         states: moves recurrent states, slot by slot; None: the model has none.
     """
@@ -46,6 +44,7 @@ class SourceContext(msgspec.Struct, frozen=True):
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     engine: int = 0
     states: PageMover | None = None
+    role: str = "kv_both"
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -306,6 +306,8 @@ class TransferState(Transfers):
         first = order.first_page * self._kv.page_size
         if num_tokens > first:
             self.num_loaded_tokens += num_tokens - first
+            if not request.num_preemptions:
+                request.num_external_cached_tokens = num_tokens - first
             self._kv.cache_full_pages(request, num_tokens, step)
             if order.source in self._settings.stores:
                 self._is_saved[order.page_ids[: (num_tokens - first) // self._kv.page_size]] = True

@@ -119,8 +119,10 @@ class PagedMemoryRunner:
         """Write the step's tokens to their slots, then sample from the contexts as the pages have them."""
         if plan.step in self.failing_steps:
             raise RuntimeError(f"step {plan.step} fails as planned")
-        assert not self.encoded & set(plan.encode), "an image is encoded whose output is there"
-        self.encoded = (self.encoded - set(plan.forget)) | set(plan.encode)
+        ordered = {*plan.encode, *plan.load}
+        assert len(ordered) == len(plan.encode) + len(plan.load), "an image is encoded and loaded"
+        assert not self.encoded & ordered, "an image is encoded whose output is there"
+        self.encoded = (self.encoded - set(plan.forget)) | ordered
         for new in plan.new_rows:
             self.owners[new.row] = new
             self.token_table[new.row, : len(new.token_ids)] = new.token_ids

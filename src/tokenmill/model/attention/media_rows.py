@@ -6,6 +6,7 @@ Knows no towers: how a content becomes embeddings, and how its places turn the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -28,6 +29,26 @@ Positions = npt.NDArray[np.int64]
 
 Encode = Callable[[MediaInput], torch.Tensor]
 """A content -> its embeddings, [n, 1 + levels, hidden_size]; see `MediaTokens.embeddings`."""
+
+
+class OutputSource(Protocol):
+    """A place for encoder outputs outside of the engine. The thread that runs steps calls it."""
+
+    def load(self, one: MediaInput) -> torch.Tensor | None:
+        """Return the output of a content, on the host; None: it is not there after all."""
+
+    def save(self, one: MediaInput, output: torch.Tensor) -> None:
+        """Offer an output that was made here; it does not change any more."""
+
+
+class NoSource(OutputSource):
+    """The place of an engine that keeps its outputs to itself."""
+
+    def load(self, one: MediaInput) -> None:
+        """Return None."""
+
+    def save(self, one: MediaInput, output: torch.Tensor) -> None:
+        """Do nothing."""
 
 
 class MediaTurns(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +139,7 @@ class Encoder(RowExtension):
         num_rows: of the engine; the device's tables have one more, that of padding.
 
     Attributes:
+        source: where outputs are loaded from and offered to.
         shifts: [num_rows + 1] int64 on the device: what is added to the place of a row's generated tokens, to rotate
             them by.
     """
@@ -125,6 +147,7 @@ class Encoder(RowExtension):
     def __init__(
         self, encode: Encode, turns: MediaTurns, store: MediaStore, rotary: RotaryTables, num_rows: int
     ) -> None:
+        self.source: OutputSource = NoSource()
         self._encode = encode
         self._turns = turns
         self._store = store
@@ -148,12 +171,16 @@ class Encoder(RowExtension):
         return {"shifted_rows": np.array(rows, np.int64), "shifts": np.array(shifts, np.int64)}
 
     def apply(self, plan: StepPlan, sent: Sent) -> None:
-        """Apply a plan on the device: set shifts, forget outputs and encode contents."""
+        """Apply a plan on the device: set shifts, forget outputs, load them and encode contents."""
         if "shifted_rows" in sent:
             self.shifts[torch.as_tensor(sent["shifted_rows"])] = torch.as_tensor(sent["shifts"])
         for digest in plan.forget:
             self._outputs.pop(digest, None)
-        for digest in plan.encode:
+        for digest in plan.load:
+            loaded = self.source.load(self._store.find(digest))
+            if loaded is not None:
+                self._outputs[digest] = loaded.to(self._device)
+        for digest in (*plan.encode, *plan.load):
             self._output(digest)
 
     def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
@@ -205,9 +232,12 @@ class Encoder(RowExtension):
         return _Row(new.media, *self._turns.positions(new.num_prompt_tokens, new.media))
 
     def _output(self, digest: str) -> torch.Tensor:
-        # One that a failed step was to encode is missing, and is encoded now: its request has brought its content.
+        # One that a failed step was to encode, or that was not outside any more, is missing and is encoded now: its
+        # request has brought its content.
         if digest not in self._outputs:
-            self._outputs[digest] = self._encode(self._store.find(digest))
+            content = self._store.find(digest)
+            self._outputs[digest] = self._encode(content)
+            self.source.save(content, self._outputs[digest])
         return self._outputs[digest]
 
 

@@ -75,6 +75,7 @@ class OpenTexts:
             error=output.error,
             embedding=output.embedding,
             scheduled_at=output.scheduled_at,
+            num_external_cached_tokens=output.num_external_cached_tokens,
         )
 
     def forget(self, ids: Iterable[str]) -> None:

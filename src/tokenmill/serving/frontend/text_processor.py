@@ -297,6 +297,7 @@ class TextProcessor:
             token_ids=output.token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=output.num_cached_tokens,
+            num_external_cached_tokens=output.num_external_cached_tokens,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             logprobs=output.logprobs,

@@ -106,6 +106,8 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "prompt_tokens", "Prompt tokens processed", stats.prompt_tokens
     yield "generation_tokens", "Tokens generated", stats.generation_tokens
     yield "mm_encoder_tokens", "Tokens of images and sound encoded", stats.encoder_tokens
+    yield "mm_encoder_loaded_tokens", "Tokens of images and sound encoded elsewhere", stats.encoder_loaded_tokens
+    yield "mm_encoder_failed_loads", "Encoder outputs expected from elsewhere and made here", stats.encoder_failed_loads
     yield "mm_cache_queries", "Images and clips of sound that steps needed", stats.encoder_queries
     yield "mm_cache_hits", "Images and clips whose encoder output was cached", stats.encoder_hits
     yield "state_saves", "Recurrent states kept for prefixes", stats.num_states_kept

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tokenmill.startup.assembly.adapters import Adapters
 from tokenmill.startup.assembly.capability import Capability
+from tokenmill.startup.assembly.encoder_outputs import EncoderOutputs
 from tokenmill.startup.assembly.encoders import Encoders
 from tokenmill.startup.assembly.grammars import Grammars
 from tokenmill.startup.assembly.kv_transfer import KVEvents, KVTransfers
@@ -23,6 +24,7 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     Adapters,  # LoRA
     Images,  # prompts with images
     Sound,  # prompts with sound
+    EncoderOutputs,  # what images and sound are encoded to: shared with other engines, made by servers for that
     Pooling,  # vectors and scores in the place of continuations
     Encoders,  # models without KV: a request is whole in a step
     RecurrentStates,  # layers with a state instead of KV

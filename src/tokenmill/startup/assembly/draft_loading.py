@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,9 @@ from tokenmill.model.weights.loader import ModelPlan, plan_model
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.machine.device import choose_backend, choose_kernels
 from tokenmill.startup.machine.torch_needs import check_torch
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array, ArrayLibrary
 
 # What a draft model may have instead of what the model has, tried in turn where its weights or heads rule that out.
 _OTHER_CHOICES: tuple[dict[str, Any], ...] = (
@@ -82,8 +85,14 @@ class LoadedDraft(msgspec.Struct, frozen=True):
         """Its parts of the rows of the target's runner."""
         return ()
 
-    def bind(self, attention: AttentionBackend, tables: RowTables, max_model_len: int) -> DraftModel:
-        """Return a drafter for the rows of these tables, with its KV in this attention's cache."""
+    def beside(self, num_pages: int, arrays: ArrayLibrary) -> tuple[Array, ...]:
+        """Return memory for what it keeps of each page besides KV, [1, num_pages, ...] each."""
+        return ()
+
+    def bind(
+        self, attention: AttentionBackend, tables: RowTables, max_model_len: int, beside: tuple[Array, ...]
+    ) -> DraftModel:
+        """Return a drafter for the rows of these tables, with its KV in this attention's cache; see `beside`."""
         max_len = min(max_model_len, self.architecture.max_position)
         return DraftModel(on_host(self.decoder, attention), attention, tables, self.num_tokens, max_len)
 

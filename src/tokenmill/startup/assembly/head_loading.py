@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,12 @@ from tokenmill.model.models.host_model import on_host
 from tokenmill.model.weights.checkpoint import CONFIG_NAME, Checkpoint, open_checkpoint
 from tokenmill.model.weights.stored_part import read_mapped
 from tokenmill.platform.arrays import itemsize
+from tokenmill.platform.host_arrays import host_array
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.draft_loading import LoadedDraft, Target, load_decoder
+
+if TYPE_CHECKING:
+    from tokenmill.platform.arrays import Array, ArrayLibrary
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +79,16 @@ class LoadedHead(LoadedDraft, frozen=True):
         target.boundaries = self.boundaries
         self.decoder.borrow(target)
 
-    def bind(self, attention: AttentionBackend, tables: RowTables, max_model_len: int) -> EagleHead:
-        """Return a drafter for the rows of these tables, with its KV in this attention's cache."""
-        shared = attention.kv.num_pages - self.num_scratch_pages
-        memory = tables.arrays.zeros((shared * tables.page_size, self.architecture.hidden_size), self.dtype)
+    def beside(self, num_pages: int, arrays: ArrayLibrary) -> tuple[Array, ...]:
+        """Return memory for g of each token, [1, num_pages, page_size, hidden_size]."""
+        shape = 1, num_pages, self.attention.config.page_size, self.architecture.hidden_size
+        return (arrays.zeros(shape, self.dtype),)
+
+    def bind(
+        self, attention: AttentionBackend, tables: RowTables, max_model_len: int, beside: tuple[Array, ...]
+    ) -> EagleHead:
+        """Return a drafter for the rows of these tables, with its KV in this attention's cache; see `beside`."""
+        (memory,) = (host_array(array).reshape(-1, self.architecture.hidden_size) for array in beside)
         model, max_len = on_host(self.decoder, attention), min(max_model_len, self.architecture.max_position)
         parts = HeadParts(self.taps, memory, self.token_ids, self.spec.recycles_normed)
         return EagleHead(model, attention, tables, self.num_tokens, max_len, parts)

@@ -12,21 +12,21 @@ import shutil
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from tokenmill.config.configs import EngineConfig
-from tokenmill.config.kv_transfer import FLAG, parse_kv_transfer_config
+from tokenmill.config.kv_transfer import FLAG, SOURCE_PLUGINS, OwnConnector, parse_kv_transfer_config
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.plugins import find_plugin
-from tokenmill.core.transfers import TransferSettings
+from tokenmill.core.transfers import KVQuery, TransferSettings
 from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import Movers, PageMover
 from tokenmill.engine.transfer.page_mover import RawPages, layout_of
-from tokenmill.engine.transfer.protocol import SOURCE_PLUGINS, KVSource, SourceContext
+from tokenmill.engine.transfer.protocol import Answer, KVSource, SourceContext
 from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slot_format import SlotFormat
 from tokenmill.engine.transfer.slot_table import SharedTable, SlotTable
@@ -93,7 +93,10 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
     sources = [find_source(name)(context) for name in config.kv_source]
     policy, timeouts = config.kv_load_failure_policy, TransferTimeouts()
     remote = parse_kv_transfer_config(config.kv_transfer_config)
-    if remote is not None:
+    if isinstance(remote, OwnConnector):
+        sources.append(own_connector(remote, context))
+        policy = remote.kv_load_failure_policy or policy
+    elif remote is not None:
         if platform.is_accelerator:
             raise InvalidConfig(f"{FLAG} is for CPUs so far: pages of a GPU do not go to other engines yet")
         from tokenmill.engine.transfer.remote.source import remote_source
@@ -124,15 +127,45 @@ def _mover(platform: Platform, pieces: Sequence[Array], layout: str) -> PageMove
     return RawPages(pieces, layout)
 
 
-def find_source(name: str) -> Callable[[SourceContext], KVSource]:
-    """Return the callable that makes the source of this name.
+class OfRole:
+    """A source that takes only its role's part: a producer has nothing to load, a consumer stores nothing."""
+
+    def __init__(self, source: KVSource, role: str) -> None:
+        self.name = source.name
+        self.stores = source.stores and role != "kv_consumer"
+        self._source = source
+        self._loads = role != "kv_producer"
+
+    def lookup(self, query: KVQuery, params: dict[str, Any] | None) -> Answer | None:
+        """Return what the source has of a prompt; see `KVSource.lookup`."""
+        answer = self._source.lookup(query, params)
+        return answer if answer is None or self._loads else Answer(keeps=answer.keeps)
+
+    def __getattr__(self, name: str) -> Any:
+        """Leave all else to the source."""
+        return getattr(self._source, name)
+
+
+def own_connector(config: OwnConnector, context: SourceContext) -> KVSource:
+    """Make the source that `--kv-transfer-config` names, with its options and in its role.
 
     Raises:
         InvalidConfig: no source has this name, or its module cannot be imported.
     """
-    found = find_plugin("--kv-source", SOURCE_PLUGINS, name)
+    options, role = config.kv_connector_extra_config, config.kv_role
+    context = msgspec.structs.replace(context, options=options, role=role)
+    return cast(KVSource, OfRole(find_source(config.source, FLAG)(context), role))
+
+
+def find_source(name: str, flag: str = "--kv-source") -> Callable[[SourceContext], KVSource]:
+    """Return the callable that makes the source of this name, which a flag has given.
+
+    Raises:
+        InvalidConfig: no source has this name, or its module cannot be imported.
+    """
+    found = find_plugin(flag, SOURCE_PLUGINS, name)
     if not callable(found):
-        raise InvalidConfig(f"--kv-source must be an entry point of {SOURCE_PLUGINS} or module:name, got {name!r}")
+        raise InvalidConfig(f"{flag} must be an entry point of {SOURCE_PLUGINS} or module:name, got {name!r}")
     return cast(Callable[[SourceContext], KVSource], found)
 
 

@@ -13,6 +13,7 @@ from tokenmill.engine.kv.events import KVEventLog
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
+from tokenmill.model.weights.fingerprint import fingerprint
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.memory import StepMemory
 
@@ -44,6 +45,8 @@ class KVTransfers(Capability):
         config, platform, model = self._assembly.config, self._assembly.platform, self._assembly.model
         # Kernels of another level round in another way.
         whose = f"{self._assembly.limits.fingerprint}/{model.kernels.name}/{model.kernels_reason}"
+        if model.draft is not None:  # its KV goes with the pages
+            whose += f"/{fingerprint(model.draft.folder)}"
         self._connection = connect(config, platform, memory, model.attention.name, whose)
         return self._connection.with_settings(header)
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class Media(Capability):
-    """The two ends of a modality in an engine: the contents that requests bring, and their encoder."""
+    """The two ends of a modality in an engine: the contents that requests bring, and their `encoder`."""
 
     def __init__(self, config: EngineConfig, contents: MediaStore, encoder: Encoder, memory: TowerMemory) -> None:
         self.reserved_bytes = memory.reserved
+        self.encoder = encoder
         self._config = config
         self._contents = contents
-        self._encoder = encoder
         self._memory = memory
 
     def gates(self) -> tuple[MediaStore]:
@@ -41,7 +41,7 @@ class Media(Capability):
 
     def row_extensions(self, memory: StepMemory) -> tuple[Encoder]:
         """Return the encoder."""
-        return (self._encoder,)
+        return (self.encoder,)
 
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
         """Let steps encode; a scheduler of text alone asks no encoder about each token."""
@@ -148,8 +148,6 @@ def check_media(config: EngineConfig, architecture: Architecture) -> None:
         "--enable-lora": config.enable_lora,
         "--lora-merge": config.lora_merge is not None,
         "--speculative-config": config.speculative_config is not None,
-        "--kv-transfer-config": config.kv_transfer_config is not None,
-        "--kv-source": bool(config.kv_source),
         "--kv-host-size": config.kv_host_size is not None,
         f"--quantization {config.quantization}": config.quantization not in ("none", "int8", "int4"),
         "--load-format dummy": config.load_format == "dummy",

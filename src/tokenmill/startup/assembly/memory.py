@@ -28,6 +28,7 @@ class StepMemory(msgspec.Struct, frozen=True):
 
     Attributes:
         draft: the attention of a draft model, over pages with the same ids and scratch pages behind them.
+        beside: what a draft model keeps of each page besides KV, [1, pages, ...] each; moved and stored with the page.
         states: of layers with recurrences; None: the model has no such layers.
     """
 
@@ -37,16 +38,17 @@ class StepMemory(msgspec.Struct, frozen=True):
     attention: AttentionBackend
     draft: AttentionBackend | None = None
     states: StateMemory | None = None
+    beside: tuple[Array, ...] = ()
 
     @property
     def kv_tensors(self) -> tuple[Array, ...]:
         """All arrays of the KV cache, each [layers, pages, ...]."""
-        return (*self.attention.kv.tensors, *(() if self.draft is None else self.draft.kv.tensors))
+        return (*self.attention.kv.tensors, *(() if self.draft is None else self.draft.kv.tensors), *self.beside)
 
     @property
     def kv_pieces(self) -> tuple[Array, ...]:
         """The same memory in one piece each, see `KVCache`."""
-        return (*self.attention.kv.pieces, *(() if self.draft is None else self.draft.kv.pieces))
+        return (*self.attention.kv.pieces, *(() if self.draft is None else self.draft.kv.pieces), *self.beside)
 
     @property
     def kv_bytes(self) -> int:
@@ -71,10 +73,11 @@ def allocate(
     tables = RowTables(num_rows, size.max_model_len + 1, config.page_size, platform.arrays, window, keeps_kv)
     sampling = SamplingState(config.max_num_seqs, decoder.architecture.vocab_size)
     behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
+    beside = () if draft is None else draft.beside(size.num_allocated, platform.arrays)
     # And its state.
     states = decoder.state_memory(size.num_states + 1, platform.arrays) if size.num_states else None
     made = attention.make(size.num_allocated, size.num_allocated_windows)
-    return StepMemory(size, tables, sampling, made, behind, states)
+    return StepMemory(size, tables, sampling, made, behind, states, beside)
 
 
 def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) -> Iterator[None]:

@@ -20,6 +20,9 @@ NEEDED_BY = {
     "kv_host_size": Feature.TRANSFERS,
     "kv_source": Feature.TRANSFERS,
     "kv_transfer_config": Feature.TRANSFERS,
+    "encoder_store": Feature.TRANSFERS,
+    "encoder_urls": Feature.TRANSFERS,
+    "ec_transfer_config": Feature.TRANSFERS,
     "enable_lora": Feature.ADAPTERS,
 }
 

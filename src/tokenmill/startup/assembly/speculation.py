@@ -27,7 +27,6 @@ class Speculation(Capability):
         self._assembly = assembly
         self._config = config
         self._settings: SpeculationSettings | None = None
-        self._num_bytes = 0
 
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
@@ -46,8 +45,8 @@ class Speculation(Capability):
         """Let the draft model, if there is one, propose what may follow each step."""
         draft = self._assembly.model.draft
         if draft is not None and memory.draft is not None and not isinstance(runner, PipelinedRunner):
-            runner.draft_model = draft.bind(memory.draft, memory.tables, memory.size.max_model_len)
-            self._num_bytes = runner.draft_model.num_bytes
+            max_len = memory.size.max_model_len
+            runner.draft_model = draft.bind(memory.draft, memory.tables, max_len, memory.beside)
 
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
         """Add everything that decides drafts, unless no step can be measured that has any."""
@@ -63,7 +62,6 @@ class Speculation(Capability):
         draft = self._assembly.model.draft
         if draft is not None:
             ready.weight_bytes += draft.weight_bytes
-            ready.kv_bytes += self._num_bytes
         if self._settings is not None:
             ready.speculation = _describe(self._settings, "" if draft is None else f" of {draft.describe()}")
 

@@ -5,6 +5,8 @@ that computes the first of its placeholders, and its output is held until the la
 holders stay until their room is needed, least recently used first, so that the same content is not encoded again (the
 rules are those of vLLM V1).
 
+An output that can be loaded from outside takes room, but nothing of the budget. If a load fails, the runner encodes.
+
 Counts tokens, that is embeddings, and steps; knows no clock, and the same calls give the same choices.
 """
 
@@ -18,6 +20,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.media import MediaSpan
 from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import Request
+from tokenmill.core.transfers import Encoded, TransferEvent
 from tokenmill.engine.kv.radix_tree import PrefixMatch
 from tokenmill.engine.scheduler.config import SchedulerConfig
 from tokenmill.engine.scheduler.policies import View
@@ -50,23 +53,39 @@ class EncoderCache(Resource):
     Attributes:
         budget: tokens that a step may encode. capacity: tokens of all outputs that are kept.
         num_used: tokens of all kept outputs, held by requests or not.
-        num_encoded: tokens that were encoded since the start. num_queries, num_hits: spans looked for, and those
-            whose output was there.
+        num_encoded: tokens that were encoded since the start. num_loaded: those whose outputs came from outside.
+        num_queries, num_hits: spans looked for, and those whose output was there.
+        num_failed_loads: outputs that were to be loaded and were encoded instead.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.budget = config.encoder_budget
         self.capacity = config.encoder_cache_tokens
         self.num_used = 0
-        self.num_encoded = self.num_queries = self.num_hits = 0
+        self.num_encoded = self.num_loaded = self.num_queries = self.num_hits = self.num_failed_loads = 0
         self._splits = not config.disable_chunked_mm_input
         self._whole_prompts = not config.enable_chunked_prefill
         self._largest_chunk = config.largest_chunk
         self._entries: dict[str, _Entry] = {}
         self._left = self.budget
         self._computed: list[tuple[str, _User]] = []
+        self._outside: dict[str, None] = {}
         self._encode: list[str] = []
+        self._load: list[str] = []
         self._forget: list[str] = []
+
+    def has_output(self, digest: str) -> bool:
+        """Return True while the output of a content is kept, or has been ordered."""
+        return digest in self._entries
+
+    def apply(self, event: TransferEvent, step: int) -> None:
+        """Take in which outputs can be loaded, and count those that could not after all."""
+        match event:
+            case Encoded(digest, True):
+                self._outside[digest] = None
+            case Encoded(digest, False, has_failed):
+                self._outside.pop(digest, None)
+                self.num_failed_loads += has_failed
 
     def check(self, request: Request, num_tokens: int) -> None:
         """Check that every span of a request can have its turn."""
@@ -107,7 +126,8 @@ class EncoderCache(Resource):
             entry = self._entries.get(span.digest)
             if span.digest in seen or (entry is not None and entry.users):
                 continue
-            if entry is None and span.length > left:
+            to_encode = span.length if entry is None and span.digest not in self._outside else 0
+            if to_encode > left:
                 return (
                     before,
                     f"needs the encoder for {span.length} tokens, {left} of {self.budget} are left in the step",
@@ -117,7 +137,7 @@ class EncoderCache(Resource):
                     before,
                     f"needs {span.length} tokens of the encoder cache, {room} of {self.capacity} are free",
                 )
-            left, room = left - (span.length if entry is None else 0), room - span.length
+            left, room = left - to_encode, room - span.length
             seen.add(span.digest)
         return num_tokens, ""
 
@@ -136,7 +156,7 @@ class EncoderCache(Resource):
         for span in spans:
             user = request.id, span.offset
             if span.digest not in self._entries:
-                self._encode_span(span, step)
+                self._order(span, step)
                 self.num_queries += 1
             self._entries[span.digest].users[user] = None
             if span.end <= end:
@@ -149,17 +169,19 @@ class EncoderCache(Resource):
                 self._entries[span.digest].users.pop((request.id, span.offset), None)
 
     def plan_fields(self) -> Mapping[str, Any]:
-        """Return the digests to encode in the step, and those to forget before it."""
-        if not self._encode:  # outputs go only where another needs their room
+        """Return the digests to encode and to load in the step, and those to forget before it."""
+        if not (self._encode or self._load):  # outputs go only where another needs their room
             return {}
-        encode, self._encode = self._encode, []
-        forget, self._forget = self._forget, []
-        return {"encode": tuple(encode), "forget": tuple(forget)}
+        fields = {"encode": tuple(self._encode), "load": tuple(self._load), "forget": tuple(self._forget)}
+        self._encode, self._load, self._forget = [], [], []
+        return fields
 
     def counts(self) -> Mapping[str, Any]:
-        """Return how many tokens were encoded, and how many spans looked for and found."""
+        """Return how many tokens were encoded and loaded, and how many spans looked for and found."""
         return {
             "encoder_tokens": self.num_encoded,
+            "encoder_loaded_tokens": self.num_loaded,
+            "encoder_failed_loads": self.num_failed_loads,
             "encoder_queries": self.num_queries,
             "encoder_hits": self.num_hits,
         }
@@ -175,16 +197,22 @@ class EncoderCache(Resource):
     def _num_held(self) -> int:
         return sum(entry.length for entry in self._entries.values() if entry.users)
 
-    def _encode_span(self, span: MediaSpan, step: int) -> None:
+    def _order(self, span: MediaSpan, step: int) -> None:
+        """Have an output made or loaded, in the room of others that nobody holds."""
         unused = sorted((entry.used_at, digest) for digest, entry in self._entries.items() if not entry.users)
         for _, digest in unused:
             if self.num_used + span.length <= self.capacity:
                 break
             self.num_used -= self._entries.pop(digest).length
             self._forget.append(digest)
-        assert self.num_used + span.length <= self.capacity and span.length <= self._left, "`limit` has allowed it"
+        assert self.num_used + span.length <= self.capacity, "`limit` has allowed it"
         self._entries[span.digest] = _Entry(span.length, step)
         self.num_used += span.length
+        if span.digest in self._outside:
+            self.num_loaded += span.length
+            self._load.append(span.digest)
+            return
+        assert span.length <= self._left, "`limit` has allowed it"
         self._left -= span.length
         self.num_encoded += span.length
         self._encode.append(span.digest)

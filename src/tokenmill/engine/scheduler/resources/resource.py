@@ -11,6 +11,7 @@ nothing until a resource overrides it. In the order in which a request meets the
     a step is committed      committed, can_rewind; end_step
     its outcome is fixed     ended
     it leaves its row        release: it ended, or was preempted, and no launched step uses it any more
+    an event from outside    apply
 
 A resource decides by its arguments alone, never by a clock or a random number: a schedule is recorded and replayed.
 """
@@ -24,6 +25,7 @@ from typing import Any
 from tokenmill.core.hooks import overriding
 from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import Request
+from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.kv.radix_tree import PrefixMatch
 from tokenmill.engine.scheduler.policies import View
 
@@ -104,6 +106,9 @@ class Resource:
     def release(self, request: Request, step: int) -> None:
         """Take back all that a request holds, after `acquire`."""
 
+    def apply(self, event: TransferEvent, step: int) -> None:
+        """Apply an event from outside; ignore one that concerns other resources, or something that is over."""
+
     def counts(self) -> Mapping[str, Any]:
         """Return counters since the start, and the state now: fields of `EngineStats`."""
         return {}
@@ -171,6 +176,7 @@ class Resources:
         self.end_step = overriding(self.all, Resource.end_step)
         self.ended = overriding(self.all, Resource.ended)
         self.release = overriding(self.all, Resource.release)[::-1]
+        self.apply = overriding(self.all, Resource.apply)
 
     def check_all(self, request: Request, num_tokens: int) -> None:
         """Raise InvalidRequest for a request that could never run to `num_tokens` tokens."""

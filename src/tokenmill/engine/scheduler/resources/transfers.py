@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from tokenmill.core.request import Request
-from tokenmill.core.transfers import KVQuery, TransferEvent
+from tokenmill.core.transfers import KVQuery
 from tokenmill.engine.kv.radix_node import RadixNode
 from tokenmill.engine.kv.radix_tree import PrefixMatch
 from tokenmill.engine.scheduler.resources.resource import Resource
@@ -49,10 +49,6 @@ class Transfers(Resource, ABC):
         Returns:
             "": it can be admitted. Else why it must wait; its status says whether it waits for an event.
         """
-
-    @abstractmethod
-    def apply(self, event: TransferEvent, step: int) -> None:
-        """Apply an event; ignore one of transfers that are already over."""
 
     @abstractmethod
     def drop_saves(self, step: int) -> None:

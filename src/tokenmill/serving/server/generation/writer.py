@@ -19,9 +19,17 @@ LOWEST_LOGPROB = -9999.0
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """OpenAI's object `prompt_tokens_details`; `volatile_blocks`: those that were dropped or moved, if any."""
+    """OpenAI's object `prompt_tokens_details`, and what it has no names for.
+
+    Attributes:
+        local_cached_tokens, external_cached_tokens: those that the engine had, and those whose KV came from elsewhere;
+            said only if some did.
+        volatile_blocks: those that were dropped or moved, if any.
+    """
 
     cached_tokens: int
+    local_cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    external_cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
     volatile_blocks: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -48,7 +56,7 @@ class UsageCounter:
         """`volatile`: see `GenerateText`."""
         self._n = n
         self._volatile = list(volatile) or msgspec.UNSET
-        self._prompt: dict[int, tuple[int, int]] = {}
+        self._prompt: dict[int, tuple[int, int, int]] = {}
         self._completion_tokens = 0
         self._reasoning: dict[int, int] = {}
 
@@ -58,23 +66,25 @@ class UsageCounter:
         if output.num_reasoning_tokens:
             self._reasoning[index] = output.num_reasoning_tokens
         if index % self._n == 0:
-            # The last output of a request that was aborted knows neither.
-            prompt_tokens, cached_tokens = self._prompt.get(index, (0, 0))
-            self._prompt[index] = (
-                max(prompt_tokens, output.num_prompt_tokens),
-                max(cached_tokens, output.num_cached_tokens),
-            )
+            # The last output of a request that was aborted knows none of them.
+            told = output.num_prompt_tokens, output.num_cached_tokens, output.num_external_cached_tokens
+            known = self._prompt.get(index, (0, 0, 0))
+            self._prompt[index] = max(known[0], told[0]), max(known[1], told[1]), max(known[2], told[2])
 
     def usage(self) -> Usage:
         """Return the usage so far."""
-        prompt_tokens = sum(num_tokens for num_tokens, _ in self._prompt.values())
-        cached_tokens = sum(num_cached for _, num_cached in self._prompt.values())
+        prompt_tokens, cached, external = (
+            sum(counts) for counts in zip((0, 0, 0), *self._prompt.values(), strict=True)
+        )
+        details = PromptTokensDetails(cached, volatile_blocks=self._volatile)
+        if external:
+            details.local_cached_tokens, details.external_cached_tokens = cached - external, external
         total = prompt_tokens + self._completion_tokens
         return Usage(
             prompt_tokens,
             self._completion_tokens,
             total,
-            PromptTokensDetails(cached_tokens, self._volatile),
+            details,
             CompletionTokensDetails(sum(self._reasoning.values())),
         )
 
