@@ -47,8 +47,9 @@ struct Subpages {
 struct KeyBlock : Subpages<uint16_t> {
   const float *key_scales, *value_scales;  // of int8, 0 where nothing is visible; null for bf16
   // On AMX only: whether the micro-kernel prefetches the next keys; and whether it reads the sub-pages where they are,
-  // for rows that are too few for tile registers. Then `int8` has the sub-pages of int8, and those of bf16 are not set.
-  bool prefetches_keys, reads_in_place;
+  // for rows that are too few for tile registers. Where keys and values are int8, `int8` has the sub-pages then, and those
+  // of bf16 are not set.
+  bool prefetches_keys, reads_in_place, is_int8;
   Subpages<int8_t> int8;
 };
 

@@ -138,7 +138,9 @@ class EngineSettings(VisionConfig):
         6.0, "of int4: bits a weight takes on the average, 4.5 to 8.5; they go to the matrices that need them most"
     )
     kv_cache_dtype: str = flag(
-        "auto", "type of the KV cache; auto: the model's; int8: CPUs, native attention", choices=("auto", "int8")
+        "auto",
+        "type of the KV cache; auto: the model's; int8, int4, or int8-int4 for keys and values: CPUs, native attention",
+        choices=("auto", "int8", "int4", "int8-int4"),
     )
     kv_layout: str = flag(
         "layer-first",
