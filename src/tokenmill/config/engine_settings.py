@@ -117,6 +117,14 @@ class EngineSettings(VisionConfig):
         choices=("whole-prompt", "optimistic", "reserve"),
         plugins=POLICY_PLUGINS,
     )
+    eviction_policy: str = flag(
+        "lru",
+        "what the prefix cache gives up first: the least recently used, the least often used, what no request has "
+        "found, or what costs least to compute again",
+        choices=("lru", "lfu", "slru", "cost"),
+        aliases=("--radix-eviction-policy",),
+        plugins=POLICY_PLUGINS,
+    )
     scheduler_cls: str = flag(
         "", "a scheduler of your own, an entry point of tokenmill.schedulers or module:Class, instead of ours"
     )

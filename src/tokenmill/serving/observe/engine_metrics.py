@@ -39,6 +39,14 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
     seconds = HistogramMetricFamily(
         f"{prefix}:step_seconds", "Seconds of a step by part of the loop", labels=["engine", "part"]
     )
+    lives = {
+        name: HistogramMetricFamily(f"{prefix}:kv_block_{name}_seconds", help, labels=["engine"])
+        for name, help in (
+            ("lifetime", "Seconds from the storing of a KV page to its eviction, of a sample"),
+            ("idle_before_evict", "Seconds from the last use of a KV page to its eviction, of a sample"),
+            ("reuse_gap", "Seconds from one use of a KV page to the next, of a sample"),
+        )
+    }
     loras = GaugeMetricFamily(
         f"{prefix}:lora_requests_info",
         "Adapters of running and of waiting requests; the value is the time",
@@ -67,8 +75,13 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
             _add(tokens, [label], stats.step_tokens)
         for part, values in stats.step_seconds.items():
             _add(seconds, [label, part], values)
+        for family, values in zip(lives.values(), (stats.kv_lifetime, stats.kv_idle, stats.kv_reuse_gap), strict=True):
+            if values is not None:
+                _add(family, [label], values)
     yield from (
-        family for family in (info, *families.values(), waiting, accepted, loras, tokens, seconds) if family.samples
+        family
+        for family in (info, *families.values(), waiting, accepted, loras, tokens, seconds, *lives.values())
+        if family.samples
     )
 
 
