@@ -232,6 +232,8 @@ class TileWork {
     block.prefetches_keys = tile_.rows <= AMX_QUERY_MR && keys.is_bf16();
     block.reads_in_place = heads_use_amx(head_dim_) && tile_.rows <= FEW_ROWS;
     block.is_int8 = block.reads_in_place && keys.is_int8() && values.is_int8();
+    block.has_key_codes = reads_codes(keys, values);
+    block.has_value_codes = reads_codes(values, keys);
     if (!keys.is_bf16()) block.key_scales = read_scales(keys, start, visible, key_scales_);
     if (!values.is_bf16()) block.value_scales = read_scales(values, start, visible, value_scales_);
     if (!pages_.has_subpages()) {
@@ -245,6 +247,9 @@ class TileWork {
       const int next = is_last ? next_.position(s * SUBPAGE) : std::min(start + KEY_BLOCK + s * SUBPAGE, last);
       const Turn turn{start + visible_subpage * SUBPAGE, next, is_last ? next_.pages : pages_, s};
       const KeyRange inside{visible.first - visible_subpage * SUBPAGE, visible.end - visible_subpage * SUBPAGE};
+      for (const KVNumbers* part : {&keys, &values}) {
+        if (!part->is_bf16()) prefetch_l1(part->scales + turn.next_pages.scale(*part, next));
+      }
       if (block.is_int8) {
         point_at(keys, turn, block.int8.keys, block.int8.next_keys);
         point_at(values, turn, block.int8.values, block.int8.next_values);
@@ -257,6 +262,17 @@ class TileWork {
     return block;
   }
 
+  // Whether the codes of keys or values are read where they are: by AVX-512, where each is read once.
+  bool reads_codes(const KVNumbers& part, const KVNumbers& other) const {
+#if defined(__AVX512F__)
+    const bool on_amx = heads_use_amx(head_dim_);
+    if (!part.is_int4() || !pages_.has_subpages() || (on_amx && !other.is_int4())) return false;
+    return tile_.rows <= (on_amx ? FEW_ROWS : QUERY_MR);
+#else
+    return (void)part, (void)other, false;
+#endif
+  }
+
   template <class Number>
   void point_at(const KVNumbers& part, const Turn& turn, const Number** now, const Number** next) const {
     now[turn.place] = turn.at<Number>(pages_, part);
@@ -267,6 +283,7 @@ class TileWork {
   void load_keys(KeyBlock& block, const Turn& turn) {
     const KVNumbers& part = pages_.memory.keys;
     if (part.is_bf16()) return point_at(part, turn, block.keys, block.next_keys);
+    if (block.has_key_codes) return point_at(part, turn, block.codes.keys, block.codes.next_keys);
     uint16_t* bf16 = bf16_keys_ + turn.place * pages_.subpage_numbers();
     if (part.is_int4()) {
       read_key_codes(turn.at<uint8_t>(pages_, part), head_dim_, bf16, turn.next<uint8_t>(part));
@@ -284,6 +301,7 @@ class TileWork {
       if (inside.first > 0 || inside.end < SUBPAGE) mask_values(block, turn.place, inside);
       return;
     }
+    if (block.has_value_codes) return point_at(part, turn, block.codes.values, block.codes.next_values);
     uint16_t* bf16 = bf16_values_ + turn.place * pages_.subpage_numbers();
     if (part.is_int4()) {
       read_value_codes(turn.at<uint8_t>(pages_, part), head_dim_, bf16, turn.next<uint8_t>(part));

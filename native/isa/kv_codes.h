@@ -5,7 +5,9 @@
 
 #include <cmath>
 
+#include "isa/pairs.h"
 #include "isa/simd.h"
+#include "isa/unroll.h"
 #include "paged_attention.h"
 
 namespace tokenmill::TM_ISA {
@@ -171,6 +173,35 @@ inline void read_line(const uint8_t* line, uint16_t* rows, int64_t stride) {
   }
 #endif
 }
+
+#if defined(__AVX512F__)
+// The levels of codes in a register, looked up.
+class Levels {
+ public:
+  // Those of a row of a line.
+  template <int ROW>
+  Pairs pairs(__m512i line) const {
+#if defined(__AVX512BF16__)
+    return reinterpret_cast<Pairs>(_mm512_permutex2var_epi16(table_, _mm512_srli_epi16(line, 4 * ROW), table_));
+#else
+    return {first<ROW>(line), second<ROW>(line)};
+#endif
+  }
+  // The first numbers of its 16 pairs, and the second ones.
+  template <int ROW>
+  F32 first(__m512i line) const {
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(line, 4 * ROW), floats_);
+  }
+  template <int ROW>
+  F32 second(__m512i line) const {
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(line, 16 + 4 * ROW), floats_);
+  }
+
+ private:
+  const __m512i table_ = _mm512_loadu_si512(LEVELS_BF16);
+  const F32 floats_ = load_bf16(LEVELS_BF16);
+};
+#endif
 
 // Write the levels of a sub-page as bf16, and prefetch as many codes from `next`.
 inline void read_key_codes(const uint8_t* keys, int size, uint16_t* bf16, const uint8_t* next) {
