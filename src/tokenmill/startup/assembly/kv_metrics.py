@@ -1,5 +1,5 @@
-"""Lives of KV pages in the prefix cache, as vLLM's metrics tell them: how long a page lived, how long it lay unused before
-it was evicted, and how long after its last use it was used again.
+"""Lives of KV pages in the prefix cache, as vLLM's metrics tell them: how long a page lived, how long it lay unused
+before it was evicted, and how long after its last use it was used again.
 
 A sample of the pages is watched, by their ids, when the cache takes them, finds them or gives them up: nothing is done
 per token or per step, and for a page that is not watched nothing but the test.
