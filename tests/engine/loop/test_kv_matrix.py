@@ -6,6 +6,7 @@ those of an engine to which nothing happened. docs/kv-transfer.md has the table,
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -27,6 +28,7 @@ PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprob
 FOUND = 0.95
 ENGINE = {"num_pages": 240, "max_model_len": 2048, "max_num_seqs": 4, "dtype": "bfloat16"}
 WINDOW = {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}
+DRAFT_MODEL = "a model of the same vocabulary"
 # What an engine can serve: family and shape of the checkpoint, flags.
 SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "full attention": ("qwen3", {}, {}),
@@ -39,6 +41,7 @@ SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "int4 KV page-first": ("qwen3", {}, {"kv_cache_dtype": "int4", "kv_layout": "page-first"}),
     "int4 KV and states": ("qwen3_5", {}, {"kv_cache_dtype": "int4"}),
     "drafts": ("qwen3", {}, {"speculative_config": "suffix"}),
+    "draft models": ("qwen3", {}, {"speculative_config": DRAFT_MODEL}),
 }
 Answer = tuple[list[int], list[dict[int, float]]]
 
@@ -111,10 +114,13 @@ def talks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Talk]:
     def find(name: str) -> Talk:
         if name not in made:
             family, shape, flags = SERVED[name]
-            folder = tmp_path_factory.mktemp("model")
-            made[name] = Talk(
-                make_checkpoint(folder, family, seed=SEED % 2**31, max_position_embeddings=2048, **shape), flags
-            )
+            size = {"max_position_embeddings": 2048, **shape}
+            folder = make_checkpoint(tmp_path_factory.mktemp("model"), family, seed=SEED % 2**31, **size)
+            if DRAFT_MODEL in flags.values():
+                draft = make_checkpoint(tmp_path_factory.mktemp("draft"), family, seed=SEED % 2**31 + 1, **size)
+                chosen = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
+                flags = {"speculative_config": json.dumps(chosen)}
+            made[name] = Talk(folder, flags)
         return made[name]
 
     return find

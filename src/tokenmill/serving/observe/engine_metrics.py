@@ -75,9 +75,9 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
             _add(tokens, [label], stats.step_tokens)
         for part, values in stats.step_seconds.items():
             _add(seconds, [label, part], values)
-        for family, values in zip(lives.values(), (stats.kv_lifetime, stats.kv_idle, stats.kv_reuse_gap), strict=True):
-            if values is not None:
-                _add(family, [label], values)
+        for name, life in zip(lives, (stats.kv_lifetime, stats.kv_idle, stats.kv_reuse_gap), strict=True):
+            if life is not None:
+                _add(lives[name], [label], life)
     yield from (
         family
         for family in (info, *families.values(), waiting, accepted, loras, tokens, seconds, *lives.values())
