@@ -72,12 +72,8 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
         _add(tokens, [label], stats.step_tokens)
         for part, values in stats.step_seconds.items():
             _add(seconds, [label, part], values)
-    lives = _page_lives(engines, prefix)
-    yield from (
-        family
-        for family in (info, *families.values(), waiting, accepted, loras, tokens, seconds, *lives)
-        if family.samples
-    )
+    every = (info, *families.values(), waiting, accepted, loras, tokens, seconds, *_page_lives(engines, prefix))
+    yield from (family for family in every if family.samples)
 
 
 def _page_lives(engines: Iterable[EngineHandle], prefix: str) -> list[HistogramMetricFamily]:
