@@ -1,5 +1,7 @@
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
+
 #include "kernels.h"
 
 namespace nb = nanobind;
@@ -9,6 +11,12 @@ namespace tokenmill {
 static void make_attention(Attention* self, const Kernels& kernels, int heads, int kv_heads, int head_dim,
                            int page_size, bool is_causal) {
   new (self) Attention{kernels, {heads, kv_heads, head_dim, page_size, is_causal}};
+}
+
+static void make_numbers(KVNumbers* self, Address numbers, int64_t page_numbers, int format, Address scales,
+                         int64_t page_scales) {
+  if (format < 0 || format > 2) throw std::invalid_argument("a format of KV is 0, 1 or 2");
+  new (self) KVNumbers{at<void>(numbers), at<float>(scales), page_numbers, page_scales, static_cast<KVFormat>(format)};
 }
 
 static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNorms& norms, Address cos, Address sin,
@@ -45,15 +53,13 @@ static void forward(const Attention& self, PlannedStep& planned, const Attention
 
 void bind_attention(nb::module_& module) {
   nb::class_<PlannedStep>(module, "PlannedStep").def_prop_ro("shared_splits", shared_splits);
+  nb::class_<KVNumbers>(module, "KVNumbers")
+      .def("__init__", make_numbers, nb::arg("numbers"), nb::arg("page_numbers"), nb::arg("format"),
+           nb::arg("scales") = 0, nb::arg("page_scales") = 0);
   nb::class_<LayerKV>(module, "LayerKV")
       .def("__init__",
-           [](LayerKV* self, Address keys, Address values, Address key_scales, Address value_scales,
-              int64_t page_numbers, int64_t page_scales) {
-             new (self) LayerKV{at<void>(keys),           at<void>(values), at<float>(key_scales),
-                                at<float>(value_scales), page_numbers,     page_scales};
-           },
-           nb::arg("keys"), nb::arg("values"), nb::arg("key_scales"), nb::arg("value_scales"),
-           nb::arg("page_numbers"), nb::arg("page_scales"));
+           [](LayerKV* self, const KVNumbers& keys, const KVNumbers& values) { new (self) LayerKV{keys, values}; },
+           nb::arg("keys"), nb::arg("values"));
   nb::class_<HeadNorms>(module, "HeadNorms")
       .def("__init__",
            [](HeadNorms* self, Address q, Address k, Address v, float eps, bool are_offsets) {

@@ -60,11 +60,23 @@ struct AttentionStep {
   }
 };
 
-// bf16, or int8 where there are scales: a float32 for each slot and KV head, [kv_heads][page_size] of a page.
+enum class KVFormat : int { bf16 = 0, int8 = 1, int4 = 2 };
+
+// Keys or values of a layer. Those of 8 and 4 bits have a scale, a float32, for each slot and KV head: [kv_heads]
+// [page_size] of a page. Those of 4 bits are rotated, see isa/kv_codes.h.
+struct KVNumbers {
+  void* numbers;
+  float* scales;
+  int64_t page_numbers, page_scales;  // from a page to the next
+  KVFormat format;
+
+  bool is_bf16() const { return format == KVFormat::bf16; }
+  bool is_int8() const { return format == KVFormat::int8; }
+  bool is_int4() const { return format == KVFormat::int4; }
+};
+
 struct LayerKV {
-  void *keys, *values;
-  float *key_scales, *value_scales;
-  int64_t page_numbers, page_scales;  // from a page to the next: numbers of keys, or of values, and scales
+  KVNumbers keys, values;
 };
 
 struct HeadNorms {  // weights [head_dim], or null where the model has none

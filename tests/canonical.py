@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tests.model.attention.kv_codes import decoded, encoded, packed, unpacked
 from tokenmill.model.attention.packed_kv import SUBPAGE, PackedKV
 from tokenmill.model.attention.protocol import GroupedKV, KVCache
 from tokenmill.model.attention.tensor_kv import HeadMajorKV
@@ -45,6 +46,10 @@ def import_(kv: KVCache | GroupedKV, pages: Sequence[int], data: torch.Tensor) -
 
 def to_canonical(kv: KVCache, *parts: torch.Tensor) -> torch.Tensor:
     """Pages of all tensors, [layers, n, ...] each, in the canonical layout."""
+    if parts[0].dtype == torch.uint8:
+        codes = unpacked(*parts[:2])
+        heads = [decoded(own, scales) for own, scales in zip(codes, parts[2:], strict=True)]
+        return torch.stack(heads, 1).transpose(3, 4).to(torch.bfloat16)
     if not isinstance(kv, PackedKV):
         both = torch.stack(parts, 1)
         return both.transpose(3, 4).contiguous() if isinstance(kv, HeadMajorKV) else both
@@ -67,6 +72,9 @@ def from_canonical(kv: KVCache, data: torch.Tensor) -> Sequence[torch.Tensor]:
         return (data.transpose(3, 4) if isinstance(kv, HeadMajorKV) else data).unbind(1)
     scales: Sequence[torch.Tensor] = ()
     dtype = tensors_of(kv)[0].dtype
+    if dtype == torch.uint8:
+        codes, steps = encoded(data.transpose(3, 4).float())
+        return *packed(*codes.unbind(1), kv.page_size), *steps.unbind(1)
     if dtype == torch.int8:
         steps = data.abs().amax(-1).float() / LARGEST_INT8
         data = (data / steps.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)).round()

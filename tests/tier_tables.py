@@ -43,7 +43,9 @@ PROCESSES = {
 # Engines with models, transformers as an oracle, interpreted Triton kernels.
 SLOW = {
     "cli": "embed estimate",
-    "engine/loop": "bad_starts greedy_equality memory_fit native_pass shared_prefix states_on_disk window_groups",
+    "engine/loop": (
+        "bad_starts greedy_equality kv_matrix memory_fit native_pass shared_prefix states_on_disk window_groups"
+    ),
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
     "engine/runner": "cuda_graphs draft_model drafts fake_gpu grammar_drafts not_numbers on_device torch_calls",

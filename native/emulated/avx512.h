@@ -166,6 +166,12 @@ inline __m512 mask_mov_ps(const Lanes<float>& other, uint32_t mask, const Lanes<
 inline __m512i permutex2var_epi16(const Lanes<int16_t>& a, const Lanes<int16_t>& index, const Lanes<int16_t>& b) {
   return integers<int16_t>([&](int i) { return index.of[i] & 32 ? b.of[index.of[i] & 31] : a.of[index.of[i] & 31]; });
 }
+inline __m512 permutexvar_ps(const Lanes<int32_t>& index, const Lanes<float>& a) {
+  return floats([&](int i) { return a.of[index.of[i] & 15]; });
+}
+inline __m512i srl_epi32(const Lanes<uint32_t>& a, __m128i count) {
+  return integers<uint32_t>([&](int i) { return a.of[i] >> _mm_cvtsi128_si32(count); });
+}
 inline __m512i broadcast_i32x4(__m128i a) {
   int32_t words[4];
   std::memcpy(words, &a, 16);
@@ -271,6 +277,8 @@ inline __m512 dpbf16_ps(const Lanes<float>& sums, const Lanes<uint32_t>& a, cons
 #define _mm512_mask_or_epi32 tokenmill::emulated::mask_or_epi32
 #define _mm512_mask_mov_ps tokenmill::emulated::mask_mov_ps
 #define _mm512_permutex2var_epi16 tokenmill::emulated::permutex2var_epi16
+#define _mm512_permutexvar_ps tokenmill::emulated::permutexvar_ps
+#define _mm512_srl_epi32 tokenmill::emulated::srl_epi32
 #define _mm512_broadcast_i32x4 tokenmill::emulated::broadcast_i32x4
 #define _mm512_cvtepu16_epi32 tokenmill::emulated::cvtepu16_epi32
 #define _mm512_cvtepi16_epi32 tokenmill::emulated::cvtepi16_epi32

@@ -67,8 +67,8 @@ struct FirstSubpages {
     last = last_seen_by(call, tile, tile.is_group() ? 0 : tile.rows - 1);
   }
 
-  // Index of the sub-page that lies `offset` positions behind the start, or of the last one.
-  int64_t subpage(int offset) const { return pages.subpage(std::min(start + offset, last)); }
+  // The position `offset` behind the start, or the last one.
+  int position(int offset) const { return std::min(start + offset, last); }
 };
 
 // A query tile at one KV head. `next` is what this thread will read afterwards.
@@ -119,11 +119,11 @@ class TileWork {
   float max_scores_[QUERY_TILE_ROWS];
   KeyRange visible_keys_[QUERY_TILE_ROWS];  // positions, for each row
   PartialRow partials_[QUERY_TILE_ROWS];
-  // Copies of sub-pages that cannot be read where they are: int8 as bf16; values that are not contiguous, or partly
-  // hidden.
+  // Copies of sub-pages that cannot be read where they are: numbers of 8 and 4 bits as bf16; values that are not
+  // contiguous, or partly hidden.
   alignas(64) uint16_t bf16_keys_[KEY_BLOCK * MAX_HEAD_DIM];
   alignas(64) uint16_t bf16_values_[KEY_BLOCK * MAX_HEAD_DIM];
-  alignas(64) float key_scales_[KEY_BLOCK], value_scales_[KEY_BLOCK];  // of int8
+  alignas(64) float key_scales_[KEY_BLOCK], value_scales_[KEY_BLOCK];
   alignas(64) int8_t int8_keys_[KEY_BLOCK * MAX_HEAD_DIM], int8_values_[KEY_BLOCK * MAX_HEAD_DIM];
 
   // What a row sees of the key block that begins at position `start`.
@@ -175,6 +175,9 @@ class TileWork {
       return call_.step.angle(at.request, at.row / call_.shape.group());
     };
     norm_and_rotate_heads(call_, call_.layer.norms.q, tile_.rows, source, angle, q_);
+    if (pages_.memory.keys.is_int4()) {
+      for (int row = 0; row < tile_.rows; ++row) rotate(q_ + row * head_dim_, head_dim_);
+    }
     for (int row = 0; row < tile_.rows; ++row) {
       visible_keys_[row] = {call_.layer.first_seen(position_of(call_, tile_, row)),
                             last_seen_by(call_, tile_, row) + 1};
@@ -206,16 +209,33 @@ class TileWork {
     }
   }
 
-  KeyBlock load_block(int start, const KeyRange& visible) {
-    KeyBlock block{};
-    block.prefetches_keys = tile_.rows <= AMX_QUERY_MR && !pages_.is_int8();
-    block.reads_in_place = heads_use_amx(head_dim_) && tile_.rows <= FEW_ROWS;
-    if (pages_.is_int8()) {
-      read_scales(pages_.memory.key_scales, start, visible, key_scales_);
-      read_scales(pages_.memory.value_scales, start, visible, value_scales_);
-      block.key_scales = key_scales_;
-      block.value_scales = value_scales_;
+  // A sub-page of the block that is read, and the one that is prefetched meanwhile.
+  struct Turn {
+    int position, next_position;
+    const Pages& next_pages;
+    int place;  // among the sub-pages of the block
+
+    template <class Number>
+    const Number* at(const Pages& pages, const KVNumbers& part) const {
+      return static_cast<const Number*>(part.numbers) + pages.subpage(part, position) / per_byte(part);
     }
+    template <class Number>
+    const Number* next(const KVNumbers& part) const {
+      return static_cast<const Number*>(part.numbers) + next_pages.subpage(part, next_position) / per_byte(part);
+    }
+    static int per_byte(const KVNumbers& part) { return part.is_int4() ? 2 : 1; }
+  };
+
+  KeyBlock load_block(int start, const KeyRange& visible) {
+    const KVNumbers &keys = pages_.memory.keys, &values = pages_.memory.values;
+    KeyBlock block{};
+    block.prefetches_keys = tile_.rows <= AMX_QUERY_MR && keys.is_bf16();
+    block.reads_in_place = heads_use_amx(head_dim_) && tile_.rows <= FEW_ROWS;
+    block.is_int8 = block.reads_in_place && keys.is_int8() && values.is_int8();
+    block.has_key_codes = reads_codes(keys, values);
+    block.has_value_codes = reads_codes(values, keys);
+    if (!keys.is_bf16()) block.key_scales = read_scales(keys, start, visible, key_scales_);
+    if (!values.is_bf16()) block.value_scales = read_scales(values, start, visible, value_scales_);
     if (!pages_.has_subpages()) {
       for (int s = 0; s < BLOCK_SUBPAGES; ++s) pack_subpage(block, s, start, visible);
       return block;
@@ -224,62 +244,97 @@ class TileWork {
     const bool is_last = start + KEY_BLOCK > std::min(last, tile_.end_split * KV_SPLIT - 1);
     for (int s = 0; s < BLOCK_SUBPAGES; ++s) {
       const int visible_subpage = std::min(std::max(s, visible.first / SUBPAGE), (visible.end - 1) / SUBPAGE);
-      const int64_t subpage = pages_.subpage(start + visible_subpage * SUBPAGE);
-      const int next_start = std::min(start + KEY_BLOCK + s * SUBPAGE, last);
-      const int64_t next = is_last ? next_.subpage(s * SUBPAGE) : pages_.subpage(next_start);
+      const int next = is_last ? next_.position(s * SUBPAGE) : std::min(start + KEY_BLOCK + s * SUBPAGE, last);
+      const Turn turn{start + visible_subpage * SUBPAGE, next, is_last ? next_.pages : pages_, s};
       const KeyRange inside{visible.first - visible_subpage * SUBPAGE, visible.end - visible_subpage * SUBPAGE};
-      if (!pages_.is_int8()) {
-        point_at_subpage<uint16_t>(block, s, subpage, next);
-        if (inside.first > 0 || inside.end < SUBPAGE) mask_values(block, s, inside);
-      } else if (block.reads_in_place) {
-        point_at_subpage<int8_t>(block.int8, s, subpage, next);
-      } else {
-        convert_subpage(block, s, subpage, next);
+      for (const KVNumbers* part : {&keys, &values}) {
+        if (!part->is_bf16()) prefetch_l1(part->scales + turn.next_pages.scale(*part, next));
       }
+      if (block.is_int8) {
+        point_at(keys, turn, block.int8.keys, block.int8.next_keys);
+        point_at(values, turn, block.int8.values, block.int8.next_values);
+        continue;
+      }
+      load_keys(block, turn);
+      load_values(block, turn, inside);
     }
     if (heads_use_amx(head_dim_) && !block.reads_in_place) gather_values(block, visible);
     return block;
   }
 
+  // Whether the codes of keys or values are read where they are: by AVX-512, where each is read once.
+  bool reads_codes(const KVNumbers& part, const KVNumbers& other) const {
+#if defined(__AVX512F__)
+    const bool on_amx = heads_use_amx(head_dim_);
+    if (!part.is_int4() || !pages_.has_subpages() || (on_amx && !other.is_int4())) return false;
+    return tile_.rows <= (on_amx ? FEW_ROWS : QUERY_MR);
+#else
+    return (void)part, (void)other, false;
+#endif
+  }
+
   template <class Number>
-  void point_at_subpage(Subpages<Number>& subpages, int s, int64_t subpage, int64_t next) const {
-    const auto* keys = static_cast<const Number*>(pages_.memory.keys);
-    const auto* values = static_cast<const Number*>(pages_.memory.values);
-    subpages.keys[s] = keys + subpage;
-    subpages.values[s] = values + subpage;
-    subpages.next_keys[s] = keys + next;
-    subpages.next_values[s] = values + next;
+  void point_at(const KVNumbers& part, const Turn& turn, const Number** now, const Number** next) const {
+    now[turn.place] = turn.at<Number>(pages_, part);
+    next[turn.place] = turn.next<Number>(part);
+  }
+
+  // Points at the keys of a sub-page if they are bf16; converts them if not, and prefetches the next ones.
+  void load_keys(KeyBlock& block, const Turn& turn) {
+    const KVNumbers& part = pages_.memory.keys;
+    if (part.is_bf16()) return point_at(part, turn, block.keys, block.next_keys);
+    if (block.has_key_codes) return point_at(part, turn, block.codes.keys, block.codes.next_keys);
+    uint16_t* bf16 = bf16_keys_ + turn.place * pages_.subpage_numbers();
+    if (part.is_int4()) {
+      read_key_codes(turn.at<uint8_t>(pages_, part), head_dim_, bf16, turn.next<uint8_t>(part));
+    } else {
+      int8_to_bf16(turn.at<int8_t>(pages_, part), pages_.subpage_numbers(), bf16, turn.next<int8_t>(part));
+    }
+    block.keys[turn.place] = block.next_keys[turn.place] = bf16;
+  }
+
+  // The same of values, of which the tokens `inside` are visible.
+  void load_values(KeyBlock& block, const Turn& turn, const KeyRange& inside) {
+    const KVNumbers& part = pages_.memory.values;
+    if (part.is_bf16()) {
+      point_at(part, turn, block.values, block.next_values);
+      if (inside.first > 0 || inside.end < SUBPAGE) mask_values(block, turn.place, inside);
+      return;
+    }
+    if (block.has_value_codes) return point_at(part, turn, block.codes.values, block.codes.next_values);
+    uint16_t* bf16 = bf16_values_ + turn.place * pages_.subpage_numbers();
+    if (part.is_int4()) {
+      read_value_codes(turn.at<uint8_t>(pages_, part), head_dim_, bf16, turn.next<uint8_t>(part));
+    } else {
+      int8_to_bf16(turn.at<int8_t>(pages_, part), pages_.subpage_numbers(), bf16, turn.next<int8_t>(part));
+    }
+    block.values[turn.place] = block.next_values[turn.place] = bf16;
   }
 
   // Packs a sub-page of a block from pages that have none.
   void pack_subpage(KeyBlock& block, int s, int start, const KeyRange& visible) {
-    const int64_t numbers = pages_.subpage_numbers(), place = s * numbers;
+    const int64_t place = s * pages_.subpage_numbers();
     const int first = std::max(visible.first - s * SUBPAGE, 0), end = std::min(visible.end - s * SUBPAGE, SUBPAGE);
-    const int at = start + s * SUBPAGE;
+    const auto value_place = [this](int d, int token) { return value_index(d, token, head_dim_); };
+    const auto pack = [&](const KVNumbers& part, const auto& index, uint16_t* bf16, int8_t* int8) {
+      const auto copied = [&](const auto* numbers, auto* to) {
+        pack_numbers(pages_, part, start + s * SUBPAGE, first, end, [=](int64_t i) { return numbers[i]; }, index, to);
+      };
+      if (part.is_bf16()) return copied(static_cast<const uint16_t*>(part.numbers), bf16);
+      if (part.is_int8()) {
+        copied(static_cast<const int8_t*>(part.numbers), int8);
+        return int8_to_bf16(int8, pages_.subpage_numbers(), bf16, int8);
+      }
+      const auto* codes = static_cast<const uint8_t*>(part.numbers);
+      const auto level = [=](int64_t i) { return level_at(codes, i); };
+      pack_numbers(pages_, part, start + s * SUBPAGE, first, end, level, index, bf16);
+    };
+    pack(pages_.memory.keys, key_index, bf16_keys_ + place, int8_keys_ + place);
+    pack(pages_.memory.values, value_place, bf16_values_ + place, int8_values_ + place);
     block.keys[s] = block.next_keys[s] = bf16_keys_ + place;
     block.values[s] = block.next_values[s] = bf16_values_ + place;
-    if (!pages_.is_int8()) {
-      return TM_ISA::pack_subpage(pages_, at, first, end, bf16_keys_ + place, bf16_values_ + place);
-    }
-    int8_t *keys = int8_keys_ + place, *values = int8_values_ + place;
-    TM_ISA::pack_subpage(pages_, at, first, end, keys, values);
-    block.int8.keys[s] = block.int8.next_keys[s] = keys;
-    block.int8.values[s] = block.int8.next_values[s] = values;
-    if (block.reads_in_place) return;
-    int8_to_bf16(keys, numbers, bf16_keys_ + place, keys);
-    int8_to_bf16(values, numbers, bf16_values_ + place, values);
-  }
-
-  // Converts a sub-page of int8 to bf16 and prefetches the next one.
-  void convert_subpage(KeyBlock& block, int s, int64_t subpage, int64_t next) {
-    const int64_t numbers = pages_.subpage_numbers();
-    const auto converted = [&](const void* memory, uint16_t* bf16) {
-      const auto* int8 = static_cast<const int8_t*>(memory);
-      int8_to_bf16(int8 + subpage, numbers, bf16, int8 + next);
-      return bf16;
-    };
-    block.keys[s] = block.next_keys[s] = converted(pages_.memory.keys, bf16_keys_ + s * numbers);
-    block.values[s] = block.next_values[s] = converted(pages_.memory.values, bf16_values_ + s * numbers);
+    block.int8.keys[s] = block.int8.next_keys[s] = int8_keys_ + place;
+    block.int8.values[s] = block.int8.next_values[s] = int8_values_ + place;
   }
 
   // Makes the values of each two sub-pages contiguous, where any of them is visible: they are one K step of AMX.
@@ -307,21 +362,24 @@ class TileWork {
     block.values[s] = copy;
   }
 
-  void read_scales(const float* scales, int start, const KeyRange& visible, float* to) const {
+  const float* read_scales(const KVNumbers& part, int start, const KeyRange& visible, float* to) const {
     std::memset(to, 0, KEY_BLOCK * sizeof(float));
     for (int i = visible.first; i < visible.end;) {
       const int page_size = call_.shape.page_size, end = std::min(visible.end, i + page_size - (start + i) % page_size);
-      std::memcpy(to + i, scales + pages_.scale(start + i), (end - i) * sizeof(float));
+      std::memcpy(to + i, part.scales + pages_.scale(part, start + i), (end - i) * sizeof(float));
       i = end;
     }
+    return to;
   }
 
   void write_output(int row) {
     uint16_t* out = call_.out + token(row) * call_.out_stride + head_start(row);
+    float* values = partials_[row].values;
+    if (pages_.memory.values.is_int4()) rotate(values, head_dim_);
     const F32 factor = broadcast(output_factor(row));
     for (int d = 0; d < head_dim_; d += LANES) {
       // Adding 0 turns -0 into 0: the sign of a zero may come from hidden tokens.
-      store_bf16(out + d, add(mul(load(partials_[row].values + d), factor), zero()));
+      store_bf16(out + d, add(mul(load(values + d), factor), zero()));
     }
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "isa/exp2.h"
+#include "isa/kv_codes.h"
 #include "isa/pairs.h"
 #include "isa/unroll.h"
 #include "paged_attention.h"
@@ -47,9 +48,14 @@ struct Subpages {
 struct KeyBlock : Subpages<uint16_t> {
   const float *key_scales, *value_scales;  // of int8, 0 where nothing is visible; null for bf16
   // On AMX only: whether the micro-kernel prefetches the next keys; and whether it reads the sub-pages where they are,
-  // for rows that are too few for tile registers. Then `int8` has the sub-pages of int8, and those of bf16 are not set.
-  bool prefetches_keys, reads_in_place;
+  // for rows that are too few for tile registers. Where keys and values are int8, `int8` has the sub-pages then, and those
+  // of bf16 are not set.
+  bool prefetches_keys, reads_in_place, is_int8;
   Subpages<int8_t> int8;
+  // Whether the micro-kernel reads the codes of int4 where they are, for rows that are too few to convert them first. Then
+  // `codes` has their sub-pages, and those of bf16 are not set.
+  bool has_key_codes, has_value_codes;
+  Subpages<uint8_t> codes;
 };
 
 // Some rows of a query tile and their online softmax over a KV split. Before the first key block: LOWEST, zeros.
@@ -73,11 +79,36 @@ void score_keys(const uint16_t* q, int head_dim, const KeyBlock& block, float (*
     Pairs keys[S];
     unroll<S>([&](auto s) {
       keys[s] = load_pairs(block.keys[s] + d * SUBPAGE);
-      if (PREFETCHES<M>) prefetch_l1(block.values[s] + d * SUBPAGE);
+      if (PREFETCHES<M> && !block.has_value_codes) prefetch_l1(block.values[s] + d * SUBPAGE);
     });
     unroll<M>([&](auto m) {
       const Pairs x = broadcast_pair(load_word(q + m * head_dim + d));
       unroll<S>([&](auto s) { sums[m][s] = dot(sums[m][s], keys[s], x); });
+    });
+  }
+  unroll<M>([&](auto m) { unroll<S>([&](auto s) { store(scores[m] + s * SUBPAGE, sums[m][s]); }); });
+}
+
+// The same of codes. A block of them is read so fast that the next one has to be prefetched as a whole meanwhile: its keys
+// here, its values below.
+template <int M, int S>
+void score_codes(const uint16_t* q, int head_dim, const KeyBlock& block, float (*scores)[KEY_BLOCK]) {
+  const Levels levels;
+  F32 sums[M][S];
+  unroll<M>([&](auto m) { unroll<S>([&](auto s) { sums[m][s] = zero(); }); });
+  for (int line = 0; line < head_dim / 8; ++line) {
+    __m512i codes[S];
+    unroll<S>([&](auto s) {
+      codes[s] = _mm512_loadu_si512(block.codes.keys[s] + line * CODE_LINE);
+      prefetch_l1(block.codes.next_keys[s] + line * CODE_LINE);
+    });
+    unroll<4>([&](auto row) {
+      Pairs keys[S];
+      unroll<S>([&](auto s) { keys[s] = levels.pairs<row>(codes[s]); });
+      unroll<M>([&](auto m) {
+        const Pairs x = broadcast_pair(load_word(q + m * head_dim + 8 * line + 2 * row));
+        unroll<S>([&](auto s) { sums[m][s] = dot(sums[m][s], keys[s], x); });
+      });
     });
   }
   unroll<M>([&](auto m) { unroll<S>([&](auto s) { store(scores[m] + s * SUBPAGE, sums[m][s]); }); });
@@ -158,11 +189,42 @@ void add_values(const uint16_t (*weights)[KEY_BLOCK], const F32* corrections, co
       Pairs both[V];
       unroll<V>([&](auto v) {
         both[v] = load_pairs(block.values[subpage] + line + v * LANES * 2);
-        if (PREFETCHES<M>) prefetch_l1(block.next_keys[v] + (first_dim / 2 + subpage * PAIRS + pair) * 2 * SUBPAGE);
+        if (PREFETCHES<M> && !block.has_key_codes) {
+          prefetch_l1(block.next_keys[v] + (first_dim / 2 + subpage * PAIRS + pair) * 2 * SUBPAGE);
+        }
       });
       unroll<M>([&](auto m) {
         const Pairs weight = broadcast_pair(load_word(weights[m] + (subpage * PAIRS + pair) * 2));
         unroll<V>([&](auto v) { sums[m][v] = dot(sums[m][v], both[v], weight); });
+      });
+    }
+  }
+  unroll<M>([&](auto m) { unroll<V>([&](auto v) { store(place(m, v), sums[m][v]); }); });
+}
+
+// The same of codes: all keys of the sub-pages in which any is visible, whose weight is 0 if they are hidden.
+template <int M, int V>
+void add_coded_values(const uint16_t (*weights)[KEY_BLOCK], const F32* corrections, const KeyBlock& block,
+                      const KeyRange& visible, int head_dim, int first_dim, float* values) {
+  const Levels levels;
+  F32 sums[M][V];
+  const auto place = [&](int m, int v) { return values + m * head_dim + first_dim + v * LANES; };
+  unroll<M>([&](auto m) { unroll<V>([&](auto v) { sums[m][v] = mul(load(place(m, v)), corrections[m]); }); });
+  for (int subpage = visible.first / SUBPAGE; subpage * SUBPAGE < visible.end; ++subpage) {
+    for (int quad = 0; quad < 2; ++quad) {
+      const int64_t line = (quad * head_dim + first_dim) * 4;
+      __m512i codes[V];
+      unroll<V>([&](auto v) {
+        codes[v] = _mm512_loadu_si512(block.codes.values[subpage] + line + v * CODE_LINE);
+        prefetch_l1(block.codes.next_values[subpage] + line + v * CODE_LINE);
+      });
+      unroll<4>([&](auto row) {
+        Pairs both[V];
+        unroll<V>([&](auto v) { both[v] = levels.pairs<row>(codes[v]); });
+        unroll<M>([&](auto m) {
+          const Pairs weight = broadcast_pair(load_word(weights[m] + subpage * SUBPAGE + 8 * quad + 2 * row));
+          unroll<V>([&](auto v) { sums[m][v] = dot(sums[m][v], both[v], weight); });
+        });
       });
     }
   }
@@ -175,13 +237,23 @@ void attend_subpages(const QueryMicroTile& tile, int head_dim, float scale, cons
   alignas(64) float scores[M][KEY_BLOCK];
   alignas(64) uint16_t weights[M][KEY_BLOCK];
   F32 corrections[M];
-  score_keys<M, S>(tile.q, head_dim, block, scores);
+  block.has_key_codes ? score_codes<M, S>(tile.q, head_dim, block, scores)
+                      : score_keys<M, S>(tile.q, head_dim, block, scores);
   for (int m = 0; m < M; ++m) {
     corrections[m] = online_softmax<S>(scores[m], scale, block, tile.visible[m], tile.max_scores + m,
                                        tile.weight_sums + m * LANES, weights[m]);
   }
   const KeyRange visible{tile.visible[0].first, tile.visible[M - 1].end};
   int d = 0;
+  if (block.has_value_codes) {
+    for (; d + 4 * LANES <= head_dim; d += 4 * LANES) {
+      add_coded_values<M, 4>(weights, corrections, block, visible, head_dim, d, tile.values);
+    }
+    for (; d < head_dim; d += LANES) {
+      add_coded_values<M, 1>(weights, corrections, block, visible, head_dim, d, tile.values);
+    }
+    return;
+  }
   for (; d + 4 * LANES <= head_dim; d += 4 * LANES) {
     add_values<M, 4>(weights, corrections, block, visible, head_dim, d, tile.values);
   }

@@ -160,7 +160,8 @@ void attend_subpages_amx(const QueryMicroTile& tile, int rows, int head_dim, flo
     rows == 1 ? attend_few_rows<S, 1>(tile, head_dim, factors, block, subpages)
               : attend_few_rows<S, 2>(tile, head_dim, factors, block, subpages);
   };
-  block.key_scales ? attend(block.int8) : attend(static_cast<const Subpages<uint16_t>&>(block));
+  if (block.is_int8) return attend(block.int8);
+  block.has_key_codes ? attend(block.codes) : attend(static_cast<const Subpages<uint16_t>&>(block));
 }
 
 inline void attend_key_block_amx(const QueryMicroTile& tile, int rows, int head_dim, float scale,

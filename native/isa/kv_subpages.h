@@ -3,8 +3,9 @@
 
 #include <cmath>
 
-#include "paged_attention.h"
+#include "isa/kv_codes.h"
 #include "isa/simd.h"
+#include "paged_attention.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -15,20 +16,21 @@ struct Pages {
   const int32_t* page_table;  // of the request
   int head;
 
-  bool is_int8() const { return memory.key_scales != nullptr; }
   bool has_subpages() const { return shape.page_size % SUBPAGE == 0; }
   int64_t subpage_numbers() const { return static_cast<int64_t>(SUBPAGE) * shape.head_dim; }
   int64_t page(int position) const { return page_table[position / shape.page_size]; }
   // Index of the slot at this position, among those of its page.
   int64_t slot(int position) const { return head * shape.page_size + position % shape.page_size; }
   // Index of its scale.
-  int64_t scale(int position) const { return page(position) * memory.page_scales + slot(position); }
+  int64_t scale(const KVNumbers& part, int position) const { return page(position) * part.page_scales + slot(position); }
   // Index of the first number of the sub-page that holds this position.
-  int64_t subpage(int position) const {
-    return page(position) * memory.page_numbers + slot(position) / SUBPAGE * subpage_numbers();
+  int64_t subpage(const KVNumbers& part, int position) const {
+    return page(position) * part.page_numbers + slot(position) / SUBPAGE * subpage_numbers();
   }
   // Index of its first number, where there are no sub-pages.
-  int64_t token(int position) const { return page(position) * memory.page_numbers + slot(position) * shape.head_dim; }
+  int64_t token(const KVNumbers& part, int position) const {
+    return page(position) * part.page_numbers + slot(position) * shape.head_dim;
+  }
 };
 
 // Where dimension d of the key, or of the value, of the token at `place` of a sub-page goes.
@@ -77,51 +79,73 @@ __attribute__((optimize("no-tree-vectorize"))) inline void store_pairs(const uin
 }
 
 // Stores a key or a value where there are no sub-pages.
-inline void store_token(const Pages& pages, int position, const uint16_t* numbers, void* memory, float* scales) {
+inline void store_token(const Pages& pages, const KVNumbers& part, int position, const uint16_t* numbers) {
   const int size = pages.shape.head_dim;
-  const int64_t start = pages.token(position);
-  if (!pages.is_int8()) {
-    std::memcpy(static_cast<uint16_t*>(memory) + start, numbers, size * sizeof(uint16_t));
+  const int64_t start = pages.token(part, position);
+  if (part.is_bf16()) {
+    std::memcpy(static_cast<uint16_t*>(part.numbers) + start, numbers, size * sizeof(uint16_t));
+  } else if (part.is_int8()) {
+    part.scales[pages.scale(part, position)] = quantize(numbers, size, static_cast<int8_t*>(part.numbers) + start);
   } else {
-    scales[pages.scale(position)] = quantize(numbers, size, static_cast<int8_t*>(memory) + start);
+    uint8_t codes[MAX_HEAD_DIM], *bytes = static_cast<uint8_t*>(part.numbers) + start / 2;
+    part.scales[pages.scale(part, position)] = encode(numbers, size, codes);
+    for (int d = 0; d < size; d += 2) bytes[d / 2] = static_cast<uint8_t>(codes[d] | codes[d + 1] << 4);
   }
 }
 
 inline void store_key(const Pages& pages, int position, const uint16_t* key) {
-  if (!pages.has_subpages()) {
-    return store_token(pages, position, key, pages.memory.keys, pages.memory.key_scales);
-  }
+  const KVNumbers& part = pages.memory.keys;
+  if (!pages.has_subpages()) return store_token(pages, part, position, key);
   const int size = pages.shape.head_dim, place = position % SUBPAGE;
-  const int64_t subpage = pages.subpage(position);
-  if (!pages.is_int8()) {
-    return store_pairs(key, size, static_cast<uint16_t*>(pages.memory.keys) + subpage + key_index(0, place));
+  const int64_t subpage = pages.subpage(part, position);
+  if (part.is_bf16()) {
+    return store_pairs(key, size, static_cast<uint16_t*>(part.numbers) + subpage + key_index(0, place));
+  }
+  float& scale = part.scales[pages.scale(part, position)];
+  if (part.is_int4()) {
+    uint8_t codes[MAX_HEAD_DIM];
+    scale = encode(key, size, codes);
+    return store_key_codes(codes, size, place, static_cast<uint8_t*>(part.numbers) + subpage / 2);
   }
   int8_t numbers[MAX_HEAD_DIM];
-  pages.memory.key_scales[pages.scale(position)] = quantize(key, size, numbers);
-  auto* keys = static_cast<int8_t*>(pages.memory.keys) + subpage;
+  scale = quantize(key, size, numbers);
+  auto* keys = static_cast<int8_t*>(part.numbers) + subpage;
   for (int d = 0; d < size; ++d) keys[key_index(d, place)] = numbers[d];
+}
+
+// Stores a value of 8 or 4 bits in its sub-page.
+inline void store_integers(const Pages& pages, int position, const uint16_t* value) {
+  const KVNumbers& part = pages.memory.values;
+  const int size = pages.shape.head_dim, place = position % SUBPAGE;
+  const int64_t subpage = pages.subpage(part, position);
+  float& scale = part.scales[pages.scale(part, position)];
+  if (part.is_int4()) {
+    uint8_t codes[MAX_HEAD_DIM];
+    scale = encode(value, size, codes);
+    return store_value_codes(codes, size, place, static_cast<uint8_t*>(part.numbers) + subpage / 2);
+  }
+  int8_t numbers[MAX_HEAD_DIM];
+  scale = quantize(value, size, numbers);
+  auto* values = static_cast<int8_t*>(part.numbers) + subpage;
+  for (int d = 0; d < size; ++d) values[value_index(d, place, size)] = numbers[d];
 }
 
 // Stores the value of a token, and of the token after it where the two are a pair. Else the other half of the pair
 // stays.
 inline void store_values(const Pages& pages, int position, const uint16_t* value, const uint16_t* second) {
+  const KVNumbers& part = pages.memory.values;
   if (!pages.has_subpages()) {
-    store_token(pages, position, value, pages.memory.values, pages.memory.value_scales);
-    if (second) store_token(pages, position + 1, second, pages.memory.values, pages.memory.value_scales);
+    store_token(pages, part, position, value);
+    if (second) store_token(pages, part, position + 1, second);
+    return;
+  }
+  if (!part.is_bf16()) {
+    store_integers(pages, position, value);
+    if (second) store_integers(pages, position + 1, second);
     return;
   }
   const int size = pages.shape.head_dim, place = position % SUBPAGE;
-  const int64_t start = pages.subpage(position) + value_index(0, place - place % 2, size);
-  if (pages.is_int8()) {
-    auto* values = static_cast<int8_t*>(pages.memory.values) + start;
-    for (int i = 0; i < (second ? 2 : 1); ++i) {
-      int8_t numbers[MAX_HEAD_DIM];
-      pages.memory.value_scales[pages.scale(position + i)] = quantize(i ? second : value, size, numbers);
-      for (int d = 0; d < size; ++d) values[2 * d + (place + i) % 2] = numbers[d];
-    }
-    return;
-  }
-  auto* pairs = static_cast<uint16_t*>(pages.memory.values) + start;
+  auto* pairs = static_cast<uint16_t*>(part.numbers) + pages.subpage(part, position) + value_index(0, place - place % 2, size);
   const uint32_t kept = second ? 0 : place % 2 ? 0x0000FFFF : 0xFFFF0000;
   const uint16_t* other = second ? second : value;
   for (int d = 0; d < size; ++d) {
@@ -131,21 +155,15 @@ inline void store_values(const Pages& pages, int position, const uint16_t* value
   }
 }
 
-// Packs tokens [first, end) of a sub-page, the first of which stands at `start`, from pages without sub-pages; the others
-// are 0.
-template <class Number>
-void pack_subpage(const Pages& pages, int start, int first, int end, Number* keys, Number* values) {
-  const int size = pages.shape.head_dim;
-  std::memset(keys, 0, pages.subpage_numbers() * sizeof(Number));
-  std::memset(values, 0, pages.subpage_numbers() * sizeof(Number));
+// Packs keys, or values, of tokens [first, end) of a sub-page, the first of which stands at `start`, from pages without
+// sub-pages; the others are 0. read(index) is a number of the memory, index(d, place) where it goes.
+template <class Number, class Read, class Index>
+void pack_numbers(const Pages& pages, const KVNumbers& part, int start, int first, int end, const Read& read,
+                  const Index& index, Number* to) {
+  std::memset(to, 0, pages.subpage_numbers() * sizeof(Number));
   for (int place = first; place < end; ++place) {
-    const int64_t from = pages.token(start + place);
-    const auto* key = static_cast<const Number*>(pages.memory.keys) + from;
-    const auto* value = static_cast<const Number*>(pages.memory.values) + from;
-    for (int d = 0; d < size; ++d) {
-      keys[key_index(d, place)] = key[d];
-      values[value_index(d, place, size)] = value[d];
-    }
+    const int64_t from = pages.token(part, start + place);
+    for (int d = 0; d < pages.shape.head_dim; ++d) to[index(d, place)] = read(from + d);
   }
 }
 

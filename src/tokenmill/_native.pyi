@@ -238,18 +238,17 @@ class PlannedStep:
     def shared_splits(self) -> list[int]:
         """The number of leading KV splits of each request that are read for several requests at once."""
 
-class LayerKV:
-    """KV memory of one layer; scales are 0 for bf16. Numbers and scales from a page to the next."""
+class KVNumbers:
+    """Keys or values of a layer: bf16, int8 or int4 (format 0, 1, 2). Numbers and scales from a page to the next."""
 
     def __init__(
-        self,
-        keys: Address,
-        values: Address,
-        key_scales: Address,
-        value_scales: Address,
-        page_numbers: int,
-        page_scales: int,
+        self, numbers: Address, page_numbers: int, format: int, scales: Address = 0, page_scales: int = 0
     ) -> None: ...
+
+class LayerKV:
+    """KV memory of one layer."""
+
+    def __init__(self, keys: KVNumbers, values: KVNumbers) -> None: ...
 
 class HeadNorms:
     """Weights of the norms of q, k and v; 0 where the model has none."""

@@ -1,8 +1,12 @@
-"""Names for authors of plug-ins: scheduling policies and sources of KV. They stay; modules behind them may move."""
+"""Names for authors of plug-ins: policies of scheduling and eviction, sources of KV. They stay; modules behind them may
+move.
+"""
 
 from __future__ import annotations
 
 from tokenmill.core.request import FinishReason, Request
+from tokenmill.engine.kv.eviction import EvictionPolicy
+from tokenmill.engine.kv.radix_node import RadixNode
 from tokenmill.engine.scheduler.policies import AdmissionPolicy, BatchPolicy, QueuePolicy, Step, View
 from tokenmill.engine.transfer.orders import PageLoad, PageMover, PageSave
 from tokenmill.engine.transfer.protocol import Answer, KeptPages, KVSource, SourceContext
@@ -11,6 +15,7 @@ __all__ = [
     "AdmissionPolicy",
     "Answer",
     "BatchPolicy",
+    "EvictionPolicy",
     "FinishReason",
     "KVSource",
     "KeptPages",
@@ -18,6 +23,7 @@ __all__ = [
     "PageMover",
     "PageSave",
     "QueuePolicy",
+    "RadixNode",
     "Request",
     "SourceContext",
     "Step",

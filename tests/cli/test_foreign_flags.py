@@ -97,7 +97,7 @@ def test_flash_attention_is_a_switch_or_has_a_value(line, tmp_path, capsys):
 def test_what_llama_cpp_alone_has_is_refused_with_a_way_out(capsys):
     assert "-hf owner/name:Q4_K_M" in refusal(capsys, "-hf", "a/b", "-hff", "b.gguf")
     assert "--speculative-config" in refusal(capsys, "-md", "draft.gguf")
-    assert "q4_0 is not supported; it can be q8_0" in refusal(capsys, "-ctk", "q4_0")
+    assert "q5_0 is not supported; it can be q8_0" in refusal(capsys, "-ctk", "q5_0")
     assert "--temp warm: this is not a number" in refusal(capsys, "--temp", "warm")
 
 

@@ -65,7 +65,12 @@ class Walks:
     def formats(self) -> Any:
         """The smaller formats of weights and of KV, and weights that an earlier start has packed."""
         found: dict[str, Any] = {}
-        for options in ({"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}):
+        for options in (
+            {"quantization": "int8"},
+            {"quantization": "int4"},
+            {"kv_cache_dtype": "int8"},
+            {"kv_cache_dtype": "int4"},
+        ):
             for start in ("first", "second"):
                 with self._open(**options) as llm:
                     found[f"{options} {start}"] = _wishes(llm, WISHES[:3])

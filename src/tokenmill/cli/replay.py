@@ -12,7 +12,12 @@ from pathlib import Path
 from tokenmill.config.parser import Parser
 
 # Flag and field of the scheduler's config.
-POLICIES = {"--policy": "policy", "--batch-policy": "batch_policy", "--admission": "admission"}
+POLICIES = {
+    "--policy": "policy",
+    "--batch-policy": "batch_policy",
+    "--admission": "admission",
+    "--eviction-policy": "eviction_policy",
+}
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -27,9 +27,14 @@ if TYPE_CHECKING:
     from tokenmill.lab.simulate.traces import Arrival
 
 # Flag and field of the scheduler's config; these take several names, with commas between them.
-POLICIES = {"--policy": "policy", "--batch-policy": "batch_policy", "--admission": "admission"}
+POLICIES = {
+    "--policy": "policy",
+    "--batch-policy": "batch_policy",
+    "--admission": "admission",
+    "--eviction-policy": "eviction_policy",
+}
 # What the engine's flags call them.
-ENGINE_FIELDS = {"policy": "scheduling_policy", "batch_policy": "batch_policy", "admission": "admission"}
+ENGINE_FIELDS = {name: name for name in POLICIES.values()} | {"policy": "scheduling_policy"}
 ROUTER_FIELDS = ("data_parallel_size", "routing_policy")
 PROFILE = "profile:"
 

@@ -117,6 +117,14 @@ class EngineSettings(VisionConfig):
         choices=("whole-prompt", "optimistic", "reserve"),
         plugins=POLICY_PLUGINS,
     )
+    eviction_policy: str = flag(
+        "lru",
+        "what the prefix cache gives up first: the least recently used, the least often used, what no request has "
+        "found, or what costs least to compute again",
+        choices=("lru", "lfu", "slru", "cost"),
+        aliases=("--radix-eviction-policy",),
+        plugins=POLICY_PLUGINS,
+    )
     scheduler_cls: str = flag(
         "", "a scheduler of your own, an entry point of tokenmill.schedulers or module:Class, instead of ours"
     )
@@ -138,7 +146,9 @@ class EngineSettings(VisionConfig):
         6.0, "of int4: bits a weight takes on the average, 4.5 to 8.5; they go to the matrices that need them most"
     )
     kv_cache_dtype: str = flag(
-        "auto", "type of the KV cache; auto: the model's; int8: CPUs, native attention", choices=("auto", "int8")
+        "auto",
+        "type of the KV cache; auto: the model's; int8, int4, or int8-int4 for keys and values: CPUs, native attention",
+        choices=("auto", "int8", "int4", "int8-int4"),
     )
     kv_layout: str = flag(
         "layer-first",

@@ -57,7 +57,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "scheduling",
         (
-            "scheduling_policy", "batch_policy", "admission", "scheduler_cls", "async_scheduling",
+            "scheduling_policy", "batch_policy", "admission", "eviction_policy", "scheduler_cls", "async_scheduling",
             "enable_chunked_prefill", "long_prefill_token_threshold", "disable_hybrid_kv_cache_manager", "seed",
         ),
     ),

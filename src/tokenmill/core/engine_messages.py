@@ -88,6 +88,7 @@ class EngineStats(EngineMessage, kw_only=True):
             requests began with, and those that were given up.
         num_loaded_tokens, num_stored_tokens: tokens whose KV was loaded from a source, and stored in one.
         num_window_pages, num_window_pages_pinned, num_window_pages_evictable: as those above, of the window group.
+        kv_lifetime, kv_idle, kv_reuse_gap: seconds of a sample of cached pages, see `PageLives`.
     """
 
     step: int
@@ -127,6 +128,9 @@ class EngineStats(EngineMessage, kw_only=True):
     num_window_pages: int = 0
     num_window_pages_pinned: int = 0
     num_window_pages_evictable: int = 0
+    kv_lifetime: Histogram | None = None
+    kv_idle: Histogram | None = None
+    kv_reuse_gap: Histogram | None = None
 
 
 class Done(EngineMessage):

@@ -228,7 +228,7 @@ def test_the_lru_heap_stays_bounded_when_one_prefix_is_used_again_and_again() ->
     for _ in range(50):
         oracle.insert("", [1, 2, 3])
         oracle.release(0)
-        assert len(oracle.tree._lru) <= 2, "twice the nodes that could be evicted"
+        assert len(oracle.tree._queue) <= 2, "twice the nodes that could be evicted"
 
 
 def test_a_node_that_another_holder_ends_at_is_not_lengthened() -> None:

@@ -28,6 +28,7 @@ PARAMS = [
     [
         ({}, {}),
         ({"num_attention_heads": 8, "num_key_value_heads": 1}, {"kv_cache_dtype": "int8", "page_size": 32}),
+        ({"num_attention_heads": 4, "num_key_value_heads": 2}, {"kv_cache_dtype": "int4"}),
         ({"use_sliding_window": True, "sliding_window": 700, "max_window_layers": 0}, {"async_scheduling": True}),
     ],
 )

@@ -72,6 +72,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "drafts": {"speculative_config": "suffix"},
     "one call a kernel": {"attention_backend": "cpu"},
     "int8 KV": {"kv_cache_dtype": "int8"},
+    "int4 KV": {"kv_cache_dtype": "int4"},
 }
 
 

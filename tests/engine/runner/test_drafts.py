@@ -128,10 +128,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("qwen3", {"dtype": "float32", "attention_backend": "reference", "page_size": 1, "num_pages": 400}),
         ("qwen3", {**NATIVE, "async_scheduling": True, "max_num_seqs": 3}),
         ("qwen3", {**NATIVE, "quantization": "int8", "kv_cache_dtype": "int8"}),
+        ("qwen3", {**NATIVE, "kv_cache_dtype": "int4"}),
         ("mistral", {**NATIVE, "num_pages": 14}),
         ("qwen3_moe", NATIVE),
     ],
-    ids=["torch", "reference", "native", "int8", "window and preemption", "experts"],
+    ids=["torch", "reference", "native", "int8", "int4 KV", "window and preemption", "experts"],
 )
 def test_no_bit_of_an_output_changes(models: dict[str, Path], family: str, options: dict[str, Any]) -> None:
     rng = random.Random(SEED)

@@ -52,7 +52,7 @@ NATIVE = {"dtype": "bfloat16", "kernels": "native", "page_size": 16}
 FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16": NATIVE,
     "int8": {**NATIVE, "quantization": "int8", "kv_cache_dtype": "int8"},
-    "int4": {**NATIVE, "quantization": "int4"},
+    "int4": {**NATIVE, "quantization": "int4", "kv_cache_dtype": "int4"},
     "float32": {"dtype": "float32", "kernels": "torch", "attention_backend": "cpu"},
 }
 MOST_DRAFTED = 9

@@ -19,7 +19,7 @@ from tokenmill.model.kernels.heads import RotaryTables
 
 KV_SPLIT = 512
 QUERY_TILE_ROWS = 48
-kv_dtypes = pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+kv_dtypes = pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "int4"])
 
 
 @dataclass

@@ -56,13 +56,14 @@ class TestOnCpus:
         with pytest.raises(InvalidConfig, match=f"{name} is unknown on cpu; choose auto, one of native, cpu"):
             on_cpu(name)
 
-    def test_int8_needs_the_native_one(self) -> None:
-        assert on_cpu("auto", kv_dtype="int8", native=Native()).name == "native"
+    @pytest.mark.parametrize("kv_dtype", ["int8", "int4", "int8-int4"])
+    def test_fewer_bits_need_the_native_one(self, kv_dtype: str) -> None:
+        assert on_cpu("auto", kv_dtype=kv_dtype, native=Native()).name == "native"
         for name, obstacle in (("auto", "does not run on native kernels"), ("cpu", "does not run on native kernels")):
             with pytest.raises(InvalidConfig, match=f"--kv-cache-dtype needs the native attention: .* {obstacle}"):
-                on_cpu(name, kv_dtype="int8")
+                on_cpu(name, kv_dtype=kv_dtype)
         with pytest.raises(InvalidConfig, match="needs the native attention: another backend is asked for"):
-            on_cpu("cpu", kv_dtype="int8", native=Native())
+            on_cpu("cpu", kv_dtype=kv_dtype, native=Native())
 
     def test_what_does_not_suit_the_native_one_is_said(self) -> None:
         native = next(row for row in BACKENDS if row.name == "native")
@@ -124,8 +125,9 @@ class TestOnGpus:
             on_gpu("flash", "float32")
         with pytest.raises(InvalidConfig, match="the flashinfer attention needs flashinfer, which is not"):
             on_gpu("triton,flashinfer")
-        with pytest.raises(InvalidConfig, match="--kv-cache-dtype int8 is for CPUs"):
-            on_gpu("auto", kv_dtype="int8")
+        for kv_dtype in ("int8", "int4", "int8-int4"):
+            with pytest.raises(InvalidConfig, match=f"--kv-cache-dtype {kv_dtype} is for CPUs"):
+                on_gpu("auto", kv_dtype=kv_dtype)
         with pytest.raises(InvalidConfig, match="--kv-layout page-first is for CPUs"):
             on_gpu("auto", is_page_first=True)
 

@@ -97,7 +97,7 @@ def test_every_level_rounds_to_bfloat16_alike(isa: str, rng: np.random.Generator
 
 
 @pytest.mark.skipif(len(IN_ORDER) < 2, reason="one level has nothing to be compared with")
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "int4"])
 def test_attention_has_the_same_bits_on_every_level(kv_dtype: str, rng: np.random.Generator) -> None:
     for _ in range(4):
         case = Case.draw(rng, longest=300)

@@ -74,6 +74,7 @@ class KVManager:
 
     Attributes:
         on_cached: called when the prefix cache has further pages of a request.
+        on_matched: called when a request begins with a prefix that the cache had.
         on_evicted: called with pages that it has given up.
         on_replaced: called with pages given up for copies, and the copies, in order; empty: the cache keeps its own.
         keeps_kv: False: a request is whole in a step, and holds nothing between steps.
@@ -88,6 +89,7 @@ class KVManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.on_cached: list[Callable[[CachedPages], None]] = []
+        self.on_matched: list[Callable[[PrefixMatch], None]] = []
         self.on_evicted: list[Callable[[list[int]], None]] = []
         self.on_replaced: list[Callable[[list[int], list[int]], None]] = []
         self._held: dict[str, RequestPages] = {}
@@ -189,6 +191,7 @@ class KVManager:
         if fresh is None:
             self.cache.unlock(match.node, step)
             return False
+        self.cache.count_use(match.node)
         matched = match.pages.tolist()
         self._held[request.id] = RequestPages(matched + fresh, len(matched), match.node)
         return True
@@ -198,6 +201,8 @@ class KVManager:
         if self.shares_prefixes and not request.needs_whole_prompt:
             self.num_queried_tokens += request.num_tokens
             self.num_hit_tokens += match.num_tokens
+            for listener in self.on_matched:
+                listener(match)
 
     def allocate(self, request: Request, num_tokens: int, spare: int) -> list[int] | None:
         """Lengthen a request's pages to hold `num_tokens` tokens.

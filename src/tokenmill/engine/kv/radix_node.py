@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,9 @@ class RadixNode:
         children: first page of a child's tokens, as bytes -> child; keys compare by content, not by a hash alone.
         locks: requests whose locked path runs through this node; it cannot be evicted while there is one.
         last_used: number of the step that last matched or extended it.
-        serial: order of creation, breaks ties of the LRU.
+        num_uses: requests that began with it.
+        rank: its place in the order of eviction when it was last offered; level, ranked_at: see `CostAware`.
+        serial: order of creation, breaks ties of ranks.
         cache_key: key of the tree whose root it is; None: not a root.
     """
 
@@ -33,6 +36,10 @@ class RadixNode:
     children: dict[bytes, RadixNode] = field(default_factory=dict, init=False)
     locks: int = field(default=0, init=False)
     last_used: int = field(default=0, init=False)
+    num_uses: int = field(default=0, init=False)
+    rank: Any = field(default=None, init=False)
+    level: float = field(default=0.0, init=False)
+    ranked_at: int = field(default=-1, init=False)
     cache_key: CacheKey | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """The prefix cache: a radix tree over token ids at page granularity (after SGLang's RadixAttention, Zheng et al. 2024).
 
 Compressed edges, split at the first page that differs; whole paths are locked by the requests that use them; leaves
-are evicted least recently used first, tail pages before head pages, and a parent becomes a leaf when its last child
+are evicted as a policy says, tail pages before head pages, and a parent becomes a leaf when its last child
 goes. Tokens are compared themselves, never a hash of them. Each cache key has a root of its own, so
 models and tenants with different salts never share a page.
 """
@@ -11,12 +11,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.engine.kv.events import KVEventLog
+from tokenmill.engine.kv.eviction import EvictionPolicy
 from tokenmill.engine.kv.radix_node import PageArray, RadixNode
 
 _NOTHING = np.empty(0, dtype=np.int32)
@@ -44,16 +46,17 @@ class RadixTree:
 
     keeps_pages = True
 
-    def __init__(self, page_size: int, events: KVEventLog | None = None) -> None:
+    def __init__(self, page_size: int, events: KVEventLog | None = None, policy: EvictionPolicy | None = None) -> None:
         self.page_size = page_size
+        self._policy = policy or EvictionPolicy()
         self.events = events
         self.num_pinned = 0
         self.num_evictable = 0
         self._roots: dict[CacheKey, RadixNode] = {}
         self._num_nodes = 0
         self._serials = itertools.count()
-        # (last_used, serial, node) of evictable leaves; an entry goes stale when its node is used, locked or removed.
-        self._lru: list[tuple[int, int, RadixNode]] = []
+        # (rank, serial, node) of evictable leaves; an entry goes stale when its node is used, locked or removed.
+        self._queue: list[tuple[Any, int, RadixNode]] = []
 
     def match(self, key: CacheKey, tokens: TokenArray, step: int) -> PrefixMatch:
         """Find the longest cached prefix of `tokens`, in whole pages; an edge matched in part is split."""
@@ -144,6 +147,13 @@ class RadixTree:
                 assert root is walk, "locking a root that another one has replaced"
             walk = walk.parent
 
+    def count_use(self, node: RadixNode) -> None:
+        """Count a request that begins with the path from the root to a locked `node`."""
+        walk: RadixNode | None = node
+        while walk is not None:
+            walk.num_uses += 1
+            walk = walk.parent
+
     def unlock(self, node: RadixNode, step: int) -> None:
         """Undo one `lock` of the same path, which may have been split since; it counts as used in `step`."""
         walk: RadixNode | None = node
@@ -170,13 +180,14 @@ class RadixTree:
         return count
 
     def evict(self, count: int) -> list[int]:
-        """Give up `count` evictable pages, least recently used leaves first; the caller has checked that they exist."""
+        """Give up `count` evictable pages of the leaves that come first; the caller has checked that they exist."""
         assert count <= self.num_evictable, f"evicting {count} of {self.num_evictable} pages"
         evicted: list[int] = []
         while len(evicted) < count:
-            last_used, _, node = heapq.heappop(self._lru)
-            if not _is_current(node, last_used):
+            rank, _, node = heapq.heappop(self._queue)
+            if not _is_current(node, rank):
                 continue
+            self._policy.evicting(node)
             taken = min(count - len(evicted), node.num_pages)
             evicted.extend(node.drop_tail(taken).tolist())
             self.num_evictable -= taken
@@ -208,7 +219,7 @@ class RadixTree:
         key = node.key
         upper = RadixNode(parent, *node.drop_head(count), self.page_size, next(self._serials))
         upper.locks = node.locks
-        upper.last_used = node.last_used
+        upper.last_used, upper.num_uses = node.last_used, node.num_uses
         upper.children[node.key] = node
         parent.children[key] = upper
         node.parent = upper
@@ -223,14 +234,15 @@ class RadixTree:
         return node
 
     def _offer(self, node: RadixNode) -> None:
-        """Enter an evictable leaf into the LRU; amortized O(log nodes), with the stale entries that it clears away."""
+        """Queue an evictable leaf; amortized O(log nodes), with the stale entries that it clears away."""
         if not _is_evictable(node):
             return
-        heapq.heappush(self._lru, (node.last_used, node.serial, node))
-        if len(self._lru) > 2 * self._num_nodes:
-            current = {serial: (used, serial, node) for used, serial, node in self._lru if _is_current(node, used)}
-            self._lru = list(current.values())
-            heapq.heapify(self._lru)
+        node.rank = self._policy.rank(node)
+        heapq.heappush(self._queue, (node.rank, node.serial, node))
+        if len(self._queue) > 2 * self._num_nodes:
+            current = {serial: (rank, serial, node) for rank, serial, node in self._queue if _is_current(node, rank)}
+            self._queue = list(current.values())
+            heapq.heapify(self._queue)
 
     def _remove(self, node: RadixNode) -> None:
         parent = node.parent
@@ -261,12 +273,12 @@ class RadixTree:
         assert len(nodes) == self._num_nodes, "node count is off"
         assert sum(n.num_pages for n in nodes if n.locks) == self.num_pinned, "pinned count is off"
         assert sum(n.num_pages for n in nodes if not n.locks) == self.num_evictable, "evictable count is off"
-        offered = {id(node) for used, _, node in self._lru if _is_current(node, used)}
+        offered = {id(node) for rank, _, node in self._queue if _is_current(node, rank)}
         for node in nodes:
             assert node.num_pages > 0, "an empty edge"
             assert node.parent is not None and node.parent.children[node.key] is node, "a child under a wrong key"
             assert node.parent.locks >= node.locks, "a locked node below an unlocked one"
-            assert node.locks or not node.is_leaf or id(node) in offered, "an evictable leaf that the LRU does not know"
+            assert node.locks or not node.is_leaf or id(node) in offered, "an evictable leaf that is not queued"
 
 
 class NullCache(RadixTree):
@@ -290,6 +302,6 @@ def _is_evictable(node: RadixNode) -> bool:
     return node.parent is not None and node.is_leaf and not node.locks
 
 
-def _is_current(node: RadixNode, last_used: int) -> bool:
-    """Return True if an LRU entry still describes an evictable leaf."""
-    return _is_evictable(node) and node.last_used == last_used
+def _is_current(node: RadixNode, rank: Any) -> bool:
+    """Return True if a queued entry still describes an evictable leaf."""
+    return _is_evictable(node) and bool(node.rank == rank)

@@ -32,7 +32,7 @@ from tokenmill.engine.kv.kv_manager import KVManager, NoKV
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.engine.kv.radix_tree import NullCache, RadixTree
 from tokenmill.engine.kv.window_pages import WindowSettings
-from tokenmill.engine.scheduler.config import SchedulerConfig, scheduler_config_of
+from tokenmill.engine.scheduler.config import SchedulerConfig, policies_of, scheduler_config_of
 from tokenmill.engine.scheduler.drafter import Drafter
 from tokenmill.engine.scheduler.resources.resource import Resource
 from tokenmill.engine.scheduler.scheduler import EngineScheduler, find_scheduler
@@ -148,7 +148,8 @@ class LogHeader(msgspec.Struct, kw_only=True):
         """
         if drafter is None and self.speculation is not None:
             drafter = Speculation(self.speculation)
-        cache = RadixTree(self.page_size) if self.enable_prefix_caching else NullCache(self.page_size)
+        make_cache = RadixTree if self.enable_prefix_caching else NullCache
+        cache = make_cache(self.page_size, policy=policies_of(self.scheduler).eviction)
         kv: KVManager = NoKV(self.page_size)
         if self.keeps_kv:
             kv = KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size)

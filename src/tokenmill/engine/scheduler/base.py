@@ -17,7 +17,7 @@ from tokenmill.core.scheduling import Feature, InFlightStep, Kind, SchedulerInte
 from tokenmill.core.transfers import Found, KVQuery, TransferEvent
 from tokenmill.engine.kv.kv_manager import KVManager
 from tokenmill.engine.scheduler.commit_pass import CommitPass
-from tokenmill.engine.scheduler.config import SchedulerConfig, find_policies
+from tokenmill.engine.scheduler.config import SchedulerConfig, policies_of
 from tokenmill.engine.scheduler.drafter import DraftCounts, Drafter
 from tokenmill.engine.scheduler.plan_builder import PlanBuilder
 from tokenmill.engine.scheduler.policies import most_tokens_held
@@ -57,7 +57,7 @@ class SchedulerBase(SchedulerInterface[KVManager]):
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(config, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(config, name)}")
-        self._policies = find_policies(config.policy, config.batch_policy, config.admission)
+        self._policies = policies_of(config)
         self.config, self.kv = config, kv
         self.draft_counts = DraftCounts()
         self.state = SchedulerState(config, self._policies.queue, kv, resources, drafters)

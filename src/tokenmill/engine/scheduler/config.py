@@ -6,6 +6,7 @@ import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.engine.kv.eviction import EVICTION_POLICIES, EvictionPolicy
 from tokenmill.engine.scheduler.policies import (
     ADMISSION_POLICIES,
     BATCH_POLICIES,
@@ -24,6 +25,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         policy: `fair`, `fcfs`, `priority` or one of the user's: the order of the queues.
         batch_policy: `mixed`, `decode-first`, `prefill-first` or one of the user's: which requests may share a step.
         admission: `whole-prompt`, `optimistic`, `reserve` or one of the user's: what an admitted request takes at once.
+        eviction_policy: `lru`, `lfu`, `slru`, `cost` or one of the user's: what the prefix cache gives up first.
         seed: for requests that bring none.
         num_stages: of the pipeline that runs the steps, several at a time: a request runs again only when its token is
             known, and decodes are shared out over as many steps.
@@ -43,6 +45,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     policy: str = "fair"
     batch_policy: str = "mixed"
     admission: str = "whole-prompt"
+    eviction_policy: str = "lru"
     seed: int = 0
     num_stages: int = 1
     max_loras: int = 0
@@ -67,9 +70,10 @@ class Policies(msgspec.Struct, frozen=True):
     queue: QueuePolicy
     batch: BatchPolicy
     admission: AdmissionPolicy
+    eviction: EvictionPolicy
 
 
-def find_policies(queue: str, batch: str, admission: str) -> Policies:
+def find_policies(queue: str, batch: str, admission: str, eviction: str) -> Policies:
     """Return the policies of these names.
 
     Raises:
@@ -79,7 +83,17 @@ def find_policies(queue: str, batch: str, admission: str) -> Policies:
         find_policy("--scheduling-policy", queue, QUEUE_POLICIES, QueuePolicy),
         find_policy("--batch-policy", batch, BATCH_POLICIES, BatchPolicy),
         find_policy("--admission", admission, ADMISSION_POLICIES, AdmissionPolicy),
+        find_policy("--eviction-policy", eviction, EVICTION_POLICIES, EvictionPolicy),
     )
+
+
+def policies_of(config: SchedulerConfig) -> Policies:
+    """Return the policies that a config names.
+
+    Raises:
+        InvalidConfig: a name has no policy.
+    """
+    return find_policies(config.policy, config.batch_policy, config.admission, config.eviction_policy)
 
 
 def scheduler_config_of(config: EngineConfig, max_model_len: int, state_slots: int = 0) -> SchedulerConfig:
@@ -103,6 +117,7 @@ def scheduler_config_of(config: EngineConfig, max_model_len: int, state_slots: i
         policy=config.scheduling_policy,
         batch_policy=config.batch_policy,
         admission=config.admission,
+        eviction_policy=config.eviction_policy,
         seed=config.seed,
         num_stages=config.pipeline_parallel_size,
         max_loras=config.max_loras if config.enable_lora else 0,

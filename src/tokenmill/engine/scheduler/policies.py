@@ -1,10 +1,11 @@
 """The policies of a scheduler, all in one place: the order of requests and which one yields, what an admitted request
 takes at once, and which requests may share a step.
 
-Each kind has a base class with our policies below it. A policy of your own derives from the same class and need not be
-here: `--scheduling-policy`, `--batch-policy` and `--admission` (and the keyword arguments of `LLM`) take the name of an
-entry point of the group `tokenmill.policies`, or `module:name`. It must decide by its arguments alone, never by a
-clock or a random number: a schedule is recorded and replayed.
+Each kind has a base class with our policies below it; those of eviction are in `tokenmill.engine.kv.eviction`. A policy
+of your own derives from the same class and need not be here: `--scheduling-policy`, `--batch-policy`, `--admission` and
+`--eviction-policy` (and the keyword arguments of `LLM`) take the name of an entry point of the group
+`tokenmill.policies`, or `module:name`. It must decide by its arguments alone, never by a clock or a random number: a
+schedule is recorded and replayed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tokenmill.config.engine_settings import POLICY_PLUGINS
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.plugins import find_plugin
 from tokenmill.core.request import Request
+from tokenmill.engine.kv.eviction import EvictionPolicy
 
 
 class View(Protocol):
@@ -228,7 +230,7 @@ BATCH_POLICIES: dict[str, type[BatchPolicy]] = {
     "prefill-first": PrefillFirst,
 }
 
-Policy = TypeVar("Policy", QueuePolicy, AdmissionPolicy, BatchPolicy)
+Policy = TypeVar("Policy", QueuePolicy, AdmissionPolicy, BatchPolicy, EvictionPolicy)
 
 
 def find_policy(flag: str, name: str, known: dict[str, type[Policy]], kind: type[Any]) -> Policy:
@@ -251,5 +253,5 @@ def find_policy(flag: str, name: str, known: dict[str, type[Policy]], kind: type
         )
     policy = found() if isinstance(found, type) else found
     if not isinstance(policy, kind):
-        raise InvalidConfig(f"{flag} {name}: is not a {kind.__name__} (tokenmill.engine.scheduler.policies)")
+        raise InvalidConfig(f"{flag} {name}: is not a {kind.__name__} (tokenmill.plugins)")
     return cast(Policy, policy)

@@ -37,7 +37,7 @@ FORMATS = {
     "int4": ("bfloat16", "int4"),
 }
 DTYPE_NAMES = {"float32": "float32", "bfloat16": "bf16"}
-KV_TYPES = ("auto", "int8")
+KV_TYPES = ("auto", "int8", "int8-int4", "int4")
 BUNDLED = Path(__file__).with_name("quality_text.txt")
 # Columns of the table: key, title, how a number is written.
 COLUMNS = (

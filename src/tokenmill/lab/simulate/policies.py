@@ -22,7 +22,7 @@ from tokenmill.core.scheduling import Feature
 from tokenmill.core.transfers import TransferEvent
 from tokenmill.engine.loop.engine import Engine, ModelLimits
 from tokenmill.engine.loop.step_log import Aborted, Added, LogHeader, RecordedInput, StepRecord, read_log
-from tokenmill.engine.scheduler.config import SchedulerConfig, find_policies
+from tokenmill.engine.scheduler.config import SchedulerConfig, policies_of
 from tokenmill.engine.scheduler.scheduler import find_scheduler
 from tokenmill.lab.simulate.replay import apply_input
 
@@ -30,7 +30,12 @@ from tokenmill.lab.simulate.replay import apply_input
 Tokens = Mapping[tuple[str, int], int]
 
 # What a policy is called, and its field of the scheduler's config.
-POLICIES = {"policy": "policy", "batch-policy": "batch_policy", "admission": "admission"}
+POLICIES = {
+    "policy": "policy",
+    "batch-policy": "batch_policy",
+    "admission": "admission",
+    "eviction-policy": "eviction_policy",
+}
 
 
 @dataclasses.dataclass(slots=True)
@@ -125,7 +130,7 @@ def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
         raise InvalidConfig(f"the log's scheduler {header.scheduler.scheduler_cls} does not serve {Feature.BATCHES}")
     configs = [msgspec.structs.replace(header.scheduler, **fields) for fields in ({}, *others)]
     for config in configs:
-        find_policies(config.policy, config.batch_policy, config.admission)
+        policies_of(config)
     return [_simulate(header, config, records) for config in configs]
 
 

@@ -13,7 +13,7 @@ from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.engine.kv.page_pool import RESERVED_PAGES
 from tokenmill.engine.loop.step_log import LogHeader
-from tokenmill.engine.scheduler.config import find_policies
+from tokenmill.engine.scheduler.config import policies_of
 from tokenmill.lab.simulate.fleet import CountingExecutor, Fleet, SimulatedEngine, SimulatedLog
 from tokenmill.lab.simulate.lifetimes import Outcome
 from tokenmill.lab.simulate.replay import RecordedExecutor
@@ -62,7 +62,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             InvalidConfig: a step is beyond the sizes that the model was fitted to, or there is no such policy.
         """
         scheduler = self.header.scheduler
-        find_policies(scheduler.policy, scheduler.batch_policy, scheduler.admission)
+        policies_of(scheduler)
         engines = [
             SimulatedEngine(
                 self.header,

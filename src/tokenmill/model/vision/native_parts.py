@@ -118,7 +118,7 @@ class NativeParts:
         pages = torch.arange(len(counts) * most, dtype=torch.int32)
         memory = torch.empty(2, len(pages), self._heads, PAGE_SIZE, self._head_dim, dtype=torch.bfloat16)
         angles = cos.data_ptr(), sin.data_ptr()
-        kv = self._module.LayerKV(memory[0].data_ptr(), memory[1].data_ptr(), 0, 0, memory.stride(1), 0)
+        kv = self._module.LayerKV(*(self._module.KVNumbers(part.data_ptr(), memory.stride(1), 0) for part in memory))
         norms = self._module.HeadNorms(0, 0, 0, 0.0, False)
         layer = self._module.AttentionLayer(kv, norms, *angles, self._scale, 0, 0, ahead=-1)
         addresses = starts.ctypes.data, counts.ctypes.data, pages.data_ptr(), most

@@ -19,6 +19,11 @@ from tokenmill.core.histogram import Histogram
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 
 _Family = GaugeMetricFamily | CounterMetricFamily
+PAGE_LIVES = (
+    ("lifetime", "Seconds from the storing of a KV page to its eviction, of a sample"),
+    ("idle_before_evict", "Seconds from the last use of a KV page to its eviction, of a sample"),
+    ("reuse_gap", "Seconds from one use of a KV page to the next, of a sample"),
+)
 
 
 def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Metric]:
@@ -44,6 +49,7 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
         "Adapters of running and of waiting requests; the value is the time",
         labels=["engine", "max_lora", "waiting_lora_adapters", "running_lora_adapters"],
     )
+    engines = list(engines)
     for engine in engines:
         label, ready, stats = str(engine.index), engine.ready, engine.stats
         if ready is not None:
@@ -63,13 +69,24 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
             waiting.add_metric([label, reason], count)
         for position, count in enumerate(stats.num_accepted_per_position):
             accepted.add_metric([label, str(position)], count)
-        if stats.step_tokens is not None:
-            _add(tokens, [label], stats.step_tokens)
+        _add(tokens, [label], stats.step_tokens)
         for part, values in stats.step_seconds.items():
             _add(seconds, [label, part], values)
-    yield from (
-        family for family in (info, *families.values(), waiting, accepted, loras, tokens, seconds) if family.samples
-    )
+    every = (info, *families.values(), waiting, accepted, loras, tokens, seconds, *_page_lives(engines, prefix))
+    yield from (family for family in every if family.samples)
+
+
+def _page_lives(engines: Iterable[EngineHandle], prefix: str) -> list[HistogramMetricFamily]:
+    """Return what engines tell of the lives of cached pages."""
+    families = [
+        HistogramMetricFamily(f"{prefix}:kv_block_{name}_seconds", help, labels=["engine"]) for name, help in PAGE_LIVES
+    ]
+    for engine in engines:
+        stats = engine.stats
+        told = () if stats is None else (stats.kv_lifetime, stats.kv_idle, stats.kv_reuse_gap)
+        for family, life in zip(families, told, strict=False):
+            _add(family, [str(engine.index)], life)
+    return families
 
 
 def histogram(name: str, help: str, values: Histogram) -> Metric:
@@ -118,6 +135,8 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "spec_decode_num_accepted_tokens", "Draft tokens that were accepted", stats.num_accepted_tokens
 
 
-def _add(family: HistogramMetricFamily, labels: list[str], values: Histogram) -> None:
+def _add(family: HistogramMetricFamily, labels: list[str], values: Histogram | None) -> None:
+    if values is None:
+        return
     bounds = [*map(str, values.bounds), "+Inf"]
     family.add_metric(labels, list(zip(bounds, accumulate(values.counts), strict=True)), values.total)

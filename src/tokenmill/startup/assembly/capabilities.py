@@ -10,6 +10,7 @@ from tokenmill.startup.assembly.capability import Capability
 from tokenmill.startup.assembly.encoder_outputs import EncoderOutputs
 from tokenmill.startup.assembly.encoders import Encoders
 from tokenmill.startup.assembly.grammars import Grammars
+from tokenmill.startup.assembly.kv_metrics import KVMetrics
 from tokenmill.startup.assembly.kv_transfer import KVEvents, KVTransfers
 from tokenmill.startup.assembly.media import Images, Sound
 from tokenmill.startup.assembly.pooling import Pooling
@@ -33,6 +34,7 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     KVTransfers,  # KV on disk, in the host's memory, from plug-ins and other engines
     Sleep,  # the memory of KV is given back while nobody asks
     PromptsInProgress,  # how far the prompts of those that ask are computed
+    KVMetrics,  # how long cached pages live, lie unused, and are used again
     KVEvents,  # what the prefix cache takes in and gives up, for routers outside
 )
 CHECKS = tuple(capability.check for capability in CAPABILITIES)

@@ -79,7 +79,8 @@ def build_engine(
     timer = StartupTimer(report)
     platform = platform or select_platform(config.device)
     config = dataclasses.replace(config, device=platform.device).resolve()
-    find_policies(config.scheduling_policy, config.batch_policy, config.admission)  # before the weights are read
+    policies = config.scheduling_policy, config.batch_policy, config.admission, config.eviction_policy
+    find_policies(*policies)  # before the weights are read
     check_scheduler_flags(config)
     check_torch(config, None, platform)
     group = start_group(config)

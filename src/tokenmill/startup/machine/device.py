@@ -119,7 +119,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
     Raises:
         InvalidConfig: the backend cannot run here; see `choose_attention`.
     """
-    kv_dtype = "int8" if config.kv_cache_dtype == "int8" else None
+    kv_dtype = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     wanted = AttentionConfig(
         spec,
         config.page_size,

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from tokenmill.platform.arrays import AnyArray, Array
 
 
+# Number of the C++ `KVFormat` by dtype on the host: bfloat16, int8, int4 in bytes.
+FORMATS = {"uint16": 0, "int8": 1, "uint8": 2}
+
+
 class NativePlan(msgspec.Struct, frozen=True):
     """A step cut into pieces, with the arrays whose addresses it holds.
 
@@ -54,10 +58,9 @@ class NativeAttention:
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self.attention: _native.Attention = native.Attention(kernels, *heads, kv.page_size, not spec.sees_ahead)
         self._bound: dict[AttentionLayer, _native.AttentionLayer] = {}
-        no_scales = (0, 0) if len(kv.tensors) == 2 else ()
-        strides = stride(kv.keys, 1), stride(kv.tensors[2], 1) if kv.tensors[2:] else 0
+        key_scales, value_scales = kv.tensors[2:] or (None, None)
         self.memory: list[_native.LayerKV] = [
-            native.LayerKV(*(address(memory[layer]) for memory in kv.tensors), *no_scales, *strides)
+            native.LayerKV(_numbers(kv.keys, key_scales, layer), _numbers(kv.values, value_scales, layer))
             for layer in range(spec.num_layers)
         ]
 
@@ -112,6 +115,16 @@ class NativeAttention:
         numbers = layer.scale, layer.window or 0, sinks, layer.reads_only, layer.first_key, ahead
         bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
         return bound
+
+
+def _numbers(memory: Array, scales: Array | None, layer: int) -> _native.KVNumbers:
+    """Return the keys or the values of a layer as C++ takes them; a byte of int4 is two numbers."""
+    native = importlib.import_module(MODULE)
+    form = FORMATS[host_array(memory).dtype.name]
+    page = stride(memory, 1) * (2 if form == FORMATS["uint8"] else 1)
+    own = () if scales is None else (address(scales[layer]), stride(scales, 1))
+    numbers: _native.KVNumbers = native.KVNumbers(address(memory[layer]), page, form, *own)
+    return numbers
 
 
 def is_piece(array: Array, dtype: str | None = None) -> bool:

@@ -1,0 +1,157 @@
+"""Nothing is computed twice: what an engine can serve by what may happen to it.
+
+Each cell is a conversation that goes on in the next engine: at least 95% of it is found, and the bits of the answer are
+those of an engine to which nothing happened. docs/kv-transfer.md has the table, with the cells that are blank and why.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.eventually import eventually
+from tests.model.kernels.native import ISAS
+from tests.seeding import seed_for
+from tests.tiers import some
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.errors import InvalidConfig
+
+SEED = seed_for(__name__)
+PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=1)
+FOUND = 0.95
+ENGINE = {"num_pages": 240, "max_model_len": 2048, "max_num_seqs": 4, "dtype": "bfloat16"}
+WINDOW = {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}
+DRAFT_MODEL = "a model of the same vocabulary"
+# What an engine can serve: family and shape of the checkpoint, flags.
+SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "full attention": ("qwen3", {}, {}),
+    "windows": ("qwen3", WINDOW, {}),
+    "recurrent states": ("lfm2", {}, {}),
+    "int8 KV": ("qwen3", {}, {"kv_cache_dtype": "int8"}),
+    "int8-int4 KV": ("qwen3", {}, {"kv_cache_dtype": "int8-int4"}),
+    "int4 KV": ("qwen3", {}, {"kv_cache_dtype": "int4"}),
+    "int4 KV and windows": ("qwen3", WINDOW, {"kv_cache_dtype": "int4"}),
+    "int4 KV page-first": ("qwen3", {}, {"kv_cache_dtype": "int4", "kv_layout": "page-first"}),
+    "int4 KV and states": ("qwen3_5", {}, {"kv_cache_dtype": "int4"}),
+    "drafts": ("qwen3", {}, {"speculative_config": "suffix"}),
+    "draft models": ("qwen3", {}, {"speculative_config": DRAFT_MODEL}),
+}
+Answer = tuple[list[int], list[dict[int, float]]]
+
+
+class Talk:
+    """A conversation of two turns, and the answers of an engine to which nothing happened."""
+
+    def __init__(self, folder: Path, flags: dict[str, Any]) -> None:
+        generator = random.Random(SEED)
+        self.folder, self.flags = folder, flags
+        # A text leaves a recurrent state every 64 tokens: less than 95% of a shorter one could be found.
+        self.first = [generator.randrange(3, 250) for _ in range(generator.randint(1300, 1400))]
+        (tokens, _), _ = self.say(self.first)
+        self.second = [*self.first, *tokens, *(generator.randrange(3, 250) for _ in range(9))]
+        self.reply, _ = self.say(self.second)
+
+    def open(self, disk: Path | None = None) -> LLM:
+        tier = {} if disk is None else {"kv_disk": str(disk), "kv_disk_size": 64 << 20}
+        return LLM(self.folder, **{**ENGINE, **self.flags, **tier})
+
+    def say(self, prompt: list[int], disk: Path | None = None) -> tuple[Answer, int]:
+        """Return the answer of an engine of its own, and how many tokens of the prompt were cached."""
+        with self.open(disk) as llm:
+            return self.ask(llm, prompt)
+
+    @staticmethod
+    def ask(llm: LLM, prompt: list[int]) -> tuple[Answer, int]:
+        (output,) = llm.generate([prompt], PARAMS, use_tqdm=False)
+        answer = output.outputs[0]
+        ranked = [{token: one.logprob for token, one in place.items()} for place in answer.logprobs or []]
+        return (list(answer.token_ids), ranked), output.num_cached_tokens
+
+    def stored(self, llm: LLM) -> None:
+        """Wait until the disk has all full pages of the first turn."""
+        least = (len(self.first) - 1) // 16 * 16
+        eventually(lambda: llm.step() is not None and llm.stats().num_stored_tokens >= least)
+
+
+def restart(talk: Talk, disk: Path) -> Path:
+    """The engine ends, another one begins."""
+    talk.say(talk.first, disk)
+    return disk
+
+
+def kill(talk: Talk, disk: Path) -> Path:
+    """The files as they are while the engine still runs, as kill -9 leaves them."""
+    with talk.open(disk) as llm:
+        talk.ask(llm, talk.first)
+        talk.stored(llm)
+        return Path(shutil.copytree(disk, disk.with_name("left")))
+
+
+def swap(talk: Talk, disk: Path) -> Path:
+    """Another model has its turn, with the same tokens, over the same folder."""
+    talk.say(talk.first, disk)
+    other = make_checkpoint(disk.with_name("other"), "llama", seed=SEED % 1000, max_position_embeddings=2048)
+    with LLM(other, **ENGINE, kv_disk=str(disk), kv_disk_size=64 << 20) as llm:
+        assert Talk.ask(llm, talk.first)[1] == 0, "KV of another model"
+    return disk
+
+
+EVENTS: dict[str, Callable[[Talk, Path], Path]] = {"restart": restart, "kill": kill, "swap": swap}
+CELLS = [(served, event) for served in SERVED for event in EVENTS]
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Talk]:
+    made: dict[str, Talk] = {}
+
+    def find(name: str) -> Talk:
+        if name not in made:
+            family, shape, flags = SERVED[name]
+            size = {"max_position_embeddings": 2048, **shape}
+            folder = make_checkpoint(tmp_path_factory.mktemp("model"), family, seed=SEED % 2**31, **size)
+            if DRAFT_MODEL in flags.values():
+                draft = make_checkpoint(tmp_path_factory.mktemp("draft"), family, seed=SEED % 2**31 + 1, **size)
+                chosen = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
+                flags = {"speculative_config": json.dumps(chosen)}
+            made[name] = Talk(folder, flags)
+        return made[name]
+
+    return find
+
+
+@pytest.mark.skipif(not ISAS, reason="the native kernels are not built here")
+@pytest.mark.parametrize(("served", "event"), some(CELLS, 4))
+def test_a_conversation_goes_on(talks: Callable[[str], Talk], served: str, event: str, tmp_path: Path) -> None:
+    talk = talks(served)
+    disk = EVENTS[event](talk, tmp_path / "kv")
+    reply, num_cached = talk.say(talk.second, disk)
+    assert reply == talk.reply, f"seed {SEED}"
+    assert num_cached >= FOUND * (len(talk.second) - 10), "the turns that were there before"
+
+
+def test_a_file_is_one_engines_at_a_time_and_one_releases(
+    talks: Callable[[str], Talk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells that are blank today: a second engine is refused, another release finds nothing; both say so."""
+    talk = talks("int4 KV")
+    with talk.open(tmp_path) as first:
+        talk.ask(first, talk.first)
+        with pytest.raises(InvalidConfig, match=r"--kv-disk .*unavailable"):
+            talk.open(tmp_path)
+    assert talk.say(talk.second, tmp_path)[1] > 0
+    monkeypatch.setattr("tokenmill.startup.assembly.kv_sources.VERSION", "0.0.0")
+    assert talk.say(talk.second, tmp_path) == (talk.reply, 0)
+
+
+@pytest.mark.parametrize("flag", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_and_stages_refuse_a_disk(flag: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3", seed=1)
+    with pytest.raises(InvalidConfig, match="KV from elsewhere needs an engine of one rank"):
+        LLM(folder, **ENGINE, **{flag: 2}, kv_disk=str(tmp_path / "kv"))
