@@ -49,7 +49,7 @@ SLOW = {
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
     "engine/runner": "cuda_graphs draft_model drafts fake_gpu grammar_drafts not_numbers on_device torch_calls",
-    "engine/speculation": "bounds eagle_head exactness mutants",
+    "engine/speculation": "bounds eagle_head exactness head_on_disk mutants",
     "house": "requirements",
     "lab/bench": "bench bench_serve quality",
     "llm": "async_llm llm parked_sessions pooling session sleep threads vllm_shapes",

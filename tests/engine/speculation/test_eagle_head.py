@@ -242,25 +242,6 @@ def test_a_prefix_from_the_cache_has_all_that_the_head_needs(model: Path, head: 
     oracle.check(watch, "float32")
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_layout": "page-first", **NATIVE}])
-def test_a_prefix_from_the_disk_has_all_that_the_head_needs(
-    tmp_path: Path, model: Path, head: Path, options: Any
-) -> None:
-    """Drafts behind a loaded prefix are those of the formulas: pages bring g of their tokens."""
-    print(f"seed {SEED}")
-    rng = random.Random(SEED)
-    oracle, text = Oracle(model, head), prompts(rng, [90])[0]
-    options = {**TORCH, **options, "kv_disk": str(tmp_path / "disk"), "kv_disk_size": 32 << 20}
-    with drafting(model, head, **options) as (engine, _):
-        run(engine, [greedy("first", text, 4)])
-    with drafting(model, head, **options) as (engine, _):
-        watch = Watch(head_of(engine))
-        (outputs,) = run(engine, [greedy("again", [*text[:-3], rng.randrange(250)], 12)]).values()
-        assert outputs[-1].num_external_cached_tokens >= 40
-        assert engine.stats().num_loaded_tokens >= 40
-    oracle.check(watch, options["dtype"])
-
-
 @pytest.mark.parametrize(
     ("family", "options"),
     [
