@@ -67,9 +67,11 @@ class StateMover:
         self._harness.runner.states[slot] = numbers[:count]
 
     def _used(self) -> set[int]:
-        """Return the slots of the launched steps."""
+        """Return the slots of the launched steps. One that has failed touches no state, and its rows have none."""
         used: set[int] = set()
         for step in self._harness.scheduler.in_flight:
+            if step.outcome is not None and step.outcome.error is not None:
+                continue
             used |= {self._harness.runner.state_slots[row] for row in step.plan.rows.tolist()}
             if (states := step.plan.states) is not None:
                 for slots in (states.load_slots, states.load_sources, states.save_slots):
