@@ -1,4 +1,4 @@
-"""Ask a running server through langchain-ollama, litellm's ollama_chat and ollama's own client; `test_ollama` runs this.
+"""Ask a running server through clients of Ollama; `test_ollama` runs this in an environment of its own.
 
 python with_ollama.py URL MODEL        (knows nothing of TokenMill; fails where an answer is not as asked for)
 """
