@@ -70,6 +70,8 @@ def test_a_request_without_a_model_goes_to_the_default_and_an_alias_to_its_model
 
 
 def test_health_lists_and_metrics_wake_nothing(server):
+    for path in ("/health", "/livez", "/readyz", "/ping"):
+        assert server.get(path).status_code == server.http.head(server.url + path).status_code == 200
     before = {name: server.loads(name) for name in server.cards()}
     for path in ("/health", "/v1/models", "/v1/models/dog", "/models", "/metrics", "/api/tags", "/api/ps", "/version"):
         assert server.get(path).status_code == 200, path

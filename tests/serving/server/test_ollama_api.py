@@ -85,6 +85,14 @@ def test_options_are_heeded_or_named(server):
         assert "$" not in reply.json()["error"], reply.text
 
 
+def test_a_stream_of_an_answer_without_a_word_is_its_last_line(server):
+    body = {"model": "echo", "prompt": "hello there", "raw": True, "options": {"stop": ["h"]}}
+    reply = server.post("/api/generate", body)
+    assert reply.status_code == 200
+    (line,) = map(json.loads, reply.text.splitlines())
+    assert (line["response"], line["done"], line["done_reason"]) == ("", True, "stop")
+
+
 def test_a_format_holds_the_answer(chunked_server):
     client, name = ollama.Client(host=chunked_server.url, timeout=30), "tiny"
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}

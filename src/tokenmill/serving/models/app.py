@@ -53,12 +53,8 @@ def build_models_app(shared: Shared, config: ServerConfig, on_loopback: bool) ->
     app = Application("TokenMill", VERSION, config.root_path)
     ollama, passing = OllamaRoutes(shared), PassRoutes(shared)
     listing = ListRoutes(shared, passing)
+    _add_probes(app, listing)
     for path, handler in (
-        ("/health", listing.health),
-        ("/livez", listing.live),
-        ("/readyz", listing.ready),
-        ("/ping", listing.health),
-        ("/version", listing.version),
         ("/v1/models", listing.models),
         ("/models", listing.router_models),
         ("/v1/models/{model:path}", listing.model),
@@ -75,17 +71,12 @@ def build_models_app(shared: Shared, config: ServerConfig, on_loopback: bool) ->
         ("/models/unload", listing.unload),
         ("/models/{model:path}/load", listing.load_named),
         ("/models/{model:path}/unload", listing.unload_named),
-        ("/ping", listing.health),
         ("/api/show", ollama.show),
         ("/api/pull", ollama.pull),
         ("/api/chat", ollama.generate),
         ("/api/generate", ollama.generate),
     ):
         app.add_described("POST", path, handler)
-    for path, handler in (("/health", listing.health), ("/ping", listing.health), ("/version", listing.version)):
-        app.add("HEAD", path, handler)
-    for path, handler in (("/livez", listing.live), ("/readyz", listing.ready)):
-        app.add("HEAD", path, handler)
     for path in ("/", "/api/version", "/api/tags"):
         app.add("HEAD", path, ollama.is_there)
     for method, verb in (("POST", "copy"), ("POST", "create"), ("POST", "push"), ("DELETE", "delete")):
@@ -99,6 +90,20 @@ def build_models_app(shared: Shared, config: ServerConfig, on_loopback: bool) ->
     app.add("POST", "/{rest:path}", passing.generate)
     guard(app, config, on_loopback, frozenset(page) | ({METRICS_ROUTE} if config.metrics_open else NO_ROUTES))
     return app
+
+
+def _add_probes(app: Application, listing: ListRoutes) -> None:
+    """Add what watches this server, and needs no key."""
+    for path, handler in (
+        ("/health", listing.health),
+        ("/livez", listing.live),
+        ("/readyz", listing.ready),
+        ("/ping", listing.health),
+        ("/version", listing.version),
+    ):
+        app.add_described("GET", path, handler)
+        app.add("HEAD", path, handler)
+    app.add_described("POST", "/ping", listing.health)
 
 
 def _add_passed(app: Application, passing: PassRoutes) -> None:

@@ -199,6 +199,8 @@ class GenerationReply(Response):
                     await send_body({"type": "http.response.body", "body": events, "more_body": True})
         finally:
             silence.close()
+        # Of an answer without a word, or with a call that comes whole, Ollama's writer says all at the end.
+        await self._head.send(send, self._format.headers)
         await _end_stream(send, self._writer.last_events(self._usage))
 
     def _take(self, index: int, output: TextOutput) -> TextOutput:
