@@ -80,7 +80,8 @@ function Theme() {
     localStorage.setItem(THEME, theme);
   }, [theme]);
   const next = () => set(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
-  return html`<button type="button" class="quiet" onClick=${next}>${t("theme", { theme: t(`theme.${theme}`) })}</button>`;
+  const text = t("theme", { theme: t(`theme.${theme}`) });
+  return html`<button type="button" class="quiet theme" aria-label=${text} title=${text} onClick=${next}><span>${text}</span></button>`;
 }
 
 const place = document.getElementById("app");
