@@ -86,9 +86,11 @@ models: $(NATIVE_STAMP) $(DEV_STAMP) ## ten models of a gigabyte in 4 GiB (20 GB
 calls: $(NATIVE_STAMP) $(DEV_STAMP) ## 10,000 calls of tools drawn by random weights and the demo, against their schemas; ARGS are passed on
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.model.structured.tool_calls $(ARGS)
 
-clients: $(NATIVE_STAMP) $(DEV_STAMP) ## clients that need other pins than ours, in an environment of their own
+clients: $(NATIVE_STAMP) $(DEV_STAMP) ## clients that need other pins than ours, in environments of their own
 	@$(BIN)/python -m venv $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/clients.txt
+	@$(BIN)/python -m venv $(VENV)/retrieval
+	@$(VENV)/retrieval/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/retrieval.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
 
 # Telemetry and update checks of the agents are off; tests/agents lets them reach this machine only. `npm ci` refuses a

@@ -68,7 +68,7 @@ def position_rows(spec: PositionSpec, batch: ForwardBatch) -> npt.NDArray[np.int
 
 
 class RowTypes(RowExtension):
-    """Where the second text begins in the request of each row, whose tokens are of the second type. For the host."""
+    """The place in each row's request where the second text, of tokens of the second type, begins. For the host."""
 
     def __init__(self, num_rows: int) -> None:
         self._seconds = np.zeros(num_rows, np.int64)
