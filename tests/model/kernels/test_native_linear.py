@@ -255,8 +255,7 @@ def test_the_scale_that_is_searched_for_loses_less_than_the_one_that_just_holds_
         scales = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -half
         plain = (groups / scales).round().clamp(-half, half - 1) * scales
     elif format is PackedFormat.INT8:
-        scales = groups.abs().amax(-1, keepdim=True) / 127
-        plain = (groups / scales).round() * scales
+        plain = (groups / (scales := groups.abs().amax(-1, keepdim=True) / 127)).round() * scales
     else:
         low = groups.amin(-1, keepdim=True)
         scales = (groups.amax(-1, keepdim=True) - low) / (31 if format in FIVES else 15)
