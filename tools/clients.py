@@ -86,7 +86,9 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = [client for client in CLIENTS if arguments.only is None or client.name in arguments.only]
     with server(arguments.url) as url:
-        trials = [trial for client in chosen if (trial := try_client(client, arguments.folder, url)) is not None]
+        trials = [
+            trial for client in chosen if (trial := try_client(client, arguments.folder.resolve(), url)) is not None
+        ]
     text = table(trials, datetime.datetime.now(datetime.UTC).date().isoformat())
     print(text)
     if arguments.write is not None:
