@@ -21,7 +21,7 @@ A restarted part has a new inbox; by its name, messages that the dead part had l
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -47,6 +47,7 @@ from tokenmill.core.plan import TokenLogprobs
 from tokenmill.core.pooling import PooledTexts, PoolingParams
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.text_queries import TextQuery, TextReply
 
 # --- API -> text worker -------------------------------------------------------------------------------------------
 
@@ -142,35 +143,6 @@ class AnswerNow(Message):
     """End the thinking of these requests at once; those that do not think, or are not encoded yet, go on as they do."""
 
     ids: list[str]
-
-
-class EncodeText(Message, kw_only=True):
-    """Tokenize a text or a chat without generating.
-
-    Attributes:
-        wants: the ids with their spelling in the vocabulary, with their bytes too, or the text that a chat becomes.
-    """
-
-    id: str
-    text: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    template_kwargs: dict[str, Any] = {}
-    add_special_tokens: bool = True
-    wants: Literal["ids", "pieces", "text"] = "ids"
-
-
-class DecodeTokens(Message):
-    """Turn token ids into text without generating."""
-
-    id: str
-    token_ids: list[int]
-
-
-class FindParsers(Message):
-    """Ask how the model writes calls and marks its thinking; answered with `ParsersFound`."""
-
-    id: str
 
 
 # --- text worker -> engine ----------------------------------------------------------------------------------------
@@ -367,35 +339,6 @@ class RequestRejected(Message, kw_only=True):
     code: str | None = None
 
 
-class Encoded(Message):
-    """Reply to `EncodeText`; `pieces` and `text` are there where they were asked for."""
-
-    id: str
-    token_ids: list[int]
-    tokens: list[str]
-    pieces: list[bytes] = []
-    text: str = ""
-
-
-class Decoded(Message):
-    """Reply to `DecodeTokens`."""
-
-    id: str
-    text: str
-
-
-class ParsersFound(Message, kw_only=True):
-    """Reply to `FindParsers`: names of `--tool-call-parser` and `--reasoning-parser`, and why; a name "": none."""
-
-    id: str
-    notation: str
-    notation_reason: str
-    style: str
-    style_reason: str
-
-
-TextQuery = EncodeText | DecodeTokens | FindParsers
-TextReply = Encoded | Decoded | ParsersFound
 TextMessage = GenerateText | AbortRequests | TextQuery | StepOutputs | EngineReady | EngineNews
 ToWorker = TextMessage | AnswerNow | EngineReport | Ping | Retrial
 EngineControl = SetPaused | ResetPrefixCache | Sleep | ExplainRequests | LookAtAdapter | ShowTurns

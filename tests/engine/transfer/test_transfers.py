@@ -12,9 +12,7 @@ import pytest
 from tests.engine.scheduler.harness import Settings
 from tests.engine.transfer.fake_source import PATIENCE, FakeSource, TransferHarness
 from tests.seeding import seed_for
-from tokenmill.core.extension import EngineExtension
 from tokenmill.core.request import CacheKey, FinishReason, RequestStatus
-from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.loop.step_log import read_log
 from tokenmill.engine.transfer.orders import PageLoad
 from tokenmill.engine.transfer.protocol import Answer
@@ -237,53 +235,6 @@ def test_pages_that_were_just_to_be_saved_are_not_in_the_way_of_a_reset() -> Non
     assert harness.engine.reset_prefix_cache()
     harness.scheduler.check_invariants()
     assert harness.kv.num_available == harness.kv.pool.num_usable
-
-
-class Sleeper(EngineExtension):
-    """Notes that its memory was given back."""
-
-    def __init__(self, harness: TransferHarness) -> None:
-        self.harness = harness
-        self.num_stored = -1
-
-    def sleep(self) -> None:
-        assert self.harness.kv.num_available == self.harness.kv.pool.num_usable, "nothing is cached, nothing is pinned"
-        self.num_stored = len(self.harness.sources[1].pages)
-
-
-def sleepy(harness: TransferHarness) -> Sleeper:
-    """Let the engine of a harness sleep."""
-    sleeper, engine = Sleeper(harness), harness.engine
-    extensions = [*engine._extensions, sleeper]
-    harness.engine = Engine(harness.scheduler, engine.executor, engine.limits, 1, engine._observer, extensions)
-    return sleeper
-
-
-def test_an_engine_stores_what_only_it_has_before_it_sleeps() -> None:
-    harness = make_harness()
-    sleeper = sleepy(harness)
-    harness.add(PROMPT, max_tokens=2)
-    harness.step()
-    assert not harness.engine.sleep(), "a request is alive"
-    while harness.scheduler.requests:
-        harness.step()
-    # Before a plan has ordered the save.
-    assert harness.engine.sleep()
-    harness.scheduler.check_invariants()
-    assert sleeper.num_stored == 3, "15 of 16 tokens were run: three pages of four"
-    request_id = harness.add(PROMPT, max_tokens=2)
-    run(harness)
-    assert harness.records[request_id].num_cached_tokens == 12
-
-
-def test_an_engine_whose_memory_cannot_be_given_back_does_not_sleep_and_forgets_nothing() -> None:
-    harness = make_harness()
-    harness.add(PROMPT, max_tokens=2)
-    run(harness)
-    assert not harness.engine.sleep()
-    request_id = harness.add(PROMPT, max_tokens=2)
-    run(harness)
-    assert harness.records[request_id].num_cached_tokens == 12
 
 
 def test_a_reset_that_is_refused_leaves_what_is_stored_elsewhere() -> None:

@@ -6,20 +6,11 @@ import pytest
 from tests.serving.frontend.test_text_processor import ready
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import EngineDead, InvalidRequest, Unavailable
-from tokenmill.core.messages import (
-    AbortRequests,
-    Decoded,
-    DecodeTokens,
-    Encoded,
-    EncodeText,
-    GenerateText,
-    RequestRejected,
-    TextOutput,
-    TextOutputs,
-)
+from tokenmill.core.messages import AbortRequests, GenerateText, RequestRejected, TextOutput, TextOutputs
 from tokenmill.core.plan import Logprob, TokenLogprobs
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.text_queries import Decoded, DecodeTokens, Encoded, EncodeText
 from tokenmill.serving.frontend.client import EngineClient
 from tokenmill.serving.frontend.generation import merge
 

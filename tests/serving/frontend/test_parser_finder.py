@@ -6,7 +6,7 @@ from tests.serving.frontend import template_shapes as shapes
 from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, word_tokenizer, wrapped
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.server_settings import REASONING_PARSERS, TOOL_CALL_PARSERS
-from tokenmill.core.messages import FindParsers, ParsersFound
+from tokenmill.core.text_queries import FindParsers, ParsersFound
 from tokenmill.demo import demo_model_path
 from tokenmill.serving.frontend import parser_finder
 from tokenmill.serving.frontend.chat_template import ChatTemplate

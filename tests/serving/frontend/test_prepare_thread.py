@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from tokenmill.core.messages import Encoded, EncodeText, GenerateText
+from tokenmill.core.messages import GenerateText
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.text_queries import Encoded, EncodeText
 from tokenmill.serving.frontend.prepare_thread import PrepareThread
 
 

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from tokenmill.core.messages import AbortRequests, EncodeText, GenerateText
+from tokenmill.core.messages import AbortRequests, GenerateText
 from tokenmill.core.part_messages import Retrial, Verdict
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.text_queries import EncodeText
 from tokenmill.serving.frontend.client import KILLS_WORKERS, EngineClient, RejectedRequest
 from tokenmill.serving.frontend.retrials import Retrials
 

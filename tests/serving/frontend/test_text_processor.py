@@ -11,10 +11,6 @@ from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
     CallRules,
-    Decoded,
-    DecodeTokens,
-    Encoded,
-    EncodeText,
     GenerateText,
     RequestRejected,
     StepOutputs,
@@ -24,6 +20,7 @@ from tokenmill.core.messages import (
 from tokenmill.core.plan import Logprob, TokenLogprobs
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.text_queries import Decoded, DecodeTokens, Encoded, EncodeText
 from tokenmill.serving.frontend.processor_loading import load_text_processor
 from tokenmill.serving.frontend.text_processor import TextProcessor
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import zmq
 
-from tokenmill.core.messages import EncodeText
+from tokenmill.core.text_queries import EncodeText
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.serving.frontend.media_prompts import has_media
 from tokenmill.serving.frontend.text_processor import Routed

@@ -3,7 +3,7 @@ import pytest
 
 from tokenmill.config.configs import ServerConfig
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.core.messages import ParsersFound
+from tokenmill.core.text_queries import ParsersFound
 from tokenmill.serving.server.context import ToolParsers
 from tokenmill.serving.server.process.parser_choice import NOTHING_FOUND, choose_parsers, needs_finding
 

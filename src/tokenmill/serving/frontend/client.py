@@ -20,23 +20,25 @@ from tokenmill.core.errors import InvalidRequest, TokenMillError, Unavailable
 from tokenmill.core.messages import (
     AbortRequests,
     AnswerNow,
+    FromWorker,
+    GenerateText,
+    RequestRejected,
+    TextOutput,
+    TextOutputs,
+    ToWorker,
+)
+from tokenmill.core.part_messages import EngineNews, Verdict
+from tokenmill.core.request import FinishReason
+from tokenmill.core.text_queries import (
     Decoded,
     DecodeTokens,
     Encoded,
     EncodeText,
     FindParsers,
-    FromWorker,
-    GenerateText,
     ParsersFound,
-    RequestRejected,
-    TextOutput,
-    TextOutputs,
     TextQuery,
     TextReply,
-    ToWorker,
 )
-from tokenmill.core.part_messages import EngineNews, Verdict
-from tokenmill.core.request import FinishReason
 from tokenmill.ipc.topology import request_mark
 from tokenmill.serving.frontend.admission_control import AdmissionControl, AdmissionLimits
 from tokenmill.serving.frontend.generation import Generation
@@ -251,9 +253,7 @@ class EngineClient:
     def dispatch(self, message: FromWorker) -> None:
         """Hand a worker's message to its reader; ignore it if the reader has left (an abort crosses outputs)."""
         match message:
-            case TextOutputs() if message.source in self._retired:
-                return
-            case TextOutputs():
+            case TextOutputs() if message.source not in self._retired:
                 now = time.monotonic()
                 for output in message.outputs:
                     self._deliver(output, now)

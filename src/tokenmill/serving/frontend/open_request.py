@@ -14,9 +14,10 @@ from typing import Protocol
 import msgspec
 
 from tokenmill.core.api_messages import FinishedRequest, PrefixChange, PrefixNote
-from tokenmill.core.messages import GenerateText, TextQuery, TextReply, ToWorker
+from tokenmill.core.messages import GenerateText, ToWorker
 from tokenmill.core.part_messages import Retrial, Verdict
 from tokenmill.core.request import FinishReason
+from tokenmill.core.text_queries import TextQuery, TextReply
 from tokenmill.serving.frontend.generation import Generation
 
 

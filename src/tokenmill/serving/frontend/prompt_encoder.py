@@ -10,7 +10,8 @@ import msgspec
 from tokenmill.core.errors import InvalidRequest, PromptTooLong
 from tokenmill.core.infill import Infill
 from tokenmill.core.media import MediaInput
-from tokenmill.core.messages import EncodeText, GenerateText
+from tokenmill.core.messages import GenerateText
+from tokenmill.core.text_queries import EncodeText
 from tokenmill.serving.frontend.attempt import Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate
 from tokenmill.serving.frontend.infill_prompt import InfillPrompt

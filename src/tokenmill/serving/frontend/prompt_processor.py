@@ -13,21 +13,19 @@ import msgspec
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, PromptTooCostly, Unavailable
 from tokenmill.core.media import MediaInput
-from tokenmill.core.messages import (
-    CallRules,
+from tokenmill.core.messages import CallRules, GenerateText, RequestRejected
+from tokenmill.core.sampling_params import Grammar, SamplingParams
+from tokenmill.core.structured_outputs import StructuredOutputs
+from tokenmill.core.text_queries import (
     Decoded,
     DecodeTokens,
     Encoded,
     EncodeText,
     FindParsers,
-    GenerateText,
     ParsersFound,
-    RequestRejected,
     TextQuery,
     TextReply,
 )
-from tokenmill.core.sampling_params import Grammar, SamplingParams
-from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.serving.frontend.admission_control import estimated_tokens
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate

@@ -24,9 +24,6 @@ from tokenmill.core.media import with_surrogates
 from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
-    DecodeTokens,
-    EncodeText,
-    FindParsers,
     GenerateText,
     PromptReport,
     RequestRejected,
@@ -41,6 +38,7 @@ from tokenmill.core.messages import (
 from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import Grammar, SamplingParams
+from tokenmill.core.text_queries import DecodeTokens, EncodeText, FindParsers
 from tokenmill.serving.frontend.answer_parser import AnswerParser, answer_parser
 from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.serving.frontend.chat_template import ChatTemplate

@@ -24,9 +24,6 @@ from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
     AnswerNow,
-    DecodeTokens,
-    EncodeText,
-    FindParsers,
     GenerateText,
     StepOutputs,
     TextMessage,
@@ -46,6 +43,7 @@ from tokenmill.core.part_messages import (
     Retrial,
 )
 from tokenmill.core.request import FinishReason
+from tokenmill.core.text_queries import DecodeTokens, EncodeText, FindParsers
 from tokenmill.ipc.channels import API, LAST_WORD_MILLISECONDS, Inbox, Outbox, api_name, engine_name, worker_name
 from tokenmill.ipc.crash_attribution import page_path
 from tokenmill.ipc.heartbeat import Heartbeat

@@ -23,7 +23,8 @@ from tokenmill.core.api_messages import (
 )
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.histogram import Histogram
-from tokenmill.core.messages import Decoded, Encoded, FromWorker, ParsersFound, RequestRejected, TextOutputs
+from tokenmill.core.messages import FromWorker, RequestRejected, TextOutputs
+from tokenmill.core.text_queries import Decoded, Encoded, ParsersFound
 from tokenmill.ipc.channels import http_path
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.standard_streams import num_lost_lines

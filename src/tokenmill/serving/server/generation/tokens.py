@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import Encoded, EncodeText, GenerateText
+from tokenmill.core.messages import GenerateText
+from tokenmill.core.text_queries import Encoded, EncodeText
 from tokenmill.serving.frontend.chat_messages import check_depth, normalize_messages
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import template_kwargs

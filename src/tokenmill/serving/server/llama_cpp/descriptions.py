@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import EngineDead
-from tokenmill.core.messages import EncodeText
+from tokenmill.core.text_queries import EncodeText
 from tokenmill.core.version import VERSION
 from tokenmill.serving.frontend.chat_messages import check_depth, normalize_messages
 from tokenmill.serving.server.context import ServerContext

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import EncodeText, GenerateText, TextOutput
+from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.core.request import FinishReason
+from tokenmill.core.text_queries import EncodeText
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import GenerationCall, messages_of
 from tokenmill.serving.server.openai.chat_choices import ROLE, ChatChoices, ChatDelta, ChatMessage

@@ -21,8 +21,9 @@ from tokenmill.config.fields import sampling_overrides
 from tokenmill.config.model_files import default_sampling
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
-from tokenmill.core.messages import ParsersFound, ToWorker
+from tokenmill.core.messages import ToWorker
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.text_queries import ParsersFound
 from tokenmill.ipc.launch_file import LaunchFile
 from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.serving.frontend.client import EngineClient

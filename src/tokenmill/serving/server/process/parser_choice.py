@@ -11,7 +11,7 @@ from tokenmill.config.configs import ServerConfig
 from tokenmill.config.fields import template_defaults
 from tokenmill.config.server_settings import NO_PARSER
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.core.messages import ParsersFound
+from tokenmill.core.text_queries import ParsersFound
 from tokenmill.serving.server.context import ToolParsers
 
 NOTHING_FOUND = ParsersFound(id="", notation="", notation_reason="", style="", style_reason="")
