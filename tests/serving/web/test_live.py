@@ -1,8 +1,10 @@
 """The tab of the engines: the same for who was there from the start and who comes midway."""
 
+import itertools
 import json
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -126,12 +128,15 @@ def test_gaps_leave_out_the_time_in_which_nobody_waited(echo, open_page):
     assert found["spans"] == 2
 
 
-def test_a_step_log_is_played_back_as_fast_as_somebody_likes(echo, open_page, tmp_path):
-    harness = Harness(log=tmp_path / "log", num_pages=40)
-    for _ in range(6):
-        harness.add([1, 2, 3] * 3, 12)
-    harness.drain()
-    harness.engine.close()
+def test_a_step_log_is_played_back_as_fast_as_somebody_likes(echo, open_page, tmp_path, monkeypatch):
+    clock = itertools.count(1000.0, 0.05)  # seconds: long enough to hold the play in its middle
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: next(clock))
+        harness = Harness(log=tmp_path / "log", num_pages=40)
+        for _ in range(6):
+            harness.add([1, 2, 3] * 3, 12)
+        harness.drain()
+        harness.engine.close()
     page = open_page(f"{echo.url}/#live")
     page.get_by_label("Open a step log").set_input_files(tmp_path / "log")
     slider = page.get_by_role("slider", name="The moment that is shown")

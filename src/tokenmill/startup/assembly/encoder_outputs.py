@@ -13,9 +13,6 @@ from tokenmill.core.extension import EngineExtension
 from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
-from tokenmill.engine.transfer.encoder_gate import EncoderEvents, EncoderGate
-from tokenmill.engine.transfer.output_files import OutputFolder, OutputMemory, OutputStore
-from tokenmill.engine.transfer.remote.encoder_client import EncoderClient, checked_url
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.weights.fingerprint import fingerprint
@@ -24,7 +21,9 @@ from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.media import Media
 
 if TYPE_CHECKING:
+    from tokenmill.engine.transfer.encoder_gate import EncoderGate
     from tokenmill.engine.transfer.encoder_outputs import StoredOutputs
+    from tokenmill.engine.transfer.output_files import OutputStore
 
 # For an encoder server to answer; then the engine encodes.
 ASK_SECONDS = 30.0
@@ -42,8 +41,11 @@ class EncoderOutputs(Capability):
     def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
         """Refuse the flags for a model of text, and addresses that are none."""
         if config.encoder_outputs() is None or architecture.takes_images or architecture.takes_sound:
-            for url in config.encoder_urls:
-                checked_url(url)
+            if config.encoder_urls:
+                from tokenmill.engine.transfer.remote.encoder_client import checked_url
+
+                for url in config.encoder_urls:
+                    checked_url(url)
             return
         names = ("encoder_store", "encoder_urls", "ec_transfer_config")
         flag = next(name for name in names if getattr(config, name)).replace("_", "-")
@@ -72,6 +74,9 @@ class EncoderOutputs(Capability):
 
     def engine_extensions(self, scheduler: EngineScheduler) -> Sequence[EngineExtension]:
         """Make the gate of this scheduler's requests; return what tells the scheduler of outputs."""
+        from tokenmill.engine.transfer.encoder_gate import EncoderEvents, EncoderGate
+        from tokenmill.engine.transfer.remote.encoder_client import EncoderClient
+
         cache, config, client = scheduler.resource(EncoderCache), self._config, None
         assert cache is not None, "an engine with an encoder has a cache for its outputs"
         if config.encoder_urls:
@@ -104,6 +109,8 @@ def open_store(settings: EncoderStore) -> OutputStore:
     Raises:
         InvalidConfig: its folder cannot be used.
     """
+    from tokenmill.engine.transfer.output_files import OutputFolder, OutputMemory
+
     if settings.folder is None:
         return OutputMemory(settings.num_bytes)
     folder = Path(settings.folder).expanduser()
