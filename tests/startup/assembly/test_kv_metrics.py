@@ -65,3 +65,8 @@ def test_a_reset_ends_all_lives() -> None:
     assert watched.kv.clear_cache()
     assert numbers_of(watched.lives.lifetime)[0] == 3
     assert not watched.lives._lives
+
+
+def test_watching_changes_nothing_of_what_the_cache_does() -> None:
+    watched = Watched(6, sample=1)
+    assert not watched.kv.on_replaced, "with a listener it would give pages for copies"

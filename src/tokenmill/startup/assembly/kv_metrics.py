@@ -54,7 +54,8 @@ class PageLives(Resource):
         kv.on_cached.append(self._stored)
         kv.on_matched.append(self._found)
         kv.on_evicted.append(self._evicted)
-        kv.on_replaced.append(self._replaced)
+        if kv.on_replaced:  # the first listener lets pages go for copies; who only watches must not change that
+            kv.on_replaced.append(self._replaced)
 
     def counts(self) -> Mapping[str, Any]:
         """Return the histograms, as fields of `EngineStats`."""
