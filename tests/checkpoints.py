@@ -6,6 +6,7 @@ that encodes any text, and a ChatML chat template. `load_oracle` opens the same 
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,15 @@ def load_oracle(folder: Path, dtype: torch.dtype = torch.float32) -> transformer
     """The checkpoint as a transformers model of `dtype`: eager attention and experts, eval mode."""
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **eager).eval()
+
+
+@torch.no_grad()
+def nudged(oracle: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose weights are each off by up to one unit in the last place of a float32."""
+    copied = copy.deepcopy(oracle)
+    for weight in copied.parameters():
+        weight.mul_(1 + torch.empty_like(weight).uniform_(-1, 1) * torch.finfo(torch.float32).eps)
+    return copied
 
 
 def greedy_continuation(oracle: transformers.PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:

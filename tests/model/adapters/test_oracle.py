@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.checkpoints import load_oracle, make_checkpoint
+from tests.checkpoints import load_oracle, make_checkpoint, nudged
 from tests.model.adapters.trained import LINEARS, make_adapter
 from tokenmill import LLM, LoRARequest, SamplingParams
 from tokenmill.core.errors import InvalidConfig
@@ -57,14 +57,6 @@ def assert_as_told_by(oracle: torch.nn.Module, prompt: list[int], output: Any) -
 def logprobs_of(oracle: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Log probabilities [positions, vocabulary] in the oracle's own type."""
     return oracle(ids).logits[0].log_softmax(-1)
-
-
-def nudged(oracle: torch.nn.Module) -> torch.nn.Module:
-    """A copy whose weights are each off by up to one unit in the last place of a float32."""
-    copied = copy.deepcopy(oracle)
-    for weight in copied.parameters():
-        weight.mul_(1 + torch.empty_like(weight).uniform_(-1, 1) * torch.finfo(torch.float32).eps)
-    return copied
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "granite", "smollm3", "qwen3_moe", "arcee"])

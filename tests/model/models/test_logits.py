@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.checkpoints import load_oracle, make_checkpoint
+from tests.checkpoints import load_oracle, make_checkpoint, nudged
 from tests.paging import PagedRequests, make_attention, random_schedule
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.decoder import Decoder
@@ -222,9 +223,28 @@ def load(folder: Path, dtype: str = "float32") -> Decoder:
 def assert_close(got: torch.Tensor, want: torch.Tensor, relative: float = 1e-4) -> None:
     """Every row within `relative` of its largest logit."""
     assert got.dtype == torch.float32
+    assert (worst := difference(got, want)) <= relative, f"relative difference {worst:.2e}"
+
+
+def difference(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest difference in a row beside its largest logit."""
     assert got.shape == want.shape
-    worst = ((got - want).abs().amax(-1) / want.abs().amax(-1)).max().item()
-    assert worst <= relative, f"relative difference {worst:.2e}"
+    return ((got - want).abs().amax(-1) / want.abs().amax(-1)).max().item()
+
+
+@torch.inference_mode()
+def assert_told_by(oracle: torch.nn.Module, sequence: list[int], got: torch.Tensor, want: torch.Tensor) -> None:
+    """The logits are the oracle's, as far as float32 can tell.
+
+    Some weights and prompts make ten times as much of a rounding as others. Where the usual bound does not hold, the
+    farthest that the oracle itself gets from its float64, with weights moved by a unit in the last place, is one.
+    """
+    if difference(got, want) <= 1e-4:
+        return
+    ids = torch.tensor([sequence])
+    exact = copy.deepcopy(oracle).double()(ids).logits[0]
+    farthest = max(difference(nudged(oracle)(ids).logits[0], exact) for _ in range(4))
+    assert_close(got, exact, max(1e-4, 4 * farthest))
 
 
 def test_logits_equal_transformers_whole_chunked_and_in_mixed_batches(
@@ -243,8 +263,9 @@ def test_logits_equal_transformers_whole_chunked_and_in_mixed_batches(
         for backend in ("reference", "cpu"):
             requests = PagedRequests(sequences, page_size, rng)
             attention = make_attention(backend, decoder.attention_spec, requests.num_pages, page_size, torch.float32)
-            for got, expected in zip(requests.run(decoder, attention, schedule), want, strict=True):
-                assert_close(got, expected)
+            found = requests.run(decoder, attention, schedule)
+            for sequence, got, expected in zip(sequences, found, want, strict=True):
+                assert_told_by(oracle, sequence, got, expected)
 
 
 def test_logits_of_a_long_sequence_cross_the_query_chunks(tmp_path: Path, rng: np.random.Generator) -> None:
