@@ -292,13 +292,15 @@ def test_a_full_store_is_said_and_what_is_shown_stays(echo, open_page):
 
 
 def test_conversations_of_an_older_page_are_found(echo, open_page):
-    page = open_page(echo.url + "/docs")
+    page = open_page(echo.url + "/version")  # where no page of today opens its own
     page.evaluate(
         """async () => {
-          await new Promise((resolve) => { indexedDB.deleteDatabase("tokenmill").onsuccess = resolve; });
           const request = indexedDB.open("tokenmill", 1);
           request.onupgradeneeded = () => request.result.createObjectStore("conversations", { keyPath: "id" });
-          const database = await new Promise((resolve) => { request.onsuccess = () => resolve(request.result); });
+          const database = await new Promise((resolve, reject) => {
+            request.onsuccess = () => resolve(request.result);
+            request.onerror = () => reject(request.error);
+          });
           const messages = [{ id: 1, parent: null, role: "user", content: "an old word" }];
           const old = { id: "x", title: "Old", created: 1, updated: 1, messages, chosen: {}, settings: {} };
           const transaction = database.transaction("conversations", "readwrite");
