@@ -145,6 +145,14 @@ def _received(connection: socket.socket) -> bytes:
         return b""
 
 
+def test_an_address_is_free_once_its_listener_is_closed() -> None:
+    address = Address("127.0.0.1")
+    for _ in range(10):
+        one = StageListener(address, secret(), TIMEOUT)
+        address = one.address  # the next one listens there at once
+        one.close()
+
+
 def test_who_says_nothing_holds_up_nobody() -> None:
     door = listener()
     silent = [socket.create_connection((door.address.host, door.address.port)) for _ in range(10)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -29,21 +27,6 @@ SIZES = {"num_pages": 60, "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_
 HOST = "127.0.0.2"
 
 
-def quiet_port() -> int:
-    """A free port that the kernel gives to no connection.
-
-    The other machine asks again and again for a listener. Asking for a port of the kernel's own range, it would at times
-    be given that very port to ask from, and so be connected to itself and keep the port from us.
-    """
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        with (
-            contextlib.suppress(OSError),
-            socket.create_server((HOST, first - 1 - secrets.randbelow(first // 2))) as free,
-        ):
-            return free.getsockname()[1]
-
-
 class Machines:
     """The other machine of two, and what both are told."""
 
@@ -51,7 +34,8 @@ class Machines:
         secret = folder / "secret"
         secret.write_text("a secret of sixteen bytes")
         secret.chmod(0o600)
-        port = quiet_port()
+        with socket.create_server((HOST, 0)) as free:
+            port = free.getsockname()[1]
         self.options: dict[str, Any] = {
             "pipeline_parallel_size": 2,
             "nnodes": 2,

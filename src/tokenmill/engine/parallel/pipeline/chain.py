@@ -69,7 +69,8 @@ class StageListener:
         host, port = self._listener.getsockname()[:2] if not address.is_unix else (address.host, 0)
         self.address = Address(host, port)
         self._listener.settimeout(_LOOK_SECONDS)
-        threading.Thread(target=self._accept, name="listener", daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, name="listener", daemon=True)
+        self._thread.start()
 
     def next(self, timeout: float) -> tuple[Link, Message] | None:
         """Return the next connection and its first message; None if none has come in time."""
@@ -78,8 +79,9 @@ class StageListener:
         return None
 
     def close(self) -> None:
-        """Stop accepting connections."""
+        """Stop accepting connections; the address is free then."""
         self._is_closed = True
+        self._thread.join()  # the kernel listens on while a thread waits in `accept`, whoever closes the socket
         self._listener.close()
         if self.address.is_unix:
             self.address.unlink()
