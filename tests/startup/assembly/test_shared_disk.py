@@ -71,7 +71,7 @@ def test_what_another_engine_has_written_over_is_a_miss(tmp_path: Path, rng: np.
     first, second, tokens = Tier(tmp_path, num_slots=3), Tier(tmp_path, engine=1), tokens_of(rng, 3)
     assert store(first, tokens)
     eventually(lambda: second.found(tokens) == 3)
-    second.disk._pages._others.has_news = lambda: False  # type: ignore[attr-defined]
+    second.disk._pages._others.is_due = lambda: False  # type: ignore[attr-defined]
     assert store(first, tokens_of(rng, 2))
     assert second.found(tokens) == 3, "it has not looked yet"
     assert loaded(second, tokens) == 1

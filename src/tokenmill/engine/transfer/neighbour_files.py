@@ -81,13 +81,13 @@ class NeighbourFiles:
         self._neighbours: dict[Path, _Neighbour] = {}
         self._looked = float("-inf")
 
-    def has_news(self) -> bool:
-        """Return True if another engine has stored pages since the last `read_news`; looks four times a second."""
+    def is_due(self) -> bool:
+        """Return True four times a second: `read_news` should look. Touches no disk, which may hang."""
         now = time.monotonic()
         if now - self._looked < _PERIOD:
             return False
         self._looked = now
-        return any(True for _ in self._changed())
+        return True
 
     def _changed(self) -> Iterator[Path]:
         for path in self._folder.glob(f"kv-{self._form.name}-[0-9]*.index"):
@@ -149,13 +149,15 @@ class NeighbourFiles:
         return any(key in neighbour.slots for neighbour in self._neighbours.values())
 
     def read(self, slot: NeighbourSlot, data: memoryview) -> bool:
-        """Read a page; return False if it is not there any more."""
+        """Read a page; return False if it is not there any more, or cannot be read, which says nothing of our files."""
         try:
             pages = open_own(slot.pages, os.O_RDONLY)
-        except FileNotFoundError:
+        except OSError:
             return False
         try:
             return self._form.read_page(pages, slot, data)
+        except OSError:
+            return False
         finally:
             os.close(pages)
 

@@ -113,8 +113,8 @@ class SlotTable:
         """Read a slot into the buffer; return False if it is damaged. Raises OSError."""
         return self.store.read(slot, self.buffer)
 
-    def has_news(self) -> bool:
-        """Return True if other engines have stored something that `read_news` would find; costs no reading."""
+    def is_due(self) -> bool:
+        """Return True if it is time to look, by `read_news`, for what other engines have stored; touches no disk."""
         return False
 
     def read_news(self) -> Callable[[], None]:
@@ -171,9 +171,9 @@ class SharedTable(SlotTable):
         """Read a slot into the buffer; return False if it is damaged or gone. Raises OSError."""
         return self._others.read(slot, self.buffer) if isinstance(slot, NeighbourSlot) else super().read(slot)
 
-    def has_news(self) -> bool:
-        """Return True if other engines have stored something that `read_news` would find; costs no reading."""
-        return self._others.has_news()
+    def is_due(self) -> bool:
+        """Return True if it is time to look, by `read_news`, for what other engines have stored; touches no disk."""
+        return self._others.is_due()
 
     def read_news(self) -> Callable[[], None]:
         """Read what other engines have stored, and return what takes it in."""

@@ -87,7 +87,7 @@ class Tier:
 
     def _is_catching_up(self) -> bool:
         """Return True while the tier's thread reads what other engines have stored, if that does not take long."""
-        if self._behind_since is None and any(table.has_news() for table in self._tables()):
+        if self._behind_since is None and any(table.is_due() for table in self._tables()):
             with self._work:
                 self._behind_since = time.monotonic()
                 self._wake()
