@@ -83,7 +83,7 @@ def test_the_demo_model_has_a_row_for_each_format(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--formats", "int3"], "--formats: choose of float32, bf16, stored, int8, int4, got 'int3'"),
+        (["--formats", "int3"], "--formats: choose of float32, bf16, stored, int8, int4, fp8, got 'int3'"),
         (["--kv", "fp8"], "--kv: choose of auto, int8, int8-int4, int4, got 'fp8'"),
         (["--text", "/nowhere"], "--text: cannot read /nowhere: No such file or directory"),
         (["--context", "4"], "--context"),

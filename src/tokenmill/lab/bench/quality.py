@@ -35,6 +35,7 @@ FORMATS = {
     "stored": ("bfloat16", "none"),
     "int8": ("bfloat16", "int8"),
     "int4": ("bfloat16", "int4"),
+    "fp8": ("bfloat16", "fp8"),
 }
 DTYPE_NAMES = {"float32": "float32", "bfloat16": "bf16"}
 KV_TYPES = ("auto", "int8", "int8-int4", "int4")
@@ -116,7 +117,8 @@ def measure(
             chunks = cut(llm, text, context, most_chunks)
             reference, facts = _run(llm, chunks, store, REFERENCE), engine_facts(llm)
             rows.append(_row(llm, REFERENCE, "auto", reference, reference))
-        pairs = [(name, kv) for name in formats or _possible(Path(facts["model"])) for kv in kv_types]
+        possible = _possible(Path(facts["model"]), facts["device"])
+        pairs = [(name, kv) for name in formats or possible for kv in kv_types]
         for name, kv in pairs:
             if (name, kv) == (REFERENCE, "auto"):
                 continue
@@ -179,12 +181,14 @@ def _read(path: str | None) -> str:
         raise InvalidConfig(f"--text: {path} is not UTF-8 text") from None
 
 
-def _possible(folder: Path) -> tuple[str, ...]:
-    """Return the formats that a checkpoint can have: one that is stored in few bits stays as it is."""
+def _possible(folder: Path, device: str) -> tuple[str, ...]:
+    """Return the formats that a checkpoint can have on a device: one that is stored in few bits stays as it is."""
     from tokenmill.model.quantization.packed import UNQUANTIZED
     from tokenmill.model.weights.loader import choose_formats
 
-    return ("bf16", "int8", "int4") if choose_formats(folder, None) == UNQUANTIZED else ("stored",)
+    if choose_formats(folder, None) != UNQUANTIZED:
+        return ("stored",)
+    return ("bf16", "fp8") if device == "cuda" else ("bf16", "int8", "int4")
 
 
 def _load(base: EngineConfig, name: str, kv: str, context: int) -> LLM:
