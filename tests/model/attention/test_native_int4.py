@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.canonical import export, import_, tensors_of
-from tests.model.attention.kv_codes import encoded, unpacked
+from tests.model.attention.kv_codes import decoded, encoded, unpacked
 from tests.model.attention.test_native import Case, angles, best_isa, run
 from tests.model.kernels.native import every_isa
 from tests.paging import attention_layers, unrotated
@@ -40,10 +40,17 @@ def test_int4_is_stored_by_the_kernel_as_its_slow_model_does(
         want, wanted_steps = encoded(given[:, part])
         found = codes[0].transpose(1, 2).flatten(0, 1)[:70]
         found_steps = steps.transpose(1, 2).flatten(0, 1)[:70]
-        torch.testing.assert_close(found_steps, wanted_steps, rtol=0.02, atol=0)
-        # Sums have another order: a number on an edge may fall to the other side.
+        # Sums have another order: of two scales that lose the same either may win, and a number on an edge may fall to
+        # the other side.
+        losses = [
+            (given[:, part] - decoded(codes, steps)).square().sum(-1)
+            for codes, steps in ((found, found_steps), (want, wanted_steps))
+        ]
+        assert (losses[0] <= 1.01 * losses[1]).all()
+        is_other = (found_steps - wanted_steps).abs() > 0.02 * wanted_steps
+        assert is_other.float().mean() < 0.05
         is_nonzero = wanted_steps > 0
-        assert (found != want)[is_nonzero].float().mean() < 0.01
+        assert (found != want)[is_nonzero & ~is_other].float().mean() < 0.01
         assert (found_steps[~is_nonzero] == 0).all() and (~is_nonzero).sum() == 2
 
 

