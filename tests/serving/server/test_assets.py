@@ -11,6 +11,7 @@ from tokenmill.serving.server.http.page import FOLDER, PAGE, page_routes, read_a
 
 MOST_COMPRESSED_BYTES = 150_000  # of what comes at once
 MOST_LATER_BYTES = 450_000  # of what comes with the first formula and the first code
+MOST_PDF_BYTES = 600_000  # of what comes with the first PDF
 MAX_FILE_LINES = 400
 VENDOR = FOLDER / "vendor"
 RECORDS = tomllib.loads((VENDOR / "vendor.toml").read_text())["file"]
@@ -21,7 +22,10 @@ def test_the_page_is_small_enough_to_come_at_once():
     sizes = {name: len(asset.compressed) for name, asset in read_assets().items()}
     at_once = reached(follows_lazy=False)
     assert 20_000 < sum(size for name, size in sizes.items() if name in at_once) <= MOST_COMPRESSED_BYTES
-    assert sum(size for name, size in sizes.items() if name not in at_once) <= MOST_LATER_BYTES
+    later = {name: size for name, size in sizes.items() if name not in at_once}
+    of_pdf = sum(later.pop(name) for name in list(later) if "/pdf." in name)
+    assert 300_000 < of_pdf <= MOST_PDF_BYTES
+    assert sum(later.values()) <= MOST_LATER_BYTES
 
 
 def test_libraries_are_what_is_written_down():
@@ -92,6 +96,7 @@ def test_nothing_of_a_page_acts_but_its_own_scripts():
         assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
         assert policy["require-trusted-types-for"] == "'script'"
+        assert policy["trusted-types"] == "pdf"
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "no-referrer"
 

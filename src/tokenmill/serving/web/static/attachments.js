@@ -1,12 +1,14 @@
-// What a message brings besides its words: images and sound where the model takes them, and files of text, which are sent
-// as text. Other files are refused, with the reason.
+// What a message brings besides its words: images and sound where the model takes them, and files of text and PDFs, whose
+// text is sent. Other files are refused, with the reason.
 
+import { textOfPdf } from "./pdf.js";
 import { number, t } from "./texts.js";
 import { dataUrl, html } from "./ui.js";
 
 // A prompt of more would fill the context of most models, and the browser's store.
 const MOST_TEXT_BYTES = 400_000;
-const ACCEPTED = "text/*,.md,.csv,.json,.jsonl,.yaml,.yml,.toml,.ini,.log,.py,.js,.ts,.c,.h,.cpp,.rs,.go,.java,.sh,.sql,.html,.css,.xml";
+const MOST_PDF_BYTES = 50_000_000;
+const ACCEPTED = "text/*,.pdf,.md,.csv,.json,.jsonl,.yaml,.yml,.toml,.ini,.log,.py,.js,.ts,.c,.h,.cpp,.rs,.go,.java,.sh,.sql,.html,.css,.xml";
 
 // What a file dialogue offers for a model.
 export const accepted = ({ takesImages, takesSound }) => [ACCEPTED, takesImages && "image/*", takesSound && "audio/*"].filter(Boolean).join(",");
@@ -22,10 +24,21 @@ export async function attachmentOf(file, { takesImages, takesSound }) {
     if (!takesSound) throw new Error(t("file.noSound", { name }));
     return { kind: "sound", name, url: await dataUrl(file) };
   }
+  if (type === "application/pdf" || name.toLowerCase().endsWith(".pdf")) return { kind: "text", name, text: await pdfOf(file) };
   if (size > MOST_TEXT_BYTES) throw new Error(t("file.large", { name, most: number.format(MOST_TEXT_BYTES / 1000) }));
   const text = textOf(new Uint8Array(await file.arrayBuffer()));
   if (text === null) throw new Error(t("file.noText", { name }));
   return { kind: "text", name, text };
+}
+
+async function pdfOf(file) {
+  const { name, size } = file;
+  if (size > MOST_PDF_BYTES) throw new Error(t("file.pdfLarge", { name, most: number.format(MOST_PDF_BYTES / 1e6) }));
+  const text = await textOfPdf(await file.arrayBuffer(), MOST_TEXT_BYTES).catch(({ reason }) => {
+    throw new Error(t(`file.pdf${reason}`, { name }));
+  });
+  if (text.length > MOST_TEXT_BYTES) throw new Error(t("file.large", { name, most: number.format(MOST_TEXT_BYTES / 1000) }));
+  return text;
 }
 
 function textOf(bytes) {
