@@ -98,6 +98,8 @@ class LiveNode(msgspec.Struct, array_like=True):
 
 # Of one `LiveReport`: who has fallen behind asks again.
 MOST_TURNS = 128
+# As `since`: no iteration is wanted.
+ALL_KNOWN = (1 << 62) - 1
 
 
 class ShowTurns(Message):
@@ -106,12 +108,14 @@ class ShowTurns(Message):
     Attributes:
         since: the number of the last iteration that the asker knows; 0: none.
         shows_requests, shows_tree: whether these are wanted too.
+        prefix: the number of a `LiveNode` whose first token ids are wanted; -1: of none.
     """
 
     id: str
     since: int
     shows_requests: bool
     shows_tree: bool
+    prefix: int = -1
 
 
 class LiveReport(EngineMessage, kw_only=True):
@@ -122,6 +126,7 @@ class LiveReport(EngineMessage, kw_only=True):
         requests, tree: None if not asked for. Both are bounded: of `num_requests` requests, the first.
         kept_since: when the first of the iterations that the engine still keeps began; 0: it keeps none.
         owners: who owned rows just before.
+        prefix: token ids; empty: there is no such edge, or none was asked for.
     """
 
     id: str
@@ -133,3 +138,4 @@ class LiveReport(EngineMessage, kw_only=True):
     tree: list[LiveNode] | None = None
     kept_since: float = 0.0
     owners: list[LiveSpan] = msgspec.field(default_factory=list)
+    prefix: list[int] = msgspec.field(default_factory=list)

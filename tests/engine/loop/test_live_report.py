@@ -16,8 +16,8 @@ class Watcher:
         self.since = 0
         self.turns = []
 
-    def ask(self):
-        asked = ShowTurns("x", self.since, True, True)
+    def ask(self, prefix=-1):
+        asked = ShowTurns("x", self.since, True, True, prefix)
         engine = self.harness.engine
         report = live_report(asked, engine.iterations(), self.harness.scheduler, engine.lifetimes)
         self.turns += report.turns
@@ -94,17 +94,25 @@ def test_requests_are_shown_with_their_rows_and_reasons(rng):
     assert [one.num_prompt_tokens for one in shown] == [5] * 4
 
 
-def test_the_tree_is_shown_by_sizes_and_without_tokens(rng):
+def test_the_tree_is_shown_by_sizes_and_its_tokens_when_they_are_asked_for(rng, monkeypatch):
     harness = Harness(num_pages=40)
     prompt = rng.integers(0, 4, 12).tolist()
     for tail in ([0, 1, 2, 3, 0], [3, 2, 1, 0, 3]):
         harness.add(prompt + tail, 2)
         harness.drain()
-    tree = {node.number: node for node in Watcher(harness).ask().tree}
+    watcher = Watcher(harness)
+    report = watcher.ask()
+    assert report.prefix == []
+    tree = {node.number: node for node in report.tree}
     assert sum(node.num_tokens for node in tree.values()) == 12 + 4 + 4
     parents = {node.parent for node in tree.values()} - {-1}
     assert len(parents) == 1
-    assert tree[parents.pop()].num_tokens == 12
+    (shared,) = parents
+    assert tree[shared].num_tokens == 12
+    assert watcher.ask(shared).prefix == prompt
+    assert watcher.ask(max(tree) + 1).prefix == []
+    monkeypatch.setattr(live, "MOST_PREFIX_TOKENS", 5)
+    assert watcher.ask(shared).prefix == prompt[:5]
     assert all(node.num_users == 0 and node.age >= 0 for node in tree.values())
 
 

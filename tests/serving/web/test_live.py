@@ -158,3 +158,23 @@ def test_a_step_log_is_played_back_as_fast_as_somebody_likes(echo, open_page, tm
     page.get_by_role("button", name="Play", exact=True).click()
     until(page, lambda: float(slider.input_value()) == pytest.approx(end))
     page.get_by_role("button", name="Play", exact=True).wait_for()
+
+
+def test_a_cached_prefix_shows_how_it_begins(worked, open_page):
+    page = open_page(f"{worked.url}/#live")
+    engine = page.get_by_role("article", name="Engine 0")
+    engine.get_by_role("img", name="Map of cached prefixes").scroll_into_view_if_needed()
+    with page.expect_response(lambda reply: "/prefixes/" in reply.url and reply.ok) as read:
+        until(page, lambda: hover(engine.get_by_role("img", name="Map of cached prefixes"), engine))
+    beginning = read.value.json()
+    assert 0 < len(beginning["tokens"]) <= 100
+    said = worked.post("/detokenize", {"tokens": beginning["tokens"]}).json()["prompt"]
+    assert beginning["text"] == said
+    for path in (f"0/prefixes/{10**8}", "7/prefixes/0", "0/prefixes/x"):
+        assert worked.http.get(f"{worked.url}/engines/{path}").status_code == 404, path
+
+
+def hover(canvas, engine):
+    """Point at the map, and say whether the beginning of a prefix is shown."""
+    canvas.hover(position={"x": 20, "y": 60})
+    return engine.get_by_label("How the prefix begins").count()

@@ -84,3 +84,10 @@ def test_open_requests_are_listed(slow_echo):
         assert (request["engine"], request["status"], request["phase"], request["row"]) == (0, "running", "decode", 0)
         assert http.get(f"{url}/v1/requests/{request['id']}").json()["requests"][0]["status"] == "running"
     assert httpx.get(f"{url}/v1/requests").status_code == 401
+
+
+def test_several_keys_see_no_prefixes_since_they_share_one_tree(stub_model):
+    with start_server(EngineConfig(model=str(stub_model)), api_key=("one", "two")) as server:
+        reply = httpx.get(f"{server.url}/engines/0/prefixes/0", headers={"Authorization": "Bearer one"})
+    assert reply.status_code == 403
+    assert "several keys" in reply.json()["error"]["message"]

@@ -22,6 +22,7 @@ from tokenmill.engine.scheduler.scheduler import EngineScheduler
 
 MOST_REQUESTS = 512
 MOST_NODES = 1024
+MOST_PREFIX_TOKENS = 100
 NO_ROW = -1
 NO_NODE = -1
 
@@ -46,6 +47,10 @@ def live_report(
         report.requests = _requests(scheduler, lifetimes)
     if asked.shows_tree:
         report.tree = _tree(scheduler)
+    if asked.prefix != NO_NODE:
+        nodes = scheduler.kv.cache.nodes(MOST_NODES)[:MOST_NODES]
+        found = (node.tokens[:MOST_PREFIX_TOKENS].tolist() for node in nodes if node.serial == asked.prefix)
+        report.prefix = next(found, [])
     return report
 
 

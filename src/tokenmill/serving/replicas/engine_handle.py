@@ -20,7 +20,7 @@ from tokenmill.core.engine_messages import (
     RequestStates,
 )
 from tokenmill.core.errors import EngineDead
-from tokenmill.core.live import LiveReport, ShowTurns
+from tokenmill.core.live import ALL_KNOWN, LiveReport, ShowTurns
 from tokenmill.core.messages import EngineControl, ExplainRequests, LookAtAdapter, ResetPrefixCache, SetPaused, Sleep
 from tokenmill.serving.replicas.health import PartHealth, trouble_of
 from tokenmill.serving.replicas.history import History
@@ -179,7 +179,14 @@ class EngineHandle:
 
     async def show_turns(self, since: int, shows_requests: bool, shows_tree: bool) -> LiveReport:
         """Return a report of the engine's turns after `since`; see `ShowTurns`."""
-        reply = await self._call(ShowTurns(_new_id(), since, shows_requests, shows_tree))
+        return await self._show(ShowTurns(_new_id(), since, shows_requests, shows_tree))
+
+    async def show_prefix(self, number: int) -> list[int]:
+        """Return the first token ids of an edge of the prefix tree; empty: it is no longer there."""
+        return (await self._show(ShowTurns(_new_id(), ALL_KNOWN, False, False, number))).prefix
+
+    async def _show(self, asked: ShowTurns) -> LiveReport:
+        reply = await self._call(asked)
         assert isinstance(reply, LiveReport)
         return reply
 

@@ -222,6 +222,7 @@ class _Routes:
             ("/ping", info.ping),
             ("/version", info.version),
             ("/engines", self._engines.list),
+            ("/engines/{index}/prefixes/{number}", self._engines.prefix),
             ("/live", live.live),
             ("/load", admin.load),
             ("/server_info", admin.server_info),

@@ -1,4 +1,4 @@
-"""Serve the routes that change the engines: add one, remove one, replace them by engines with new weights."""
+"""Serve the routes of the engines: add one, remove one, replace them by ones with new weights; show a cached prefix."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.replicas.fleet import Fleet
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.http.body import read_body, read_query
+from tokenmill.serving.server.http.errors import Forbidden
 from tokenmill.serving.server.http.json_response import json_response
+from tokenmill.serving.server.http.middleware import tenant_of
 
 MOST_SECONDS = 86_400
-_LONGEST_INDEX = 9
+_LONGEST_NUMBER = 9
 
 
 class RemoveQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -31,6 +33,13 @@ class WeightsBody(msgspec.Struct, forbid_unknown_fields=True):
 
     model_path: str
     abort_all_requests: bool | None = None
+
+
+class Prefix(msgspec.Struct):
+    """The reply of /engines/{index}/prefixes/{number}: the first tokens of an edge, at most 100."""
+
+    tokens: list[int]
+    text: str
 
 
 class EngineRoutes:
@@ -49,12 +58,12 @@ class EngineRoutes:
 
     async def drain(self, request: Request) -> Response:
         """Stop giving an engine new requests."""
-        self._fleet.drain(_index(request))
+        self._fleet.drain(_number(request, "index"))
         return json_response({"status": "draining"})
 
     async def remove(self, request: Request) -> Response:
         """Drain an engine and end it."""
-        self._fleet.remove(_index(request), read_query(request, RemoveQuery).timeout)
+        self._fleet.remove(_number(request, "index"), read_query(request, RemoveQuery).timeout)
         return json_response({"status": "draining"})
 
     async def update_weights(self, request: Request) -> Response:
@@ -67,6 +76,22 @@ class EngineRoutes:
         shown = {"success": True, "message": message, "num_paused_requests": 0}
         return json_response(shown | {"system_fingerprint": self._context.fingerprint})
 
+    async def prefix(self, request: Request) -> Response:
+        """Show how an edge of an engine's prefix tree begins, as tokens and as text.
+
+        Raises:
+            Forbidden: the server has several keys, whose prompts share one tree.
+            NotFound: there is no such engine or edge.
+        """
+        if tenant_of(request.scope):
+            raise Forbidden("cached prefixes come from the prompts of all keys; a server of several keys shows none")
+        index, number = _number(request, "index"), _number(request, "number")
+        engine = next((one for one in self._context.engines if one.index == index), None)
+        tokens = [] if engine is None else await engine.show_prefix(number)
+        if not tokens:
+            raise NotFound("no such prefix: it was evicted or has grown; GET /live names those that are there")
+        return json_response(Prefix(tokens, await self._context.client.decode(tokens)))
+
     @property
     def _fleet(self) -> Fleet:
         if self._context.fleet is None:
@@ -74,12 +99,12 @@ class EngineRoutes:
         return self._context.fleet
 
 
-def _index(request: Request) -> int:
-    """Return the engine's index in a path: a few ASCII digits, while Python would accept other forms too."""
-    index: str = request.path_params["index"]
-    if not (index.isascii() and index.isdecimal() and len(index) <= _LONGEST_INDEX):
-        raise NotFound("no such engine: engines are named by their numbers, see GET /engines")
-    return int(index)
+def _number(request: Request, name: str) -> int:
+    """Return a number in a path: a few ASCII digits, while Python would accept other forms too."""
+    number: str = request.path_params[name]
+    if not (number.isascii() and number.isdecimal() and len(number) <= _LONGEST_NUMBER):
+        raise NotFound("no such engine or prefix: both are named by their numbers, see GET /engines and GET /live")
+    return int(number)
 
 
 def _shown(engine: EngineHandle) -> dict[str, Any]:

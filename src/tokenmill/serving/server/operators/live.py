@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.core.errors import NotFound
-from tokenmill.core.live import LiveRequest
+from tokenmill.core.live import ALL_KNOWN, LiveRequest
 from tokenmill.core.request import RequestStatus
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.server.context import ServerContext
@@ -27,8 +27,6 @@ _HEADERS = [
 ]
 # What browsers say of a request that a page of another origin has made.
 _FOREIGN = frozenset({"cross-site", "same-site"})
-# Of no turn, in a question to an engine.
-_ALL_KNOWN = (1 << 62) - 1
 
 
 class OpenRequest(msgspec.Struct):
@@ -113,7 +111,7 @@ async def _disconnected(receive: Receive) -> None:
 
 async def _open_requests(engine: EngineHandle) -> tuple[int, list[OpenRequest]]:
     """Return how many requests an engine has, and the first of them."""
-    report = await engine.show_turns(_ALL_KNOWN, shows_requests=True, shows_tree=False)
+    report = await engine.show_turns(ALL_KNOWN, shows_requests=True, shows_tree=False)
     return report.num_requests, [_shown(one, engine.index, report.now) for one in report.requests or ()]
 
 

@@ -39,7 +39,8 @@ export function EnginePanel({ view, path, version }) {
     ${stats && html`<${Pool} stats=${stats} />`}
     ${!view.isFile && html`<${Charts} view=${view} version=${version} />`}
     <${RequestTable} view=${view} pick=${(span) => choose({ span })} />
-    ${!view.isFile && html`<h3>${t("tree.title")}</h3><${TreeMap} nodes=${view.tree} version=${version} />`}
+    ${!view.isFile && html`<h3>${t("tree.title")}</h3><${TreeMap} nodes=${view.tree} version=${version}
+      path=${(id) => path(`engines/${view.index}/prefixes/${id}`)} />`}
   </article>`;
 }
 

@@ -1,20 +1,23 @@
 // The radix tree as a map: to the right goes the depth in tokens, downwards what hangs below a prefix. Fresh prefixes
-// are strong, old ones pale; what requests hold has a frame. Click goes into a prefix.
+// are strong, old ones pale; what requests hold has a frame. Click goes into a prefix, and how one begins is shown below.
 
+import { getJson } from "./api.js";
 import { begin, colours } from "./paint.js";
 import { number, t } from "./texts.js";
-import { html, useLayoutEffect, useRef, useState } from "./ui.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const HEIGHT = 190;
 const ROOT = -1;
 const MOST = 1024; // the server sends no more
 const MOST_LISTED = 40;
+const READ_AFTER_MS = 150; // a pointer passes over many
 const COLUMNS = ["tokens", "depth", "users", "age", "children"];
 
-export function TreeMap({ nodes, version }) {
+// `path`: of the route that shows how the prefix of a number begins.
+export function TreeMap({ nodes, version, path }) {
   const canvas = useRef();
   const [top, setTop] = useState(ROOT);
-  const [hint, setHint] = useState("");
+  const [seen, see] = useState(null);
   const boxes = useRef([]);
   const root = nodes.some(([id]) => id === top) ? top : ROOT;
   useLayoutEffect(() => {
@@ -26,17 +29,26 @@ export function TreeMap({ nodes, version }) {
     const y = event.offsetY / HEIGHT;
     return left <= x && x < right && from <= y && y < to;
   });
-  const tell = (event) => {
-    const box = find(event);
-    setHint(box ? t("tree.told", box) : "");
-  };
+  const text = useBeginning(seen?.id ?? root, path);
   const total = nodes.reduce((sum, [, , tokens]) => sum + tokens, 0);
   return html`<div><p class="hint">${t("tree.size", { count: nodes.length, tokens: number.format(total) })}${nodes.length >= MOST ? ` ${t("tree.first", { most: MOST })}` : ""}
       ${root !== ROOT && html`<button type="button" class="quiet" onClick=${() => setTop(ROOT)}>${t("tree.all")}</button>`}</p>
-    <canvas ref=${canvas} role="img" aria-label=${t("tree.map")} onPointerMove=${tell} onPointerLeave=${() => setHint("")}
+    <canvas ref=${canvas} role="img" aria-label=${t("tree.map")} onPointerMove=${(event) => see(find(event) ?? null)} onPointerLeave=${() => see(null)}
       onClick=${(event) => setTop(find(event)?.id ?? ROOT)}></canvas>
-    <p class="hint">${hint || t("tree.hint")}</p>
+    <p class="hint">${seen ? t("tree.told", seen) : t("tree.hint")}</p>
+    ${text && html`<pre class="prefix" aria-label=${t("tree.text")}>${text}…</pre>`}
     ${nodes.length > 0 && html`<${List} nodes=${nodes} root=${root} enter=${setTop} />`}</div>`;
+}
+
+// The text with which a prefix begins; null: there is none to show.
+function useBeginning(id, path) {
+  const [found, find] = useState({});
+  useEffect(() => {
+    if (id === ROOT) return undefined;
+    const timer = setTimeout(() => getJson(path(id)).then(({ text }) => find({ id, text }), () => find({ id, text: null })), READ_AFTER_MS);
+    return () => clearTimeout(timer);
+  }, [id]);
+  return id !== ROOT && found.id === id ? found.text : null;
 }
 
 // The largest prefixes as a table, for who does not see the map or has no mouse.

@@ -300,6 +300,7 @@ export default {
   "tree.all": "Alle zeigen",
   "tree.hint": "Ein Klick führt in ein Präfix hinein.",
   "tree.told": "{tokens} Tokens hinter {depth}; von {users} Anfragen gehalten; zuletzt vor {age} Schritten benutzt; {children} Präfixe gehen davon aus",
+  "tree.text": "Wie das Präfix beginnt",
   "tree.list": "Die größten als Tabelle",
   "tree.tokens": "Tokens",
   "tree.depth": "Hinter",

@@ -300,6 +300,7 @@ export default {
   "tree.all": "Show all",
   "tree.hint": "Click on a prefix to go into it.",
   "tree.told": "{tokens} tokens behind {depth}; held by {users} requests; used {age} steps ago; {children} prefixes go on from it",
+  "tree.text": "How the prefix begins",
   "tree.list": "The largest as a table",
   "tree.tokens": "Tokens",
   "tree.depth": "Behind",

@@ -300,6 +300,7 @@ export default {
   "tree.all": "Mostrar todo",
   "tree.hint": "Un clic entra en un prefijo.",
   "tree.told": "{tokens} tokens tras {depth}; lo tienen {users} peticiones; usado hace {age} pasos; {children} prefijos parten de él",
+  "tree.text": "Cómo empieza el prefijo",
   "tree.list": "Los mayores como tabla",
   "tree.tokens": "Tokens",
   "tree.depth": "Tras",

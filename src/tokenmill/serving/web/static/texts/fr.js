@@ -300,6 +300,7 @@ export default {
   "tree.all": "Tout montrer",
   "tree.hint": "Un clic entre dans un préfixe.",
   "tree.told": "{tokens} tokens après {depth} ; tenu par {users} requêtes ; utilisé il y a {age} étapes ; {children} préfixes en partent",
+  "tree.text": "Début du préfixe",
   "tree.list": "Les plus grands en tableau",
   "tree.tokens": "Tokens",
   "tree.depth": "Après",

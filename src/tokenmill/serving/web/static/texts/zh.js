@@ -300,6 +300,7 @@ export default {
   "tree.all": "全部显示",
   "tree.hint": "点击进入一个前缀。",
   "tree.told": "位于 {depth} 之后的 {tokens} 个 token；被 {users} 个请求占用；{age} 步之前使用；有 {children} 个前缀由此延伸",
+  "tree.text": "前缀的开头",
   "tree.list": "最大的前缀列表",
   "tree.tokens": "Token 数",
   "tree.depth": "位于其后",
