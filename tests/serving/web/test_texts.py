@@ -1,4 +1,4 @@
-"""Text as people know it: formulas, code with colours, tables; fetched when needed, harmless when hostile."""
+"""Text as people know it: formulas, code with colours, tables, diagrams; fetched when needed, harmless when hostile."""
 
 import json
 
@@ -25,6 +25,17 @@ HOSTILE = (
     "$ " * 3000 + "end",
     r"\( " * 3000 + "end",
     "$$" + "x" * 5000 + " end",
+)
+
+FLOW = "graph TD\n  A[Grain] --> B(Mill)\n  B --> C{Fine?}"
+# Scripts, pictures of strangers and handlers, by all that mermaid's grammar lets through.
+STRANGER = "http://198.51.100.7"
+HOSTILE_DIAGRAMS = (
+    f'graph TD\n  A["<img src={STRANGER}/p onerror=parent.hacked=1>"] --> B["<script>parent.hacked=2</script>"]',
+    'graph TD\n  A --> B\n  click A href "javascript:parent.hacked=3"\n  click B call hack()',
+    f'%%{{init: {{"securityLevel": "loose", "htmlLabels": true, "themeCSS": "* {{ fill: url({STRANGER}/f) }}"}}}}%%\n'
+    'graph TD\n  A["<b onclick=parent.hacked=4>x</b>"] --> B',
+    f'%%{{init: {{"themeVariables": {{"lineColor": "red; background: url({STRANGER}/g)"}}}}}}%%\ngraph TD\n  A --> B',
 )
 
 
@@ -98,3 +109,67 @@ def test_hostile_formulas_are_harmless(told, text):
     assert answer.evaluate("node => node.scrollHeight") < 30_000
     places = "node => [...node.querySelectorAll('*')].map(one => getComputedStyle(one).position)"
     assert "fixed" not in answer.evaluate(places)
+
+
+def drawing(page):
+    return page.locator("img.diagram")
+
+
+def draw(told, text):
+    page = told(f"See:\n\n```mermaid\n{text}\n```\n\nend")
+    page.get_by_role("button", name="Draw").click()
+    return page
+
+
+def size_of(page):
+    return drawing(page).evaluate("image => [image.naturalWidth, image.naturalHeight]")
+
+
+def test_a_diagram_is_text_until_it_is_wanted(told):
+    page = told(f"```mermaid\n{FLOW}\n```\n\nend")
+    button = page.get_by_role("button", name="Draw")
+    button.wait_for()
+    assert page.locator("iframe").count() == drawing(page).count() == 0
+    button.click()
+    drawing(page).wait_for()
+    until(page, lambda: min(size_of(page)) > 0)
+    width, height = size_of(page)
+    assert 50 < width < height, "three boxes, one below the other"
+    assert drawing(page).get_attribute("alt") == FLOW
+    button.click()
+    assert page.locator(".code pre").inner_text() == FLOW
+
+
+@pytest.mark.parametrize("text", HOSTILE_DIAGRAMS)
+def test_a_hostile_diagram_is_a_picture(told, text):
+    page = draw(told, text)
+    drawing(page).wait_for()
+    until(page, lambda: min(size_of(page)) > 0)
+    page.wait_for_timeout(500)
+    assert page.evaluate("globalThis.hacked ?? 0") == 0
+    (frame,) = [one for one in page.frames if one.url.endswith("/web/diagram.html")]
+    assert frame.evaluate("globalThis.origin") == "null"
+    reached = """async () => {
+      const tried = await Promise.allSettled([fetch("/v1/models"), fetch("http://198.51.100.7/")]);
+      let store = "open";
+      try { localStorage.getItem("x"); } catch { store = "closed"; }
+      return [...tried.map(({ status }) => status), store];
+    }"""
+    assert frame.evaluate(reached) == ["rejected", "rejected", "closed"]
+
+
+def test_what_is_no_diagram_says_why_and_stays_text(told):
+    page = draw(told, "graph TD\n  A --> --> B")
+    page.get_by_role("alert").get_by_text("This diagram cannot be drawn").wait_for()
+    assert "A --> --> B" in page.locator(".code pre").inner_text()
+    assert drawing(page).count() == 0
+
+
+def test_several_are_drawn_by_one_frame(told):
+    page = told("\n\n".join(f'```mermaid\npie\n  title {name}\n  "x" : {name}\n```' for name in (1, 2, 3)) + "\n\nend")
+    buttons = page.get_by_role("button", name="Draw")
+    buttons.last.wait_for()
+    for number in range(3):
+        buttons.nth(number).click()
+    until(page, lambda: drawing(page).count() == 3)
+    assert page.locator("iframe").count() == 1

@@ -23,12 +23,25 @@ POLICY = "; ".join(
         "style-src 'self'",
         "connect-src 'self'",
         "font-src 'self'",
-        "img-src 'self' data:",  # those that a person adds to a chat
+        "img-src 'self' data:",  # those that a person adds to a chat, and drawn diagrams
+        "frame-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
         "trusted-types pdf",  # which names the worker that reads PDFs, and nothing else
+    )
+)
+# Of the frame that draws diagrams: it belongs to no origin, and its scripts can load and send nothing.
+FRAME_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'unsafe-inline'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'self'",
+        "sandbox allow-scripts",
     )
 )
 _HEADERS = {
@@ -41,6 +54,14 @@ _HEADERS = {
     # Kept, and asked for again each time: a server that was updated brings no half of an old page.
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
+}
+
+# A document without an origin loads its scripts as a stranger.
+_FOR_FRAME = {"Cross-Origin-Resource-Policy": "cross-origin"}
+_OWN_HEADERS = {
+    "diagram.html": {"Content-Security-Policy": FRAME_POLICY, "X-Frame-Options": "SAMEORIGIN"},
+    "diagram_frame.js": _FOR_FRAME,
+    "vendor/mermaid.min.js": _FOR_FRAME,
 }
 
 Route = Callable[[Request], Awaitable[Response]]
@@ -68,7 +89,7 @@ def page_routes() -> dict[str, Route]:
 
 def _route(asset: Asset) -> Route:
     async def answer(request: Request) -> Response:
-        headers = _HEADERS | {"ETag": asset.etag, "Content-Type": asset.media_type}
+        headers = _HEADERS | _OWN_HEADERS.get(asset.name, {}) | {"ETag": asset.etag, "Content-Type": asset.media_type}
         if asset.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         if "gzip" in request.headers.get("accept-encoding", ""):
