@@ -1,4 +1,4 @@
-"""Ranks that share a context have the bits of one rank alone: every family of text, form and length, chunk and decode."""
+"""Ranks that share a context have the bits of one rank alone: families of text, lengths, chunks and decodes."""
 
 from __future__ import annotations
 
@@ -181,6 +181,8 @@ def test_a_rank_that_gives_up_ends_the_pass(tmp_path: Path, rng: np.random.Gener
     with context_ranks(folder, 2, form, requests.num_pages, StepShape(LONGEST, 8, PAGES)) as (together, own):
         memory = together._memory
         batch = in_arrays(requests.batch([(0, 690)]))
-        with patch.object(memory, "post", lambda command: memory.give_up("it is tired")):
-            with pytest.raises(EngineFailed, match="it is tired"):
-                together.forward(batch, own)
+        with (
+            patch.object(memory, "post", lambda command: memory.give_up("it is tired")),
+            pytest.raises(EngineFailed, match="it is tired"),
+        ):
+            together.forward(batch, own)

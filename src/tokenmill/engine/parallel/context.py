@@ -1,4 +1,4 @@
-"""Ranks that share a context: what attention needs of them, over the memory that they share, and the model of rank 0."""
+"""Ranks that share a context: what attention needs of them, over memory that all map, and the model of rank 0."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class SharedContext:
         self._memory = memory
         self._max_tokens = max_tokens
         self._patience = patience
+        self._meeting_places: list[npt.NDArray[np.uint8]] = []  # mapped as long as native code has their addresses
 
     @property
     def rank(self) -> int:
@@ -57,6 +58,7 @@ class SharedContext:
         """Return a meeting place with memory for partial results and outputs."""
         output_numbers = self._max_tokens * output_size
         memory = self.take((PARTIAL_NUMBERS + PENDING_NUMBERS) * 4 + 2 * output_numbers * 2)
+        self._meeting_places.append(memory)
         sizes = PARTIAL_NUMBERS, PENDING_NUMBERS, output_numbers
         ranks: _native.ContextRanks = importlib.import_module(MODULE).ContextRanks(
             self._memory.native.ranks, self.rank, self.size, address(memory), *sizes
@@ -77,7 +79,7 @@ class SharedContext:
 
 
 class ContextModel:
-    """The model of rank 0, whose passes run on all ranks; each has all of the weights, and rank 0 alone uses the head."""
+    """The model of rank 0, whose passes run on all ranks; each has all of the weights. Rank 0 alone uses the head."""
 
     def __init__(self, own: Model, memory: SharedMemory) -> None:
         self._own = own

@@ -52,7 +52,7 @@ class ContextRanks(Protocol):
 
 
 def shares_rows(batch: ForwardBatch, ranks: ContextRanks) -> bool:
-    """Return True if ranks share a step by rows: there are enough tokens, and no rank needs what others have of them."""
+    """Return True if ranks share a step by rows: it has enough tokens, and no rank needs those of others."""
     return len(batch.token_ids) >= ROWS_PER_RANK * ranks.size and batch.taps is None
 
 

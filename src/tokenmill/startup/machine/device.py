@@ -63,7 +63,7 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
     if config.pipeline_parallel_size > 1:
         yield "--pipeline-parallel-size: stages are of CPUs; GPUs share a model by --tensor-parallel-size"
     if config.context_parallel_size > 1:
-        yield "--context-parallel-size is for CPUs, whose ranks map the same KV memory; GPUs have --tensor-parallel-size"
+        yield "--context-parallel-size is for CPUs, whose ranks map one KV memory; GPUs have --tensor-parallel-size"
     if config.enable_expert_parallel:
         yield "--enable-expert-parallel is for CPUs; GPUs have a part of each expert"
     if config.num_ranks > 1 and config.enable_lora:

@@ -110,8 +110,8 @@ def _ranks_text(form: Form) -> str:
         return ""
     own = size_text(form.kv_bytes_per_token / size)
     return (
-        f"\nEach of {size} ranks has a part of the KV cache, {own} of a token, and all of the weights, which ranks on one "
-        "machine map from the same file (--context-parallel-size)."
+        f"\nEach of {size} ranks has a part of the KV cache, {own} of a token, and all of the weights "
+        "(--context-parallel-size)."
     )
 
 

@@ -149,7 +149,8 @@ class CpuAttention:
     def _write(self, layer: int, slot_rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write keys and values; of ranks that share the memory each writes its part of the tokens."""
         if self._ranks is None:
-            return self.kv.write(layer, slot_rows, k, v)
+            self.kv.write(layer, slot_rows, k, v)
+            return
         rank, size = self._ranks.rank, self._ranks.size
         own = slice(rank * len(k) // size, (rank + 1) * len(k) // size)
         self.kv.write(layer, slot_rows.view(-1, len(k))[:, own].flatten(), k[own], v[own])
