@@ -157,7 +157,7 @@ def test_stages_bring_what_one_process_brings(engines: tuple[Engine, Engine, boo
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *CONTEXTS])
-def test_ranks_bring_what_one_process_brings(engines: tuple[Engine, Engine, bool]) -> None:
+def test_ranks_bring_what_one_process_brings(engines: tuple[Engine, Engine, bool], scenario: str) -> None:
     one, two, is_exact = engines
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -179,7 +179,8 @@ def test_ranks_bring_what_one_process_brings(engines: tuple[Engine, Engine, bool
         stats = [engine.stats() for engine in (one, two)]
         assert stats[0].num_preemptions == stats[1].num_preemptions > 0
         assert stats[0].num_accepted_tokens == stats[1].num_accepted_tokens > 0
-    both(engines, wanted)
+    # With masks the steps are others, on whose shapes sums in float32 depend.
+    both((one, two, is_exact and "float32" not in scenario), wanted)
 
 
 def both(engines: tuple[Engine, Engine, bool], wanted: list[AddRequest]) -> dict[str, list[int]]:
