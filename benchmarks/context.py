@@ -51,7 +51,9 @@ def contender(folder: Path, size: int, threads: int, options: argparse.Namespace
 
 def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The prompt, then decodes."""
-    contenders = [contender(folder, size, threads, options) for size, threads in ((options.ranks, 1), (1, options.ranks))]
+    contenders = [
+        contender(folder, size, threads, options) for size, threads in ((options.ranks, 1), (1, options.ranks))
+    ]
     rows = []
     try:
         for case, count in (("prompt", -(-options.tokens // CHUNK)), ("decode", options.decodes)):
