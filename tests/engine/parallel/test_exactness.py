@@ -39,7 +39,7 @@ CONTEXTS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
         "mistral",
         {"hidden_size": 64, "sliding_window": 20},
         "int8",
-        {"context_parallel_size": 3},
+        {"context_parallel_size": 3, "kv_layout": "page-first"},
     ),
     "context, steps ahead, int4": (
         "llama",
