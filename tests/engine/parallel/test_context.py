@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.checkpoints import FAMILIES, make_checkpoint
+from tests.engine.parallel import threads
 from tests.engine.parallel.test_forward import native_form, needs_native
 from tests.engine.parallel.threads import Form, context_ranks
 from tests.model.models.test_native_decoder import FORMATS
@@ -24,6 +25,7 @@ from tokenmill.engine.parallel.layout import StepShape
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.context import own_rows
 from tokenmill.model.kernels.torch_kernels import TorchKernels
+from tokenmill.model.models.host_decoder import HostDecoder
 from tokenmill.model.models.host_model import on_host
 from tokenmill.model.sharding.shard import check_context
 from tokenmill.model.weights.checkpoint import read_architecture
@@ -119,6 +121,18 @@ def test_decodes_of_long_contexts_are_shared_by_pieces(size: int, tmp_path: Path
     for request in range(1, 5):
         requests.computed[request] = shared * 16
     compare(folder, form, size, requests, [*schedule, *compare_shared, *compare_shared])
+
+
+@needs_native
+def test_a_pass_of_a_call_a_kernel_has_the_bits_of_one_rank(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = checkpoint(tmp_path, "qwen3_moe")
+    lengths = lengths_of(rng)
+
+    def host(decoder: Any, attention: Any) -> HostDecoder:
+        return HostDecoder(decoder)
+
+    with patch.object(threads, "on_host", host), patch(f"{__name__}.on_host", host):
+        compare(folder, native_form(FORMATS["bf16"], rng), 2, random_requests(lengths, rng), few_steps(lengths, rng))
 
 
 @needs_native
