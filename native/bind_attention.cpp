@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "kernels.h"
+#include "ranks.h"
 
 namespace nb = nanobind;
 
@@ -26,14 +27,26 @@ static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNo
 }
 
 static PlannedStep plan(const Attention& self, int64_t requests, Address query_starts, Address context_lens,
-                        Address page_table, int64_t page_stride, Address cos, Address sin) {
+                        Address page_table, int64_t page_stride, Address cos, Address sin, bool are_own_rows) {
   const AttentionStep step{requests,
                            at<const int32_t>(query_starts),
                            at<const int32_t>(context_lens),
                            at<const int32_t>(page_table),
                            page_stride,
                            {at<const uint16_t>(cos), at<const uint16_t>(sin)}};
-  return {step, plan_attention(self.shape, step, self.kernels.threads)};
+  const int threads = self.kernels.threads;
+  if (!self.ranks) return {step, plan_attention(self.shape, step, threads)};
+  const Sharing sharing = are_own_rows ? Sharing::rows : Sharing::pieces;
+  return {step, plan_attention(self.shape, step, threads, *self.ranks, sharing)};
+}
+
+static void make_context_ranks(ContextRanks* self, Ranks& ranks, int rank, int size, Address memory,
+                               int64_t partial_numbers, int64_t pending_numbers, int64_t output_numbers) {
+  auto* partials = at<float>(memory);
+  auto* pending = reinterpret_cast<int32_t*>(partials + partial_numbers);
+  auto* outputs = reinterpret_cast<uint16_t*>(pending + pending_numbers);
+  new (self) ContextRanks{&ranks,          rank,           size, partials, pending, outputs, partial_numbers,
+                          pending_numbers, output_numbers};
 }
 
 static std::vector<int> shared_splits(const PlannedStep& planned) {
@@ -52,6 +65,10 @@ static void forward(const Attention& self, PlannedStep& planned, const Attention
 }
 
 void bind_attention(nb::module_& module) {
+  nb::class_<ContextRanks>(module, "ContextRanks")
+      .def("__init__", make_context_ranks, nb::keep_alive<1, 2>(), nb::arg("ranks"), nb::arg("rank"), nb::arg("size"),
+           nb::arg("memory"), nb::arg("partial_numbers"), nb::arg("pending_numbers"), nb::arg("output_numbers"))
+      .def_ro("has_failed", &ContextRanks::has_failed);
   nb::class_<PlannedStep>(module, "PlannedStep").def_prop_ro("shared_splits", shared_splits);
   nb::class_<KVNumbers>(module, "KVNumbers")
       .def("__init__", make_numbers, nb::arg("numbers"), nb::arg("page_numbers"), nb::arg("format"),
@@ -74,7 +91,9 @@ void bind_attention(nb::module_& module) {
       .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("page_size"), nb::arg("is_causal") = true)
       .def("plan", plan, nb::arg("requests"), nb::arg("query_starts"), nb::arg("context_lens"), nb::arg("page_table"),
-           nb::arg("page_stride"), nb::arg("cos"), nb::arg("sin"))
+           nb::arg("page_stride"), nb::arg("cos"), nb::arg("sin"), nb::arg("are_own_rows") = false)
+      .def("share", [](Attention& self, ContextRanks& ranks) { self.ranks = &ranks; }, nb::keep_alive<1, 2>(),
+           nb::arg("ranks"))
       .def("forward", forward, nb::arg("step"), nb::arg("layer"), nb::arg("qkv"), nb::arg("out"), ReleaseGil());
 }
 

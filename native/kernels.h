@@ -16,6 +16,7 @@ struct Kernels {
 struct Attention {
   Kernels kernels;
   AttentionShape shape;
+  ContextRanks* ranks = nullptr;  // null: one rank alone
 };
 
 using KernelsClass = nanobind::class_<Kernels>;

@@ -11,6 +11,8 @@ namespace {
 constexpr int64_t TILES_PER_THREAD = 8;
 // Of a request: bounds the memory of the partial results that group tiles leave.
 constexpr int MAX_PREFIX_PARTS = 32;
+// For which pieces are cut where ranks share them: all make the same plan, however many threads each has.
+constexpr int THREADS_PER_RANK = 4;
 
 void add_writes(AttentionPlan& plan, const AttentionShape& shape, const AttentionStep& step, int request) {
   const int first = step.first_position(request), end = step.context_lens[request];
@@ -22,10 +24,12 @@ void add_writes(AttentionPlan& plan, const AttentionShape& shape, const Attentio
 }
 
 // Adds the tiles of a request. A tile has whole queries, unless the heads of one query alone are more than a tile.
-void add_tiles(AttentionPlan& plan, const AttentionShape& shape, const AttentionStep& step, int request) {
+// `may_write`: a tile may store the key and the value of its only token.
+void add_tiles(AttentionPlan& plan, const AttentionShape& shape, const AttentionStep& step, int request,
+               bool may_write) {
   const int group = shape.group(), rows = step.queries(request) * group;
   const int limit = group > QUERY_TILE_ROWS ? QUERY_TILE_ROWS : QUERY_TILE_ROWS / group * group;
-  const bool writes_own_kv = rows <= limit && step.queries(request) == 1;
+  const bool writes_own_kv = may_write && rows <= limit && step.queries(request) == 1;
   if (!writes_own_kv) add_writes(plan, shape, step, request);
   for (int row = 0; row < rows; row += limit) {
     const int count = std::min(limit, rows - row);
@@ -96,13 +100,13 @@ void add_group_tiles(AttentionPlan& plan, const AttentionShape& shape, const Att
     plan.prefixes[request].first_partial = rows;
     rows += static_cast<int64_t>(plan.prefixes[request].parts) * step.queries(request) * shape.group();
   }
-  plan.partials.resize(rows * shape.kv_heads * (shape.head_dim + 2));
+  plan.num_partials = rows * shape.kv_heads * (shape.head_dim + 2);
 }
 
 void split_tiles(AttentionPlan& plan, const AttentionShape& shape) {
   std::vector<QueryTile> tiles;
   const int64_t numbers = static_cast<int64_t>(shape.kv_heads) * (shape.head_dim + 2);
-  int64_t rows = static_cast<int64_t>(plan.partials.size()) / numbers;
+  int64_t rows = plan.num_partials / numbers;
   for (QueryTile tile : plan.tiles) {
     const int first = tile.first_split, end = tile.end_split;
     if (end - first > 1) {
@@ -119,7 +123,7 @@ void split_tiles(AttentionPlan& plan, const AttentionShape& shape) {
     }
   }
   plan.tiles = std::move(tiles);
-  plan.partials.resize(rows * numbers);
+  plan.num_partials = rows * numbers;
 }
 
 // Of tiles with equal cost, the later ones of a request see more keys: they come first.
@@ -132,16 +136,83 @@ void order_by_cost(std::vector<QueryTile>& tiles) {
                    [&](const QueryTile& a, const QueryTile& b) { return cost(a) > cost(b); });
 }
 
+// A plan whose partial results have no memory yet. `is_whole`: no tile leaves any.
+AttentionPlan cut_step(const AttentionShape& shape, const AttentionStep& step, int threads, bool may_write,
+                       bool is_whole = false) {
+  AttentionPlan plan;
+  if (is_whole) {
+    plan.prefixes.assign(step.requests, {0, 0, 0});
+  } else {
+    add_group_tiles(plan, shape, step, threads);
+  }
+  for (int request = 0; request < step.requests; ++request) add_tiles(plan, shape, step, request, may_write);
+  const int64_t work = static_cast<int64_t>(plan.tiles.size()) * shape.kv_heads;
+  if (!is_whole && threads > 1 && work < TILES_PER_THREAD * threads) split_tiles(plan, shape);
+  order_by_cost(plan.group_tiles);
+  order_by_cost(plan.tiles);
+  return plan;
+}
+
+// The rank in whose memory a page lies: pages are spread over ranks in runs of a KV split.
+int home_of(const AttentionShape& shape, const AttentionStep& step, int request, int position, int ranks) {
+  const int32_t page = step.page_table[request * step.page_stride + position / shape.page_size];
+  return page / std::max(1, KV_SPLIT / shape.page_size) % ranks;
+}
+
+// A piece over one KV split is done where its first page lies; the others take turns.
+std::vector<TilePiece> own_pieces(const std::vector<QueryTile>& tiles, const AttentionShape& shape,
+                                  const AttentionStep& step, const ContextRanks& ranks) {
+  std::vector<TilePiece> own;
+  int turn = 0;
+  for (int tile = 0; tile < static_cast<int>(tiles.size()); ++tile) {
+    const QueryTile& piece = tiles[tile];
+    const bool has_home = piece.split_tile >= 0 || (piece.is_group() && piece.end_split == piece.first_split + 1);
+    const int home =
+        has_home ? home_of(shape, step, piece.request, piece.first_split * KV_SPLIT, ranks.size) : ranks.size;
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      if ((has_home ? home : turn++ % ranks.size) == ranks.rank) own.push_back({tile, head});
+    }
+  }
+  return own;
+}
+
+void keep_own_writes(AttentionPlan& plan, const AttentionShape& shape, const AttentionStep& step,
+                     const ContextRanks& ranks) {
+  const auto is_others = [&](const PageWrite& write) {
+    const int position = step.position(write.request, write.first_query);
+    return home_of(shape, step, write.request, position, ranks.size) != ranks.rank;
+  };
+  plan.writes.erase(std::remove_if(plan.writes.begin(), plan.writes.end(), is_others), plan.writes.end());
+}
+
 }  // namespace
 
 AttentionPlan plan_attention(const AttentionShape& shape, const AttentionStep& step, int threads) {
+  AttentionPlan plan = cut_step(shape, step, threads, true);
+  plan.partials.resize(plan.num_partials);
+  return plan;
+}
+
+AttentionPlan plan_attention(const AttentionShape& shape, const AttentionStep& step, int threads, ContextRanks& ranks,
+                             Sharing sharing) {
   AttentionPlan plan;
-  add_group_tiles(plan, shape, step, threads);
-  for (int request = 0; request < step.requests; ++request) add_tiles(plan, shape, step, request);
-  const int64_t work = static_cast<int64_t>(plan.tiles.size()) * shape.kv_heads;
-  if (threads > 1 && work < TILES_PER_THREAD * threads) split_tiles(plan, shape);
-  order_by_cost(plan.group_tiles);
-  order_by_cost(plan.tiles);
+  if (sharing == Sharing::rows) {
+    plan = cut_step(shape, step, threads, false);
+    plan.partials.resize(plan.num_partials);
+  } else {
+    plan = cut_step(shape, step, THREADS_PER_RANK * ranks.size, true);
+    if (plan.num_partials > ranks.partial_numbers || static_cast<int64_t>(plan.pending.size()) > ranks.pending_numbers) {
+      plan = cut_step(shape, step, 1, true, true);
+    }
+    plan.has_writes = !plan.writes.empty();
+    plan.own_group_pieces = own_pieces(plan.group_tiles, shape, step, ranks);
+    plan.own_pieces = own_pieces(plan.tiles, shape, step, ranks);
+    keep_own_writes(plan, shape, step, ranks);
+    // The others have ended the step before this one, and begin this one behind a meeting.
+    if (ranks.rank == 0) std::copy(plan.pending.begin(), plan.pending.end(), ranks.pending);
+  }
+  plan.ranks = &ranks;
+  plan.sharing = sharing;
   return plan;
 }
 

@@ -17,6 +17,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "context_ranks.h"
+
 namespace tokenmill {
 
 constexpr int SUBPAGE = 16;          // tokens of a sub-page
@@ -141,16 +143,30 @@ struct SplitTile {
   int64_t first_partial;  // row of `AttentionPlan::partials`
 };
 
+// A piece of work of this rank: a tile at one KV head.
+struct TilePiece {
+  int tile, head;
+};
+
 // How the attention of a step is divided into pieces of work; made once for all layers.
 struct AttentionPlan {
-  std::vector<PageWrite> writes;
+  std::vector<PageWrite> writes;  // of several ranks that share the pieces: this one's
   std::vector<QueryTile> group_tiles;  // done before `tiles`; in both the most expensive first
   std::vector<QueryRow> group_rows;
   std::vector<SharedPrefix> prefixes;  // [requests]
   std::vector<QueryTile> tiles;
   std::vector<SplitTile> split_tiles;
   std::vector<int32_t> pending;  // [split_tiles][kv_heads] splits that are not finished; full again after each call
-  std::vector<float> partials;   // [rows][kv_heads][head_dim + 2]: values, sum of weights, maximum score
+  int64_t num_partials = 0;      // [rows][kv_heads][head_dim + 2]: values, sum of weights, maximum score
+  std::vector<float> partials;
+  ContextRanks* ranks = nullptr;  // null: one rank alone
+  Sharing sharing = Sharing::none;
+  bool has_writes = false, has_begun = false;  // of all ranks; a layer has run
+  std::vector<TilePiece> own_group_pieces, own_pieces;  // where ranks share the pieces
+
+  bool shares_pieces() const { return sharing == Sharing::pieces; }
+  float* partial_memory() { return shares_pieces() ? ranks->partials : partials.data(); }
+  int32_t* pending_memory() { return shares_pieces() ? ranks->pending : pending.data(); }
 };
 
 struct AttentionCall {
@@ -171,5 +187,10 @@ struct PlannedStep {
 
 // Divides the attention of a step for so many threads.
 AttentionPlan plan_attention(const AttentionShape& shape, const AttentionStep& step, int threads);
+
+// Divides the attention of a step that ranks share. Of pieces all ranks make the same plan, whatever their threads; of
+// rows each has a step of its own.
+AttentionPlan plan_attention(const AttentionShape& shape, const AttentionStep& step, int threads, ContextRanks& ranks,
+                             Sharing sharing);
 
 }  // namespace tokenmill

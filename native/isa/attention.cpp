@@ -394,7 +394,7 @@ class TileWork {
 
   // A partial result in the plan's memory.
   PartialRow stored_partial(int64_t index) const {
-    return stored_at(call_.plan.partials.data() + (index * call_.shape.kv_heads + head_) * (head_dim_ + 2), head_dim_);
+    return stored_at(call_.plan.partial_memory() + (index * call_.shape.kv_heads + head_) * (head_dim_ + 2), head_dim_);
   }
 
   // Where the partial result of a row over one split is.
@@ -427,7 +427,7 @@ class TileWork {
     for (int row = 0; row < tile_.rows; ++row) {
       store(partials_[row], stored_partial(split_partial(split_tile, tile_.first_split, row)), head_dim_);
     }
-    int32_t& pending = call_.plan.pending[tile_.split_tile * call_.shape.kv_heads + head_];
+    int32_t& pending = call_.plan.pending_memory()[tile_.split_tile * call_.shape.kv_heads + head_];
     if (__atomic_sub_fetch(&pending, 1, __ATOMIC_ACQ_REL) > 0) return;
     pending = split_tile.end_split - split_tile.first_split;
     for (int row = 0; row < tile_.rows; ++row) {
@@ -441,31 +441,70 @@ class TileWork {
   }
 };
 
-void attend_tiles(const AttentionCall& call, const std::vector<QueryTile>& tiles, int threads) {
-  const int heads = call.shape.kv_heads;
-  const int64_t pieces = static_cast<int64_t>(tiles.size()) * heads;
-  parallel_chain(pieces, threads, [&](int64_t i, int64_t next) {
-    const auto tile = [&](int64_t piece) -> const QueryTile& { return tiles[piece / heads]; };
-    const auto head = [&](int64_t piece) { return static_cast<int>(piece % heads); };
+// Attends tiles: `piece(i)` for i below `count`.
+template <class Piece>
+void attend_pieces(const AttentionCall& call, const std::vector<QueryTile>& tiles, int64_t count, const Piece& piece,
+                   int threads) {
+  parallel_chain(count, threads, [&](int64_t i, int64_t next) {
     const FlushDenormals flush;
-    if (next >= pieces) next = i;
-    const FirstSubpages first(call, tile(next), head(next));
-    TileWork(call, tile(i), head(i), first).run();
+    const TilePiece own = piece(i), later = piece(next >= count ? i : next);
+    const FirstSubpages first(call, tiles[later.tile], later.head);
+    TileWork(call, tiles[own.tile], own.head, first).run();
   });
 }
 
-}  // namespace
-
-void attention(const AttentionCall& call, int threads) {
-  const AttentionPlan& plan = call.plan;
+void attend_tiles(const AttentionCall& call, const std::vector<QueryTile>& tiles, int threads) {
   const int heads = call.shape.kv_heads;
+  const auto piece = [&](int64_t i) { return TilePiece{static_cast<int>(i / heads), static_cast<int>(i % heads)}; };
+  attend_pieces(call, tiles, static_cast<int64_t>(tiles.size()) * heads, piece, threads);
+}
+
+void attend_own(const AttentionCall& call, const std::vector<QueryTile>& tiles, const std::vector<TilePiece>& own,
+                int threads) {
+  attend_pieces(call, tiles, static_cast<int64_t>(own.size()), [&](int64_t i) { return own[i]; }, threads);
+}
+
+void write_pages(const AttentionCall& call, int threads) {
+  const AttentionPlan& plan = call.plan;
   const int64_t writes = call.layer.reads_only ? 0 : static_cast<int64_t>(plan.writes.size());
   parallel_for(writes, threads, [&](int64_t i) {
     const FlushDenormals flush;
     const PageWrite& write = plan.writes[i];
     const int32_t* page_table = call.step.page_table + write.request * call.step.page_stride;
-    for (int head = 0; head < heads; ++head) store_tokens(call, {call.shape, call.layer.memory, page_table, head}, write);
+    for (int head = 0; head < call.shape.kv_heads; ++head)
+      store_tokens(call, {call.shape, call.layer.memory, page_table, head}, write);
   });
+}
+
+// Of pieces that ranks share, does this rank's; all of them have the outputs of all:
+//
+//   write own pages | group tiles | own pieces, outputs where all see them | copy the outputs
+//                  meet          meet                                     meet
+void attend_shared(const AttentionCall& call, int threads) {
+  AttentionPlan& plan = call.plan;
+  ContextRanks& ranks = *plan.ranks;
+  const int64_t size = call.shape.out_size();
+  AttentionCall shared{call.shape, call.step, plan, call.layer, call.qkv, call.qkv_stride, ranks.next_room(), size};
+  write_pages(shared, threads);
+  const bool waits = (plan.has_writes && !call.layer.reads_only) || (!plan.has_begun && !plan.pending.empty());
+  plan.has_begun = true;
+  if (waits && !ranks.meet()) return;
+  attend_own(shared, plan.group_tiles, plan.own_group_pieces, threads);
+  if (!plan.group_tiles.empty() && !ranks.meet()) return;
+  attend_own(shared, plan.tiles, plan.own_pieces, threads);
+  if (!ranks.meet()) return;
+  for (int64_t token = 0; token < call.step.query_starts[call.step.requests]; ++token) {
+    std::memcpy(call.out + token * call.out_stride, shared.out + token * size, size * sizeof(uint16_t));
+  }
+}
+
+}  // namespace
+
+void attention(const AttentionCall& call, int threads) {
+  AttentionPlan& plan = call.plan;
+  if (plan.shares_pieces()) return attend_shared(call, threads);
+  write_pages(call, threads);
+  if (plan.sharing == Sharing::rows && !call.layer.reads_only && !plan.ranks->meet()) return;
   attend_tiles(call, plan.group_tiles, threads);
   attend_tiles(call, plan.tiles, threads);
 }

@@ -272,6 +272,22 @@ class AttentionLayer:
         ahead: int = 0,
     ) -> None: ...
 
+class ContextRanks:
+    """Ranks that share the attention of steps; see native/context_ranks.h. Zeroed memory that all of them map."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        rank: int,
+        size: int,
+        memory: Address,
+        partial_numbers: int,
+        pending_numbers: int,
+        output_numbers: int,
+    ) -> None: ...
+    @property
+    def has_failed(self) -> bool: ...
+
 class Attention:
     """The attention of one model; see docs/native.md."""
 
@@ -287,8 +303,15 @@ class Attention:
         page_stride: int,
         cos: Address,
         sin: Address,
+        are_own_rows: bool = False,
     ) -> PlannedStep:
-        """`cos`, `sin`: of the step's own tokens, [tokens][head_dim / 2]; 0: they follow from where these stand."""
+        """`cos`, `sin`: of the step's own tokens, [tokens][head_dim / 2]; 0: they follow from where these stand.
+
+        `are_own_rows`: of ranks that share a context each has a step of its own.
+        """
+
+    def share(self, ranks: ContextRanks) -> None:
+        """Share all later steps with other ranks."""
 
     def forward(self, step: PlannedStep, layer: AttentionLayer, qkv: Address, out: Address) -> None: ...
 

@@ -80,6 +80,20 @@ def test_a_refused_start_shows_the_same_table(folder: Path, capsys: pytest.Captu
     assert told["bfloat16"][2:] == ["no room", "-"]
 
 
+def test_ranks_that_share_a_context_have_a_part_of_the_kv_each(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["estimate", str(folder), "--device", "cpu", "--memory", str(64 * MIB), "--bandwidth", "10GB"]
+    assert main(given) == 0
+    alone = capsys.readouterr().out
+    assert main([*given, "-cp", "2"]) == 0
+    shared = capsys.readouterr().out
+    assert "Each of 2 ranks has a part of the KV cache, " in shared and "ranks" not in alone
+    assert rows(shared)["bfloat16"][:3] == rows(alone)["bfloat16"][:3]
+    assert main([*given, "-cp", "2", "-tp", "2"]) == 2
+    assert "ranks that share a context have the whole model each" in capsys.readouterr().err
+
+
 def test_experts_that_a_token_is_not_sent_to_are_not_read(tmp_path: Path) -> None:
     sparse = read_architecture(make_checkpoint(tmp_path / "m", "qwen3_moe", num_experts=64, tie_word_embeddings=True))
     assert 0.05 < active_share(sparse) < 0.6

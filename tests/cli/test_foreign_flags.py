@@ -44,6 +44,11 @@ def test_values_that_change_nothing_are_taken_in_silence(line, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("name", ["-cp", "-dcp", "--prefill-context-parallel-size", "--dcp-size", "--attn-cp-size"])
+def test_all_names_of_context_over_ranks_are_one(name):
+    assert read_configs(["m", name, "4"], {})[0].context_parallel_size == 4
+
+
 def test_flags_of_others_set_ours():
     engine, server = read_configs(
         shlex.split(
@@ -126,11 +131,10 @@ def test_what_is_not_there_is_refused_with_the_reason(capsys):
         "tokenmill serve: --enable-moe-shared-loras is not supported, because adapters are of dense layers of texts, "
         "named by --lora-modules"
     )
-    assert refusal(capsys, "m", "--dcp-size", "2").endswith("(1 changes nothing)")
+    assert refusal(capsys, "m", "--attn-dp-size", "2").endswith("(1 changes nothing)")
     assert "a field of --speculative-config" in refusal(capsys, "--spec-model", "some/draft")
     assert "--aux-output-config" in refusal(capsys, '--aux-output-config={"a": 1}')
-    assert refusal(capsys, "--decode-context-parallel-size").endswith("needs a value")
-    assert "summed in another order" in refusal(capsys, "--decode-context-parallel-size", "2")
+    assert refusal(capsys, "--data-parallel-address").endswith("needs a value")
     assert "'random' is not one of" in refusal(capsys, "--schedule-policy", "random")
 
 
@@ -166,7 +170,9 @@ def test_a_config_file_of_vllm_is_read(tmp_path, capsys):
     assert engine.media_limits().image == 0
     assert capsys.readouterr().err.count("\n") == 1
     path.write_text("decode-context-parallel-size: 2\n")
-    with pytest.raises(InvalidConfig, match="decode-context-parallel-size 2 is not supported, because"):
+    assert read_configs(["--config", str(path)], {})[0].context_parallel_size == 2
+    path.write_text("data-parallel-rank: 2\n")
+    with pytest.raises(InvalidConfig, match="data-parallel-rank 2 is not supported, because"):
         read_configs(["--config", str(path)], {})
 
 

@@ -300,9 +300,9 @@ def test_priority(folder):
         (lambda llm: LLM(max_model_length=3), InvalidConfig, "did you mean max_model_len"),
         (lambda llm: LLM(disable_prefix_caching=True), InvalidConfig, "no option 'disable_prefix_caching'$"),
         (
-            lambda llm: LLM(decode_context_parallel_size=2),
+            lambda llm: LLM(max_logprobs=2),
             InvalidConfig,
-            "decode_context_parallel_size=2 is not supported",
+            "max_logprobs=2 is not supported",
         ),
         (lambda llm: LLM(dtype="float17"), InvalidConfig, "must be one of auto, bfloat16"),
         (lambda llm: SamplingParams(max_new_tokens=3), TypeError, "did you mean max_tokens"),

@@ -23,6 +23,7 @@ def check_engine(config: EngineSettings) -> None:
     """
     _check_finite(config)
     _check_positive(config, "page_size", "max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size", "nnodes")
+    _check_positive(config, "context_parallel_size")
     _check_ranks(config)
     if config.page_size > 256 or config.page_size & (config.page_size - 1):
         raise InvalidConfig(f"--page-size must be a power of two up to 256, got {config.page_size}")
@@ -101,6 +102,12 @@ def check_server(config: ServerSettings) -> None:
 
 
 def _check_ranks(config: EngineSettings) -> None:
+    if config.context_parallel_size > 1 and config.num_ranks > config.context_parallel_size:
+        raise InvalidConfig(
+            f"--context-parallel-size {config.context_parallel_size}: ranks that share a context have the whole model "
+            "each; leave out --tensor-parallel-size and --pipeline-parallel-size (vLLM counts decode context among "
+            "its tensor ranks)"
+        )
     if config.tensor_parallel_size == 1 and config.enable_expert_parallel:
         raise InvalidConfig("--enable-expert-parallel spreads experts over ranks: it needs --tensor-parallel-size")
     if config.pipeline_parallel_size % config.nnodes:

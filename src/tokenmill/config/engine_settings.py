@@ -168,6 +168,11 @@ class EngineSettings(VisionConfig):
     pipeline_parallel_size: int = flag(
         1, "stages that share the model's layers, each of as many ranks (CPUs)", aliases=("-pp", "--pp", "--pp-size")
     )
+    context_parallel_size: int = flag(
+        1,
+        "processes that share the context: the attention and the KV cache of each request (CPUs)",
+        aliases=("-cp", "-dcp", "--decode-context-parallel-size", "-pcp", "--prefill-context-parallel-size"),
+    )
     nnodes: int = flag(1, "machines that share the stages; the first one serves")
     node_rank: int = flag(0, "number of this machine, from 0; all others wait for machine 0")
     master_addr: str = flag("127.0.0.1", "address of the first machine, for the others")
@@ -226,7 +231,7 @@ class EngineSettings(VisionConfig):
     @property
     def num_ranks(self) -> int:
         """Number of processes of an engine, on all machines."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
 
     @property
     def num_steps_ahead(self) -> int:

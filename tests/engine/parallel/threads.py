@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tests.paging import make_attention
+from tokenmill.engine.parallel.context import ContextModel, SharedContext
 from tokenmill.engine.parallel.layout import Layout, StepShape
 from tokenmill.engine.parallel.messages import End
 from tokenmill.engine.parallel.model import PartialModel, RankedModel
@@ -22,6 +24,7 @@ from tokenmill.engine.parallel.pipeline.link import Launch
 from tokenmill.engine.parallel.shared_memory import SharedMemory
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
+from tokenmill.model.attention.context import ContextRanks
 from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.host_model import on_host
@@ -47,11 +50,12 @@ class Form:
     attention: str = "native"
     kv_dtype: torch.dtype | None = None
 
-    def attend(self, decoder, kernels: Kernels, num_pages: int) -> AttentionBackend:
+    def attend(self, decoder, kernels: Kernels, num_pages: int, ranks: ContextRanks | None = None) -> AttentionBackend:
         """The attention of a decoder."""
         native = getattr(kernels, "native", None)
         spec, dtype = decoder.attention_spec, getattr(torch, kernels.dtype)  # until the cut
-        return make_attention(self.attention, spec, num_pages, 16, dtype, kv_dtype=self.kv_dtype, native=native)
+        wanted = {"kv_dtype": self.kv_dtype, "native": native, "ranks": ranks}
+        return make_attention(self.attention, spec, num_pages, 16, dtype, **wanted)
 
 
 @contextlib.contextmanager
@@ -99,6 +103,35 @@ def ranks(
                 memory.post(End())
             if first is not None:
                 first.send_end()
+            for thread in threads:
+                thread.join(TIMEOUT)
+            assert not any(thread.is_alive() for thread in threads), "a rank has not ended"
+
+
+@contextlib.contextmanager
+def context_ranks(
+    folder: Path, size: int, form: Form, num_pages: int, step: StepShape
+) -> Iterator[tuple[ContextModel, AttentionBackend]]:
+    """Rank 0's model and attention, of ranks that share a context; the others follow until the end."""
+
+    def part(memory: SharedMemory) -> Part:
+        kernels = form.make()
+        decoder = plan_model(folder, read_architecture(folder), kernels).load()
+        context = SharedContext(memory, step.tokens, TIMEOUT)
+        attention = form.attend(decoder, kernels, num_pages, context)
+        return on_host(decoder, attention), attention, memory, kernels.dtype
+
+    with memories(folder, size, step) as shared:
+        with ThreadPoolExecutor(size) as pool:  # they take memory together
+            (model, attention, memory, _), *others = pool.map(part, shared)
+        threads = [threading.Thread(target=Follower(*other, iter(())).run, daemon=True) for other in others]
+        for thread in threads:
+            thread.start()
+        try:
+            yield ContextModel(model, memory), attention
+        finally:
+            if not memory.is_broken:
+                memory.post(End())
             for thread in threads:
                 thread.join(TIMEOUT)
             assert not any(thread.is_alive() for thread in threads), "a rank has not ended"

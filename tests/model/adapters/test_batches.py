@@ -152,8 +152,9 @@ def test_base_requests_are_those_of_an_engine_without_adapters(
     [
         {"tensor_parallel_size": 2, "quantization": "int8", "async_scheduling": True},
         {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+        {"context_parallel_size": 2},
     ],
-    ids=["ranks", "stages of ranks"],
+    ids=["ranks", "stages of ranks", "ranks of a context"],
 )
 def test_ranks_have_their_parts_of_adapters(
     options: dict[str, Any], base: Path, adapters: list[LoRARequest | None], rng: np.random.Generator

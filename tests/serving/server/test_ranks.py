@@ -71,6 +71,20 @@ def test_streams_outlive_a_stage_that_is_killed_and_a_rank_of_it_that_hangs(tiny
         server.wait_until_unused()
 
 
+def test_streams_outlive_a_rank_that_shares_their_context(tiny_checkpoint):
+    shared = config(tiny_checkpoint, tensor_parallel_size=1, context_parallel_size=2)
+    with start_server(config(tiny_checkpoint, tensor_parallel_size=1), ENGINE_MODULE, **HOW) as server:
+        want = asyncio.run(answers(server.url, 16))
+    with start_server(shared, ENGINE_MODULE, **HOW) as server:
+        assert asyncio.run(answers(server.url, 16)) == want
+        (described,) = json.loads(httpx.get(f"{server.url}/server_info").text)["engines"]
+        assert described["num_ranks"] == 2
+        victim = child(server, "engine_process 0 1")
+        assert disturbed(server, 16, victim, signal.SIGKILL) == want
+        wait_for_another(server, 1, victim)
+        wait_until_well(server)
+
+
 def test_engines_of_two_ranks_each(tiny_checkpoint):
     with start_server(config(tiny_checkpoint), ENGINE_MODULE, data_parallel_size=2, **HOW) as server:
         described = json.loads(httpx.get(f"{server.url}/server_info").text)["engines"]

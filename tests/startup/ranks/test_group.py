@@ -14,12 +14,14 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.eventually import eventually
 from tests.serving.server.running_server import children_of, is_alive
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.llm.llm import LLM
 from tokenmill.model.kernels.native import load_kernels
 from tokenmill.model.sharding.shard import Part, Shard, check_size
 from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.startup.assembly.setup import build_engine
 
 pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
 
@@ -74,13 +76,33 @@ def test_parts_are_all_there_is_and_nothing_twice() -> None:
         ({"nnodes": 2}, "--pipeline-parallel-size must be a multiple of it"),
         ({"nnodes": 2, "pipeline_parallel_size": 2, "node_rank": 2}, "--node-rank must be below --nnodes"),
         ({"nnodes": 2, "pipeline_parallel_size": 2}, "--nnodes needs --master-secret FILE"),
-        ({"decode_context_parallel_size": 2}, "decode_context_parallel_size"),
+        ({"context_parallel_size": 2, "tensor_parallel_size": 2}, "--context-parallel-size 2: .* leave out --tensor"),
+        ({"context_parallel_size": 0}, "--context-parallel-size must be at least 1"),
+        ({"context_parallel_size": 2, "attention_backend": "reference"}, "--context-parallel-size needs native or cpu"),
+        ({"context_parallel_size": 2, "kv_host_size": 1 << 20}, "KV from elsewhere needs an engine of one rank"),
     ],
 )
 def test_what_an_engine_refuses(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3")
     with pytest.raises(InvalidConfig, match=sentence):
         LLM(folder, **SMALL, **options)
+    eventually(lambda: not rank_pids())
+
+
+def test_ranks_that_share_a_context_have_a_part_of_the_kv_each(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3")
+    sizes = {"kv_cache_memory_bytes": 1 << 20, "max_num_batched_tokens": 32, "max_num_seqs": 4, "num_threads": 1}
+    ready = []
+    for size in (1, 2):
+        config = EngineConfig(model=str(folder), device="cpu", context_parallel_size=size, **sizes)
+        built = build_engine(config.resolve())
+        ready.append(built.ready)
+        built.engine.close()
+    alone, shared = ready
+    assert abs(shared.num_pages - alone.num_pages) <= 2
+    assert abs(2 * shared.kv_bytes - alone.kv_bytes) <= alone.kv_bytes // alone.num_pages * 3
+    assert shared.weight_bytes == alone.weight_bytes
+    assert shared.threads_reason.startswith("of each of 2 ranks that share the context, as weights and KV: ")
     eventually(lambda: not rank_pids())
 
 

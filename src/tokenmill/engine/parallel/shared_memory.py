@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import mmap
+import os
 import select
 import time
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,8 @@ class SharedMemory:
         assert native.RANKS_BYTES <= SIGNAL_BYTES and native.MOST_RANKS == MOST_RANKS, "native/ranks.h says the same"
         self.shard = shard
         self.layout = layout
+        self._descriptor = descriptor
+        self._end = layout.num_bytes
         self._bytes = np.frombuffer(mmap.mmap(descriptor, layout.num_bytes), np.uint8)
         self._ranks: _native.Ranks | None = None
         self._timeout = 0.0
@@ -90,6 +93,18 @@ class SharedMemory:
     def _joined(self) -> _native.Ranks:
         assert self._ranks is not None, "a rank joins before it meets"
         return self._ranks
+
+    def extend(self, num_bytes: int, patience: float) -> npt.NDArray[np.uint8]:
+        """Map zeroed memory behind all that ranks share so far; all of them ask for it, in the same order.
+
+        The system hands it out as it is first written, to the node of the rank that writes.
+        """
+        start, size = self._end, -(-num_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        self._end += size
+        if self.shard.rank == 0:
+            os.ftruncate(self._descriptor, self._end)
+        self.meet(patience)
+        return np.frombuffer(mmap.mmap(self._descriptor, size, offset=start), np.uint8)[:num_bytes]
 
     # --- notes ------------------------------------------------------------------------------------------------------
 

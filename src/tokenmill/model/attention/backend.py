@@ -13,6 +13,7 @@ from tokenmill.platform.protocol import Platform
 from tokenmill.platform.torch_package import needs_package
 
 if TYPE_CHECKING:
+    from tokenmill.model.attention.context import ContextRanks
     from tokenmill.model.attention.paged import PagedImplementation
 
     Parts = tuple[PagedImplementation, PagedImplementation, PagedImplementation | None]
@@ -28,6 +29,7 @@ class AttentionConfig(msgspec.Struct, frozen=True):
         is_invariant: require a token's result to depend neither on its batch nor on the chunk that it came in.
         shares_splits: read keys that decodes have in common once for all of them, where the backend can.
         is_page_first: all layers of a page lie together, see `KVCache`.
+        ranks: share the attention and its KV memory; None: it is one rank's.
     """
 
     spec: AttentionSpec
@@ -39,6 +41,7 @@ class AttentionConfig(msgspec.Struct, frozen=True):
     is_invariant: bool = False
     shares_splits: bool = True
     is_page_first: bool = False
+    ranks: ContextRanks | None = None
 
     @property
     def groups(self) -> list[AttentionConfig]:
@@ -74,6 +77,7 @@ class Backend(msgspec.Struct, frozen=True):
         package: package that must be installed, under this name here and as an extra of this project.
         obstacle: a check that needs a try; returns the reason against the backend, or None.
         is_invariant: see `AttentionConfig`.
+        shares_context: serves ranks that share a context.
     """
 
     name: str
@@ -90,6 +94,7 @@ class Backend(msgspec.Struct, frozen=True):
     package: str | None = None
     obstacle: Callable[[AttentionConfig], str | None] = lambda config: None
     is_invariant: bool = False
+    shares_context: bool = False
 
     @property
     def is_for_gpus(self) -> bool:
@@ -107,6 +112,8 @@ class Backend(msgspec.Struct, frozen=True):
         if head_dim % multiple or (self.max_head_dim is not None and head_dim > self.max_head_dim):
             needed = f"heads of a multiple of {multiple} up to {self.max_head_dim}, not {head_dim}"
             return f"the {self.name} attention needs {needed}"
+        if config.ranks is not None and not self.shares_context:
+            return f"the {self.name} attention is one rank's: --context-parallel-size needs native or cpu"
         if self.needs_native and config.native is None:
             return "the model does not run on native kernels"
         if self.package is not None and not _is_installed(self.package):

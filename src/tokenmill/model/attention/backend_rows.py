@@ -37,13 +37,13 @@ def _token_major() -> type[KVCache]:
 def _native(config: AttentionConfig, kv: Any) -> AttentionBackend:
     from tokenmill.model.attention.backends.native import NativeAttention
 
-    return NativeAttention(config.spec, kv, config.native)
+    return NativeAttention(config.spec, kv, config.native, config.ranks)
 
 
 def _cpu(config: AttentionConfig, kv: Any) -> AttentionBackend:
     from tokenmill.model.attention.backends.cpu import CpuAttention
 
-    return CpuAttention(config.spec, kv)
+    return CpuAttention(config.spec, kv, config.ranks)
 
 
 def _reference(config: AttentionConfig, kv: Any) -> AttentionBackend:
@@ -108,8 +108,9 @@ BACKENDS = (
         head_multiple=16,
         max_head_dim=512,
         needs_native=True,
+        shares_context=True,
     ),
-    Backend("cpu", _head_major, make=_cpu, merit="batched torch", package="torch"),
+    Backend("cpu", _head_major, make=_cpu, merit="batched torch", package="torch", shares_context=True),
     Backend("reference", _head_major, make=_reference, auto_for=(never, never), package="torch"),
     Backend(
         "flashinfer",

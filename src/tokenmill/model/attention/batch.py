@@ -73,6 +73,7 @@ class ForwardBatch(msgspec.Struct, frozen=True):
             told; of the boundary behind the last layer [S, ...]. None: they are not wanted.
         types: [T] int64, rows of an encoder's table of types; None: all tokens are of the first.
         lens: the lengths on the device, if they were sent along with the rest; None if not.
+        are_own_rows: the tokens are this rank's of a step that ranks share by rows; see `own_rows`.
     """
 
     token_ids: AnyArray
@@ -91,6 +92,7 @@ class ForwardBatch(msgspec.Struct, frozen=True):
     states: StepStates | None = None
     taps: AnyArray | None = None
     types: AnyArray | None = None
+    are_own_rows: bool = False
 
     @property
     def in_windows(self) -> ForwardBatch:

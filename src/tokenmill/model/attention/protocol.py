@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -13,11 +13,18 @@ from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.platform.arrays import ArrayLibrary, itemsize
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
+
     from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
     from tokenmill.platform.arrays import AnyArray
 
 Part = tuple[tuple[int, ...], str]
 """Shape and dtype of one array of a KV cache: [layers, pages, ...]."""
+Take: TypeAlias = "Callable[[int], npt.NDArray[np.uint8]]"
+"""Takes so many bytes of zeroed memory, which other processes may map too."""
 
 
 class AttentionSpec(msgspec.Struct, frozen=True):
@@ -98,17 +105,20 @@ class KVCache(ABC):
         device: str,
         *,
         is_page_first: bool = False,
+        take: Take | None = None,
     ) -> None:
+        """`take`: takes its memory, zeros; None: it is this process's own."""
         parts, arrays = self.parts(spec, num_pages, page_size, dtype), self.arrays_of(device)
         self.num_pages = num_pages
         self.page_size = page_size
         self.tensors: tuple[AnyArray, ...]
         self.pieces: tuple[AnyArray, ...]
         if is_page_first:
-            self.pieces = (arrays.zeros((1, num_pages, self.bytes_per_page(spec, page_size, dtype)), "uint8"),)
+            piece = (1, num_pages, self.bytes_per_page(spec, page_size, dtype)), "uint8"
+            self.pieces = (_zeros(arrays, *piece, take),)
             self.tensors = tuple(_page_first(self.pieces[0][0], parts, arrays))
         else:
-            self.tensors = self.pieces = tuple(arrays.zeros(shape, kind) for shape, kind in parts)
+            self.tensors = self.pieces = tuple(_zeros(arrays, *part, take) for part in parts)
         self.keys, self.values = self.tensors[:2]
 
     @classmethod
@@ -130,6 +140,12 @@ class KVCache(ABC):
     def num_bytes(self) -> int:
         """Bytes of all pages."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def _zeros(arrays: ArrayLibrary, shape: tuple[int, ...], dtype: str, take: Take | None) -> AnyArray:
+    if take is None:
+        return arrays.zeros(shape, dtype)
+    return arrays.over(take(math.prod(shape) * itemsize(dtype)), arrays.empty((0,), dtype)).reshape(shape)
 
 
 def _page_first(memory: AnyArray, parts: Sequence[Part], arrays: ArrayLibrary) -> Iterator[AnyArray]:

@@ -63,7 +63,8 @@ class AttentionChoice(msgspec.Struct, frozen=True):
         """Make the backend of a group."""
         prompts, decodes = self.prompts, self.decodes
         shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
-        kv = prompts.layout()(*shape, config.platform.device, is_page_first=config.is_page_first)
+        take = None if config.ranks is None else config.ranks.take
+        kv = prompts.layout()(*shape, config.platform.device, is_page_first=config.is_page_first, take=take)
         if not prompts.is_for_gpus:
             begin_small(kv.pieces)
         if prompts.make is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.model.attention.protocol import AttentionSpec, KVCache, Part
+from tokenmill.model.attention.protocol import AttentionSpec, KVCache, Part, Take
 from tokenmill.platform.arrays import ArrayLibrary
 from tokenmill.platform.device_arrays import DeviceArrays
 from tokenmill.platform.tensor_memory import Scratch
@@ -29,8 +29,9 @@ class HeadMajorKV(KVCache):
         device: str,
         *,
         is_page_first: bool = False,
+        take: Take | None = None,
     ) -> None:
-        super().__init__(spec, num_pages, page_size, dtype, device, is_page_first=is_page_first)
+        super().__init__(spec, num_pages, page_size, dtype, device, is_page_first=is_page_first, take=take)
         self._keys, self._values = (Scratch(memory.dtype, device) for memory in (self.keys, self.values))
         self._heads = torch.arange(spec.num_kv_heads, device=device)[:, None]
         # From a page to the next, in rows of a head.

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.model.attention.backends.native import NativeAttention
+from tokenmill.model.attention.context import own_rows, shares_rows
 from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
@@ -52,7 +53,7 @@ class NativeDecoder:
     It holds addresses: the weights and the memory stay where they are.
     """
 
-    __slots__ = ("_attention", "_decoder", "_logits", "_native", "_room", "_scratch", "_states", "_table")
+    __slots__ = ("_attention", "_decoder", "_groups", "_logits", "_native", "_room", "_scratch", "_states", "_table")
 
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
         self._decoder = decoder
@@ -60,6 +61,7 @@ class NativeDecoder:
         groups = native_groups(attention)
         assert groups is not None, "the attention is native"
         self._scratch, self._logits = _Scratch(), _Logits()
+        self._groups = groups
         self._native = _bind(decoder, groups)
         self._table: object = None
         self._states: NativeStates | None = None
@@ -82,6 +84,13 @@ class NativeDecoder:
             [S, hidden_size] bfloat16, as its bits.
         """
         assert attention is self._attention, "the pass is bound to the memory of one attention"
+        ranks = self._groups[0].ranks
+        if ranks is None or not shares_rows(batch, ranks):
+            return self._run(batch, hidden)
+        own, places = own_rows(batch, ranks.rank, ranks.size)
+        return ranks.rows(self._run(own, hidden), places, len(batch.output_indices)).copy()
+
+    def _run(self, batch: ForwardBatch, hidden: Array | None) -> Any:
         tokens, outputs, shard = len(batch.token_ids), len(batch.output_indices), self._decoder.shard
         plan = self._attention.plan(batch)
         steps = [own.step for own in plan] if isinstance(plan, tuple) else [plan.step]
@@ -98,6 +107,8 @@ class NativeDecoder:
         scratch = self._scratch.take(self._native.scratch_numbers(tokens))
         if not self._native.forward(steps, *inputs, *more, scratch, address(out) if shard.rank == 0 else 0):
             raise self._decoder.collective.failure()
+        for group in self._groups:
+            group.check()
         return out
 
     def fuse(self, taps: Array) -> Any:

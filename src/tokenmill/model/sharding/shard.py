@@ -167,6 +167,23 @@ def check_size(architecture: Architecture, size: int, num_stages: int = 1, sums:
     raise InvalidConfig(f"--tensor-parallel-size {size}: {obstacle}; what works: {', '.join(fitting)}")
 
 
+def check_context(architecture: Architecture, size: int) -> None:
+    """Check that this many ranks, each with the whole model, can share its contexts.
+
+    Raises:
+        InvalidConfig: they cannot; says why.
+    """
+    obstacle = None
+    if size > MOST_RANKS:
+        obstacle = f"at most {MOST_RANKS} ranks share a context"
+    elif architecture.recurrences:
+        obstacle = "a model with recurrent states has no context to share: its states belong to one process"
+    elif not architecture.needs_kv:
+        obstacle = "an encoder keeps no context to share; it runs in one process"
+    if obstacle is not None:
+        raise InvalidConfig(f"--context-parallel-size {size}: {obstacle}")
+
+
 def _obstacle(architecture: Architecture, size: int, sums: bool) -> str | None:
     """Return why `size` ranks cannot share it; None: they can."""
     if size > MOST_RANKS:

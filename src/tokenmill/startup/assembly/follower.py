@@ -156,6 +156,7 @@ def build_follower(
     size = size_kv(config, platform, model)
     attention = model.attention.make(size.num_allocated)
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
+    is_asked_for &= group.context is None  # or each page lies with the rank that first writes it
     has_room = attention.kv.num_bytes <= platform.available_bytes()
     idle_work = prefault(attention.kv.pieces) if is_asked_for and has_room else iter(())
     decoder = on_host(model.decoder, attention)

@@ -138,7 +138,8 @@ def load(
     check_recurrence_sizes(architecture, kernels.name)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
     plan = _adjusted(plan, folder, config, platform, timer)
-    attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
+    ranks = None if group is None else group.context
+    attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels, ranks)
     draft = find_draft(config, platform, folder, num_threads, timer.phase)
     draft_bytes = 0 if draft is None else draft.page_bytes
     page_bytes = _least_bytes(config, architecture, attention, draft_bytes, obstacle is None)
@@ -249,7 +250,7 @@ def _least_bytes(
     config: EngineConfig, architecture: Architecture, attention: AttentionChoice, draft_bytes: int, has_windows: bool
 ) -> int:
     """Return the bytes that a page takes at least, over all groups; `draft_bytes`: of a draft model's page."""
-    page_bytes = attention.bytes_per_page + draft_bytes
+    page_bytes = -(-attention.bytes_per_page // config.context_parallel_size) + draft_bytes
     if not has_windows:
         return page_bytes
     pages = PageBytes(page_bytes, attention.bytes_per_window_page, architecture.widest_window)
@@ -284,7 +285,8 @@ def size_kv(
     """
     if not model.architecture.needs_kv:
         return scratch_size(config, model.architecture.max_position)
-    page_bytes = model.attention.bytes_per_page
+    # Ranks that share a context have a part of each page.
+    page_bytes = -(-model.attention.bytes_per_page // config.context_parallel_size)
     if available is None:
         states = config.state_memory or 0 if model.architecture.recurrences else 0
         available = max(0, platform.available_bytes() - model.weights.file_bytes - states)

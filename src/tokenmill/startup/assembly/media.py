@@ -144,7 +144,7 @@ def check_media(config: EngineConfig, architecture: Architecture) -> None:
     if not (architecture.takes_images or architecture.takes_sound):
         return
     refused = {
-        "--tensor-parallel-size, --pipeline-parallel-size": config.num_ranks > 1,
+        "--tensor-parallel-size, --pipeline-parallel-size, --context-parallel-size": config.num_ranks > 1,
         "--enable-lora": config.enable_lora,
         "--lora-merge": config.lora_merge is not None,
         "--speculative-config": config.speculative_config is not None,

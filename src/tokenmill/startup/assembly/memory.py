@@ -83,9 +83,11 @@ def allocate(
 def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) -> Iterator[None]:
     """Touch KV memory before it is used, a little at each iteration, if the config asks for its size.
 
-    A share of the machine's memory is taken as it is used, and so is more than the machine has.
+    A share of the machine's memory is taken as it is used, and so is more than the machine has; and what ranks share,
+    each of which first writes what then lies in its own.
     """
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
-    if platform.is_accelerator or not is_asked_for or memory.kv_bytes > platform.available_bytes():
+    is_shared = config.context_parallel_size > 1
+    if platform.is_accelerator or is_shared or not is_asked_for or memory.kv_bytes > platform.available_bytes():
         return iter(())
     return prefault(memory.kv_pieces)

@@ -230,7 +230,7 @@ def describe(
         vocab_size=architecture.vocab_size,
         page_size=config.page_size,
         num_pages=size.num_pages,
-        kv_bytes=memory.kv_bytes,
+        kv_bytes=memory.kv_bytes // config.context_parallel_size,
         weight_bytes=model.weight_bytes,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.step_budget,
@@ -245,7 +245,8 @@ def describe(
 def _ranks_reason(config: EngineConfig) -> str:
     """Return a prefix that says how many ranks share the model; "": only one."""
     size = config.num_ranks
-    return "" if size == 1 else f"of each of {size} ranks, as weights and KV: "
+    how = " that share the context" if config.context_parallel_size > 1 else ""
+    return "" if size == 1 else f"of each of {size} ranks{how}, as weights and KV: "
 
 
 def _pass_reason(model: LoadedModel) -> str:

@@ -13,6 +13,7 @@ from tokenmill.config.engine_settings import STORED_FORMATS
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.backend import AttentionConfig
+from tokenmill.model.attention.context import ContextRanks
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.attention.registry import AttentionChoice, choose_attention
 from tokenmill.model.kernels.native_kernels import NativeKernels
@@ -61,6 +62,8 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform) -> Iterator[str]:
         yield f"--device {platform.device} needs triton, which CUDA builds of torch bring along"
     if config.pipeline_parallel_size > 1:
         yield "--pipeline-parallel-size: stages are of CPUs; GPUs share a model by --tensor-parallel-size"
+    if config.context_parallel_size > 1:
+        yield "--context-parallel-size is for CPUs, whose ranks map one KV memory; GPUs have --tensor-parallel-size"
     if config.enable_expert_parallel:
         yield "--enable-expert-parallel is for CPUs; GPUs have a part of each expert"
     if config.num_ranks > 1 and config.enable_lora:
@@ -113,8 +116,17 @@ def within_budget(config: EngineConfig, kernels: Kernels, architecture: Architec
     return kernels.with_formats(typical_formats(architecture, kernels, config.quantization_bits))
 
 
-def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec, kernels: Kernels) -> AttentionChoice:
+def choose_backend(
+    config: EngineConfig,
+    platform: Platform,
+    spec: AttentionSpec,
+    kernels: Kernels,
+    ranks: ContextRanks | None = None,
+) -> AttentionChoice:
     """Choose the attention backend; refuse one that cannot run here before any weights are read.
+
+    Args:
+        ranks: see `AttentionConfig`.
 
     Raises:
         InvalidConfig: the backend cannot run here; see `choose_attention`.
@@ -130,6 +142,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
         is_invariant=config.batch_invariant,
         shares_splits=config.shared_splits,
         is_page_first=config.kv_layout == "page-first",
+        ranks=ranks,
     )
     return choose_attention(config.attention_backend, wanted)
 

@@ -23,9 +23,10 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.plan import StepOutcome, StepPlan
 from tokenmill.core.whole_file import write_whole
+from tokenmill.engine.parallel.context import ContextModel, SharedContext
 from tokenmill.engine.parallel.layout import Layout, StepShape
 from tokenmill.engine.parallel.messages import End
-from tokenmill.engine.parallel.model import PartialModel, RankedModel
+from tokenmill.engine.parallel.model import RankedModel
 from tokenmill.engine.parallel.pipeline.chain import FirstStage, LaterStage, StageListener, connect
 from tokenmill.engine.parallel.pipeline.link import Launch
 from tokenmill.engine.parallel.shared_memory import Note, SharedMemory
@@ -35,14 +36,16 @@ from tokenmill.ipc.secret import Secret
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.kernels.native import MODULE
-from tokenmill.model.sharding.collective import Collective
-from tokenmill.model.sharding.shard import Shard, check_size, stage_layers
+from tokenmill.model.sharding.collective import ALONE, Collective
+from tokenmill.model.sharding.shard import Shard, check_context, check_size, stage_layers
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.ranks.children import RankChildren
 from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
 
 if TYPE_CHECKING:
     from tokenmill.engine.parallel.devices.collective import DeviceCollective
+    from tokenmill.model.models.host_decoder import HostDecoder
+    from tokenmill.model.models.native_decoder import NativeDecoder
 
 # How many times the time of a step may pass until all ranks have read their weights: as the other parts of a server.
 START_PATIENCE = 20.0
@@ -63,6 +66,8 @@ class Group:
         memory: shared by the ranks of a stage; set once `connect` has returned.
         first_stage, later_stage: the connections of a stage's rank 0 to the other stages, if there are several.
         devices: the channel between ranks that have a device each; None: they share memory.
+        context: share each step's attention and the KV memory, of a model that all have whole; None: they share the
+            model.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -74,11 +79,15 @@ class Group:
             InvalidConfig: the means by which ranks find each other are missing.
         """
         if importlib.util.find_spec(MODULE) is None:
-            raise InvalidConfig("--tensor-parallel-size: ranks meet in native code, which is not built: run `make`")
-        self.shard = Shard.from_rank(config.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
+            raise InvalidConfig(
+                "ranks meet in native code, which is not built: run `make`, or leave out the flags of ranks"
+            )
+        size = config.tensor_parallel_size * config.context_parallel_size
+        self.shard = Shard.from_rank(config.rank, size, config.pipeline_parallel_size)
         self.first_stage: FirstStage | None = None
         self.later_stage: LaterStage | None = None
         self.devices: DeviceCollective | None = None
+        self.context: SharedContext | None = None
         self._config = config
         self._timeout = config.rank_timeout
         self._patience = config.rank_timeout * START_PATIENCE
@@ -108,7 +117,11 @@ class Group:
             EngineFailed: a rank has not connected.
         """
         self.shard = msgspec.structs.replace(self.shard, sums=platform.is_accelerator)
-        check_size(architecture, self.shard.size, self.shard.num_stages, self.shard.sums)
+        shares_context = self._config.context_parallel_size > 1
+        if shares_context:
+            check_context(architecture, self.shard.size)
+        else:
+            check_size(architecture, self.shard.size, self.shard.num_stages, self.shard.sums)
         if self._config.enable_expert_parallel and not _has_experts(architecture):
             raise InvalidConfig("--enable-expert-parallel: this model has no experts")
         step = _step_shape(self._config, architecture)
@@ -125,6 +138,9 @@ class Group:
         if self.shard.rank == 0 and self.shard.num_stages > 1:
             self._find_stages(f"{model} {step}")
         self.memory.meet(self._patience)
+        if shares_context:
+            self.context = SharedContext(memory, step.tokens, self._patience)
+            return ALONE
         if platform.is_accelerator:
             from tokenmill.engine.parallel.devices.collective import DeviceCollective
 
@@ -193,8 +209,10 @@ class Group:
         memory.meet()
         return least
 
-    def model(self, own: PartialModel) -> RankedModel:
+    def model(self, own: NativeDecoder | HostDecoder) -> RankedModel | ContextModel:
         """Return the model that rank 0's runner runs: its own part together with those of the other ranks."""
+        if self.context is not None:
+            return ContextModel(own, self.memory)
         return RankedModel(own, self.memory, self.first_stage)
 
     def executor(self, executor: Executor) -> GroupExecutor:

@@ -26,7 +26,7 @@ from tokenmill.model.weights.hub import fetch, hub_errors
 from tokenmill.platform.select import select_platform
 from tokenmill.startup.machine.bandwidth import read_bandwidth
 from tokenmill.startup.machine.device import choose_threads
-from tokenmill.startup.sizing.forms import forms, free_bytes, table
+from tokenmill.startup.sizing.forms import Form, forms, free_bytes, table
 from tokenmill.startup.sizing.kv_size import wanted_context
 from tokenmill.startup.sizing.state_size import BYTES_OF, states_text
 from tokenmill.startup.sizing.tower_size import TowerMemory
@@ -74,7 +74,10 @@ def estimate(config: EngineConfig, target: Target) -> str:
             "",
             table(choices, architecture, free, bandwidth),
             "",
-            _notes(config, architecture) + states_text(config, architecture) + _tower_text(choices[0].tower),
+            _notes(config, architecture)
+            + _ranks_text(choices[0])
+            + states_text(config, architecture)
+            + _tower_text(choices[0].tower),
         ]
     )
 
@@ -97,6 +100,18 @@ def _notes(config: EngineConfig, architecture: Architecture) -> str:
         f"The KV cache is {share if is_share else 'as large as asked for'}; at most {config.max_num_seqs} requests run "
         "at a time (--max-num-seqs).\nA step reads all of the weights once: so fast is one request alone, unless the "
         "weights fit into caches; several share that reading."
+    )
+
+
+def _ranks_text(form: Form) -> str:
+    """Return a sentence on ranks that share a context; "": there are none."""
+    size = form.config.context_parallel_size
+    if size == 1:
+        return ""
+    own = size_text(form.kv_bytes_per_token / size)
+    return (
+        f"\nEach of {size} ranks has a part of the KV cache, {own} of a token, and all of the weights "
+        "(--context-parallel-size)."
     )
 
 

@@ -59,7 +59,10 @@ def check_fit(
     # Its ranks load at the same time, each as much as the others.
     size = config.num_ranks_here
     tower = tower_memory(config, folder, BYTES_OF[config.dtype])
-    all_weights = size * plan.weight_bytes + tower.weights
+    # Those that share a context map one file of packed weights.
+    is_mapped = plan.kernels.name == "native" and (config.weight_cache or config.weight_memory)
+    copies = 1 if config.context_parallel_size > 1 and is_mapped else size
+    all_weights = copies * plan.weight_bytes + tower.weights
     fit = _Fit(config, architecture, free, size * plan.spare_bytes, size * page_bytes, tower.reserved)
     if fit.total(all_weights) <= free:
         return

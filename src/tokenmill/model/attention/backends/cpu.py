@@ -8,7 +8,8 @@ requests of its batch change neither the shape nor the rounding of its sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,6 +23,9 @@ from tokenmill.model.attention.tensor_kv import HeadMajorKV
 from tokenmill.model.kernels.heads import StepAngles
 from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.kernels.torch_heads import split_heads
+
+if TYPE_CHECKING:
+    from tokenmill.model.attention.context import ContextRanks
 
 QUERY_CHUNK = 128
 MAX_SCORES = 1 << 24
@@ -65,12 +69,47 @@ class CpuPlan(msgspec.Struct, frozen=True):
     buckets: dict[tuple[int | None, int], list[DecodeBucket]] = msgspec.field(default_factory=dict)
 
 
+class Turns:
+    """Deals the pieces of a layer's attention out to the ranks that share it; one rank takes all."""
+
+    def __init__(self, ranks: ContextRanks | None) -> None:
+        self._ranks = ranks
+        self._num_pieces = 0
+        self._own: list[torch.Tensor] = []
+
+    def take(self, tokens: torch.Tensor) -> bool:
+        """Return True if the next piece, of these tokens [n], is this rank's."""
+        if self._ranks is None:
+            return True
+        is_own = self._num_pieces % self._ranks.size == self._ranks.rank
+        self._num_pieces += 1
+        if is_own:
+            self._own.append(tokens)
+        return is_own
+
+    def of_chunks(self, first: int) -> Callable[[int, int], bool]:
+        """Return the function that takes chunks of a request whose tokens begin at `first`."""
+        return lambda start, end: self.take(torch.arange(first + start, first + end))
+
+    def gather(self, output: torch.Tensor) -> torch.Tensor:
+        """Return outputs [T, heads, head_dim] with the tokens of all ranks."""
+        if self._ranks is None:
+            return output
+        where = torch.cat([torch.empty(0, dtype=torch.int64), *self._own])
+        return output.copy_(self._ranks.rows(output[where].flatten(1), where, len(output)).view(output.shape))
+
+
 class CpuAttention:
     """The `AttentionBackend` for the CPU platform, in batched torch."""
 
-    def __init__(self, spec: AttentionSpec, kv: HeadMajorKV) -> None:
+    def __init__(self, spec: AttentionSpec, kv: HeadMajorKV, ranks: ContextRanks | None = None) -> None:
+        """
+        Args:
+            ranks: share the KV memory, and the buckets and chunks of each step; None: they are one rank's.
+        """
         self.spec = spec
         self.kv = kv
+        self._ranks = ranks
         self._group = spec.num_heads // spec.num_kv_heads
         # True where the key is later than the query.
         self._future = torch.ones(QUERY_CHUNK, QUERY_CHUNK, dtype=torch.bool).triu_(1)
@@ -90,19 +129,32 @@ class CpuAttention:
         heads = (self.spec.num_heads, 0 if layer.reads_only else self.spec.num_kv_heads)
         q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.angles_of(layer.rotary))
         if not layer.reads_only:
-            self.kv.write(layer.index, plan.slot_rows, k, v)
+            self._write(layer.index, plan.slot_rows, k, v)
         if seen not in plan.buckets:
             plan.buckets[seen] = decode_buckets(batch, self.kv, *seen)
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        turns = Turns(self._ranks)
         for bucket in plan.buckets[seen]:
+            if not turns.take(bucket.tokens):
+                continue
             output.index_copy_(0, bucket.tokens, self._decode(q.index_select(0, bucket.tokens), layer, bucket))
         for request, page_rows in plan.prefills:
             start, end = batch.query_starts[request : request + 2].tolist()
             keys, values = self.kv.gather(layer.index, page_rows)
             context_len = int(batch.context_lens[request])
             memory = keys[:, :context_len], values[:, :context_len]
-            self._prefill(q[start:end], *memory, output[start:end], layer)
-        return output.flatten(1)
+            self._prefill(q[start:end], *memory, output[start:end], layer, turns.of_chunks(start))
+        return turns.gather(output).flatten(1)
+
+    def _write(self, layer: int, slot_rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write keys and values; of ranks that share the memory each writes its part of the tokens."""
+        if self._ranks is None:
+            self.kv.write(layer, slot_rows, k, v)
+            return
+        rank, size = self._ranks.rank, self._ranks.size
+        own = slice(rank * len(k) // size, (rank + 1) * len(k) // size)
+        self.kv.write(layer, slot_rows.view(-1, len(k))[:, own].flatten(), k[own], v[own])
+        self._ranks.meet()
 
     def _decode(self, q: torch.Tensor, layer: AttentionLayer, bucket: DecodeBucket) -> torch.Tensor:
         """Attend one token each of n requests: q [n, heads, head_dim] -> the same shape."""
@@ -121,12 +173,19 @@ class CpuAttention:
         return attended.view(kv_heads, n, self._group, head_dim).transpose(0, 1).reshape(q.shape)
 
     def _prefill(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, output: torch.Tensor, layer: AttentionLayer
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        output: torch.Tensor,
+        layer: AttentionLayer,
+        takes: Callable[[int, int], bool],
     ) -> None:
         """Attend the last n tokens of one request, and write output.
 
         Args:
             q, output: [n, heads, head_dim]. keys, values: [kv_heads, context, head_dim].
+            takes: returns True if the queries from one to another are this rank's to attend.
         """
         n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
         packed = q.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
@@ -136,6 +195,8 @@ class CpuAttention:
         step = min(QUERY_CHUNK, max(1, MAX_SCORES // (self.spec.num_heads * keys.shape[1])))
         for start in range(0, n, step):
             end = min(start + step, n)
+            if not takes(start, end):
+                continue
             #  |first|<- visible to some of these queries ->|last|
             last = keys.shape[1] if layer.ahead is None else min(computed + end + layer.ahead, keys.shape[1])
             behind = 0 if layer.window is None else computed + start + 1 - layer.window

@@ -23,6 +23,7 @@ from tokenmill.platform.host_arrays import host_array, library_of
 
 if TYPE_CHECKING:
     from tokenmill import _native
+    from tokenmill.model.attention.context import ContextRanks
     from tokenmill.model.kernels.heads import CosSin
     from tokenmill.platform.arrays import AnyArray, Array
 
@@ -49,14 +50,21 @@ class NativeAttention:
     Attributes:
         attention: its C++ side.
         memory: the KV memory of each layer.
+        ranks: share its steps; None: they are one rank's.
     """
 
-    def __init__(self, spec: AttentionSpec, kv: PackedKV, kernels: _native.Kernels) -> None:
+    def __init__(
+        self, spec: AttentionSpec, kv: PackedKV, kernels: _native.Kernels, ranks: ContextRanks | None = None
+    ) -> None:
         self.spec = spec
         self.kv = kv
         native = importlib.import_module(MODULE)
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self.attention: _native.Attention = native.Attention(kernels, *heads, kv.page_size, not spec.sees_ahead)
+        self.ranks = ranks
+        self._meeting = None if ranks is None else ranks.native(spec.num_heads * spec.head_dim)
+        if self._meeting is not None:
+            self.attention.share(self._meeting)
         self._bound: dict[AttentionLayer, _native.AttentionLayer] = {}
         key_scales, value_scales = kv.tensors[2:] or (None, None)
         self.memory: list[_native.LayerKV] = [
@@ -80,6 +88,7 @@ class NativeAttention:
             stride(pages),
             cos,
             sin,
+            batch.are_own_rows,
         )
         return NativePlan(step, batch, angles)
 
@@ -88,7 +97,14 @@ class NativeAttention:
         assert is_piece(qkv, "uint16"), "the projection is bfloat16 in one piece"
         out = library_of(qkv).empty((len(qkv), self.spec.num_heads * self.spec.head_dim), "bfloat16")
         self.attention.forward(plan.step, self.bound(layer), address(qkv), address(out))
+        self.check()
         return out
+
+    def check(self) -> None:
+        """Raise if the ranks that share its steps were not met: then no output counts."""
+        if self._meeting is not None and self._meeting.has_failed:
+            assert self.ranks is not None, "whom it meets"
+            raise self.ranks.failure()
 
     def bound(self, layer: AttentionLayer) -> _native.AttentionLayer:
         """Return the native form of a layer, with its KV memory; made once per layer."""
