@@ -44,7 +44,7 @@ PROCESSES = {
 SLOW = {
     "cli": "embed estimate",
     "engine/loop": (
-        "bad_starts greedy_equality kv_matrix memory_fit native_pass shared_prefix states_on_disk window_groups"
+        "bad_starts greedy_equality kv_bits kv_matrix memory_fit native_pass shared_prefix states_on_disk window_groups"
     ),
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",

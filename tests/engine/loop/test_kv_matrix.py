@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -23,6 +25,7 @@ from tests.seeding import seed_for
 from tests.tiers import some
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.version import VERSION, versions
 
 SEED = seed_for(__name__)
 PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=1)
@@ -117,7 +120,19 @@ def swap(talk: Talk, disk: Path) -> Iterator[Path]:
     yield disk
 
 
-EVENTS = {"restart": restart, "kill": kill, "swap": swap, "beside": beside}
+@contextmanager
+def upgrade(talk: Talk, disk: Path) -> Iterator[Path]:
+    """Another release stores, wherever its name is read: then this one comes."""
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("tokenmill.") and getattr(module, "VERSION", None) == VERSION:
+                stack.enter_context(patch.object(module, "VERSION", "0.0.9"))
+        assert versions()["tokenmill"] == "0.0.9"
+        talk.say(talk.first, disk)
+    yield disk
+
+
+EVENTS = {"restart": restart, "kill": kill, "swap": swap, "beside": beside, "upgrade": upgrade}
 CELLS = [(served, event) for served in SERVED for event in EVENTS]
 
 
@@ -150,14 +165,14 @@ def test_a_conversation_goes_on(talks: Callable[[str], Talk], served: str, event
     assert num_cached >= FOUND * (len(talk.second) - 10), "the turns that were there before"
 
 
-def test_what_is_stored_is_of_one_release(
+def test_other_numbers_find_nothing(
     talks: Callable[[str], Talk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cell that is blank today: another release finds nothing."""
+    """A release that rounds in another way, so has another `NUMERICS`, takes nothing of it, and answers right."""
     talk = talks("int4 KV")
     talk.say(talk.first, tmp_path)
     assert talk.say(talk.second, tmp_path)[1] > 0
-    monkeypatch.setattr("tokenmill.startup.assembly.kv_sources.VERSION", "0.0.0")
+    monkeypatch.setattr("tokenmill.model.weights.fingerprint.NUMERICS", -1)
     assert talk.say(talk.second, tmp_path) == (talk.reply, 0)
 
 

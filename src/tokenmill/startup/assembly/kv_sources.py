@@ -21,14 +21,13 @@ from tokenmill.config.kv_transfer import FLAG, SOURCE_PLUGINS, OwnConnector, par
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.plugins import find_plugin
 from tokenmill.core.transfers import KVQuery, TransferSettings
-from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import Movers, PageMover
 from tokenmill.engine.transfer.page_mover import RawPages, layout_of
 from tokenmill.engine.transfer.protocol import Answer, KVSource, SourceContext
 from tokenmill.engine.transfer.slot_file import SlotFile
-from tokenmill.engine.transfer.slot_format import SlotFormat
+from tokenmill.engine.transfer.slot_format import VERSION, SlotFormat
 from tokenmill.engine.transfer.slot_table import SharedTable, SlotTable
 from tokenmill.engine.transfer.slots import SlotMemory
 from tokenmill.engine.transfer.state import TransferState
@@ -189,7 +188,7 @@ def disk_tiers(context: SourceContext, folder: Path, limit: int | None) -> list[
 
 
 def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
-    """Make a tier that keeps pages in files of a folder.
+    """Make a tier that keeps pages in files of a folder, named by all that their bits depend on, and by no release.
 
     Args:
         limit: bytes that pages may take.

@@ -13,9 +13,11 @@ from tokenmill.engine.kv.events import KVEventLog
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
+from tokenmill.model.models.native_decoder import native_pass_obstacle
 from tokenmill.model.weights.fingerprint import fingerprint
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.memory import StepMemory
+from tokenmill.startup.machine.device import name_rounding
 
 if TYPE_CHECKING:
     from tokenmill.engine.transfer.connector import KVConnector
@@ -43,8 +45,9 @@ class KVTransfers(Capability):
         from tokenmill.startup.assembly.kv_sources import connect
 
         config, platform, model = self._assembly.config, self._assembly.platform, self._assembly.model
-        # Kernels of another level round in another way.
-        whose = f"{self._assembly.limits.fingerprint}/{model.kernels.name}/{model.kernels_reason}"
+        uses_torch = native_pass_obstacle(model.decoder, model.attention.name) is not None
+        rounding = name_rounding(model.kernels, platform.device, uses_torch)
+        whose = f"{self._assembly.limits.fingerprint}/{rounding}"
         if model.draft is not None:  # its KV goes with the pages
             whose += f"/{fingerprint(model.draft.folder)}"
         self._connection = connect(config, platform, memory, model.attention.name, whose)
