@@ -29,7 +29,7 @@ PROCESSES = {
         "client_cases completions_api conformance disconnect embeddings encoders end_to_end engines event_loop fleet "
         "hangs infill kv_disk lifecycle llama_cpp_api lost_log media messages_api native not_numbers observed "
         "ollama_api overload poison prompt_fields ranks responses_api responses_of_agents retrieval routing sandboxes "
-        "sessions split split_failures survival thinking_control tls tokenizer_info top unknown_fields"
+        "sessions slot_files split split_failures survival thinking_control tls tokenizer_info top unknown_fields"
     ),
     "serving/web": "*",
     "startup/assembly": "engine_process",

@@ -26,6 +26,8 @@ from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import Movers, PageMover
 from tokenmill.engine.transfer.page_mover import RawPages, layout_of
 from tokenmill.engine.transfer.protocol import Answer, KVSource, SourceContext
+from tokenmill.engine.transfer.session_file import SessionForm
+from tokenmill.engine.transfer.sessions import SessionFiles, SlotActions
 from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slot_format import VERSION, SlotFormat
 from tokenmill.engine.transfer.slot_table import SharedTable, SlotTable
@@ -66,6 +68,18 @@ class Connection(msgspec.Struct, frozen=True):
         stores = tuple(source.name for source in self.sources if source.stores)
         return msgspec.structs.replace(header, transfers=TransferSettings(stores))
 
+    def slot_actions(self, config: EngineConfig, scheduler: EngineScheduler) -> list[SlotActions]:
+        """Return the extension by which operators save and restore conversations, if there are files for them."""
+        state = scheduler.resource(TransferState)
+        files = next((source for source in self.sources if isinstance(source, SessionFiles)), None)
+        if files is None or state is None:
+            return []
+        actions = SlotActions(
+            files, Path(config.slot_save_path or "").expanduser(), config.max_num_seqs, config.page_size
+        )
+        state.on_ended.append(actions.conversations.add)
+        return [actions]
+
     def open_connector(self, scheduler: EngineScheduler) -> KVConnector:
         """Return the connector between the sources and a scheduler, which is made from a header `with_settings`."""
         state = scheduler.resource(TransferState)
@@ -104,6 +118,8 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
         policy, timeouts = remote.kv_load_failure_policy or policy, TransferTimeouts(**remote.timeouts)
     if config.kv_host_size:
         sources.append(host_tier(context, config.kv_host_size))
+    if config.slot_save_path:
+        sources.append(session_files(context, Path(config.slot_save_path).expanduser()))
     if config.kv_disk:
         folder = Path(config.kv_disk).expanduser()
         sources += disk_tiers(context, folder, config.kv_disk_size)
@@ -188,7 +204,7 @@ def disk_tiers(context: SourceContext, folder: Path, limit: int | None) -> list[
 
 
 def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
-    """Make a tier that keeps pages in files of a folder, named by all that their bits depend on, and by no release.
+    """Make a tier that keeps pages in files of a folder.
 
     Args:
         limit: bytes that pages may take.
@@ -196,14 +212,10 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
     Raises:
         InvalidConfig: the folder cannot be used, or `limit` holds no page.
     """
-    parts = _parts(context, limit)
-    layouts = "/".join(mover.layout for mover, _ in parts)
-    whose = f"{VERSION}/{context.fingerprint}/{layouts}/{context.page_size}"
-    name = blake2b(whose.encode(), digest_size=8).hexdigest()
+    shares = [share for _, share in _parts(context, limit)]
     opened: list[SlotFile] = []
     try:
-        for (mover, share), kind in zip(parts, ("", "-states"), strict=False):
-            form = SlotFormat(name + kind, mover.page_bytes, context.page_size)
+        for form, share in zip(_forms(context), shares, strict=True):
             opened.append(SlotFile(folder, form, share, context.engine))
     except OSError as error:
         for store in opened:
@@ -211,6 +223,30 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
         raise InvalidConfig(f"--kv-disk {folder}: {error.strerror or error}") from error
     pages, *states = (SharedTable("disk", file) for file in opened)
     return Tier(pages, context.page_size, *states)
+
+
+def session_files(context: SourceContext, folder: Path) -> SessionFiles:
+    """Make the source that has what session files of a folder have.
+
+    Raises:
+        InvalidConfig: the folder cannot be used.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"--slot-save-path {folder}: {error.strerror or error}") from error
+    pages, *states = _forms(context)
+    return SessionFiles(SessionForm(pages, states[0] if states else None, context.page_size), context.page_size)
+
+
+def _forms(context: SourceContext) -> list[SlotFormat]:
+    """Return the forms of pages and states in files, named by all that their bits depend on, and by no release."""
+    movers = [context.mover, *filter(None, [context.states])]
+    layouts = "/".join(mover.layout for mover in movers)
+    whose = f"{VERSION}/{context.fingerprint}/{layouts}/{context.page_size}"
+    name = blake2b(whose.encode(), digest_size=8).hexdigest()
+    kinds = zip(movers, ("", "-states"), strict=False)
+    return [SlotFormat(name + kind, mover.page_bytes, context.page_size) for mover, kind in kinds]
 
 
 def host_tier(context: SourceContext, limit: int) -> Tier:

@@ -36,9 +36,7 @@ class KVTransfers(Capability):
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
         """Connect sources if the config names any; import none of their code else."""
-        config = assembly.config
-        is_on = config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config
-        return cls(assembly) if is_on else None
+        return cls(assembly) if assembly.config.has_kv_sources else None
 
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
         """Connect the sources, and add which of them store."""
@@ -58,7 +56,8 @@ class KVTransfers(Capability):
         from tokenmill.engine.transfer.extension import KVTransfer
 
         self._connector = self._connection.open_connector(scheduler)
-        return (KVTransfer(scheduler, self._connector),)
+        actions = self._connection.slot_actions(self._assembly.config, scheduler)
+        return (KVTransfer(scheduler, self._connector), *actions)
 
     def executor(self, executor: Executor) -> Executor:
         """Return an executor that hands the orders of each plan to the connector."""
