@@ -20,10 +20,11 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.eventually import eventually
+from tests.model.adapters.trained import make_adapter
 from tests.model.kernels.native import ISAS
 from tests.seeding import seed_for
 from tests.tiers import some
-from tokenmill import LLM, SamplingParams
+from tokenmill import LLM, LoRARequest, SamplingParams
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.version import VERSION, versions
 
@@ -33,6 +34,7 @@ FOUND = 0.95
 ENGINE = {"num_pages": 240, "max_model_len": 2048, "max_num_seqs": 4, "dtype": "bfloat16"}
 WINDOW = {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}
 DRAFT_MODEL = "a model of the same vocabulary"
+ADAPTERS = {"enable_lora": True}
 # What an engine can serve: family and shape of the checkpoint, flags.
 SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "full attention": ("qwen3", {}, {}),
@@ -46,6 +48,7 @@ SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "int4 KV and states": ("qwen3_5", {}, {"kv_cache_dtype": "int4"}),
     "drafts": ("qwen3", {}, {"speculative_config": "suffix"}),
     "draft models": ("qwen3", {}, {"speculative_config": DRAFT_MODEL}),
+    "adapters": ("qwen3", {}, ADAPTERS),
 }
 Answer = tuple[list[int], list[dict[int, float]]]
 
@@ -56,6 +59,10 @@ class Talk:
     def __init__(self, folder: Path, flags: dict[str, Any]) -> None:
         generator = random.Random(SEED)
         self.folder, self.flags = folder, flags
+        self.adapter: LoRARequest | None = None
+        if flags == ADAPTERS:
+            make_adapter(folder, folder.with_name("adapter"), SEED % 1000)
+            self.adapter = LoRARequest("adapter", 1, str(folder.with_name("adapter")))
         # A text leaves a recurrent state every 64 tokens: less than 95% of a shorter one could be found.
         self.first = [generator.randrange(3, 250) for _ in range(generator.randint(1300, 1400))]
         (tokens, _), _ = self.say(self.first)
@@ -71,9 +78,8 @@ class Talk:
         with self.open(disk) as llm:
             return self.ask(llm, prompt)
 
-    @staticmethod
-    def ask(llm: LLM, prompt: list[int]) -> tuple[Answer, int]:
-        (output,) = llm.generate([prompt], PARAMS, use_tqdm=False)
+    def ask(self, llm: LLM, prompt: list[int]) -> tuple[Answer, int]:
+        (output,) = llm.generate([prompt], PARAMS, use_tqdm=False, lora_request=self.adapter)
         answer = output.outputs[0]
         ranked = [{token: one.logprob for token, one in place.items()} for place in answer.logprobs or []]
         return (list(answer.token_ids), ranked), output.num_cached_tokens
@@ -116,7 +122,8 @@ def swap(talk: Talk, disk: Path) -> Iterator[Path]:
     talk.say(talk.first, disk)
     other = make_checkpoint(disk.with_name("other"), "llama", seed=SEED % 1000, max_position_embeddings=2048)
     with LLM(other, **ENGINE, kv_disk=str(disk), kv_disk_size=64 << 20) as llm:
-        assert Talk.ask(llm, talk.first)[1] == 0, "KV of another model"
+        (output,) = llm.generate([talk.first], PARAMS, use_tqdm=False)
+        assert output.num_cached_tokens == 0, "KV of another model"
     yield disk
 
 

@@ -46,7 +46,7 @@ def open_engine(talk: Talk, folder: Path, **more: Any) -> LLM:
 
 def save(talk: Talk, folder: Path, **more: Any) -> SlotSeen:
     with open_engine(talk, folder, **more) as llm:
-        Talk.ask(llm, talk.first)
+        talk.ask(llm, talk.first)
         return act(llm, 0, "save", "talk")
 
 
@@ -59,7 +59,7 @@ def test_a_conversation_goes_on_from_its_file(talks: Callable[[str], Talk], serv
     with open_engine(talk, tmp_path) as llm:
         restored = act(llm, 1, "restore", "talk")
         assert (restored.num_tokens, restored.num_bytes) == (saved.num_tokens, saved.num_bytes)
-        reply, num_cached = Talk.ask(llm, talk.second)
+        reply, num_cached = talk.ask(llm, talk.second)
         again = act(llm, 1, "save", "again")
     assert reply == talk.reply, f"seed {SEED}"
     assert num_cached >= 0.95 * (len(talk.second) - 10)
@@ -96,7 +96,7 @@ def test_damage_and_foreign_files_get_a_sentence(
             seen = act(llm, 0, "restore", name)
             assert (says in seen.error, seen.num_tokens) == (True, 0), seen
         assert "cannot be read: No such file" in act(llm, 0, "restore", "none").error
-        assert Talk.ask(llm, talk.first)[1] == 0
+        assert talk.ask(llm, talk.first)[1] == 0
     for folder, flags, says in [
         (other, {}, "another model"),
         (talk.folder, {"kv_cache_dtype": "int8"}, "KV of another shape"),
@@ -113,7 +113,7 @@ def test_a_file_that_goes_or_changes_later_is_a_miss(talks: Callable[[str], Talk
         assert not act(llm, 0, "restore", "talk").error
         data[len(data) // 2] ^= 1
         (tmp_path / "talk").write_bytes(data)
-        reply, num_cached = Talk.ask(llm, talk.second)
+        reply, num_cached = talk.ask(llm, talk.second)
         assert 0 < num_cached < 0.95 * len(talk.second)
     assert reply == talk.reply
     with open_engine(talk, tmp_path) as llm:
@@ -122,7 +122,7 @@ def test_a_file_that_goes_or_changes_later_is_a_miss(talks: Callable[[str], Talk
 
 def test_a_slot_whose_kv_is_gone_says_so(talks: Callable[[str], Talk], tmp_path: Path) -> None:
     with open_engine(talks("full attention"), tmp_path) as llm:
-        Talk.ask(llm, talks("full attention").first)
+        talks("full attention").ask(llm, talks("full attention").first)
         llm.reset_prefix_cache()
         assert "no KV of this slot is cached any more" in act(llm, 0, "save", "talk").error
     assert not list(tmp_path.iterdir())
