@@ -112,8 +112,10 @@ def _check_ranks(config: EngineSettings) -> None:
         raise InvalidConfig(f"--node-rank must be below --nnodes ({config.nnodes}), got {config.node_rank}")
     if config.nnodes > 1 and not config.master_secret:
         raise InvalidConfig("--nnodes needs --master-secret FILE: the machines prove to each other that they know it")
-    if config.num_ranks > 1 and config.has_kv_sources:
-        raise InvalidConfig("KV from elsewhere needs an engine of one rank: each of several has that of its own heads")
+    if config.num_ranks > 1 and (config.kv_source or config.kv_host_size or config.kv_transfer_config):
+        raise InvalidConfig("--kv-source, --kv-host-size and --kv-transfer-config need an engine of one rank")
+    if config.nnodes > 1 and config.has_kv_sources:
+        raise InvalidConfig("--nnodes: KV is stored by an engine whose ranks share a machine; leave out --kv-disk")
 
 
 def _check_pairs(config: ServerSettings) -> None:

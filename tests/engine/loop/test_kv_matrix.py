@@ -49,6 +49,9 @@ SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "drafts": ("qwen3", {}, {"speculative_config": "suffix"}),
     "draft models": ("qwen3", {}, {"speculative_config": DRAFT_MODEL}),
     "adapters": ("qwen3", {}, ADAPTERS),
+    "ranks": ("qwen3", {}, {"tensor_parallel_size": 2}),
+    "stages": ("qwen3", {}, {"pipeline_parallel_size": 2}),
+    "ranks and int4 KV": ("qwen3", {}, {"tensor_parallel_size": 2, "kv_cache_dtype": "int4"}),
 }
 Answer = tuple[list[int], list[dict[int, float]]]
 
@@ -184,7 +187,8 @@ def test_other_numbers_find_nothing(
 
 
 @pytest.mark.parametrize("flag", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_ranks_and_stages_refuse_a_disk(flag: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [{"kv_source": ("some:Store",)}, {"kv_host_size": 1 << 20}])
+def test_ranks_and_stages_refuse_other_sources(flag: str, source: dict[str, Any], tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3", seed=1)
-    with pytest.raises(InvalidConfig, match="KV from elsewhere needs an engine of one rank"):
-        LLM(folder, **ENGINE, **{flag: 2}, kv_disk=str(tmp_path / "kv"))
+    with pytest.raises(InvalidConfig, match="need an engine of one rank"):
+        LLM(folder, **ENGINE, **{flag: 2}, **source)

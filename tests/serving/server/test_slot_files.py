@@ -56,6 +56,7 @@ def test_a_conversation_goes_on_in_another_server(tiny_checkpoint, tmp_path, cap
         assert erased == {"id_slot": 1, "n_erased": len(longer) + 20}
         assert server.post("/slots/1?action=save", {"filename": "x"}).status_code == 400
         assert server.post("/slots/7?action=erase").status_code == 400
+        assert server.post("/slots/1?action=restore").status_code == 400
         assert server.post("/slots/one?action=erase").status_code == 404
 
 

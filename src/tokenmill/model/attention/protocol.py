@@ -98,8 +98,10 @@ class KVCache(ABC):
         device: str,
         *,
         is_page_first: bool = False,
+        arrays: ArrayLibrary | None = None,
     ) -> None:
-        parts, arrays = self.parts(spec, num_pages, page_size, dtype), self.arrays_of(device)
+        """`arrays`: the library that its memory comes from, instead of the device's own."""
+        parts, arrays = self.parts(spec, num_pages, page_size, dtype), arrays or self.arrays_of(device)
         self.num_pages = num_pages
         self.page_size = page_size
         self.tensors: tuple[AnyArray, ...]

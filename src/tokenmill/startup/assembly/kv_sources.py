@@ -87,19 +87,27 @@ class Connection(msgspec.Struct, frozen=True):
         return KVConnector(self.sources, state, self.movers, self.policy, self.timeouts)
 
 
-def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str) -> Connection:
+def connect(
+    config: EngineConfig,
+    platform: Platform,
+    memory: StepMemory,
+    layout: str,
+    fingerprint: str,
+    of_others: Sequence[Array] = (),
+) -> Connection:
     """Make the sources that a config names, in their order: plugins, other engines, the host, the disk.
 
     Args:
         layout: the name of the attention backend, which defines the layout of pages.
         fingerprint: of the model and of how its KV is stored.
+        of_others: the KV of the engine's other ranks, whose parts of a page belong to it.
 
     Raises:
         InvalidConfig: a source cannot be found or made, or KV is in the host's memory already.
     """
     if config.kv_host_size and not platform.is_accelerator:
         raise InvalidConfig("--kv-host-size is for GPUs: on a CPU all KV is in the host's memory; see --num-pages")
-    movers = _movers(platform, memory, layout)
+    movers = _movers(platform, memory, layout, of_others)
     index, _ = config.replica
     num_pages = memory.size.num_pages
     context = SourceContext(movers.pages, config.page_size, num_pages, fingerprint, engine=index, states=movers.states)
@@ -126,8 +134,9 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
     return Connection(tuple(sources), movers, policy, timeouts, bool(remote or config.kv_source))
 
 
-def _movers(platform: Platform, memory: StepMemory, layout: str) -> Movers:
-    pages = _mover(platform, memory.kv_pieces, layout_of(memory.kv_tensors, layout))
+def _movers(platform: Platform, memory: StepMemory, layout: str, of_others: Sequence[Array]) -> Movers:
+    arrays = (*memory.kv_tensors, *of_others)
+    pages = _mover(platform, (*memory.kv_pieces, *of_others), layout_of(arrays, layout))
     if memory.states is None:
         return Movers(pages)
     pieces = memory.states.pieces

@@ -7,14 +7,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.extension import EngineExtension
 from tokenmill.engine.kv.events import KVEventLog
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
+from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.native_decoder import native_pass_obstacle
 from tokenmill.model.weights.fingerprint import fingerprint
+from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.memory import StepMemory
 from tokenmill.startup.machine.device import name_rounding
@@ -34,6 +38,12 @@ class KVTransfers(Capability):
         self._assembly = assembly
 
     @classmethod
+    def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
+        """Refuse ranks whose KV rank 0 cannot reach."""
+        if platform.is_accelerator and config.num_ranks > 1 and config.has_kv_sources:
+            raise InvalidConfig("KV of several GPUs is not stored yet: leave out --kv-disk and --slot-save-path")
+
+    @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
         """Connect sources if the config names any; import none of their code else."""
         return cls(assembly) if assembly.config.has_kv_sources else None
@@ -48,7 +58,8 @@ class KVTransfers(Capability):
         whose = f"{self._assembly.limits.fingerprint}/{rounding}"
         if model.draft is not None:  # its KV goes with the pages
             whose += f"/{fingerprint(model.draft.folder)}"
-        self._connection = connect(config, platform, memory, model.attention.name, whose)
+        of_others = () if model.group is None else model.group.kv_of_others()
+        self._connection = connect(config, platform, memory, model.attention.name, whose, of_others)
         return self._connection.with_settings(header)
 
     def engine_extensions(self, scheduler: EngineScheduler) -> Sequence[EngineExtension]:

@@ -62,14 +62,15 @@ class SlotRoutes:
 
     async def act(self, request: Request) -> Response:
         """Save, restore or erase the conversation of a slot, in llama.cpp's form."""
+        # llama.cpp's clients send none to erase.
+        has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+        body = await read_body(request, SlotBody, self._context.bodies) if has_body else SlotBody()
         query = read_query(request, ActionQuery)
-        is_erased = query.action == "erase"  # llama.cpp's clients send no body then
-        body = SlotBody() if is_erased else await read_body(request, SlotBody, self._context.bodies)
         self._context.check_model(body.model or query.model)
         name = request.path_params["id_slot"]
         if not name.isascii() or not name.isdigit():
             raise NotFound("a slot has a number; see /slots", "id_slot")
-        if not is_erased and body.filename is None:
+        if query.action != "erase" and body.filename is None:
             raise InvalidRequest(f"to {query.action} a slot takes a filename", "filename")
         started = time.perf_counter()
         seen = await self._engine().act_on_slot(int(name), query.action, body.filename or "")
