@@ -68,11 +68,14 @@ class AttentionChoice(msgspec.Struct, frozen=True):
     def _make(self, config: AttentionConfig, num_pages: int, arrays: ArrayLibrary | None) -> AttentionBackend:
         """Make the backend of a group."""
         prompts, decodes = self.prompts, self.decodes
-        layout, where = prompts.layout(), {} if arrays is None else {"arrays": arrays}
-        if where and layout is not PackedKV:
+        if arrays is not None and prompts.layout() is not PackedKV:
             raise InvalidConfig("KV from elsewhere needs native attention, or an engine of one rank")
         shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
-        kv = layout(*shape, config.platform.device, is_page_first=config.is_page_first, **where)
+        place = *shape, config.platform.device
+        if arrays is None:
+            kv = prompts.layout()(*place, is_page_first=config.is_page_first)
+        else:
+            kv = PackedKV(*place, is_page_first=config.is_page_first, arrays=arrays)
         if not prompts.is_for_gpus:
             begin_small(kv.pieces)
         if prompts.make is not None:
