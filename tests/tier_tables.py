@@ -29,7 +29,7 @@ PROCESSES = {
         "client_cases completions_api conformance disconnect embeddings encoders end_to_end engines event_loop fleet "
         "hangs infill kv_disk lifecycle llama_cpp_api lost_log media messages_api native not_numbers observed "
         "ollama_api overload poison prompt_fields ranks responses_api responses_of_agents retrieval routing sandboxes "
-        "sessions split split_failures survival thinking_control tls tokenizer_info top unknown_fields"
+        "sessions slot_files split split_failures survival thinking_control tls tokenizer_info top unknown_fields"
     ),
     "serving/web": "*",
     "startup/assembly": "engine_process",
@@ -44,7 +44,7 @@ PROCESSES = {
 SLOW = {
     "cli": "embed estimate",
     "engine/loop": (
-        "bad_starts greedy_equality kv_matrix memory_fit native_pass shared_prefix states_on_disk window_groups"
+        "bad_starts greedy_equality kv_bits kv_matrix memory_fit native_pass shared_prefix states_on_disk window_groups"
     ),
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",

@@ -63,7 +63,7 @@ def offers(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 def test_verbs_flags_and_values_are_offered(offers) -> None:
     assert offers("tokenmill", "") == set(VERBS)
-    assert offers("tokenmill", "se") == {"serve"}
+    assert offers("tokenmill", "ser") == {"serve"}
     assert offers("tokenmill", "bench", "") == set(KINDS)
     assert offers("tokenmill", "completion", "f") == {"fish"}
     assert offers("tokenmill", "serve", "--dtype", "b") == {"bfloat16"}

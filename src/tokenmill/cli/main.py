@@ -23,6 +23,7 @@ VERBS = {
     "embed": "turn a JSONL file of texts into vectors, offline",
     "bench": "measure throughput, latency, or a server under load",
     "proxy": "let one server compute prompts and another go on from there",
+    "session": "keep a server's conversation with its KV as a file, and go on from there, elsewhere too",
     "launch": "start a coding agent (claude, codex, opencode, qwen, aider) against a running server",
     "top": "watch a running server: requests, pages, tokens per second",
     "estimate": "estimate a model's memory and speed on this machine, before loading it",

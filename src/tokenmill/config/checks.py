@@ -51,8 +51,8 @@ def check_engine(config: EngineSettings) -> None:
             _check_positive(config, name)
     if not 4.5 <= config.quantization_bits <= 8.5:
         raise InvalidConfig(f"--quantization-bits must be from 4.5 to 8.5, got {config.quantization_bits:g}")
-    remote = parse_kv_transfer_config(config.kv_transfer_config)
-    if (config.kv_disk or config.kv_source or config.kv_host_size or remote) and not config.enable_prefix_caching:
+    parse_kv_transfer_config(config.kv_transfer_config)
+    if config.has_kv_sources and not config.enable_prefix_caching:
         raise InvalidConfig("KV from elsewhere needs the prefix cache: leave out --no-enable-prefix-caching")
     _check_adapters(config)
     config.kv_events()
@@ -119,10 +119,10 @@ def _check_ranks(config: EngineSettings) -> None:
         raise InvalidConfig(f"--node-rank must be below --nnodes ({config.nnodes}), got {config.node_rank}")
     if config.nnodes > 1 and not config.master_secret:
         raise InvalidConfig("--nnodes needs --master-secret FILE: the machines prove to each other that they know it")
-    if config.num_ranks > 1 and (
-        config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config
-    ):
-        raise InvalidConfig("KV from elsewhere needs an engine of one rank: each of several has that of its own heads")
+    if config.num_ranks > 1 and (config.kv_source or config.kv_host_size or config.kv_transfer_config):
+        raise InvalidConfig("--kv-source, --kv-host-size and --kv-transfer-config need an engine of one rank")
+    if config.nnodes > 1 and config.has_kv_sources:
+        raise InvalidConfig("--nnodes: KV is stored by an engine whose ranks share a machine; leave out --kv-disk")
 
 
 def _check_pairs(config: ServerSettings) -> None:

@@ -186,6 +186,9 @@ class EngineSettings(VisionConfig):
     kv_disk_size: int | None = flag(
         None, "bytes that it may take, e.g. 50GiB (auto: a fifth of the free disk, 50 GiB at most)", size=True
     )
+    slot_save_path: str | None = flag(
+        None, "folder in which POST /slots/N?action=save keeps conversations with their KV, as llama.cpp does"
+    )
     kv_host_size: int | None = flag(None, "bytes of the host's memory for KV that a GPU has no room for", size=True)
     kv_source: tuple[str, ...] = flag(
         (), "further source of KV: an entry point of tokenmill.kv_sources or module:name; may be repeated", repeat=True
@@ -232,6 +235,12 @@ class EngineSettings(VisionConfig):
     def num_ranks(self) -> int:
         """Number of processes of an engine, on all machines."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
+
+    @property
+    def has_kv_sources(self) -> bool:
+        """True if KV may come from elsewhere, or go there."""
+        outside = self.kv_source or self.kv_transfer_config
+        return bool(self.kv_disk or self.slot_save_path or self.kv_host_size or outside)
 
     @property
     def num_steps_ahead(self) -> int:

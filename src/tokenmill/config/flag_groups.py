@@ -35,8 +35,8 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "KV beyond this engine",
         (
-            "kv_disk", "kv_disk_size", "kv_host_size", "kv_source", "kv_transfer_config", "kv_load_failure_policy",
-            "kv_events_config", "kv_layout",
+            "kv_disk", "kv_disk_size", "slot_save_path", "kv_host_size", "kv_source", "kv_transfer_config",
+            "kv_load_failure_policy", "kv_events_config", "kv_layout",
         ),
     ),
     (

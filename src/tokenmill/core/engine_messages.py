@@ -148,6 +148,19 @@ class AdapterSeen(EngineMessage):
     error: str = ""
 
 
+class SlotSeen(EngineMessage):
+    """Reply to `ActOnSlot`: whether the action is over, and what became of it.
+
+    `num_tokens`: saved with their KV, restored or erased. `num_bytes`: written or read. `error`: why nothing was done.
+    """
+
+    id: str
+    is_done: bool = True
+    num_tokens: int = 0
+    num_bytes: int = 0
+    error: str = ""
+
+
 class RequestState(msgspec.Struct, kw_only=True):
     """The state of one request, in the words of `Request`.
 
@@ -180,4 +193,4 @@ class RequestStates(EngineMessage):
     states: list[RequestState]
 
 
-EngineReply = Done | RequestStates | AdapterSeen | LiveReport
+EngineReply = Done | RequestStates | AdapterSeen | SlotSeen | LiveReport

@@ -226,6 +226,22 @@ class LookAtAdapter(Message):
     path: str
 
 
+class ActOnSlot(Message):
+    """Save the conversation of a slot to a file, restore one from there, or erase it; answered with `SlotSeen`.
+
+    Attributes:
+        action: save, restore or erase.
+        file: the name of a file in the folder of the server; "" to erase.
+        ticket: of this action. Another message with the same one asks what has become of it.
+    """
+
+    id: str
+    slot: int
+    action: str
+    file: str
+    ticket: str
+
+
 class ExplainRequests(Message):
     """Ask for the state of requests; answered with `RequestStates`."""
 
@@ -341,7 +357,7 @@ class RequestRejected(Message, kw_only=True):
 
 TextMessage = GenerateText | AbortRequests | TextQuery | StepOutputs | EngineReady | EngineNews
 ToWorker = TextMessage | AnswerNow | EngineReport | Ping | Retrial
-EngineControl = SetPaused | ResetPrefixCache | Sleep | ExplainRequests | LookAtAdapter | ShowTurns
+EngineControl = SetPaused | ResetPrefixCache | Sleep | ExplainRequests | LookAtAdapter | ActOnSlot | ShowTurns
 ToEngine = AddRequest | ContinueRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 ToReporter = ToEngine | WatchEngine
 FromWorker = TextOutputs | RequestRejected | TextReply

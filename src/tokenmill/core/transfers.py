@@ -68,12 +68,15 @@ class SaveOrder(msgspec.Struct, frozen=True):
     Attributes:
         first_page: number of pages of the prefix before them.
         states: recurrent states of the prefix: the number of its pages that one stands behind, and its slot.
+        source: the only source that is offered them; "": all that store. where: its own note of an export.
     """
 
     id: int
     first_page: int
     page_ids: list[int]
     states: list[tuple[int, int]] = []
+    source: str = ""
+    where: str = ""
 
 
 class PlanTransfers(msgspec.Struct, frozen=True):
@@ -126,6 +129,19 @@ class Released(_TransferEvent, frozen=True):
     is_saved: bool = True
 
 
+class Export(_TransferEvent, frozen=True):
+    """Ask for all that is cached of a prefix, for one source, whether it is stored anywhere or not.
+
+    Attributes:
+        where: the source's own note, which comes back in the `SaveOrder`.
+    """
+
+    source: str
+    where: str
+    cache_key: CacheKey
+    tokens: list[int]
+
+
 class Encoded(_TransferEvent, frozen=True):
     """Report that the encoder output of a content can be loaded from outside, or that it should not be any more.
 
@@ -139,4 +155,4 @@ class Encoded(_TransferEvent, frozen=True):
     has_failed: bool = False
 
 
-TransferEvent = Found | Loaded | Released | Encoded
+TransferEvent = Found | Loaded | Released | Export | Encoded

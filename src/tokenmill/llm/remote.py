@@ -80,6 +80,19 @@ class RemoteModel:
             raise ServerRefused(_error_text(response))
         return response.text
 
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the server's answer to a POST, which may take long.
+
+        Raises:
+            ServerRefused: one sentence to show.
+        """
+        with self._connection_errors():
+            response = self._client.post(self._url + path, json=body, timeout=None)
+        if response.status_code != httpx.codes.OK:
+            raise ServerRefused(_error_text(response))
+        answer: dict[str, Any] = response.json()
+        return answer
+
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with self._connection_errors():
             body = {"model": self._model_name(), **body, "stream": True}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.platform.memory import zeroed_bytes
+from tokenmill.platform.memory import shared_bytes, zeroed_bytes
 
 if TYPE_CHECKING:
     from tokenmill.platform.arrays import AnyArray, Array, ArrayLibrary
@@ -71,6 +71,24 @@ class HostArrays:
     def over(self, memory: npt.NDArray[np.uint8], like: AnyArray) -> AnyArray:
         """Return bytes as numbers of the dtype of another array, in a row."""
         return memory.view(like.dtype)
+
+
+class SharedArrays(HostArrays):
+    """The host's arrays in memory that other processes can map.
+
+    Attributes:
+        descriptors: of the files without names that hold the zeros it has made, in their order; never closed.
+    """
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> npt.NDArray[Any]:
+        """Return an array of zeros in a file of its own."""
+        dtype = "uint16" if dtype == "bfloat16" else dtype
+        memory, descriptor = shared_bytes(math.prod(shape) * np.dtype(dtype).itemsize)
+        self.descriptors.append(descriptor)
+        return memory.view(dtype).reshape(shape)
 
 
 _HOST = HostArrays()

@@ -51,6 +51,14 @@ def map_shared(descriptor: int, num_bytes: int, is_writable: bool) -> npt.NDArra
     return np.frombuffer(memory, np.uint8)
 
 
+def shared_bytes(num_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
+    """Return zeroed memory that other processes of this user can map, and the descriptor of its file without a name."""
+    descriptor = os.memfd_create("tokenmill-kv")
+    os.fchmod(descriptor, 0o600)
+    os.ftruncate(descriptor, num_bytes)
+    return map_shared(descriptor, num_bytes, is_writable=True), descriptor
+
+
 class Arena:
     """Cuts arrays from one piece of memory, in the order in which they are asked for, each at a cache line.
 

@@ -9,20 +9,24 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.eventually import eventually
+from tests.model.adapters.trained import make_adapter
 from tests.model.kernels.native import ISAS
 from tests.seeding import seed_for
 from tests.tiers import some
-from tokenmill import LLM, SamplingParams
+from tokenmill import LLM, LoRARequest, SamplingParams
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.version import VERSION, versions
 
 SEED = seed_for(__name__)
 PARAMS = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=1)
@@ -30,6 +34,7 @@ FOUND = 0.95
 ENGINE = {"num_pages": 240, "max_model_len": 2048, "max_num_seqs": 4, "dtype": "bfloat16"}
 WINDOW = {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}
 DRAFT_MODEL = "a model of the same vocabulary"
+ADAPTERS = {"enable_lora": True}
 # What an engine can serve: family and shape of the checkpoint, flags.
 SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "full attention": ("qwen3", {}, {}),
@@ -43,6 +48,10 @@ SERVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "int4 KV and states": ("qwen3_5", {}, {"kv_cache_dtype": "int4"}),
     "drafts": ("qwen3", {}, {"speculative_config": "suffix"}),
     "draft models": ("qwen3", {}, {"speculative_config": DRAFT_MODEL}),
+    "adapters": ("qwen3", {}, ADAPTERS),
+    "ranks": ("qwen3", {}, {"tensor_parallel_size": 2}),
+    "stages": ("qwen3", {}, {"pipeline_parallel_size": 2}),
+    "ranks and int4 KV": ("qwen3", {}, {"tensor_parallel_size": 2, "kv_cache_dtype": "int4"}),
 }
 Answer = tuple[list[int], list[dict[int, float]]]
 
@@ -53,6 +62,10 @@ class Talk:
     def __init__(self, folder: Path, flags: dict[str, Any]) -> None:
         generator = random.Random(SEED)
         self.folder, self.flags = folder, flags
+        self.adapter: LoRARequest | None = None
+        if flags == ADAPTERS:
+            make_adapter(folder, folder.with_name("adapter"), SEED % 1000)
+            self.adapter = LoRARequest("adapter", 1, str(folder.with_name("adapter")))
         # A text leaves a recurrent state every 64 tokens: less than 95% of a shorter one could be found.
         self.first = [generator.randrange(3, 250) for _ in range(generator.randint(1300, 1400))]
         (tokens, _), _ = self.say(self.first)
@@ -68,9 +81,8 @@ class Talk:
         with self.open(disk) as llm:
             return self.ask(llm, prompt)
 
-    @staticmethod
-    def ask(llm: LLM, prompt: list[int]) -> tuple[Answer, int]:
-        (output,) = llm.generate([prompt], PARAMS, use_tqdm=False)
+    def ask(self, llm: LLM, prompt: list[int]) -> tuple[Answer, int]:
+        (output,) = llm.generate([prompt], PARAMS, use_tqdm=False, lora_request=self.adapter)
         answer = output.outputs[0]
         ranked = [{token: one.logprob for token, one in place.items()} for place in answer.logprobs or []]
         return (list(answer.token_ids), ranked), output.num_cached_tokens
@@ -113,11 +125,24 @@ def swap(talk: Talk, disk: Path) -> Iterator[Path]:
     talk.say(talk.first, disk)
     other = make_checkpoint(disk.with_name("other"), "llama", seed=SEED % 1000, max_position_embeddings=2048)
     with LLM(other, **ENGINE, kv_disk=str(disk), kv_disk_size=64 << 20) as llm:
-        assert Talk.ask(llm, talk.first)[1] == 0, "KV of another model"
+        (output,) = llm.generate([talk.first], PARAMS, use_tqdm=False)
+        assert output.num_cached_tokens == 0, "KV of another model"
     yield disk
 
 
-EVENTS = {"restart": restart, "kill": kill, "swap": swap, "beside": beside}
+@contextmanager
+def upgrade(talk: Talk, disk: Path) -> Iterator[Path]:
+    """Another release stores, wherever its name is read: then this one comes."""
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("tokenmill.") and getattr(module, "VERSION", None) == VERSION:
+                stack.enter_context(patch.object(module, "VERSION", "0.0.9"))
+        assert versions()["tokenmill"] == "0.0.9"
+        talk.say(talk.first, disk)
+    yield disk
+
+
+EVENTS = {"restart": restart, "kill": kill, "swap": swap, "beside": beside, "upgrade": upgrade}
 CELLS = [(served, event) for served in SERVED for event in EVENTS]
 
 
@@ -150,19 +175,20 @@ def test_a_conversation_goes_on(talks: Callable[[str], Talk], served: str, event
     assert num_cached >= FOUND * (len(talk.second) - 10), "the turns that were there before"
 
 
-def test_what_is_stored_is_of_one_release(
+def test_other_numbers_find_nothing(
     talks: Callable[[str], Talk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cell that is blank today: another release finds nothing."""
+    """A release that rounds in another way, so has another `NUMERICS`, takes nothing of it, and answers right."""
     talk = talks("int4 KV")
     talk.say(talk.first, tmp_path)
     assert talk.say(talk.second, tmp_path)[1] > 0
-    monkeypatch.setattr("tokenmill.startup.assembly.kv_sources.VERSION", "0.0.0")
+    monkeypatch.setattr("tokenmill.model.weights.fingerprint.NUMERICS", -1)
     assert talk.say(talk.second, tmp_path) == (talk.reply, 0)
 
 
 @pytest.mark.parametrize("flag", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_ranks_and_stages_refuse_a_disk(flag: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [{"kv_source": ("some:Store",)}, {"kv_host_size": 1 << 20}])
+def test_ranks_and_stages_refuse_other_sources(flag: str, source: dict[str, Any], tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3", seed=1)
-    with pytest.raises(InvalidConfig, match="KV from elsewhere needs an engine of one rank"):
-        LLM(folder, **ENGINE, **{flag: 2}, kv_disk=str(tmp_path / "kv"))
+    with pytest.raises(InvalidConfig, match="need an engine of one rank"):
+        LLM(folder, **ENGINE, **{flag: 2}, **source)

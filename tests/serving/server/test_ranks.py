@@ -9,6 +9,7 @@ import signal
 import httpx
 import pytest
 
+from tests.checkpoints import make_checkpoint
 from tests.serving.server.chaos import wait_until_well
 from tests.serving.server.running_server import start_server
 from tests.serving.server.streams import answers
@@ -101,3 +102,30 @@ def test_a_size_that_does_not_fit_ends_the_start_with_one_sentence(tiny_checkpoi
         start_server(config(tiny_checkpoint, tensor_parallel_size=3), ENGINE_MODULE),
     ):
         pass
+
+
+@pytest.mark.timeout(400)
+def test_killed_ranks_find_their_kv_on_the_disk(tmp_path):
+    """After kill -9 of all, and of one rank alone: a page that comes back has the parts of both."""
+    folder = make_checkpoint(tmp_path / "model", "qwen3", seed=random.randrange(1000))
+    prompt = [random.randrange(300) for _ in range(200)]
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+    stored = config(folder, kv_disk=str(tmp_path / "kv"), kv_disk_size=64 << 20, max_num_seqs=4)
+
+    def cached(reply) -> int:
+        return reply["usage"]["prompt_tokens_details"]["external_cached_tokens"]
+
+    with start_server(stored, ENGINE_MODULE, served_model_name=("tiny",), **HOW) as server:
+        first = server.post("/v1/completions", body).json()
+        server.wait_for(lambda: server.metric("kv_stored_tokens_total") >= 192)
+        for pid in (server.process.pid, *server.children().values()):
+            os.kill(pid, signal.SIGKILL)
+    with start_server(stored, ENGINE_MODULE, served_model_name=("tiny",), **HOW) as server:
+        again = server.post("/v1/completions", body).json()
+        assert (cached(again), again["choices"]) == (192, first["choices"])
+        victim = child(server, "engine_process 0 1")
+        os.kill(victim, signal.SIGKILL)
+        wait_for_another(server, 1, victim)
+        wait_until_well(server)
+        after = server.post("/v1/completions", body).json()
+        assert (cached(after), after["choices"]) == (192, first["choices"])

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from tokenmill.core.engine_messages import AdapterSeen, Done, EngineReply, RequestState, RequestStates
+from tokenmill.core.engine_messages import AdapterSeen, Done, EngineReply, RequestState, RequestStates, SlotSeen
 from tokenmill.core.live import ShowTurns
 from tokenmill.core.messages import (
+    ActOnSlot,
     AddRequest,
     EngineControl,
     ExplainRequests,
@@ -41,15 +42,20 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
         case Sleep():
             _drain(engine, publish)
             return Done(message.id, engine.sleep())
-        case LookAtAdapter():
-            refusal = AdapterSeen(message.id, None, "adapters need a server started with --enable-lora")
-            return engine.answer(message) or refusal
+        case LookAtAdapter() | ActOnSlot():
+            return engine.answer(message) or _refusal(message)
         case ExplainRequests():
             alive = engine.scheduler.requests
             requests = [alive[request_id] for request_id in message.request_ids if request_id in alive]
             return RequestStates(message.id, [_state(engine, request) for request in requests])
         case ShowTurns():
             return live_report(message, engine.iterations(), engine.scheduler, engine.lifetimes)
+
+
+def _refusal(message: LookAtAdapter | ActOnSlot) -> EngineReply:
+    if isinstance(message, ActOnSlot):
+        return SlotSeen(message.id, error="conversations are saved by a server started with --slot-save-path")
+    return AdapterSeen(message.id, None, "adapters need a server started with --enable-lora")
 
 
 def go_on(engine: Engine, request: AddRequest, publish: Callable[[list[TokenOutput]], None]) -> list[TokenOutput]:

@@ -37,14 +37,18 @@ class PartialModel(Protocol):
 class RankedModel:
     """The model of rank 0, whose calls run on all ranks."""
 
-    def __init__(self, own: PartialModel, memory: SharedMemory, stages: FirstStage | None = None) -> None:
+    def __init__(
+        self, own: PartialModel, memory: SharedMemory, stages: FirstStage | None = None, reads_kv: bool = False
+    ) -> None:
         """
         Args:
             stages: the stages behind this one; None: absent.
+            reads_kv: this rank reads the others' KV between two steps: a pass ends when all have written theirs.
         """
         self._own = own
         self._memory = memory
         self._stages = stages
+        self._reads_kv = reads_kv
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> Hidden:
         """Run a pass on all ranks and return the final hidden states of its outputs."""
@@ -56,6 +60,8 @@ class RankedModel:
         with self._memory.together():
             self._memory.post(run)
             hidden = self._own.forward(batch, attention)
+            if self._reads_kv:
+                self._memory.meet()
             if self._stages is None:
                 return lambda: hidden
             number = self._stages.begin_pass(run, hidden)

@@ -206,7 +206,7 @@ class KVConnector:
         _fetch(source, load)
 
     def _begin_save(self, order: SaveOrder, cache_key: CacheKey, tokens: TokenArray, deadline: float) -> None:
-        stores = [source for source in self.sources if source.stores]
+        stores = [source for source in self.sources if order.source in (source.name, "" if source.stores else None)]
         saves = [PageSave(order, cache_key, tokens, self.movers, self._teller(order.id)) for _ in stores]
         self._saves[order.id] = saves, deadline
         for source, save in zip(stores, saves, strict=True):

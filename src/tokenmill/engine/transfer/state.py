@@ -9,7 +9,7 @@ thread and no clock: the same calls and the same events give the same orders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TokenArray
 from tokenmill.core.transfers import (
+    Export,
     Found,
     KVQuery,
     Loaded,
@@ -57,6 +58,7 @@ class Pin(msgspec.Struct, frozen=True):
         pages: of the whole prefix.
         num_saving: how many of them, the last ones, are being saved. states: those behind which a state is.
         kept_of, kept_for: the request whose pages are kept, and the source that wants them; "": they are being saved.
+        is_export: they are being saved for one source, whatever others have.
     """
 
     node: RadixNode
@@ -67,6 +69,7 @@ class Pin(msgspec.Struct, frozen=True):
     states: tuple[int, ...] = ()
     kept_of: str = ""
     kept_for: str = ""
+    is_export: bool = False
 
 
 @dataclass(slots=True)
@@ -86,6 +89,7 @@ class TransferState(Transfers):
         loads: loads that are not over, by id.
         pins: saves and kept pages that are not over, by id.
         kept: ids of the pins of kept pages, by request.
+        on_ended: called with each request that ends.
     """
 
     def __init__(self, kv: KVManager, settings: TransferSettings, resources: Iterable[Resource] = ()) -> None:
@@ -93,6 +97,7 @@ class TransferState(Transfers):
         self.loads: dict[int, Load] = {}
         self.pins: dict[int, Pin] = {}
         self.kept: dict[str, int] = {}
+        self.on_ended: list[Callable[[Request], None]] = []
         self.num_saving_pages = 0
         self.num_loaded_tokens = 0
         self.num_stored_tokens = 0
@@ -234,8 +239,19 @@ class TransferState(Transfers):
         self._orders.saves.append(SaveOrder(pin_id, first, pages[first:].tolist(), states))
         return True
 
+    def _export(self, export: Export, step: int) -> None:
+        """Order a save of all that is cached of a prefix, with its states, for one source; maybe of nothing."""
+        tokens = np.asarray(export.tokens, dtype=np.int32)
+        node = self._kv.cache.match(export.cache_key, tokens, step).node
+        pages = node.path_pages()
+        states = [] if self._states is None else self._states.pin_unsaved(pages.tolist(), exports=True)
+        pin_id = self._pin(export.cache_key, tokens, node, pages, states=states, is_export=True)
+        self._orders.saves.append(SaveOrder(pin_id, 0, pages.tolist(), states, export.source, export.where))
+
     def ended(self, request: Request) -> None:
         """Forget the answer for an ended request, and pin its pages if a source wants them kept."""
+        for tell in self.on_ended:
+            tell(request)
         if self._asked.pop(request.id, None) is not None:
             self._queries = [query for query in self._queries if query.request_id != request.id]
         found = self._found.pop(request.id, None)
@@ -254,6 +270,7 @@ class TransferState(Transfers):
         num_saving: int = 0,
         states: Sequence[tuple[int, int]] = (),
         whose: tuple[str, str] = ("", ""),
+        is_export: bool = False,
     ) -> int:
         """Pin a path; `whose`: the source for which it is kept, and the request that it was of."""
         self._kv.cache.lock(node)
@@ -261,7 +278,7 @@ class TransferState(Transfers):
         kept_for, kept_of = whose
         ends = tuple(int(pages[number - 1]) for number, _ in states)
         self._last_id += 1
-        self.pins[self._last_id] = Pin(node, key, tokens, pages, num_saving, ends, kept_of, kept_for)
+        self.pins[self._last_id] = Pin(node, key, tokens, pages, num_saving, ends, kept_of, kept_for, is_export)
         return self._last_id
 
     def plan_fields(self) -> Mapping[str, Any]:
@@ -289,6 +306,8 @@ class TransferState(Transfers):
                 self._end_load(event, step)
             case Released(pin_id, is_saved):
                 self._unpin(pin_id, is_saved, step)
+            case Export():
+                self._export(event, step)
 
     def _take_answer(self, found: Found) -> None:
         # In a replay it is there before the request is asked about.
@@ -326,7 +345,7 @@ class TransferState(Transfers):
             return
         for page in pin.states:
             assert self._states is not None, "states are pinned, and there are none"
-            self._states.unpin(page, is_saved)
+            self._states.unpin(page, None if pin.is_export else is_saved)
         self._kv.cache.unlock(pin.node, step)
         if pin.kept_of:
             del self.kept[pin.kept_of]

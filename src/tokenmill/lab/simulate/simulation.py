@@ -30,6 +30,7 @@ from tokenmill.startup.sizing.state_size import BYTES_OF, num_states, with_state
 NOT_SIMULATED = {
     "speculative_config": "--speculative-config",
     "kv_disk": "--kv-disk",
+    "slot_save_path": "--slot-save-path",
     "kv_host_size": "--kv-host-size",
     "kv_source": "--kv-source",
     "kv_transfer_config": "--kv-transfer-config",

@@ -106,9 +106,10 @@ class KVCache(ABC):
         *,
         is_page_first: bool = False,
         take: Take | None = None,
+        arrays: ArrayLibrary | None = None,
     ) -> None:
-        """`take`: takes its memory, zeros; None: it is this process's own."""
-        parts, arrays = self.parts(spec, num_pages, page_size, dtype), self.arrays_of(device)
+        """`take`: takes its memory, zeros, from other processes; `arrays`: the library instead of the device's."""
+        parts, arrays = self.parts(spec, num_pages, page_size, dtype), arrays or self.arrays_of(device)
         self.num_pages = num_pages
         self.page_size = page_size
         self.tensors: tuple[AnyArray, ...]

@@ -10,7 +10,9 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.attention.backend import AttentionConfig, Backend, names_of
 from tokenmill.model.attention.backend_rows import BACKENDS
 from tokenmill.model.attention.groups import GroupedAttention, GroupedPagedAttention
+from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.platform.arrays import ArrayLibrary
 from tokenmill.platform.prefault import begin_small
 
 
@@ -43,14 +45,18 @@ class AttentionChoice(msgspec.Struct, frozen=True):
         groups = [spec for spec in config.spec.groups if spec.is_windowed == are_windowed]
         return sum(layout.bytes_per_page(spec, *shape) for spec in groups)
 
-    def make(self, num_pages: int, num_window_pages: int = 0) -> AttentionBackend:
+    def make(self, num_pages: int, num_window_pages: int = 0, arrays: ArrayLibrary | None = None) -> AttentionBackend:
         """Make the backend with its KV cache.
 
         Args:
             num_pages: pages of the cache, including page 0 for padding. num_window_pages: those of the window group.
+            arrays: the library that its memory comes from, instead of the device's own; for native attention.
+
+        Raises:
+            InvalidConfig: this backend cannot take such memory.
         """
         sizes = (num_pages, num_window_pages)
-        backends = [self._make(config, sizes[config.spec.is_windowed]) for config in self.config.groups]
+        backends = [self._make(config, sizes[config.spec.is_windowed], arrays) for config in self.config.groups]
         if len(backends) == 1:
             return backends[0]
         if not self.prompts.is_for_gpus:
@@ -59,12 +65,18 @@ class AttentionChoice(msgspec.Struct, frozen=True):
 
         return GroupedPagedAttention([one for one in backends if isinstance(one, PagedAttention)])
 
-    def _make(self, config: AttentionConfig, num_pages: int) -> AttentionBackend:
+    def _make(self, config: AttentionConfig, num_pages: int, arrays: ArrayLibrary | None) -> AttentionBackend:
         """Make the backend of a group."""
         prompts, decodes = self.prompts, self.decodes
+        if arrays is not None and prompts.layout() is not PackedKV:
+            raise InvalidConfig("KV from elsewhere needs native attention, or an engine of one rank")
         shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
+        place = *shape, config.platform.device
         take = None if config.ranks is None else config.ranks.take
-        kv = prompts.layout()(*shape, config.platform.device, is_page_first=config.is_page_first, take=take)
+        if arrays is None:
+            kv = prompts.layout()(*place, is_page_first=config.is_page_first, take=take)
+        else:
+            kv = PackedKV(*place, is_page_first=config.is_page_first, arrays=arrays)
         if not prompts.is_for_gpus:
             begin_small(kv.pieces)
         if prompts.make is not None:

@@ -18,10 +18,19 @@ from tokenmill.core.engine_messages import (
     EngineStats,
     RequestState,
     RequestStates,
+    SlotSeen,
 )
 from tokenmill.core.errors import EngineDead
 from tokenmill.core.live import ALL_KNOWN, LiveReport, ShowTurns
-from tokenmill.core.messages import EngineControl, ExplainRequests, LookAtAdapter, ResetPrefixCache, SetPaused, Sleep
+from tokenmill.core.messages import (
+    ActOnSlot,
+    EngineControl,
+    ExplainRequests,
+    LookAtAdapter,
+    ResetPrefixCache,
+    SetPaused,
+    Sleep,
+)
 from tokenmill.serving.replicas.health import PartHealth, trouble_of
 from tokenmill.serving.replicas.history import History
 
@@ -31,6 +40,8 @@ COUNTS = tuple(
 )
 # The engine answers between two steps; a step of a large prompt on a slow machine takes this long at most.
 ANSWER_SECONDS = 60.0
+# A file of gigabytes is written or read in a slot's action; how often its end is asked for.
+SLOT_SECONDS, ASK_SECONDS = 300.0, 0.02
 
 
 class EngineHandle:
@@ -170,6 +181,17 @@ class EngineHandle:
         reply = await self._call(LookAtAdapter(_new_id(), name, path))
         assert isinstance(reply, AdapterSeen)
         return reply
+
+    async def act_on_slot(self, slot: int, action: str, file: str) -> SlotSeen:
+        """Save, restore or erase the conversation of a slot; return what became of it, once it is over."""
+        ticket, deadline = _new_id(), time.monotonic() + SLOT_SECONDS
+        while time.monotonic() < deadline:
+            reply = await self._call(ActOnSlot(_new_id(), slot, action, file, ticket))
+            assert isinstance(reply, SlotSeen)
+            if reply.is_done:
+                return reply
+            await asyncio.sleep(ASK_SECONDS)
+        raise EngineDead(f"slot {slot}: {action} has not ended in {SLOT_SECONDS:g} seconds")
 
     async def explain(self, request_ids: list[str]) -> list[RequestState]:
         """Return the states of those of these requests that the engine has."""

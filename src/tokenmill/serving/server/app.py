@@ -22,9 +22,10 @@ from tokenmill.serving.server.http.openapi import body_of, complete, query_of
 from tokenmill.serving.server.http.page import page_routes
 from tokenmill.serving.server.http.stack import guard
 from tokenmill.serving.server.llama_cpp.completion import CompletionBody, CompletionRoutes, InfillBody
-from tokenmill.serving.server.llama_cpp.descriptions import DescriptionRoutes, SlotsQuery, TemplateBody
+from tokenmill.serving.server.llama_cpp.descriptions import DescriptionRoutes, TemplateBody
 from tokenmill.serving.server.llama_cpp.embedding import EmbeddingRoute as LlamaEmbeddingRoute
 from tokenmill.serving.server.llama_cpp.embedding import LlamaEmbeddingBody
+from tokenmill.serving.server.llama_cpp.slots import ActionQuery, SlotBody, SlotRoutes, SlotsQuery
 from tokenmill.serving.server.ollama.body import OllamaChatBody, OllamaGenerateBody
 from tokenmill.serving.server.ollama.embed import EmbedBody, EmbedRoutes
 from tokenmill.serving.server.ollama.generation import GenerationRoutes
@@ -60,6 +61,7 @@ _BODIES = (
     CompletionBody,
     InfillBody,
     TemplateBody,
+    SlotBody,
     LlamaEmbeddingBody,
     OllamaChatBody,
     OllamaGenerateBody,
@@ -106,6 +108,7 @@ def _add_routes(app: Application, context: ServerContext) -> None:
     files, info = routes.files, routes.info
     for path, get, which in routes.queries():
         app.add_described("GET", path, get, query_of(which))
+    app.add_described("POST", "/slots/{id_slot}", routes.slots.act, body_of([SlotBody], JSON) | query_of(ActionQuery))
     app.add_described("POST", "/ping", info.ping)  # as one platform does
     # Ollama's clients ask whether it runs, and may ask for what only a keeper of models can do.
     named = routes.named
@@ -127,7 +130,7 @@ class _Routes:
         self.info, self.responses = InfoRoutes(context), ResponsesRoutes(context)
         self.files, self.batches = FilesRoutes(context), BatchesRoutes(context)
         self.sessions, self.named = SessionsRoutes(context), ModelRoutes(context)
-        self._shown = DescriptionRoutes(context)
+        self._shown, self.slots = DescriptionRoutes(context), SlotRoutes(context)
 
     def with_bodies(self) -> Iterable[tuple[str, Handler, *tuple[type[msgspec.Struct], ...]]]:
         """Return what is posted with a body: path, handler, forms of the body."""
@@ -193,7 +196,7 @@ class _Routes:
         return (
             ("/v1/files", self.files.list, FilesQuery),
             ("/v1/batches", self.batches.list, BatchesQuery),
-            ("/slots", self._shown.slots, SlotsQuery),
+            ("/slots", self.slots.show, SlotsQuery),
         )
 
     def readings(self) -> Iterable[tuple[str, Handler]]:

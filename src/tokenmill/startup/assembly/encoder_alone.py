@@ -44,9 +44,9 @@ def load_encoder_alone(config: EngineConfig) -> tuple[Callable[[MediaInput], byt
     check_torch(config, architecture, platform)
     check(config, platform)
     num_threads, _ = choose_threads(config, platform, ONE_THREAD_BYTES)
-    kernels, reason = choose_kernels(config, platform, folder, num_threads)
+    kernels, _ = choose_kernels(config, platform, folder, num_threads)
     platform.set_num_threads(num_threads)  # the kernels may have brought torch
-    encode, whose = _tower(folder, kernels), encoder_name(config, folder, kernels, reason)
+    encode, whose = _tower(folder, kernels), encoder_name(config, folder, kernels)
     from tokenmill.engine.transfer.encoder_outputs import packed_output
 
     def pack(one: MediaInput) -> bytes:

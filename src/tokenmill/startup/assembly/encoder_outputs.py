@@ -10,7 +10,6 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.config.vision import EncoderStore
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.extension import EngineExtension
-from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.model.architecture.architecture import Architecture
@@ -19,6 +18,7 @@ from tokenmill.model.weights.fingerprint import fingerprint
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.media import Media
+from tokenmill.startup.machine.device import name_rounding
 
 if TYPE_CHECKING:
     from tokenmill.engine.transfer.encoder_gate import EncoderGate
@@ -66,7 +66,7 @@ class EncoderOutputs(Capability):
         # Brings torch, as encoders do.
         from tokenmill.engine.transfer.encoder_outputs import StoredOutputs, encoder_dtype
 
-        whose = encoder_name(config, model.folder, model.kernels, model.kernels_reason)
+        whose = encoder_name(config, model.folder, model.kernels)
         store, dtype = open_store(settings), encoder_dtype(config.dtype)
         outputs = StoredOutputs(store, whose, dtype, settings.loads, settings.saves)
         media.encoder.source = outputs
@@ -90,17 +90,10 @@ class EncoderOutputs(Capability):
         return (self._gate,)
 
 
-def encoder_name(config: EngineConfig, folder: Path, kernels: Kernels, reason: str) -> str:
-    """Name an encoder by all that its outputs depend on, so that equal names mean equal bits.
-
-    Args:
-        reason: of the kernels; native ones name the machine's instructions in it.
-    """
-    import torch  # encoders have it
-
-    level = reason if kernels.name == "native" else ""
-    runs_on = f"{kernels.name}/{level}/{torch.__version__}/{torch.backends.cpu.get_cpu_capability()}"
-    return f"{VERSION}/{fingerprint(folder, 'encoder', config.dtype)}/{config.device}/{runs_on}"
+def encoder_name(config: EngineConfig, folder: Path, kernels: Kernels) -> str:
+    """Name an encoder by all that its outputs depend on, so that equal names mean equal bits."""
+    rounding = name_rounding(kernels, config.device, uses_torch=True)
+    return f"{fingerprint(folder, 'encoder', config.dtype)}/{rounding}"
 
 
 def open_store(settings: EncoderStore) -> OutputStore:

@@ -41,6 +41,7 @@ class Encoders(Capability):
             "--lora-merge": config.lora_merge is not None,
             "--speculative-config": config.speculative_config is not None,
             "--kv-disk": config.kv_disk is not None,
+            "--slot-save-path": config.slot_save_path is not None,
             "--kv-host-size": config.kv_host_size is not None,
             "--kv-source": bool(config.kv_source),
             "--kv-transfer-config": config.kv_transfer_config is not None,

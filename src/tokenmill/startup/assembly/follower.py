@@ -39,6 +39,7 @@ class Follower:
         model, attention: its part of them.
         dtype: the name of the model's.
         adapters: its parts of the adapters; None: it has none.
+        is_read: rank 0 reads its KV between two steps.
         idle_work: advances by an iteration whenever there is nothing else to do.
     """
 
@@ -50,12 +51,14 @@ class Follower:
         dtype: str,
         idle_work: Iterator[None],
         adapters: FollowedAdapters | None = None,
+        is_read: bool = False,
     ) -> None:
         self._model = model
         self._attention = attention
         self._memory = memory
         self._dtype = dtype
         self._adapters = adapters
+        self._is_read = is_read
         self._idle_work: Iterator[None] | None = idle_work
 
     def run(self, on_iteration: Callable[[bool], None] = lambda has_work: None) -> None:
@@ -95,7 +98,10 @@ class Follower:
         batch, hidden = command.batch(self._find), None
         if not self._memory.shard.is_first_stage:
             hidden = self._memory.hidden(len(batch.token_ids), self._dtype).copy()  # where a pass may write
-        return self._model.forward(batch, self._attention, hidden)
+        hidden = self._model.forward(batch, self._attention, hidden)
+        if self._is_read:
+            self._memory.meet()
+        return hidden
 
     def _find(self, sources: Sequence[AdapterSource]) -> tuple[Adapter, ...]:
         assert self._adapters is not None, "all ranks have adapters, or none has"
@@ -154,12 +160,13 @@ def build_follower(
     config = dataclasses.replace(config, speculative_config=None)  # rank 0 drafts
     model = load(config, platform, timer, CHECKS, group)
     size = size_kv(config, platform, model)
-    attention = model.attention.make(size.num_allocated)
+    attention = model.attention.make(size.num_allocated, arrays=group.arrays)
+    group.show_kv(attention.kv.pieces)
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
     is_asked_for &= group.context is None  # or each page lies with the rank that first writes it
     has_room = attention.kv.num_bytes <= platform.available_bytes()
     idle_work = prefault(attention.kv.pieces) if is_asked_for and has_room else iter(())
     decoder = on_host(model.decoder, attention)
     adapters = followed_adapters(config, model.decoder, model.kernels, isinstance(decoder, NativeDecoder))
-    own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters)
+    own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters, group.arrays is not None)
     return Follower(*own) if group.later_stage is None else StageLeader(group.later_stage, *own)

@@ -21,14 +21,15 @@ from tokenmill.config.kv_transfer import FLAG, SOURCE_PLUGINS, OwnConnector, par
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.plugins import find_plugin
 from tokenmill.core.transfers import KVQuery, TransferSettings
-from tokenmill.core.version import VERSION
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
 from tokenmill.engine.transfer.connector import KVConnector, TransferTimeouts
 from tokenmill.engine.transfer.orders import Movers, PageMover
 from tokenmill.engine.transfer.page_mover import RawPages, layout_of
 from tokenmill.engine.transfer.protocol import Answer, KVSource, SourceContext
+from tokenmill.engine.transfer.session_file import SessionForm
+from tokenmill.engine.transfer.sessions import SessionFiles, SlotActions
 from tokenmill.engine.transfer.slot_file import SlotFile
-from tokenmill.engine.transfer.slot_format import SlotFormat
+from tokenmill.engine.transfer.slot_format import VERSION, SlotFormat
 from tokenmill.engine.transfer.slot_table import SharedTable, SlotTable
 from tokenmill.engine.transfer.slots import SlotMemory
 from tokenmill.engine.transfer.state import TransferState
@@ -67,6 +68,18 @@ class Connection(msgspec.Struct, frozen=True):
         stores = tuple(source.name for source in self.sources if source.stores)
         return msgspec.structs.replace(header, transfers=TransferSettings(stores))
 
+    def slot_actions(self, config: EngineConfig, scheduler: EngineScheduler) -> list[SlotActions]:
+        """Return the extension by which operators save and restore conversations, if there are files for them."""
+        state = scheduler.resource(TransferState)
+        files = next((source for source in self.sources if isinstance(source, SessionFiles)), None)
+        if files is None or state is None:
+            return []
+        actions = SlotActions(
+            files, Path(config.slot_save_path or "").expanduser(), config.max_num_seqs, config.page_size
+        )
+        state.on_ended.append(actions.conversations.add)
+        return [actions]
+
     def open_connector(self, scheduler: EngineScheduler) -> KVConnector:
         """Return the connector between the sources and a scheduler, which is made from a header `with_settings`."""
         state = scheduler.resource(TransferState)
@@ -74,19 +87,27 @@ class Connection(msgspec.Struct, frozen=True):
         return KVConnector(self.sources, state, self.movers, self.policy, self.timeouts)
 
 
-def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str) -> Connection:
+def connect(
+    config: EngineConfig,
+    platform: Platform,
+    memory: StepMemory,
+    layout: str,
+    fingerprint: str,
+    of_others: Sequence[Array] = (),
+) -> Connection:
     """Make the sources that a config names, in their order: plugins, other engines, the host, the disk.
 
     Args:
         layout: the name of the attention backend, which defines the layout of pages.
         fingerprint: of the model and of how its KV is stored.
+        of_others: the KV of the engine's other ranks, whose parts of a page belong to it.
 
     Raises:
         InvalidConfig: a source cannot be found or made, or KV is in the host's memory already.
     """
     if config.kv_host_size and not platform.is_accelerator:
         raise InvalidConfig("--kv-host-size is for GPUs: on a CPU all KV is in the host's memory; see --num-pages")
-    movers = _movers(platform, memory, layout)
+    movers = _movers(platform, memory, layout, of_others)
     index, _ = config.replica
     num_pages = memory.size.num_pages
     context = SourceContext(movers.pages, config.page_size, num_pages, fingerprint, engine=index, states=movers.states)
@@ -105,14 +126,17 @@ def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout
         policy, timeouts = remote.kv_load_failure_policy or policy, TransferTimeouts(**remote.timeouts)
     if config.kv_host_size:
         sources.append(host_tier(context, config.kv_host_size))
+    if config.slot_save_path:
+        sources.append(session_files(context, Path(config.slot_save_path).expanduser()))
     if config.kv_disk:
         folder = Path(config.kv_disk).expanduser()
         sources += disk_tiers(context, folder, config.kv_disk_size)
     return Connection(tuple(sources), movers, policy, timeouts, bool(remote or config.kv_source))
 
 
-def _movers(platform: Platform, memory: StepMemory, layout: str) -> Movers:
-    pages = _mover(platform, memory.kv_pieces, layout_of(memory.kv_tensors, layout))
+def _movers(platform: Platform, memory: StepMemory, layout: str, of_others: Sequence[Array]) -> Movers:
+    arrays = (*memory.kv_tensors, *of_others)
+    pages = _mover(platform, (*memory.kv_pieces, *of_others), layout_of(arrays, layout))
     if memory.states is None:
         return Movers(pages)
     pieces = memory.states.pieces
@@ -197,14 +221,10 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
     Raises:
         InvalidConfig: the folder cannot be used, or `limit` holds no page.
     """
-    parts = _parts(context, limit)
-    layouts = "/".join(mover.layout for mover, _ in parts)
-    whose = f"{VERSION}/{context.fingerprint}/{layouts}/{context.page_size}"
-    name = blake2b(whose.encode(), digest_size=8).hexdigest()
+    shares = [share for _, share in _parts(context, limit)]
     opened: list[SlotFile] = []
     try:
-        for (mover, share), kind in zip(parts, ("", "-states"), strict=False):
-            form = SlotFormat(name + kind, mover.page_bytes, context.page_size)
+        for form, share in zip(_forms(context), shares, strict=True):
             opened.append(SlotFile(folder, form, share, context.engine))
     except OSError as error:
         for store in opened:
@@ -212,6 +232,30 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
         raise InvalidConfig(f"--kv-disk {folder}: {error.strerror or error}") from error
     pages, *states = (SharedTable("disk", file) for file in opened)
     return Tier(pages, context.page_size, *states)
+
+
+def session_files(context: SourceContext, folder: Path) -> SessionFiles:
+    """Make the source that has what session files of a folder have.
+
+    Raises:
+        InvalidConfig: the folder cannot be used.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"--slot-save-path {folder}: {error.strerror or error}") from error
+    pages, *states = _forms(context)
+    return SessionFiles(SessionForm(pages, states[0] if states else None, context.page_size), context.page_size)
+
+
+def _forms(context: SourceContext) -> list[SlotFormat]:
+    """Return the forms of pages and states in files, named by all that their bits depend on, and by no release."""
+    movers = [context.mover, *filter(None, [context.states])]
+    layouts = "/".join(mover.layout for mover in movers)
+    whose = f"{VERSION}/{context.fingerprint}/{layouts}/{context.page_size}"
+    name = blake2b(whose.encode(), digest_size=8).hexdigest()
+    kinds = zip(movers, ("", "-states"), strict=False)
+    return [SlotFormat(name + kind, mover.page_bytes, context.page_size) for mover, kind in kinds]
 
 
 def host_tier(context: SourceContext, limit: int) -> Tier:

@@ -7,15 +7,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.extension import EngineExtension
 from tokenmill.engine.kv.events import KVEventLog
 from tokenmill.engine.loop.step_log import LogHeader
 from tokenmill.engine.runner.executor import Executor
 from tokenmill.engine.scheduler.scheduler import EngineScheduler
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.models.native_decoder import native_pass_obstacle
 from tokenmill.model.weights.fingerprint import fingerprint
+from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.memory import StepMemory
+from tokenmill.startup.machine.device import name_rounding
 
 if TYPE_CHECKING:
     from tokenmill.engine.transfer.connector import KVConnector
@@ -32,22 +38,28 @@ class KVTransfers(Capability):
         self._assembly = assembly
 
     @classmethod
+    def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
+        """Refuse ranks whose KV rank 0 cannot reach."""
+        if platform.is_accelerator and config.num_ranks > 1 and config.has_kv_sources:
+            raise InvalidConfig("KV of several GPUs is not stored yet: leave out --kv-disk and --slot-save-path")
+
+    @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
         """Connect sources if the config names any; import none of their code else."""
-        config = assembly.config
-        is_on = config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config
-        return cls(assembly) if is_on else None
+        return cls(assembly) if assembly.config.has_kv_sources else None
 
     def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
         """Connect the sources, and add which of them store."""
         from tokenmill.startup.assembly.kv_sources import connect
 
         config, platform, model = self._assembly.config, self._assembly.platform, self._assembly.model
-        # Kernels of another level round in another way.
-        whose = f"{self._assembly.limits.fingerprint}/{model.kernels.name}/{model.kernels_reason}"
+        uses_torch = native_pass_obstacle(model.decoder, model.attention.name) is not None
+        rounding = name_rounding(model.kernels, platform.device, uses_torch)
+        whose = f"{self._assembly.limits.fingerprint}/{rounding}"
         if model.draft is not None:  # its KV goes with the pages
             whose += f"/{fingerprint(model.draft.folder)}"
-        self._connection = connect(config, platform, memory, model.attention.name, whose)
+        of_others = () if model.group is None else model.group.kv_of_others()
+        self._connection = connect(config, platform, memory, model.attention.name, whose, of_others)
         return self._connection.with_settings(header)
 
     def engine_extensions(self, scheduler: EngineScheduler) -> Sequence[EngineExtension]:
@@ -55,7 +67,8 @@ class KVTransfers(Capability):
         from tokenmill.engine.transfer.extension import KVTransfer
 
         self._connector = self._connection.open_connector(scheduler)
-        return (KVTransfer(scheduler, self._connector),)
+        actions = self._connection.slot_actions(self._assembly.config, scheduler)
+        return (KVTransfer(scheduler, self._connector), *actions)
 
     def executor(self, executor: Executor) -> Executor:
         """Return an executor that hands the orders of each plan to the connector."""

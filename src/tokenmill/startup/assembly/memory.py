@@ -19,7 +19,7 @@ from tokenmill.platform.protocol import Platform
 from tokenmill.startup.sizing.kv_size import KVSize
 
 if TYPE_CHECKING:
-    from tokenmill.platform.arrays import Array
+    from tokenmill.platform.arrays import Array, ArrayLibrary
     from tokenmill.startup.assembly.draft_loading import LoadedDraft
 
 
@@ -63,8 +63,13 @@ def allocate(
     attention: AttentionChoice,
     size: KVSize,
     draft: LoadedDraft | None = None,
+    arrays: ArrayLibrary | None = None,
 ) -> StepMemory:
-    """Allocate the memory of steps with a KV cache of this size, the pages of a draft model included."""
+    """Allocate the memory of steps with a KV cache of this size, the pages of a draft model included.
+
+    Args:
+        arrays: the library that the KV cache comes from, instead of the device's own.
+    """
     # An accelerator has one row more, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
     window = 0 if size.window is None else size.window.window
@@ -76,7 +81,7 @@ def allocate(
     beside = () if draft is None else draft.beside(size.num_allocated, platform.arrays)
     # And its state.
     states = decoder.state_memory(size.num_states + 1, platform.arrays) if size.num_states else None
-    made = attention.make(size.num_allocated, size.num_allocated_windows)
+    made = attention.make(size.num_allocated, size.num_allocated_windows, arrays)
     return StepMemory(size, tables, sampling, made, behind, states, beside)
 
 

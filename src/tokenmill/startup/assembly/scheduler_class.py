@@ -17,6 +17,7 @@ NEEDED_BY = {
     "pipeline_parallel_size": Feature.STAGES,
     "speculative_config": Feature.DRAFTS,
     "kv_disk": Feature.TRANSFERS,
+    "slot_save_path": Feature.TRANSFERS,
     "kv_host_size": Feature.TRANSFERS,
     "kv_source": Feature.TRANSFERS,
     "kv_transfer_config": Feature.TRANSFERS,

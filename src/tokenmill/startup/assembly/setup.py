@@ -152,7 +152,8 @@ def _allocate(assembly: Assembly) -> StepMemory:
     with assembly.timer.phase("allocating KV"):
         reserved = sum(capability.reserved_bytes for capability in assembly.capabilities)
         size = assembly.sized(size_kv(config, platform, model, available, reserved))
-        memory = allocate(config, platform, model.decoder, model.attention, size, model.draft)
+        arrays = None if model.group is None else model.group.arrays
+        memory = allocate(config, platform, model.decoder, model.attention, size, model.draft, arrays)
     assembly.limits = msgspec.structs.replace(assembly.limits, max_model_len=size.max_model_len)
     return memory
 

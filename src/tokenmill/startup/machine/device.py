@@ -109,6 +109,23 @@ def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_t
     return kernels, reason
 
 
+def name_rounding(kernels: Kernels, device: str, uses_torch: bool = False) -> str:
+    """Name what rounds a model's numbers: under one name the same inputs give the same bits, in every release.
+
+    Native kernels round alike on every level of instructions but AMX; torch as its version and the processor have it.
+
+    Args:
+        uses_torch: parts of the model run in torch whatever its kernels are, as encoders do.
+    """
+    native = getattr(kernels, "native", None)
+    names = [kernels.name] if native is None else [kernels.name, "tiles" if native.isa == "amx" else "vectors"]
+    if native is None or uses_torch:
+        import torch
+
+        names += [device.partition(":")[0], torch.__version__, torch.backends.cpu.get_cpu_capability()]
+    return "/".join(names)
+
+
 def within_budget(config: EngineConfig, kernels: Kernels, architecture: Architecture) -> Kernels:
     """Return kernels of int4 with formats that its budget has room for; which matrices need bits is measured later."""
     if config.quantization != "int4" or not isinstance(kernels, NativeKernels) or not can_mix(architecture):

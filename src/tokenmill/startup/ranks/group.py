@@ -13,7 +13,7 @@ import dataclasses
 import importlib.util
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,8 @@ from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.model.sharding.shard import Shard, check_context, check_size, stage_layers
+from tokenmill.platform.host_arrays import SharedArrays
+from tokenmill.platform.memory import map_shared
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.ranks.children import RankChildren
 from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from tokenmill.engine.parallel.devices.collective import DeviceCollective
     from tokenmill.model.models.host_decoder import HostDecoder
     from tokenmill.model.models.native_decoder import NativeDecoder
+    from tokenmill.platform.arrays import Array
 
 # How many times the time of a step may pass until all ranks have read their weights: as the other parts of a server.
 START_PATIENCE = 20.0
@@ -59,6 +62,14 @@ class Place(msgspec.Struct):
     num_bytes: int
 
 
+class KVPlace(msgspec.Struct):
+    """The place of one array of a rank's KV, as the rank writes it down."""
+
+    path: str
+    shape: list[int]
+    dtype: str
+
+
 class Group:
     """One rank's view of the ranks of an engine.
 
@@ -66,8 +77,8 @@ class Group:
         memory: shared by the ranks of a stage; set once `connect` has returned.
         first_stage, later_stage: the connections of a stage's rank 0 to the other stages, if there are several.
         devices: the channel between ranks that have a device each; None: they share memory.
-        context: share each step's attention and the KV memory, of a model that all have whole; None: they share the
-            model.
+        context: the KV memory and attention that ranks of whole models share; None: they share the model.
+        arrays: where the ranks' KV is, if rank 0 reads and fills that of all; None: each keeps its own to itself.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -79,15 +90,14 @@ class Group:
             InvalidConfig: the means by which ranks find each other are missing.
         """
         if importlib.util.find_spec(MODULE) is None:
-            raise InvalidConfig(
-                "ranks meet in native code, which is not built: run `make`, or leave out the flags of ranks"
-            )
+            raise InvalidConfig("ranks need native code, which is not built: run `make`, or leave out their flags")
         size = config.tensor_parallel_size * config.context_parallel_size
         self.shard = Shard.from_rank(config.rank, size, config.pipeline_parallel_size)
         self.first_stage: FirstStage | None = None
         self.later_stage: LaterStage | None = None
         self.devices: DeviceCollective | None = None
         self.context: SharedContext | None = None
+        self.arrays = SharedArrays() if config.has_kv_sources else None
         self._config = config
         self._timeout = config.rank_timeout
         self._patience = config.rank_timeout * START_PATIENCE
@@ -173,8 +183,40 @@ class Group:
     def wait_for_all(self) -> None:
         """Wait until all ranks have loaded: free memory must not be measured while one of them still loads."""
         self._least(0)
-        if self._children is not None:
+        if self._children is not None and self.arrays is None:  # else they show their KV there
             self._children.forget_folder()
+
+    def show_kv(self, pieces: Sequence[Array]) -> None:
+        """Another rank than the first: write down where its KV is, if rank 0 moves the pages of all."""
+        if self.arrays is None:
+            return
+        pid, told = os.getpid(), []
+        for descriptor, piece in zip(self.arrays.descriptors, pieces, strict=True):
+            told.append(KVPlace(f"/proc/{pid}/fd/{descriptor}", list(piece.shape), str(piece.dtype)))
+        write_whole(self._kv_place(self._config.rank), msgspec.json.encode(told))
+
+    def kv_of_others(self) -> list[Array]:
+        """Rank 0: return the KV of all other ranks, in their order, mapped.
+
+        Raises:
+            EngineFailed: a rank is gone, or has not shown its KV in time.
+        """
+        found: list[Array] = []
+        for rank in range(1, self._config.num_ranks):
+            place = self._kv_place(rank)
+            self._wait(place.exists, "has not shown its KV")
+            for one in msgspec.json.decode(place.read_bytes(), type=list[KVPlace]):
+                try:
+                    descriptor = os.open(one.path, os.O_RDWR | os.O_CLOEXEC)
+                except OSError as error:
+                    raise EngineFailed(f"rank {rank} is gone: {error}") from error
+                memory = map_shared(descriptor, os.fstat(descriptor).st_size, is_writable=True)
+                os.close(descriptor)
+                found.append(memory.view(one.dtype).reshape(one.shape))
+        return found
+
+    def _kv_place(self, rank: int) -> Path:
+        return Path(f"{self._rendezvous}.kv-{rank}")
 
     def agree(
         self, config: EngineConfig, architecture: Architecture, decide: Callable[[EngineConfig], KVSize]
@@ -213,7 +255,7 @@ class Group:
         """Return the model that rank 0's runner runs: its own part together with those of the other ranks."""
         if self.context is not None:
             return ContextModel(own, self.memory)
-        return RankedModel(own, self.memory, self.first_stage)
+        return RankedModel(own, self.memory, self.first_stage, self.arrays is not None)
 
     def executor(self, executor: Executor) -> GroupExecutor:
         """Return the executor of rank 0's steps."""

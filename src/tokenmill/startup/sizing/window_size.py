@@ -55,7 +55,7 @@ def window_group_obstacle(
     """Return why layers with a window have no page group of their own; None: they have one. "": no windows."""
     windows = [attention.window for attention in architecture.attentions]
     widest = max((window for window in windows if window is not None), default=0)
-    transfers = config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config
+    transfers = config.has_kv_sources
     obstacles = {
         "": not widest or not architecture.needs_kv,
         "--disable-hybrid-kv-cache-manager": config.disable_hybrid_kv_cache_manager,

@@ -47,12 +47,12 @@ class _Kept:
 
     Attributes:
         tail_of: the request whose newest it is, which will replace it; "": none.
-        is_pinned: a save reads it. is_saved: a source has it, or will.
+        num_pins: saves that read it. is_saved: a source has it, or will.
     """
 
     slot: int
     tail_of: str = ""
-    is_pinned: bool = False
+    num_pins: int = 0
     is_saved: bool = False
 
 
@@ -242,21 +242,21 @@ class StateSlots(Resource):
         """Return how many of these pages, of a path from the root on, a request could begin behind."""
         return next((number for number in range(len(pages), 0, -1) if pages[number - 1] in self._kept), 0)
 
-    def pin_unsaved(self, pages: Sequence[int]) -> list[tuple[int, int]]:
-        """Pin the states of a locked path that were not saved: each one's number of pages, and its slot."""
+    def pin_unsaved(self, pages: Sequence[int], exports: bool = False) -> list[tuple[int, int]]:
+        """Pin the states of a locked path that were not saved, or all: each one's number of pages, and its slot."""
         found = []
         for number, page in enumerate(pages, 1):
             kept = self._kept.get(page)
-            if kept is not None and not kept.is_saved:
+            if kept is not None and (exports or not kept.is_saved):
                 self._let_stand(kept)
-                kept.is_saved = kept.is_pinned = True
+                kept.is_saved, kept.num_pins = kept.is_saved or not exports, kept.num_pins + 1
                 found.append((number, kept.slot))
         return found
 
-    def unpin(self, page: int, is_saved: bool) -> None:
-        """Let go of the state behind a page, which was saved or not."""
+    def unpin(self, page: int, is_saved: bool | None) -> None:
+        """Let go of the state behind a page, which was saved or not; None: it was exported."""
         kept = self._kept[page]
-        kept.is_pinned, kept.is_saved = False, is_saved
+        kept.num_pins, kept.is_saved = kept.num_pins - 1, kept.is_saved if is_saved is None else is_saved
 
     def begin_load(self) -> int | None:
         """Return a slot for a state that a source loads, which no launched step uses; None if there is none."""
@@ -283,7 +283,7 @@ class StateSlots(Resource):
         for page in pages:
             kept = self._kept.pop(page, None)
             if kept is not None:
-                assert not kept.is_pinned, "a page whose state is read was not locked"
+                assert not kept.num_pins, "a page whose state is read was not locked"
                 self._let_stand(kept)
                 self._give_back(kept.slot)
 
@@ -320,7 +320,7 @@ class StateSlots(Resource):
     def _give_up(self, last_step: int | None = None) -> int | None:
         """Return the slot of the least recently used state that nobody reads, nor any step after `last_step`."""
         for page, kept in self._kept.items():
-            if not kept.is_pinned and (last_step is None or self._used_in[kept.slot] <= last_step):
+            if not kept.num_pins and (last_step is None or self._used_in[kept.slot] <= last_step):
                 self._counts.num_given_up += 1
                 del self._kept[page]
                 self._let_stand(kept)

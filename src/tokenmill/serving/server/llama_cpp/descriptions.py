@@ -1,4 +1,4 @@
-"""Answer what llama.cpp's and LM Studio's clients ask about a server: its properties, slots, models and template."""
+"""Answer what llama.cpp's and LM Studio's clients ask about a server: its properties, models and template."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmill.core.errors import EngineDead
 from tokenmill.core.text_queries import EncodeText
 from tokenmill.core.version import VERSION
 from tokenmill.serving.frontend.chat_messages import check_depth, normalize_messages
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.call import template_kwargs
 from tokenmill.serving.server.generation.fields import Tools, sampling_params
-from tokenmill.serving.server.http.body import read_as, read_query
+from tokenmill.serving.server.http.body import read_as
 from tokenmill.serving.server.http.json_response import json_response
+from tokenmill.serving.server.llama_cpp.slots import num_slots
 from tokenmill.serving.server.llama_cpp.writer import settings
-
-_IDLE = -1  # llama.cpp's task of a slot that has none
 
 
 class TemplateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -30,13 +28,6 @@ class TemplateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    model: str | None = None
-
-
-class SlotsQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """The query of /slots; `fail_on_no_slot=1`: answer 503 while all slots are in use."""
-
-    fail_on_no_slot: bool = False
     model: str | None = None
 
 
@@ -56,7 +47,7 @@ class DescriptionRoutes:
                     "params": settings(sampling_params({}, context.default_sampling)),
                     "n_ctx": ready.max_model_len,
                 },
-                "total_slots": self._num_slots,
+                "total_slots": num_slots(context),
                 "model_alias": context.model_name,
                 "model_path": context.model_name,  # paths are nobody's business
                 "modalities": {"vision": ready.takes_images, "audio": bool(ready.max_clip_seconds)},
@@ -67,20 +58,6 @@ class DescriptionRoutes:
                 "build_info": f"tokenmill {VERSION}",
                 "is_sleeping": False,
             }
-        )
-
-    async def slots(self, request: Request) -> Response:
-        """Show as many slots as requests may run, those of running requests first; none is bound to a conversation."""
-        query = read_query(request, SlotsQuery)
-        num_slots, num_running = self._num_slots, self._context.engines.stats.num_running
-        if query.fail_on_no_slot and num_running >= num_slots:
-            raise EngineDead("no slot available")
-        n_ctx = self._context.ready.max_model_len
-        return json_response(
-            [
-                {"id": index, "id_task": _IDLE, "n_ctx": n_ctx, "is_processing": index < num_running}
-                for index in range(num_slots)
-            ]
         )
 
     async def apply_template(self, request: Request) -> Response:
@@ -133,12 +110,6 @@ class DescriptionRoutes:
     @property
     def _names(self) -> list[str]:
         return [*self._context.names, *(adapter.name for adapter in self._context.adapters)]
-
-    @property
-    def _num_slots(self) -> int:
-        """The number of requests that all engines together run at a time."""
-        counts = [engine.ready.max_num_seqs for engine in self._context.engines if engine.ready is not None]
-        return sum(counts) or self._context.ready.max_num_seqs
 
     def _template_capabilities(self) -> dict[str, bool]:
         parsers = self._context.parsers
