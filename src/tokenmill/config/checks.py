@@ -121,6 +121,8 @@ def _check_ranks(config: EngineSettings) -> None:
         raise InvalidConfig("--nnodes needs --master-secret FILE: the machines prove to each other that they know it")
     if config.num_ranks > 1 and (config.kv_source or config.kv_host_size or config.kv_transfer_config):
         raise InvalidConfig("--kv-source, --kv-host-size and --kv-transfer-config need an engine of one rank")
+    if config.context_parallel_size > 1 and config.has_kv_sources:
+        raise InvalidConfig("--context-parallel-size: ranks that share one KV have no --kv-disk; leave one of them out")
     if config.nnodes > 1 and config.has_kv_sources:
         raise InvalidConfig("--nnodes: KV is stored by an engine whose ranks share a machine; leave out --kv-disk")
 
