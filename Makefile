@@ -89,6 +89,7 @@ calls: $(NATIVE_STAMP) $(DEV_STAMP) ## 10,000 calls of tools drawn by random wei
 clients: $(NATIVE_STAMP) $(DEV_STAMP) ## clients that need other pins than ours, in environments of their own
 	@$(BIN)/python -m venv $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/clients.txt
+	@! command -v npm > /dev/null || npm install --prefix $(VENV)/clients/node --no-audit --no-fund --loglevel error ollama@0.6.4
 	@$(BIN)/python -m venv $(VENV)/retrieval
 	@$(VENV)/retrieval/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/retrieval.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
