@@ -29,7 +29,7 @@ def has_txtai() -> bool:
 
 
 def answers_of(script: str, python: Path, tmp_path: Path, *more: str) -> str:
-    """What a script prints that asks a served encoder."""
+    """Return the output of a script that asks a served encoder."""
     folder = make_encoder(tmp_path / "encoder", "bert", hidden_size=64, num_attention_heads=4)
     write_word_pieces(folder)
     command = [sys.executable, "-m", "tokenmill", "serve", str(folder), "--served-model-name", MODEL_NAME]
