@@ -12,7 +12,7 @@ from tokenizers import processors
 from tests.checkpoints import VOCAB_SIZE, randomize
 from tests.serving.frontend.tokenizers_for_tests import word_piece_tokenizer, write_folder
 
-ENCODERS = ("bert", "roberta", "xlm_roberta", "modernbert", "nomic_bert", "gte", "gemma3_text")
+ENCODERS = ("bert", "roberta", "xlm_roberta", "modernbert", "nomic_bert", "gte", "gemma3_text", "jina_v3")
 
 _CLASSES = {
     "bert": ("BertConfig", "BertModel"),
@@ -22,6 +22,7 @@ _CLASSES = {
     "nomic_bert": ("NomicBertConfig", "NomicBertModel"),
     "gte": ("GteConfig", "GteModel"),
     "gemma3_text": ("Gemma3TextConfig", "Gemma3TextModel"),
+    "jina_v3": ("JinaEmbeddingsV3Config", "JinaEmbeddingsV3Model"),
 }
 
 _SHAPE: dict[str, Any] = {

@@ -22,7 +22,7 @@ PROCESSES = {
     "nixl": "*",
     "ray": "*",
     "routers": "*",
-    "serving/models": "models_api random_requests swaps",
+    "serving/models": "model_batches models_api random_requests swaps",
     "serving/proxy": "process",
     "serving/server": (
         "adapters admin agent_session api_servers bad_requests batch_survival batches_api chat_api "

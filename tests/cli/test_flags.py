@@ -80,8 +80,8 @@ def test_every_flag_and_alias_reaches_its_field():
                     assert getattr(build(config_class, given), setting.name) == expected, f"seed {seed}: {words}"
 
 
-# What a server works out for each of its engines.
-NO_FLAGS = ["weight_memory", "kv_share_bytes", "replica", "rank", "rendezvous", "rank_timeout"]
+# What a server works out for each of its engines, or of its models.
+NO_FLAGS = ["weight_memory", "kv_share_bytes", "replica", "rank", "rendezvous", "rank_timeout", "is_behind"]
 
 
 def test_every_field_of_the_configs_is_a_flag():

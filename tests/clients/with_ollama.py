@@ -6,15 +6,31 @@ python with_ollama.py URL MODEL        (knows nothing of TokenMill; fails where 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import tempfile
+from typing import Literal
 
 import litellm
 import ollama
+from haystack.dataclasses import ChatMessage as HaystackMessage
+from haystack_integrations.components.generators.ollama import OllamaChatGenerator
 from langchain_core.tools import tool
 from langchain_ollama import ChatOllama
+from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+from llama_index.llms.ollama import Ollama as LlamaIndexOllama
+from pydantic import BaseModel
 
 QUESTION = [{"role": "user", "content": "What is TokenMill?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+
+
+class City(BaseModel):
+    """A city."""
+
+    city: Literal["Paris", "Rome"]
 
 
 @tool
@@ -49,6 +65,48 @@ def main(url: str, model: str) -> None:
     )
     assert "".join(part.choices[0].delta.content or "" for part in parts) == whole
     print("litellm", made.usage)
+    ask_llama_index(url, model, whole)
+    ask_haystack(url, model, whole)
+    ask_llm(url, model, whole)
+
+
+def ask_llama_index(url: str, model: str, whole: str) -> None:
+    """Let LlamaIndex's Ollama chat, stream, and fill a class."""
+    options = {"num_predict": 24}
+    chat = LlamaIndexOllama(model=model, base_url=url, temperature=0, additional_kwargs=options, context_window=2048)
+    question = [ChatMessage(role="user", content=QUESTION[0]["content"])]
+    assert chat.chat(question).message.content == whole
+    assert "".join(part.delta or "" for part in chat.stream_chat(question)) == whole
+    shaped = LlamaIndexOllama(model=model, base_url=url, temperature=0, additional_kwargs={"num_predict": 60})
+    found = shaped.structured_predict(City, PromptTemplate("A city, please."))
+    print("llama-index", found)
+
+
+def ask_haystack(url: str, model: str, whole: str) -> None:
+    """Let Haystack's generator answer whole, and in parts."""
+    parts: list[str] = []
+    options = {"temperature": 0, "num_predict": 24}
+    question = [HaystackMessage.from_user(QUESTION[0]["content"])]
+    (reply,) = OllamaChatGenerator(model, url, options).run(question)["replies"]
+    assert reply.text == whole, reply
+    OllamaChatGenerator(model, url, options, streaming_callback=lambda part: parts.append(part.content)).run(question)
+    assert "".join(parts) == whole
+    print("haystack", reply.meta["usage"])
+
+
+def ask_llm(url: str, model: str, whole: str) -> None:
+    """Let the command `llm` find the models of a server, and ask one."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = os.environ | {"OLLAMA_HOST": url, "LLM_USER_PATH": folder}
+        asked = [sys.executable, "-m", "llm"]
+        listed = subprocess.run([*asked, "ollama", "models"], check=True, capture_output=True, text=True, env=env)
+        assert model in listed.stdout, listed.stdout
+        options = ("-o", "temperature", "0", "-o", "num_predict", "24")
+        prompt = [*asked, "-m", f"ollama/{model}", *options, QUESTION[0]["content"]]
+        for more in ((), ("--no-stream",)):
+            done = subprocess.run([*prompt, *more], check=True, capture_output=True, text=True, env=env)
+            assert done.stdout.strip() == whole.strip(), done.stdout
+    print("llm", listed.stdout.split()[0])
 
 
 if __name__ == "__main__":

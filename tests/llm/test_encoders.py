@@ -102,6 +102,7 @@ CLASSIFIERS = {
     "modernbert": "ModernBertForSequenceClassification",
     "nomic_bert": "NomicBertForSequenceClassification",
     "gte": "GteForSequenceClassification",
+    "jina_v3": "JinaEmbeddingsV3ForSequenceClassification",
 }
 
 

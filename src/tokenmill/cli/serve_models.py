@@ -39,7 +39,7 @@ def run(engine: EngineConfig, server: ServerConfig) -> int:
 
     budget = server.models_memory or int(platform.available_bytes() * _SHARE)
     with lossy("stdout", "stderr"):
-        return serve(server, read, budget, platform.available_bytes, keys)
+        return serve(server, read, budget, platform.available_bytes, keys, max(1, engine.max_num_seqs // 2))
 
 
 def find(server: ServerConfig) -> tuple[list[FoundModel], Presets]:
@@ -83,7 +83,6 @@ def check_flags(engine: EngineConfig, server: ServerConfig) -> None:
     refused = {
         "a MODEL": bool(engine.model),
         "--served-model-name": bool(server.served_model_name),
-        "--batch-dir": server.batch_dir is not None,
         "--step-log": bool(engine.step_log),
         "--nnodes": engine.nnodes > 1,
         "--api-server-count": server.api_server_count > 1,

@@ -32,6 +32,8 @@ class ServerSettings:
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(DEFAULT_PORT, "port to listen on")
     uds: str | None = flag(None, "listen on this unix socket instead")
+    # No flag: it serves one of several models, and only the server in front of them reaches its socket.
+    is_behind: bool = False
     api_key: tuple[str, ...] = flag((), "require this key; may be repeated", repeat=True)
     api_key_models: str | None = flag(
         None, "TOML file of further API keys, each with those of several models that it may use"

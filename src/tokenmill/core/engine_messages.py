@@ -10,6 +10,7 @@ import msgspec
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.histogram import Histogram
 from tokenmill.core.live import LiveReport
+from tokenmill.core.model_description import StoredFormat
 from tokenmill.core.part_messages import EngineMessage
 from tokenmill.core.pooling import PoolingInfo
 
@@ -55,6 +56,7 @@ class EngineReady(EngineMessage, kw_only=True):
     seconds: dict[str, float]
     speculation: str = ""
     weights_source: str = ""
+    stored: StoredFormat = StoredFormat()
     fingerprint: str = ""
     takes_transfer_params: bool = False
     takes_images: bool = False

@@ -45,11 +45,25 @@ class ModelMemory(msgspec.Struct, frozen=True):
         return self.processes + self.weights + self.tower + max(self.spare, self.kv + self.states)
 
 
+class StoredFormat(msgspec.Struct, frozen=True):
+    """The form of a model's files, in the words of Ollama and LM Studio.
+
+    Attributes:
+        format: gguf or safetensors.
+        family: `model_type` of config.json, or a GGUF file's architecture.
+        quantization: how its weights are kept when they are loaded: Q4_K_M, gptq, int8, bfloat16 ...
+    """
+
+    format: str = "safetensors"
+    family: str = ""
+    quantization: str = ""
+
+
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a model before it is loaded.
 
     Attributes:
-        context: tokens of the longest request; the KV cache may turn out to be smaller.
+        stored: the form of its files. context: tokens of the longest request; the KV cache may turn out to be smaller.
         capabilities: in Ollama's words: completion, tools, thinking, vision, audio.
         template: the chat template; "": none.
         problem: one sentence why it cannot be loaded; "": nothing is known against it.
@@ -60,7 +74,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str = ""
     num_parameters: int = 0
     vocab_size: int = 0
-    stored_as: str = ""
+    stored: StoredFormat = StoredFormat()
     capabilities: tuple[str, ...] = ("completion",)
     template: str = ""
     problem: str = ""

@@ -33,7 +33,7 @@ class TransferSettings(msgspec.Struct, frozen=True):
     Attributes:
         stores: the names of the sources that store pages; empty: no page is saved.
         save_chunk: new pages of a running request that are saved without waiting for its end.
-        min_saved: pages of the shortest prefix that is saved.
+        min_saved: pages of the shortest prefix that is saved when its request ends; before memory is given up, all are.
     """
 
     stores: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ FOLLOWED_BY_ENCODERS = {
     **{name: {"layer_norm_eps", "num_attention_heads", "hidden_act"} for name in ("bert", "roberta", "xlm_roberta")},
     # A head of Nomic's has its size in a field, too: another number of heads does not fit it.
     "nomic_bert": {"layer_norm_eps", "hidden_act", "rope_parameters"},
-    "gte": {"layer_norm_eps", "num_attention_heads", "hidden_act", "rope_parameters"},
+    **{name: {"layer_norm_eps", "num_attention_heads", "hidden_act", "rope_parameters"} for name in ("gte", "jina_v3")},
 }
 EPS = {"modernbert": {"norm_eps": 1e-2}, "gemma3_text": {"rms_norm_eps": 1e-2}}
 LENGTH = 30

@@ -71,6 +71,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "jina v3": ("jina_v3", {}),
+    "jina v3, one head, another base, two types": (
+        "jina_v3",
+        {
+            "hidden_act": "gelu_new",
+            "num_attention_heads": 1,
+            "type_vocab_size": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
+        },
+    ),
     "xlm-roberta": ("xlm_roberta", {"num_attention_heads": 12, "num_hidden_layers": 4}),
 }
 
@@ -131,6 +141,7 @@ def test_a_text_has_the_same_bits_alone_and_among_others(family: str, tmp_path: 
         ("modernbert", "ModernBertForMaskedLM"),
         ("nomic_bert", "NomicBertForMaskedLM"),
         ("gte", "GteForMaskedLM"),
+        ("jina_v3", "JinaEmbeddingsV3ForMaskedLM"),
     ],
 )
 def test_a_model_beside_a_head_is_the_same(

@@ -29,6 +29,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "nomic_bert": {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96},
     "gte": {"hidden_size": 96, "num_attention_heads": 3, "intermediate_size": 80},
     "gemma3_text": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96},
+    "jina_v3": {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96},
     "xlm_roberta": {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 333, "hidden_act": "silu"},
 }
 

@@ -59,17 +59,17 @@ class ManyModels:
     def server_of(self, model: str) -> int:
         """The first process of a loaded model: the child whose folder its last start names."""
         folders = [one for one in self.private.glob("tokenmill-*/m*") if (one / "http").exists()]
-        found = [pid for pid in descendants(self.process.pid) for one in folders if names(pid, one, model)]
+        found = [pid for pid in descendants(self.process.pid) for one in folders if names(pid, one, model, self.http)]
         assert len(found) == 1, (model, found)
         return found[0]
 
 
-def names(pid: int, folder: Path, model: str) -> bool:
+def names(pid: int, folder: Path, model: str, http: httpx.Client) -> bool:
     with contextlib.suppress(OSError):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if b"tokenmill.serving.models.child" in arguments and os.fsencode(str(folder)) in arguments:
             transport = httpx.HTTPTransport(uds=str(folder / "http"))
-            with httpx.Client(transport=transport, base_url="http://model") as client:
+            with httpx.Client(transport=transport, base_url="http://model", headers=http.headers) as client:
                 return client.get("/v1/models").json()["data"][0]["id"] == model
     return False
 

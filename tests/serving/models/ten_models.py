@@ -157,7 +157,7 @@ class Trial:
         self.tally.check(
             tokens_of(reply.json()) == conversation.answers[turn], f"{conversation.model}: another turn than alone"
         )
-        if turn and not self.kills.has_killed_since(conversation.ended):
+        if turn and not self.kills.has_killed_since(conversation.ended, conversation.model):
             # The last token of an answer was not run, and the last of a prompt always is.
             before = len(conversation.prompt(turn - 1)) + ANSWER_TOKENS - 1
             cached = (reply.json()["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0

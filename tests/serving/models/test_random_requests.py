@@ -109,25 +109,25 @@ class Kills:
         self.is_over = False
         self.num_kills = 0
         self.last = 0.0
+        self.last_of: dict[str, float] = {}
 
-    def has_killed_since(self, moment: float) -> bool:
-        # A death is felt for a moment.
-        return self.last > moment - 10.0
+    def has_killed_since(self, moment: float, name: str = "") -> bool:
+        """Return True if a model, or the one of this name, was killed since."""
+        last = self.last_of.get(name, 0.0) if name else self.last
+        return last > moment - 10.0  # a death is felt for a moment
 
     def run(self) -> None:
         while not self.is_over:
             time.sleep(0.1)
-            if time.monotonic() - self.last > KILL_SECONDS and (victims := self.victims()):
-                self.last = time.monotonic()
-                os.kill(self.rng.choice(victims), signal.SIGKILL)
-                self.num_kills += 1
+            ready = [name for name in self.names if self.server.state(name) == "ready"]
+            if time.monotonic() - self.last > KILL_SECONDS and ready:
+                self.kill(self.rng.choice(ready))
 
-    def victims(self) -> list[int]:
-        ready = [name for name in self.names if self.server.state(name) == "ready"]
-        if not ready:
-            return []
+    def kill(self, name: str) -> None:
         try:
-            pid = self.server.server_of(self.rng.choice(ready))
+            pid = self.server.server_of(name)
         except (AssertionError, httpx.HTTPError):
-            return []  # it has left meanwhile
-        return [pid, *descendants(pid)]
+            return  # it has left meanwhile
+        self.last = self.last_of[name] = time.monotonic()
+        os.kill(self.rng.choice([pid, *descendants(pid)]), signal.SIGKILL)
+        self.num_kills += 1

@@ -127,6 +127,21 @@ def test_the_kv_of_a_model_that_left_is_found_on_the_disk(models_folder, tmp_pat
         assert len(list((tmp_path / "kv").iterdir())) == 2, "each has a folder of its own"
 
 
+def test_of_a_conversation_nothing_but_the_rest_of_a_page_is_computed_twice_by_swaps(models_folder, tmp_path, rng):
+    """From its first page on: what is too short to be stored when a request ends is stored before the model leaves."""
+    flags = ("--models-dir", str(models_folder), "--models-memory", ONE, "--kv-disk", str(tmp_path / "kv"))
+    with many_models(*flags) as server:
+        told: dict[str, list[int]] = {"ant": [], "bee": []}
+        for _ in range(5):
+            for name, before in told.items():
+                prompt = [*before, *rng.integers(10, 300, rng.integers(2, 30)).tolist()]
+                reply = server.complete(name, prompt, return_token_ids=True).json()
+                # The last token of an answer was not run.
+                assert cached(reply) == max(0, len(before) - 1) // 16 * 16, (name, len(before))
+                told[name] = [*prompt, *reply["choices"][0]["token_ids"]]
+        assert [server.loads(name) for name in told] == [5, 5]
+
+
 def cached(reply) -> int:
     return (reply["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 

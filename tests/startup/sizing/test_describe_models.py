@@ -1,13 +1,18 @@
 """A model's description before it is loaded, against the engine that is then built with what was counted for it."""
 
 import dataclasses
+import json
 
 import pytest
+from gguf import LlamaFileType
 
 from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.encoder_checkpoints import make_encoder
+from tests.model.weights.gguf_writer import write_gguf
 from tests.tiers import some
 from tokenmill.config.configs import EngineConfig
+from tokenmill.core.model_description import StoredFormat
+from tokenmill.model.weights.gguf.types import FILE_TYPES
 from tokenmill.platform.select import select_platform
 from tokenmill.startup.assembly.setup import build_engine
 from tokenmill.startup.sizing.describe_models import PROCESS_BYTES, ModelQuestion, describe
@@ -33,6 +38,8 @@ def test_an_engine_takes_what_was_counted_for_it(family, changes, tmp_path):
     ready = built.ready
     built.engine.close()
     assert (ready.weight_bytes, found.architecture) == (memory.weights, ready.architecture)
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    assert found.stored == ready.stored == StoredFormat("safetensors", model_type, "bfloat16")
     assert 0 < ready.kv_bytes <= memory.kv
     assert ready.state_bytes <= memory.states + memory.processes - PROCESS_BYTES
     assert ready.max_model_len == found.context == changes.get("max_model_len", found.context)
@@ -82,3 +89,26 @@ def test_what_cannot_be_loaded_says_why(tmp_path, changes, problem):
 
 def test_a_folder_that_is_gone_says_so(tmp_path):
     assert "there is no folder" in described(EngineConfig(model=str(tmp_path / "none"), device="cpu")).problem
+
+
+@pytest.mark.parametrize(("kind", "file_type"), [("Q8_0", 7), ("Q4_0", None), (None, 15)])
+def test_a_gguf_file_says_how_it_is_quantized(kind, file_type, tmp_path):
+    folder = make_checkpoint(tmp_path / "model", "qwen3", hidden_size=64, intermediate_size=96)
+
+    def add(writer):
+        if file_type is not None:
+            writer.add_file_type(file_type)
+
+    path = write_gguf(folder, "qwen3", kind, add=add)
+    # What a file does not say, most of its bytes show.
+    names = {None: kind, **{one.value: one.name.removeprefix("MOSTLY_") for one in LlamaFileType}}
+    config = EngineConfig(model=str(path), device="cpu", download_dir=str(tmp_path / "cache"))
+    assert described(config).stored == StoredFormat("gguf", "qwen3", names[file_type])
+    packed = dataclasses.replace(config, quantization="int8")
+    if kind is None:
+        assert described(packed).stored.quantization == "int8"
+
+
+def test_file_types_have_the_names_that_llama_cpp_gives_them():
+    names = {one.value: one.name.removeprefix("MOSTLY_").removeprefix("ALL_") for one in LlamaFileType}
+    assert FILE_TYPES.items() <= names.items()

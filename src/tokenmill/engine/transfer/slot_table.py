@@ -37,7 +37,9 @@ class SlotTable:
         # By key, least recently used first.
         self._slots: OrderedDict[bytes, Slot] = OrderedDict((slot.key, slot) for slot in store.slots())
         used = {slot.number for slot in self._slots.values()}
-        self._free = [number for number in reversed(range(store.num_slots)) if number not in used]
+        # Not a list of all: a disk has millions of small pages.
+        self._num_used = 1 + max(used, default=-1)
+        self._free = [number for number in reversed(range(self._num_used)) if number not in used]
         self._num_records = 0
         self._is_broken = False
         self.rewrite()
@@ -68,6 +70,9 @@ class SlotTable:
         """Return a free slot, or that of the content used least recently; None if that is one of `own`."""
         if self._free:
             return self._free.pop()
+        if self._num_used < self.store.num_slots:
+            self._num_used += 1
+            return self._num_used - 1
         oldest = next(iter(self._slots))
         return None if oldest in own else self._slots.pop(oldest).number
 

@@ -217,14 +217,15 @@ class TransferState(Transfers):
             self._num_new.pop(request.id, None)
 
     def save_rest(self) -> None:
-        """Order saves of all that the prefix cache has and that was not offered: its memory is about to be given up."""
+        """Order saves of all that the prefix cache has and that was not offered: its memory is about to be given up.
+
+        Short prefixes, too: a conversation begins as one.
+        """
         for node in [node for node in self._kv.cache.nodes() if node.is_leaf]:
-            pages = node.path_pages()
-            if len(pages) >= self._settings.min_saved:
-                path = node.path()
-                key = path[0].cache_key
-                assert key is not None, "a path begins at a root"
-                self._order_save(node, key, np.concatenate([part.tokens for part in path]), pages)
+            path = node.path()
+            key = path[0].cache_key
+            assert key is not None, "a path begins at a root"
+            self._order_save(node, key, np.concatenate([part.tokens for part in path]), node.path_pages())
 
     def _order_save(self, node: RadixNode, key: CacheKey, tokens: TokenArray, pages: PageArray) -> bool:
         """Order a save of what was not offered of a path; return False if all of it was."""

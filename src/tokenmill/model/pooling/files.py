@@ -25,7 +25,9 @@ from tokenmill.model.pooling.spec import (
 CLASSIFIER = "ForSequenceClassification"
 BARE = re.compile(r"(\w+?)(Text)?Model")
 # Of those that attend both ways, the states of all tokens know the whole text.
-ENCODERS = re.compile(r"(Bert|Roberta|XLMRoberta|ModernBert|NomicBert|New|Gte|JinaBert|DistilBert|MPNet)")
+ENCODERS = re.compile(
+    r"(Bert|Roberta|XLMRoberta|ModernBert|NomicBert|New|Gte|JinaBert|JinaEmbeddingsV3|DistilBert|MPNet)"
+)
 # Layers of the heads of `XForSequenceClassification`, by the beginning of X; of decoders: `score`, without a bias.
 _POOLER = (DenseSpec("", "pooler.dense", Activation.TANH, True), DenseSpec("", "classifier", Activation.IDENTITY, True))
 _ROBERTA = (
@@ -45,6 +47,7 @@ _HEADS: Mapping[str, tuple[Step, ...]] = MappingProxyType(
         "Gte": _POOLER,
         "Roberta": _ROBERTA,
         "XLMRoberta": _ROBERTA,
+        "JinaEmbeddingsV3": _ROBERTA,
         "ModernBert": _MODERN,
     }
 )

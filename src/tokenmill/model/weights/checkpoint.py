@@ -12,6 +12,7 @@ import msgspec
 
 from tokenmill.config.model_files import check_eos_token_ids
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.model_description import StoredFormat
 from tokenmill.core.regular_file import read_regular
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.architecture_config import read_architecture as architecture_of
@@ -83,6 +84,25 @@ def stored_scheme(folder: Path) -> QuantizationScheme:
     if scheme.method == "none" or not any((folder / name).exists() for name in (INDEX_NAME, SINGLE_NAME)):
         return scheme
     return open_checkpoint(folder).scheme
+
+
+def stored_format(folder: Path, dtype: str, quantization: str) -> StoredFormat:
+    """Return the form of a folder's files, and of its weights when they are loaded.
+
+    Args:
+        dtype: of weights that nothing quantizes.
+        quantization: of weights that are quantized as they are loaded: `int8` and so on; `none`.
+
+    Raises:
+        InvalidCheckpoint: config.json cannot be read or has a method that is not supported, or a weight file is broken.
+    """
+    fields = _read_json(folder / CONFIG_NAME)
+    asked = None if quantization == "none" else quantization
+    if "gguf_architecture" in fields:
+        return StoredFormat("gguf", str(fields["gguf_architecture"]), asked or str(fields.get("gguf_file_type", "")))
+    method = stored_scheme(folder).method
+    family = str(fields.get("model_type") or "")
+    return StoredFormat("safetensors", family, asked or (dtype if method == "none" else method))
 
 
 def _said_scheme(folder: Path) -> QuantizationScheme:

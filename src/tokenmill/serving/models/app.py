@@ -14,6 +14,8 @@ from tokenmill.serving.server.http.application import Application
 from tokenmill.serving.server.http.middleware import METRICS_ROUTE, NO_ROUTES
 from tokenmill.serving.server.http.page import page_routes
 from tokenmill.serving.server.http.stack import guard
+from tokenmill.serving.server.openai.batches import BatchesRoutes
+from tokenmill.serving.server.openai.files import FilesRoutes
 
 _GENERATIONS = (
     "/v1/chat/completions",
@@ -45,7 +47,7 @@ _OF_ONE_SERVER = (
     "/v1/unload_lora_adapter",
     "/engines/{rest:path}",
 )
-_REFUSED = ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}", "/update_weights_from_disk")
+_REFUSED = ("/update_weights_from_disk",)
 
 
 def build_models_app(shared: Shared, config: ServerConfig, on_loopback: bool) -> Application:
@@ -81,6 +83,7 @@ def build_models_app(shared: Shared, config: ServerConfig, on_loopback: bool) ->
         app.add("HEAD", path, ollama.is_there)
     for method, verb in (("POST", "copy"), ("POST", "create"), ("POST", "push"), ("DELETE", "delete")):
         app.add(method, f"/api/{verb}", ollama.refuse)
+    _add_batches(app, shared)
     _add_passed(app, passing)
     page = page_routes()
     for path, answer in page.items():
@@ -104,6 +107,23 @@ def _add_probes(app: Application, listing: ListRoutes) -> None:
         app.add_described("GET", path, handler)
         app.add("HEAD", path, handler)
     app.add_described("POST", "/ping", listing.health)
+
+
+def _add_batches(app: Application, shared: Shared) -> None:
+    """Add files and batches, which are this server's own; their lines are answered by the models that they name."""
+    files, batches = FilesRoutes(shared.batches), BatchesRoutes(shared.batches, shared.bodies)
+    for method, path, handler in (
+        ("POST", "/v1/files", files.create),
+        ("GET", "/v1/files", files.list),
+        ("GET", "/v1/files/{file_id}", files.get),
+        ("GET", "/v1/files/{file_id}/content", files.content),
+        ("DELETE", "/v1/files/{file_id}", files.delete),
+        ("POST", "/v1/batches", batches.create),
+        ("GET", "/v1/batches", batches.list),
+        ("GET", "/v1/batches/{batch_id}", batches.get),
+        ("POST", "/v1/batches/{batch_id}/cancel", batches.cancel),
+    ):
+        app.add_described(method, path, handler)
 
 
 def _add_passed(app: Application, passing: PassRoutes) -> None:

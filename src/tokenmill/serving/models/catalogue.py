@@ -204,6 +204,7 @@ def _server_of_model(server: ServerConfig, preset: Preset) -> ServerConfig:
         ssl_keyfile=None,
         ssl_certfile=None,
         batch_dir=None,
+        is_behind=True,
         # A process less for each model.
         tokenizer_workers=0 if server.tokenizer_workers == 1 else server.tokenizer_workers,
         override_generation_config=(*server.override_generation_config, *own),

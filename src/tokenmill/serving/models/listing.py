@@ -9,6 +9,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tokenmill.core.model_description import ModelDescription
 from tokenmill.core.sizes import size_text
 from tokenmill.serving.models.catalogue import Catalogue, Entry
 from tokenmill.serving.models.records import NEVER
@@ -68,7 +69,7 @@ class Listing:
             "capabilities": list(description.capabilities),
             "architecture": description.architecture,
             "num_parameters": description.num_parameters,
-            "stored_as": description.stored_as,
+            "stored_as": description.stored.quantization,
             "size": entry.found.num_bytes,
             "memory": description.memory.total,
             "pinned": entry.preset.pinned,
@@ -137,7 +138,7 @@ class Listing:
     def shown(self, entry: Entry) -> dict[str, Any]:
         """Return what Ollama's /api/show says of a model."""
         description = entry.description
-        family = description.architecture.lower() or "unknown"
+        family = _family(description)
         sampling = entry.preset.sampling
         return {
             "license": "",
@@ -157,14 +158,14 @@ class Listing:
 
     def _details(self, entry: Entry) -> dict[str, Any]:
         description = entry.description
-        family = description.architecture.lower() or "unknown"
+        family = _family(description)
         return {
             "parent_model": "",
-            "format": "gguf" if entry.found.path.endswith(".gguf") else "safetensors",
+            "format": description.stored.format,
             "family": family,
             "families": [family],
             "parameter_size": parameter_count(description.num_parameters),
-            "quantization_level": description.stored_as,
+            "quantization_level": description.stored.quantization,
         }
 
     def _context(self, entry: Entry) -> int:
@@ -180,6 +181,10 @@ class Listing:
         is_bytes = loading.total >= 1 << 20
         text = f"{size_text(loading.done)} of {size_text(loading.total)}" if is_bytes else ""
         return {"phase": loading.phase, "share": round(share, 4), "text": text or loading.phase}
+
+
+def _family(description: ModelDescription) -> str:
+    return description.stored.family or description.architecture.lower() or "unknown"
 
 
 def _time(seconds: float) -> str:

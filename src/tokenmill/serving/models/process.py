@@ -16,6 +16,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sizes import size_text
 from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.serving.models.app import build_models_app
+from tokenmill.serving.models.batch_lines import ModelLines
 from tokenmill.serving.models.catalogue import Catalogue
 from tokenmill.serving.models.listing import Listing
 from tokenmill.serving.models.reply import Answers
@@ -31,6 +32,7 @@ from tokenmill.serving.server.http.server import HttpServer, wind_up
 from tokenmill.serving.server.http.unknown_fields import UnknownFields
 from tokenmill.serving.server.process.parent import private_folder
 from tokenmill.serving.server.process.screen import StandardError
+from tokenmill.serving.server.process.served_batches import ServedBatches
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -41,6 +43,7 @@ def serve(
     budget: int,
     available: Callable[[], int],
     key_models: Mapping[str, frozenset[str]],
+    num_slots: int,
 ) -> int:
     """Serve until Ctrl-C or SIGTERM; return 0, or 1 if the server ends by itself.
 
@@ -48,6 +51,7 @@ def serve(
         read: returns the models, given the bytes that they may take together.
         available: returns the bytes of memory that are left.
         key_models: API keys that may use some models only, with the names of these.
+        num_slots: most lines of batches that run at the same time.
 
     Raises:
         InvalidConfig: the address cannot be taken, or models and presets do not go together.
@@ -71,7 +75,7 @@ def serve(
             limits = (budget, config.models_ttl, config.models_wait)
             service = ModelService(checked, folder, limits, available, log.note)
             owners = {owner_of_key(key): names for key, names in key_models.items()}
-            return asyncio.run(_serve(service, config, listener, log, owners))
+            return asyncio.run(_serve(service, config, listener, log, owners, num_slots))
         finally:
             if config.uds is not None:
                 Path(config.uds).unlink(missing_ok=True)
@@ -101,10 +105,13 @@ async def _serve(
     listener: socket.socket,
     log: EventLog,
     key_models: Mapping[str, frozenset[str]],
+    num_slots: int,
 ) -> int:
-    replies = OpenReplies()
+    replies, lines = OpenReplies(), ModelLines(service, key_models)
+    batches = None if config.batch_dir is None else ServedBatches(config, lambda: lines.is_busy)
     bodies = BodyBudget(config.max_body_bytes_in_flight, UnknownFields(config.strict_fields))
-    shared = Shared(service, Answers(service, replies), Listing(service), bodies, key_models)
+    kept = () if batches is None else (batches.service, batches.collector)
+    shared = Shared(service, Answers(service, replies), Listing(service), bodies, key_models, *kept)
     app = build_models_app(shared, config, is_on_loopback(listener))
     http = HttpServer(app, config, listener, lambda line: log.note("connections", line))
     is_asked = asyncio.Event()
@@ -122,15 +129,21 @@ async def _serve(
         "ready", f"{len(service.catalogue)} models at {url(config, listener)}, in {size_text(service.keeper.budget)}"
     )
     service.start()
+    if batches is not None:
+        batches.start(lines.of(batches.service.owner), num_slots)
     try:
         await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             return 1
         service.end_waits()
+        if batches is not None:
+            await batches.stop()
         await wind_up([(http, serving)], list, config.shutdown_timeout, replies.end)
         return 0
     finally:
         asked.cancel()
+        if batches is not None:
+            await batches.close()
         await service.close()
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 import msgspec
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import InvalidRequest, NotFound
 from tokenmill.core.version import VERSION
+from tokenmill.serving.batches.service import BatchService
 from tokenmill.serving.models.asked import Asked, choose, read_asked
 from tokenmill.serving.models.catalogue import Catalogue, Entry
 from tokenmill.serving.models.errors import ModelNotLoaded
@@ -32,13 +34,20 @@ from tokenmill.serving.server.ollama.writer import now
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """Parts that all handlers use; `key_models`: names of the models that an owner may use, where not all."""
+    """Parts that all handlers use.
+
+    Attributes:
+        key_models: names of the models that an owner may use, where not all.
+        batches: keeps files and batches; None: this server has none. lines: counts its lines for /metrics.
+    """
 
     service: ModelService
     answers: Answers
     listing: Listing
     bodies: BodyBudget
     key_models: Mapping[str, frozenset[str]]
+    batches: BatchService | None = None
+    lines: Collector | None = None
 
     def seen_by(self, request: Request) -> Catalogue:
         """Return the models that the key of a request may use."""
@@ -130,7 +139,7 @@ class ListRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """Show the metrics of all loaded models, each with its name, and of the models as such."""
-        return await scraped(self._service, self._shared.seen_by(request))
+        return await scraped(self._service, self._shared.seen_by(request), self._shared.lines)
 
     async def load(self, request: Request) -> Response:
         """Begin to load a model; the reply does not wait for it."""

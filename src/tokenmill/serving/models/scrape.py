@@ -21,12 +21,17 @@ _SCRAPE_SECONDS = 5.0
 LABEL = "model"
 
 
-async def scraped(service: ModelService, seen: Catalogue) -> Response:
-    """Return the metrics of the loaded ones of these models, and of models as such; a mute server is left out."""
+async def scraped(service: ModelService, seen: Catalogue, lines: Collector | None = None) -> Response:
+    """Return the metrics of the loaded ones of these models, and of models as such; a mute server is left out.
+
+    `lines`: counts the lines of batches, where there are any.
+    """
     names = [name for name in service.servers if name in seen and service.record(name).state in SERVING]
     texts = await asyncio.gather(*(_text(service, name) for name in names))
     registry = CollectorRegistry()
     registry.register(_Fixed([*_own(service, seen), *merged(zip(names, texts, strict=True))]))
+    if lines is not None:
+        registry.register(lines)
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 

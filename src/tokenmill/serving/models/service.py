@@ -128,8 +128,8 @@ class ModelService:
 
     # --- what clients ask for ---------------------------------------------------------------------------------------
 
-    def claim(self, entry: Entry) -> Claim:
-        """Claim a model for a request; it must be given back.
+    def claim(self, entry: Entry, is_asked: bool = True) -> Claim:
+        """Claim a model for a request; it must be given back. `is_asked`: a client has named it just now.
 
         Raises:
             ModelTooLarge, ModelFailed, QueueFull: see `Keeper.ask`.
@@ -140,7 +140,8 @@ class ModelService:
             raise ModelFailed(f"model {entry.name} cannot be served: {entry.description.problem}")
         claim = Claim(self, self.keeper.ask(entry.name, time.monotonic()), self._wait_seconds)
         self._claims[claim.ticket] = claim
-        self.last_used = entry.name
+        if is_asked:
+            self.last_used = entry.name
         self._act()
         return claim
 

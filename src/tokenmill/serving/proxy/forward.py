@@ -10,12 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.serving.proxy.relay import EVENTS, Head, OpenReplies, Relay, whole_events
+from tokenmill.serving.server.http.middleware import BATCH_HEADER
 
 # Of one hop only, made anew by the sender of the next hop, or of a browser: its page is this server's own, which the
-# servers behind cannot know.
+# servers behind cannot know. Nor may a client say what only a server in front may.
 _OWN_HEADERS = frozenset(
     {"accept-encoding", "connection", "content-length", "date", "host", "keep-alive", "origin", "proxy-authenticate"}
-    | {"proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "x-request-id"}
+    | {"proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "x-request-id", BATCH_HEADER}
 )
 
 

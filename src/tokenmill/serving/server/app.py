@@ -128,7 +128,7 @@ class _Routes:
         self._tokens, self._admin, self._sglang = TokenRoutes(context), AdminRoutes(context), SglangRoutes(context)
         self._engines = EngineRoutes(context)
         self.info, self.responses = InfoRoutes(context), ResponsesRoutes(context)
-        self.files, self.batches = FilesRoutes(context), BatchesRoutes(context)
+        self.files, self.batches = FilesRoutes(context.batches), BatchesRoutes(context.batches, context.bodies)
         self.sessions, self.named = SessionsRoutes(context), ModelRoutes(context)
         self._shown, self.slots = DescriptionRoutes(context), SlotRoutes(context)
 

@@ -26,6 +26,7 @@ from tokenmill.engine.runner.executor import Executor, InlineExecutor, ThreadExe
 from tokenmill.engine.runner.model_runner import ModelRunner
 from tokenmill.engine.scheduler.config import find_policies
 from tokenmill.model.models.native_decoder import native_pass_obstacle
+from tokenmill.model.weights.checkpoint import stored_format
 from tokenmill.model.weights.fingerprint import fingerprint
 from tokenmill.platform.memory import return_freed_memory
 from tokenmill.platform.protocol import Platform
@@ -239,6 +240,7 @@ def describe(
         threads_reason=_ranks_reason(config) + model.threads_reason,
         seconds=seconds,
         weights_source=model.weights.source,
+        stored=stored_format(model.folder, config.dtype, config.quantization),
         truncate_inputs=config.truncate_inputs,
     )
 

@@ -22,7 +22,7 @@ from tokenmill.core.pooling import PoolingTask
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.pooling.files import read_pooling
 from tokenmill.model.pooling.spec import PoolingSpec
-from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.model.weights.checkpoint import read_architecture, stored_format
 from tokenmill.model.weights.hub import fetch
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
@@ -79,7 +79,7 @@ def _described(question: ModelQuestion, platform: Platform) -> ModelDescription:
         architecture=architecture.name,
         num_parameters=architecture.num_parameters(),
         vocab_size=architecture.vocab_size,
-        stored_as=form.name,
+        stored=stored_format(folder, config.dtype, config.quantization),
         capabilities=_capabilities(form, template, read_pooling(folder, config.task)),
         template=template,
     )

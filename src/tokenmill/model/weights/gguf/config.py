@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.models.families import FAMILIES
 from tokenmill.model.weights.gguf.file import GgufFile
+from tokenmill.model.weights.gguf.types import FILE_TYPES
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {family.gguf.name: name for name, family in FAMILIES.items() if family.gguf is not None}
@@ -75,12 +77,25 @@ def config_of(file: GgufFile, has_tower: bool = False) -> dict[str, Any]:
         "norm_topk_prob": True,
         "hidden_act": "silu",
         "dtype": "bfloat16",
+        "gguf_architecture": kind,
+        "gguf_file_type": _file_type(file),
         **{f"{name}_token_id": _token_id(file, name) for name in ("eos", "bos")},
         **_rope_scaling(file, kind),
         **_rope_factors(file),
         **_pooling(file, kind),
     }
     return {**fields, **table.fields(file, fields)}
+
+
+def _file_type(file: GgufFile) -> str:
+    """Return the name of a file's type; of a file that does not say it, the kind that most bytes are of."""
+    number = file.metadata.get("general.file_type")
+    if isinstance(number, int) and number in FILE_TYPES:
+        return FILE_TYPES[number]
+    num_bytes: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        num_bytes[tensor.kind] += tensor.num_bytes
+    return num_bytes.most_common(1)[0][0]
 
 
 def _token_id(file: GgufFile, name: str) -> int | None:

@@ -1,4 +1,7 @@
-"""The types of GGUF's tensors: number, name, and how many numbers a block of how many bytes holds (ggml.h)."""
+"""The types of GGUF's tensors: number, name, and how many numbers a block of how many bytes holds (ggml.h).
+
+And those of whole files.
+"""
 
 from __future__ import annotations
 
@@ -57,5 +60,32 @@ TYPES: Mapping[int, TensorType] = MappingProxyType(
             (39, "MXFP4", 32, 17),
             (40, "NVFP4", 64, 36),
         )
+    }
+)
+
+# `general.file_type`, by llama.cpp's numbers: what most of a file's tensors are, and how the rest was chosen.
+FILE_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        0: "F32",
+        1: "F16",
+        2: "Q4_0",
+        3: "Q4_1",
+        7: "Q8_0",
+        8: "Q5_0",
+        9: "Q5_1",
+        10: "Q2_K",
+        11: "Q3_K_S",
+        12: "Q3_K_M",
+        13: "Q3_K_L",
+        14: "Q4_K_S",
+        15: "Q4_K_M",
+        16: "Q5_K_S",
+        17: "Q5_K_M",
+        18: "Q6_K",
+        21: "Q2_K_S",
+        25: "IQ4_NL",
+        30: "IQ4_XS",
+        32: "BF16",
+        38: "MXFP4_MOE",
     }
 )

@@ -29,6 +29,8 @@ TENANT = "tenant"
 BACKGROUND = "background"
 OWNER = "owner"
 NOTE_SURPLUS = "note_surplus"
+# What a server of several models says to a model's own: the id of the batch that a request is a line of.
+BATCH_HEADER = "x-tokenmill-batch"
 # The names of fields that were left out of the body, as a header says them.
 IGNORED = "ignored"
 OPEN_ROUTES = frozenset({"/health", "/livez", "/readyz", "/ping", "/version"})
@@ -147,6 +149,19 @@ class ApiKeyMiddleware:
         if len(matches) > 1:
             state[TENANT] = f"key {matches.index(True)}"
         return True
+
+
+class BatchMiddleware:
+    """Believes the server in front that a request is a line of a batch, which comes after all others."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http" and (batch_id := Headers(scope=scope).get(BATCH_HEADER)):
+            scope.setdefault("state", {}).update({TENANT: batch_id, BACKGROUND: True})
+        await self._app(scope, receive, send)
 
 
 def _head_error(scope: Scope) -> InvalidRequest | None:

@@ -13,7 +13,12 @@ from tokenmill.config.configs import ServerConfig
 from tokenmill.core.errors import TokenMillError
 from tokenmill.serving.server.http.browser_guard import BrowserGuard
 from tokenmill.serving.server.http.errors import handle_disconnect, handle_error, handle_http_exception
-from tokenmill.serving.server.http.middleware import ApiKeyMiddleware, RequestIdMiddleware, SurplusMiddleware
+from tokenmill.serving.server.http.middleware import (
+    ApiKeyMiddleware,
+    BatchMiddleware,
+    RequestIdMiddleware,
+    SurplusMiddleware,
+)
 
 
 def guard(app: Starlette, config: ServerConfig, on_loopback: bool, also_open: frozenset[str]) -> None:
@@ -27,6 +32,8 @@ def guard(app: Starlette, config: ServerConfig, on_loopback: bool, also_open: fr
     app.add_exception_handler(ClientDisconnect, handle_disconnect)
     app.add_exception_handler(Exception, handle_error)
     app.add_exception_handler(TokenMillError, handle_error)
+    if config.is_behind:
+        app.add_middleware(BatchMiddleware)
     # The last one added is the outermost: CORS preflights carry no key, so CORS surrounds the key check.
     if config.api_key:
         keys: dict[str, Any] = {"api_keys": config.api_key, "root_path": config.root_path, "also_open": also_open}

@@ -101,7 +101,8 @@ class ModelRoutes:
 
     @property
     def _family(self) -> str:
-        return self._context.ready.architecture.lower()
+        ready = self._context.ready
+        return ready.stored.family or ready.architecture.lower()
 
     def _entry(self, name: str) -> dict[str, Any]:
         return {
@@ -118,11 +119,11 @@ class ModelRoutes:
         ready = self._context.ready
         return {
             "parent_model": "",
-            "format": "gguf" if "gguf" in ready.weights_source.lower() else "safetensors",
+            "format": ready.stored.format,
             "family": self._family,
             "families": [self._family],
             "parameter_size": parameter_count(ready.num_parameters),
-            "quantization_level": ready.dtype,
+            "quantization_level": ready.stored.quantization or ready.dtype,
         }
 
     def _capabilities(self) -> list[str]:

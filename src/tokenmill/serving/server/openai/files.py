@@ -14,7 +14,6 @@ from tokenmill.core.errors import NotFound, TooLarge
 from tokenmill.serving.batches.batch import File
 from tokenmill.serving.batches.service import MAX_FILE_BYTES, BatchService
 from tokenmill.serving.batches.store import Page
-from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.http.body import read_query
 from tokenmill.serving.server.http.json_response import json_response
 from tokenmill.serving.server.http.middleware import owner_of
@@ -34,14 +33,14 @@ class FilesQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FilesRoutes:
-    """The handlers of /v1/files."""
+    """The handlers of /v1/files; without a service, they refuse all."""
 
-    def __init__(self, context: ServerContext) -> None:
-        self._context = context
+    def __init__(self, batches: BatchService | None) -> None:
+        self._batches = batches
 
     async def create(self, request: Request) -> Response:
         """Upload a file: multipart/form-data with `file`, `purpose` and optionally `expires_after`."""
-        service = batches_of(self._context)
+        service = kept(self._batches)
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > MAX_FILE_BYTES + _ENVELOPE_BYTES:
             raise TooLarge(f"a file has at most {MAX_FILE_BYTES} bytes", "file")
@@ -58,7 +57,7 @@ class FilesRoutes:
         """List the files of the caller."""
         query = read_query(request, FilesQuery)
         page = Page(query.after, query.limit, query.order == "asc")
-        found = await batches_of(self._context).files(owner_of(request.scope), page, query.purpose)
+        found = await kept(self._batches).files(owner_of(request.scope), page, query.purpose)
         return json_response(listed(*found))
 
     async def get(self, request: Request) -> Response:
@@ -67,28 +66,28 @@ class FilesRoutes:
 
     async def content(self, request: Request) -> Response:
         """Send the bytes of a file."""
-        body = batches_of(self._context).body(await self._file(request))
+        body = kept(self._batches).body(await self._file(request))
         return FileResponse(body, media_type="application/octet-stream")
 
     async def delete(self, request: Request) -> Response:
         """Delete a file."""
         file_id = request.path_params["file_id"]
-        await batches_of(self._context).delete_file(owner_of(request.scope), file_id)
+        await kept(self._batches).delete_file(owner_of(request.scope), file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
     async def _file(self, request: Request) -> File:
-        return await batches_of(self._context).file(owner_of(request.scope), request.path_params["file_id"])
+        return await kept(self._batches).file(owner_of(request.scope), request.path_params["file_id"])
 
 
-def batches_of(context: ServerContext) -> BatchService:
+def kept(batches: BatchService | None) -> BatchService:
     """Return the service that keeps files and batches.
 
     Raises:
         NotFound: this server has no such service.
     """
-    if context.batches is None:
+    if batches is None:
         raise NotFound("this server keeps no files and batches: start it with --batch-dir FOLDER")
-    return context.batches
+    return batches
 
 
 def listed(objects: list[Any], has_more: bool) -> dict[str, Any]:

@@ -30,10 +30,12 @@ from tokenmill.serving.replicas.part import Owner
 from tokenmill.serving.replicas.starter import Starter
 from tokenmill.serving.replicas.supervisor import Supervisor
 from tokenmill.serving.server.live_hub import LiveHub
+from tokenmill.serving.server.openai.line_answers import LineAnswers
 from tokenmill.serving.server.process.api_process import ApiProcess, Ending, run_process
 from tokenmill.serving.server.process.screen import OpenScreen, Screen
 from tokenmill.serving.server.process.served_batches import ServedBatches
 from tokenmill.serving.server.process.start_checks import check_sockets, check_start
+from tokenmill.serving.server.retrieval.routes import retrieval_handlers
 from tokenmill.serving.server.session_store import SessionCollector, SessionStore
 
 if TYPE_CHECKING:
@@ -116,7 +118,8 @@ class FirstProcess(ApiProcess):
         self._metrics.show(SessionCollector(PREFIX, self._sessions))
         self._batches: ServedBatches | None = None
         if server.batch_dir is not None:
-            self._batches = ServedBatches(server, lambda: self._client.has_waiting, self._metrics)
+            self._batches = ServedBatches(server, lambda: self._client.has_waiting)
+            self._metrics.show(self._batches.collector)
         self._live = LiveHub(self._parts.engines)
         own = launch.topology.workers_of(0)
         limits = AdmissionLimits.from_config(server)
@@ -162,7 +165,8 @@ class FirstProcess(ApiProcess):
             sessions=self._sessions,
         )
         if self._batches is not None:
-            self._batches.start(context, max(1, self._client.num_rows // 2))
+            answers = LineAnswers(context, retrieval_handlers(context))
+            self._batches.start(answers.answer, max(1, self._client.num_rows // 2))
         return context
 
     # --- what the parts say -----------------------------------------------------------------------------------------

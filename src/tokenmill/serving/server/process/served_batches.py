@@ -10,13 +10,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tokenmill.config.configs import ServerConfig
-from tokenmill.serving.batches.runner import BatchRunner
+from tokenmill.serving.batches.runner import Answer, BatchRunner
 from tokenmill.serving.batches.service import BatchLimits, BatchService
 from tokenmill.serving.batches.storage import Storage
-from tokenmill.serving.observe.metrics import PREFIX, Metrics
-from tokenmill.serving.server.context import ServerContext
-from tokenmill.serving.server.openai.batches import LineAnswers
-from tokenmill.serving.server.retrieval.routes import retrieval_handlers
+from tokenmill.serving.observe.metrics import PREFIX
 
 
 class ServedBatches:
@@ -24,9 +21,10 @@ class ServedBatches:
 
     Attributes:
         service: the service that the routes use.
+        collector: counts lines for /metrics.
     """
 
-    def __init__(self, config: ServerConfig, is_busy: Callable[[], bool], metrics: Metrics) -> None:
+    def __init__(self, config: ServerConfig, is_busy: Callable[[], bool]) -> None:
         """
         Args:
             is_busy: returns True while interactive requests wait.
@@ -40,13 +38,11 @@ class ServedBatches:
         limits = BatchLimits(config.batch_max_bytes, config.batch_max_files)
         self.service = BatchService(self._storage, limits, runner)
         self._running: asyncio.Task[None] | None = None
-        metrics.show(BatchCollector(PREFIX, lambda: runner.lines, runner.ended))
+        self.collector = BatchCollector(PREFIX, lambda: runner.lines, runner.ended)
 
-    def start(self, context: ServerContext, num_slots: int) -> None:
+    def start(self, answer: Answer, num_slots: int) -> None:
         """Continue the open batches and answer new ones, `num_slots` lines at a time."""
-        self._running = asyncio.ensure_future(
-            self._runner.run(LineAnswers(context, retrieval_handlers(context)).answer, num_slots)
-        )
+        self._running = asyncio.ensure_future(self._runner.run(answer, num_slots))
 
     async def stop(self) -> None:
         """Stop running lines; all answers so far are on disk afterwards."""
