@@ -2,8 +2,8 @@
 
     python -m tests.engine.speculation.exactness [--tokens 1000000] [--seed 0]
 
-Models of five families in four formats, parameters of every kind, few pages (preemptions), policies, depths, sessions;
-drafters: the real ones, random EAGLE-3 heads among them, one that knows the outputs and lies, one that says anything.
+Models of nine families, four with recurrent states, in four formats, parameters of every kind, few pages (preemptions),
+policies, depths, sessions; drafters: the real ones, random EAGLE-3 heads among them, one that knows the outputs and lies, one that says anything.
 What a head drafts for is also run where there is none. Native kernels must bring the same bits: tokens, ends and log
 probabilities. In float32 torch computes, whose sums depend on the shape of a step: what rounding may change is counted
 (`assert_same`). One line of JSON last; an error where something differs.
@@ -47,6 +47,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"hidden_size": 64, "sliding_window": 20},
     "qwen3_moe": {},
     "granite": {"hidden_size": 64},
+    "lfm2": {"hidden_size": 64, "head_dim": 32},
+    "qwen3_5": {"hidden_size": 64, "head_dim": 32},
+    "qwen3_next": {"hidden_size": 64, "head_dim": 32},
+    "granite_hybrid": {"hidden_size": 64, "head_dim": 32},
 }
 NATIVE = {"dtype": "bfloat16", "kernels": "native", "page_size": 16}
 FORMATS: dict[str, dict[str, Any]] = {

@@ -184,7 +184,12 @@ class StateSlots(Resource):
         return True
 
     def schedule(self, request: Request, start: int, num_tokens: int, step: int) -> None:
-        """Order that a state wanted of the tokens that run in a step be kept, if there is a slot for it."""
+        """Order that a state wanted of the tokens that run in a step be kept, if there is a slot for it.
+
+        Drafts change no state before the end of the step, when it is known which were right.
+        """
+        if request.has_drafts:
+            return
         checkpoints, end = self._checkpoints[request.id], start + num_tokens
         passed = bisect.bisect_right(checkpoints, end)
         checkpoint, is_tail = (
