@@ -3,10 +3,11 @@
     python -m tests.engine.speculation.exactness [--tokens 1000000] [--seed 0]
 
 Models of nine families, four with recurrent states, in four formats, parameters of every kind, few pages (preemptions),
-policies, depths, sessions; drafters: the real ones, random EAGLE-3 heads among them, one that knows the outputs and lies, one that says anything.
-What a head drafts for is also run where there is none. Native kernels must bring the same bits: tokens, ends and log
-probabilities. In float32 torch computes, whose sums depend on the shape of a step: what rounding may change is counted
-(`assert_same`). One line of JSON last; an error where something differs.
+policies, depths, sessions; drafters: the real ones, random EAGLE-3 heads among them, one that knows the outputs and
+lies, one that says anything. What a head drafts for is also run where there is none. Native kernels must bring the
+same bits: tokens, ends and log probabilities. In float32 torch computes, whose sums depend on the shape of a step: what
+rounding may change is counted (`assert_same`). One line of JSON last; an
+error where something differs.
 """
 
 from __future__ import annotations
