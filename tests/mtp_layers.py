@@ -66,23 +66,24 @@ def add_mtp(folder: Path, seed: int) -> MtpLayer:
 
 
 def add_copy(folder: Path) -> MtpLayer:
-    """Make the model one whose last layer does all, and write a copy of that as its layer for drafts.
+    """Make the model one of which one layer does all, and write a copy of that as its layer for drafts.
 
-    All layers but the last one, which attends, leave the hidden states as they are, though their states run; and
+    All layers but the last that attends leave the hidden states as they are, though their states run; and
     embeddings have a mean square of 1, so that a norm does not change them. A draft is then what the model would say
     if it had not seen the first token.
     """
     oracle: Any = load_oracle(folder)
+    made = MtpLayer(oracle)
     with torch.no_grad():
-        for layer in oracle.model.layers[:-1]:
+        for index, layer in enumerate(oracle.model.layers):
             for name, weight in layer.named_parameters():
-                if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")):
+                if index != made.place and name.endswith(
+                    ("out_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")
+                ):
                     weight.zero_()
         embedding = oracle.get_input_embeddings().weight
         embedding.div_(embedding.square().mean(-1, keepdim=True).sqrt())
-        made = MtpLayer(oracle)
-        made.layer.load_state_dict(oracle.model.layers[-1].state_dict())
-        made.norm.load_state_dict(oracle.model.norm.state_dict())
+        made.layer.load_state_dict(oracle.model.layers[made.place].state_dict())
         made.embedding_norm.weight.zero_()  # an offset from 1
         size = oracle.config.hidden_size
         made.fc.weight.copy_(torch.cat((torch.eye(size), torch.zeros(size, size)), 1))

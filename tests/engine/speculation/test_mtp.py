@@ -69,10 +69,16 @@ def check(watch: Watch, layer: MtpLayer, model: Path, dtype: str) -> None:
     assert errors[-1] < worst
 
 
-@pytest.mark.parametrize("options", [NATIVE, TORCH], ids=["native", "torch"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("qwen3_5", NATIVE), *((family, TORCH) for family in FAMILIES)],
+    ids=["native", *FAMILIES],
+)
 def test_drafts_are_those_of_the_formulas(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
-    """Behind prompts in chunks, in batches, and behind prefixes that the cache had."""
+    """Behind prompts in chunks, in batches, and behind prefixes that the cache had.
+
+    In bfloat16 random routers choose other experts than in float32: those families are compared in float32.
+    """
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     model = make_checkpoint(tmp_path, family, seed=SEED, **SHAPE)
@@ -112,10 +118,11 @@ def test_no_output_changes_whatever_is_asked_for(tmp_path: Path, family: str, op
             assert engine.stats().num_draft_tokens > 8
 
 
-def test_a_layer_that_copies_the_last_one_is_right_more_often_than_chance(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_that_copies_the_last_one_is_right_more_often_than_chance(tmp_path: Path, family: str) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
-    model = make_checkpoint(tmp_path, "qwen3_5", seed=SEED, **SHAPE)
+    model = make_checkpoint(tmp_path, family, seed=SEED, **SHAPE)
     layer = add_copy(model)
     wanted = [greedy(str(number), one, 60) for number, one in enumerate(prompts(rng, [30, 40, 50]))]
     with drafting(model, **NATIVE, max_model_len=120) as (engine, _):
