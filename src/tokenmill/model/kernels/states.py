@@ -90,7 +90,7 @@ class StateMemory:
 
 
 class KeptInputs(msgspec.Struct, frozen=True):
-    """What layers' states take of a step's draft tokens: those that were right run through the states again by it.
+    """Inputs of layers' states of a step's draft tokens, by which those that were right run through the states again.
 
     Attributes:
         tokens: [D] int64, the draft tokens by their places in the step.

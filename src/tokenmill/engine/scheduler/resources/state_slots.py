@@ -196,10 +196,7 @@ class StateSlots(Resource):
             (checkpoints[passed - 1], False) if passed else (end // self._spacing * self._spacing, True)
         )
         del checkpoints[:passed]
-        if not self._keeps or checkpoint <= start:
-            return
-        slot = self._take()
-        if slot is not None:
+        if self._keeps and checkpoint > start and (slot := self._take()) is not None:
             assert request.row is not None, "a request that runs has a row"
             self._saving.setdefault(step, {})[request.id] = _Save(checkpoint, slot, is_tail)
             self._used_in[slot] = step
