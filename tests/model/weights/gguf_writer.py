@@ -70,7 +70,11 @@ def write_gguf(
     writer.add_block_count(num_layers + num_drafting)
     if num_drafting:
         writer.add_nextn_predict_layers(num_drafting)
-    for layer in range(num_layers, num_layers + num_drafting):
+    tensors = load_file(folder / "model.safetensors")
+    drafting, tensors = of_mtp(tensors, num_layers)
+    for name, tensor in drafting.items():
+        writer.add_tensor(name, tensor)
+    for layer in range(num_layers, num_layers + (0 if drafting else num_drafting)):
         writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", np.zeros((4, 8), np.float32))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -86,7 +90,7 @@ def write_gguf(
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
     change = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe}.get(family, unstacked)
-    tensors = change(load_file(folder / "model.safetensors"), config)
+    tensors = change(tensors, config)
     for stored, tensor in tensors.items():
         name, values = stored, tensor.float().numpy()
         if family in ("llama", "smollm3", "granite", "granite_hybrid", "arcee") and name.endswith(
@@ -118,6 +122,21 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def of_mtp(tensors: dict[str, Any], layer: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Take a Qwen3.5's MTP layer out of its tensors: those of block `layer`, and the others."""
+    own = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm"}
+    names = get_tensor_name_map(MODEL_ARCH.QWEN35, layer + 1)
+    found, others = {}, dict(tensors)
+    for name in [name for name in tensors if name.startswith("mtp.")]:
+        values, (stem, _, kind) = others.pop(name).float().numpy(), name[4:].rpartition(".")
+        if stem in own:
+            written = f"blk.{layer}.nextn.{own[stem]}"
+        else:
+            written = names.get_name(stem.replace("layers.0", f"model.layers.{layer}"))
+        found[f"{written}.{kind}"] = values + 1 if "norm" in stem else values
+    return found, others
 
 
 def kv_heads(config: dict[str, Any]) -> int | list[int]:

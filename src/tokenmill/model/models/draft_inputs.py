@@ -105,7 +105,7 @@ class PairInputs:
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill it."""
         yield from self._embedding_norm.targets(scope, "embedding_norm")
-        yield from self._hidden_norm.targets(scope, "tap_norm_0")
+        yield from self._hidden_norm.targets(scope, "hidden_norm")
         yield from self._projection.targets(scope)
 
 

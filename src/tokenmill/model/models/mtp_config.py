@@ -1,7 +1,8 @@
 """Read what a model's own checkpoint keeps for drafting: a layer of multi-token prediction. Opens no file.
 
-    tensors     mtp.{pre_fc_norm_embedding, pre_fc_norm_hidden, fc}, mtp.layers.0.*, mtp.norm
-    config      mtp_num_hidden_layers, one where it is absent
+    checkpoints     mtp.{pre_fc_norm_embedding, pre_fc_norm_hidden, fc}, mtp.layers.0.*, mtp.norm; the number of layers
+                    is mtp_num_hidden_layers, one where it is absent
+    GGUF files      blk.N.nextn.{enorm, hnorm, eh_proj, shared_head_norm}, blk.N.* behind the model's own layers
 
 Qwen3-Next and Qwen3.5 have it (DeepSeek-V3, arXiv 2412.19437, section 2.2, is where it is from): a layer like those of
 the model that attend, over a projection of a token's embedding beside the model's last hidden state before it.
@@ -28,26 +29,36 @@ NUM_LAYERS = "mtp_num_hidden_layers"
 _LAYER_ROOTS = ("model.language_model.layers.", "model.layers.")
 
 
-def read_mtp(target: Architecture, fields: Mapping[str, Any], source: str, tensors: Collection[str]) -> Architecture:
+def num_mtp_layers(fields: Mapping[str, Any], source: str, tensors: Collection[str]) -> int:
+    """Return how many layers a checkpoint has for drafting.
+
+    Args:
+        fields: the parsed config.json. source: its name in error messages. tensors: names of the tensors.
+
+    Raises:
+        InvalidCheckpoint: their number is none.
+    """
+    part = fields.get("text_config")
+    config = ConfigReader({**(part if isinstance(part, dict) else {}), **fields}, source)
+    return config.integer(NUM_LAYERS, 1) if f"{ROOT}fc.weight" in tensors else 0
+
+
+def read_mtp(target: Architecture, num_layers: int, source: str) -> Architecture:
     """Return the architecture of the drafting layer of a model.
 
     Args:
-        target: the model's architecture. fields: its parsed config.json. source: its name in error messages.
-        tensors: names of the tensors in its checkpoint.
+        target: the model's architecture. num_layers: such layers in its checkpoint. source: its name in messages.
 
     Raises:
-        InvalidConfig: the checkpoint has no such layer.
-        InvalidCheckpoint: it has several.
+        InvalidConfig: there is no such layer, or there are several.
     """
-    if f"{ROOT}fc.weight" not in tensors:
-        raise InvalidConfig(
-            f"--speculative-config: the checkpoint of {source} has no tensors {ROOT}*, which the method mtp drafts "
-            "with: take suffix or ngram"
+    if num_layers != 1:
+        found = (
+            f"has {num_layers} MTP layers: one, run again, is supported" if num_layers else f"has no tensors {ROOT}*"
         )
-    part = fields.get("text_config")
-    config = ConfigReader({**(part if isinstance(part, dict) else {}), **fields}, source)
-    if config.integer(NUM_LAYERS, 1) != 1:
-        raise config.error(f"{NUM_LAYERS} {config.raw(NUM_LAYERS)} is not supported: one layer, run again, is")
+        raise InvalidConfig(
+            f"--speculative-config: the checkpoint {source} {found}; take suffix or ngram instead of mtp"
+        )
     layer = next(one for one in target.layers if one.attention is not None)
     assert layer.attention is not None, "it is one that attends"
     attention = msgspec.structs.replace(layer.attention, first_key=1)
@@ -74,7 +85,7 @@ def _names(names: Mapping[str, str]) -> Mapping[str, str]:
     """Return what the tensors of the drafting layer are called, given the model's table."""
     found = {role: _renamed(name) for role, name in names.items()}
     found |= {"final_norm": f"{ROOT}norm", "taps": f"{ROOT}fc"}
-    found |= {"tap_norm_0": f"{ROOT}pre_fc_norm_hidden", "embedding_norm": f"{ROOT}pre_fc_norm_embedding"}
+    found |= {"hidden_norm": f"{ROOT}pre_fc_norm_hidden", "embedding_norm": f"{ROOT}pre_fc_norm_embedding"}
     return MappingProxyType(found)
 
 

@@ -23,9 +23,12 @@ from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.draft_head_config import read_draft_head
+from tokenmill.model.models.gguf_table import num_drafting_layers
 from tokenmill.model.models.host_model import on_host
-from tokenmill.model.models.mtp_config import ROOT, read_mtp
+from tokenmill.model.models.mtp_config import num_mtp_layers, read_mtp
 from tokenmill.model.weights.checkpoint import CONFIG_NAME, Checkpoint, open_checkpoint
+from tokenmill.model.weights.gguf.file import open_gguf
+from tokenmill.model.weights.gguf.folder import LINK_NAME
 from tokenmill.model.weights.stored_part import read_mapped
 from tokenmill.platform.arrays import itemsize
 from tokenmill.platform.host_arrays import host_array
@@ -143,14 +146,19 @@ def load_mtp(
         InvalidConfig, InvalidCheckpoint, OutOfMemory: there is none, or none that can be read here; it does not fit.
     """
     _check_ranks(config)
-    path, is_dummy = folder / CONFIG_NAME, config.load_format == "dummy"
-    tensors = open_checkpoint(folder).tensors if not is_dummy else (f"{ROOT}fc.weight",)
-    architecture = read_mtp(target.architecture, read_json(folder, CONFIG_NAME), str(path), tensors)
+    num_layers = 1 if config.load_format == "dummy" else _num_mtp_layers(folder)
+    architecture = read_mtp(target.architecture, num_layers, str(folder))
     loaded = load_decoder(speculative, config, platform, architecture, folder, target.num_threads, progress)
     spec = architecture.draft_head
     assert spec is not None and spec.boundaries is not None, "it drafts from the model's outputs"
     taps = StepTaps((1, spec.tapped_size), config.dtype, platform.arrays)
     return LoadedHead(*loaded, taps, spec.boundaries, None, config.dtype)
+
+
+def _num_mtp_layers(folder: Path) -> int:
+    if (folder / LINK_NAME).exists():
+        return num_drafting_layers(open_gguf(folder / LINK_NAME))
+    return num_mtp_layers(read_json(folder, CONFIG_NAME), str(folder / CONFIG_NAME), open_checkpoint(folder).tensors)
 
 
 def _check_ranks(config: EngineConfig) -> None:
