@@ -70,12 +70,9 @@ def write_gguf(
     writer.add_block_count(num_layers + num_drafting)
     if num_drafting:
         writer.add_nextn_predict_layers(num_drafting)
-    tensors = load_file(folder / "model.safetensors")
-    drafting, tensors = of_mtp(tensors, num_layers)
-    for name, tensor in drafting.items():
+    drafting, tensors = of_mtp(load_file(folder / "model.safetensors"), num_layers)
+    for name, tensor in (drafting or unread_layers(num_layers, num_drafting)).items():
         writer.add_tensor(name, tensor)
-    for layer in range(num_layers, num_layers + (0 if drafting else num_drafting)):
-        writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", np.zeros((4, 8), np.float32))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -90,8 +87,7 @@ def write_gguf(
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
     change = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe}.get(family, unstacked)
-    tensors = change(tensors, config)
-    for stored, tensor in tensors.items():
+    for stored, tensor in change(tensors, config).items():
         name, values = stored, tensor.float().numpy()
         if family in ("llama", "smollm3", "granite", "granite_hybrid", "arcee") and name.endswith(
             ("q_proj.weight", "k_proj.weight")
@@ -122,6 +118,11 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def unread_layers(first: int, count: int) -> dict[str, np.ndarray]:
+    """Layers that draft, of which there is no more than a name."""
+    return {f"blk.{layer}.nextn.eh_proj.weight": np.zeros((4, 8), np.float32) for layer in range(first, first + count)}
 
 
 def of_mtp(tensors: dict[str, Any], layer: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

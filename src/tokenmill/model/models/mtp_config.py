@@ -53,12 +53,8 @@ def read_mtp(target: Architecture, num_layers: int, source: str) -> Architecture
         InvalidConfig: there is no such layer, or there are several.
     """
     if num_layers != 1:
-        found = (
-            f"has {num_layers} MTP layers: one, run again, is supported" if num_layers else f"has no tensors {ROOT}*"
-        )
-        raise InvalidConfig(
-            f"--speculative-config: the checkpoint {source} {found}; take suffix or ngram instead of mtp"
-        )
+        found = f"{num_layers} MTP layers: one, run again, is supported" if num_layers else f"no tensors {ROOT}*"
+        raise InvalidConfig(f"--speculative-config: the checkpoint {source} has {found}; take suffix in place of mtp")
     layer = next(one for one in target.layers if one.attention is not None)
     assert layer.attention is not None, "it is one that attends"
     attention = msgspec.structs.replace(layer.attention, first_key=1)
