@@ -1,12 +1,13 @@
 """Speculation on the CPU: tokens a second with and without it, on text that copies with edits and on other text.
 
-    python benchmarks/speculation.py [--quantization int8] [--streams 1 8 32] [--texts edits random]
+    python benchmarks/speculation.py [--hybrid] [--quantization int8] [--streams 1 8 32] [--texts edits random]
 
-Qwen3-0.6B's shape with random weights, whose own text nobody could copy: what the sampler draws is replaced by a trace,
-after all that a draw costs. The prompt is a text of random tokens; the trace of `edits` is that text with one token in
-twenty replaced, left out or put in (`edits:0.2`: one in five); of `random` it has nothing to do with the prompt; of
-`words` it is drawn from a hundred tokens, so that drafts are found and most of them are wrong. Each way in turns, in
-one process and engine; medians of the ratios of neighbouring runs with quartiles, one line of JSON last.
+Qwen3-0.6B's shape, or Qwen3.5-0.8B's (`--hybrid`), with random weights, whose own text nobody could copy: what the
+sampler draws is replaced by a trace, after all that a draw costs. The prompt is a text of random tokens; the trace of
+`edits` is that text with one token in twenty replaced, left out or put in (`edits:0.2`: one in five); of `random` it
+has nothing to do with the prompt; of `words` it is drawn from a hundred tokens, so that drafts are found, most of them
+wrong. Each way in turns, in one process and engine; medians of the ratios of neighbouring runs with quartiles, one line
+of JSON last.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.edited_text import texts
+from benchmarks.hybrid import HYBRID
 from tools.gpu.folders import QWEN3_0_6B, write_config
 
 from tokenmill.config.configs import EngineConfig
@@ -115,7 +117,7 @@ def measure(engine: Engine, settings: SpeculationSettings, options: argparse.Nam
                 pairs = [texts(kind, number, length, rng) for number in range(streams)]
                 traced.prompts, traced.traces = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
                 for method, results in found.items():
-                    engine.scheduler.state.drafters = (drafter_of(method, settings),)
+                    engine.scheduler.state.drafters = drafters_of(method, settings)
                     results.append(run(engine, traced.prompts, traced.traces))
             rows += [row(kind, streams, method, found["off"], found[method]) for method in options.methods]
             for one in rows[-len(options.methods) :]:
@@ -123,10 +125,12 @@ def measure(engine: Engine, settings: SpeculationSettings, options: argparse.Nam
     return rows
 
 
-def drafter_of(method: str, settings: SpeculationSettings) -> Speculation | None:
-    """One that has seen nothing yet."""
+def drafters_of(method: str, settings: SpeculationSettings) -> tuple[Speculation, ...]:
+    """One that has seen nothing yet, or none."""
+    if method == "off":
+        return ()
     config = SpeculativeConfig(method=method)  # type: ignore[arg-type]
-    return None if method == "off" else Speculation(SpeculationSettings(config, settings.step_costs))
+    return (Speculation(SpeculationSettings(config, settings.step_costs)),)
 
 
 def row(
@@ -153,6 +157,7 @@ def row(
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--hybrid", action="store_true", help="a model with recurrent states")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--texts", nargs="+", default=["edits", "random", "words"])
@@ -161,7 +166,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        engine, settings = start(write_config(Path(folder), QWEN3_0_6B), options)
+        engine, settings = start(write_config(Path(folder), HYBRID if options.hybrid else QWEN3_0_6B), options)
         rows = measure(engine, settings, options)
         engine.close()
     costs = [(size, round(1e3 * seconds, 1)) for size, seconds in settings.step_costs]

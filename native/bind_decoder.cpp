@@ -1,3 +1,4 @@
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include "decoder.h"
@@ -109,11 +110,17 @@ static void bind_states(nb::module_& module) {
       .def("__init__",
            [](StepStates* self, const StateMemory& memory, const StateRows& first, const StateRows* rest, Address sources,
               Address targets, int64_t copies) {
-             new (self) StepStates{memory, first, rest ? *rest : StateRows{}, at<const int64_t>(sources),
-                                   at<const int64_t>(targets), copies};
+             new (self) StepStates{memory, first, rest ? *rest : StateRows{}, {}, at<const int64_t>(sources),
+                                   at<const int64_t>(targets), copies, {}};
            },
            nb::keep_alive<1, 2>(), nb::arg("memory"), nb::arg("first"), nb::arg("rest").none(), nb::arg("sources"),
-           nb::arg("targets"), nb::arg("copies"));
+           nb::arg("targets"), nb::arg("copies"))
+      .def("add_drafts",
+           [](StepStates& self, const StateRows& drafts, const std::vector<std::pair<Address, Address>>& kept) {
+             self.drafts = drafts;
+             for (const auto& [inputs, gates] : kept) self.kept.push_back({at<uint16_t>(inputs), at<uint16_t>(gates)});
+           },
+           nb::arg("drafts"), nb::arg("kept"));
 }
 
 static void bind_mixers(nb::module_& module) {

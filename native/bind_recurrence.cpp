@@ -6,8 +6,9 @@ namespace nb = nanobind;
 
 namespace tokenmill {
 
-static void make_rows(StateRows* self, Address slots, Address starts, Address stops, int64_t requests) {
-  new (self) StateRows{at<const int64_t>(slots), at<const int32_t>(starts), at<const int32_t>(stops), requests};
+static void make_rows(StateRows* self, Address slots, Address starts, Address stops, int64_t requests,
+                      bool keeps) {
+  new (self) StateRows{at<const int64_t>(slots), at<const int32_t>(starts), at<const int32_t>(stops), requests, keeps};
 }
 
 void check_convolution(int64_t width) {
@@ -81,7 +82,8 @@ static void sigmoid_gate(const Kernels& self, Address x, int64_t x_stride, Addre
 
 void bind_recurrence(nb::module_& module, KernelsClass& kernels) {
   nb::class_<StateRows>(module, "StateRows")
-      .def("__init__", make_rows, nb::arg("slots"), nb::arg("starts"), nb::arg("stops"), nb::arg("requests"));
+      .def("__init__", make_rows, nb::arg("slots"), nb::arg("starts"), nb::arg("stops"), nb::arg("requests"),
+           nb::arg("keeps"));
   kernels.def("short_conv", short_conv, nb::arg("rows"), nb::arg("x"), nb::arg("x_stride"), nb::arg("weight"),
               nb::arg("bias"), nb::arg("state"), nb::arg("state_stride"), nb::arg("out"), nb::arg("channels"),
               nb::arg("width"), nb::arg("silu"), ReleaseGil());

@@ -163,12 +163,20 @@ struct StateMemory {
   std::vector<LayerStates> layers;  // those with recurrences
 };
 
-// The states that a step's tokens run through: those of `first`, then slots are copied, then those of `rest`.
+// Where a layer with a recurrence leaves what its state takes of draft tokens, so that those that were right can run
+// through it again: what is convolved, and the gates of a delta network or the steps of a state space.
+struct DraftInputs {
+  uint16_t *inputs, *gates;  // [drafts][channels], and [drafts][numbers] or null
+};
+
+// The states that a step's tokens run through: those of `first`, then slots are copied, then those of `rest`, and at
+// last those of `drafts`, which change no state.
 struct StepStates {
   const StateMemory& memory;
-  StateRows first, rest;
+  StateRows first, rest, drafts;
   const int64_t *sources, *targets;  // [copies] slots
   int64_t copies;
+  std::vector<DraftInputs> kept;  // of each layer with a recurrence; empty: there are no drafts
 
   // Runs all tokens through one tensor of states, and keeps what is wanted of it on the way.
   template <class Number, class Call>
@@ -178,6 +186,7 @@ struct StepStates {
       std::memcpy(states + targets[i] * size, states + sources[i] * size, size * sizeof(Number));
     }
     if (rest.requests) call(rest);
+    if (drafts.requests) call(drafts);
   }
 };
 

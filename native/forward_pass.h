@@ -80,6 +80,7 @@ class ForwardPass {
   void run_short_conv(const Recurrence& own, const LayerStates& states, const Buffer& x);
   void run_delta_net(const Recurrence& own, const LayerStates& states, const Buffer& x);
   void run_state_space(const Recurrence& own, const LayerStates& states, const Buffer& x);
+  void keep_drafts(const Buffer& x, int64_t channels, const Buffer& gates, int64_t num_gates) const;
   void convolve(const Recurrence& own, const LayerStates& states, const Buffer& x, const Buffer& out, bool silu) const;
   void gate_rows(const Buffer& x, const Buffer& gate, int64_t size, bool is_sigmoid) const;
 

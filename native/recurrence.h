@@ -11,6 +11,7 @@ struct StateRows {
   const int64_t* slots;           // [requests]
   const int32_t *starts, *stops;  // [requests]
   int64_t requests;
+  bool keeps;  // the states that the tokens come to; else the slots stay as they are: these tokens are drafts
 
   int64_t tokens() const {
     int64_t sum = 0;

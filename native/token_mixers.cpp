@@ -8,10 +8,15 @@ void ForwardPass::mix(const DecoderLayer& layer) {
   const Buffer& x = layer.pair.norm ? paired(layer) : normed(layer.norms.attention);
   tap(number_of(layer));
   if (layer.attention.qkv.weights.rows) return attend(layer, x);
-  const LayerStates& states = call_.states->memory.layers[num_recurrences_++];
-  if (layer.recurrence.is_delta_net()) return run_delta_net(layer.recurrence, states, x);
-  if (layer.recurrence.is_state_space()) return run_state_space(layer.recurrence, states, x);
-  run_short_conv(layer.recurrence, states, x);
+  const LayerStates& states = call_.states->memory.layers[num_recurrences_];
+  if (layer.recurrence.is_delta_net()) {
+    run_delta_net(layer.recurrence, states, x);
+  } else if (layer.recurrence.is_state_space()) {
+    run_state_space(layer.recurrence, states, x);
+  } else {
+    run_short_conv(layer.recurrence, states, x);
+  }
+  ++num_recurrences_;
 }
 
 // |norm of the embedding|norm of the hidden states|
@@ -51,6 +56,7 @@ void ForwardPass::norm_heads(const JointNorms& norms) const {
 void ForwardPass::run_short_conv(const Recurrence& own, const LayerStates& states, const Buffer& x) {
   project(own.inputs, x, qkv_);
   gate_rows(qkv_, qkv_.from(2 * own.channels), own.channels, false);
+  keep_drafts(qkv_, own.channels, qkv_, 0);
   convolve(own, states, qkv_, attention_out_, false);
   gate_rows(attention_out_, qkv_.from(own.channels), own.channels, false);
 }
@@ -61,6 +67,7 @@ void ForwardPass::run_delta_net(const Recurrence& own, const LayerStates& states
   const int64_t heads = delta.value_heads;
   project(own.inputs, x, qkv_);
   project(delta.gates, x, qkv_);
+  keep_drafts(qkv_, own.channels, qkv_.from(delta.gates.column), 2 * heads);
   convolve(own, states, qkv_, intermediate_, true);
   const DeltaRuleCall call{intermediate_.data, intermediate_.stride, qkv_.data + delta.gates.column, qkv_.stride,
                            delta.a_log, delta.dt_bias, states.matrices, states.matrices_size, attention_out_.data,
@@ -78,6 +85,7 @@ void ForwardPass::run_state_space(const Recurrence& own, const LayerStates& stat
   const StateSpace& space = own.space;
   project(own.inputs, x, qkv_);
   project(space.steps, x, qkv_);
+  keep_drafts(qkv_.from(space.width()), own.channels, qkv_.from(space.steps.column), space.heads);
   convolve(own, states, qkv_.from(space.width()), intermediate_, true);
   const StateSpaceCall call{intermediate_.data, intermediate_.stride, qkv_.data + space.steps.column, qkv_.stride,
                             space.a_log, space.dt_bias, space.skip, states.matrices, states.matrices_size,
@@ -88,6 +96,22 @@ void ForwardPass::run_state_space(const Recurrence& own, const LayerStates& stat
   table_.gated_norm({attention_out_.data, attention_out_.stride, qkv_.data, qkv_.stride, space.norm, space.eps,
                      attention_out_.data, attention_out_.stride, rows_, space.groups, space.width() / space.groups,
                      true}, threads_);
+}
+
+// Copies what the layer's state takes of draft tokens, one after the other.
+void ForwardPass::keep_drafts(const Buffer& x, int64_t channels, const Buffer& gates, int64_t num_gates) const {
+  const StepStates& states = *call_.states;
+  if (states.kept.empty()) return;
+  auto [inputs, kept_gates] = states.kept[num_recurrences_];
+  for (int64_t request = 0; request < states.drafts.requests; ++request) {
+    for (int64_t m = states.drafts.starts[request]; m < states.drafts.stops[request]; ++m) {
+      std::memcpy(inputs, x.row(m), channels * sizeof(uint16_t));
+      inputs += channels;
+      if (!num_gates) continue;
+      std::memcpy(kept_gates, gates.row(m), num_gates * sizeof(uint16_t));
+      kept_gates += num_gates;
+    }
+  }
 }
 
 void ForwardPass::convolve(const Recurrence& own, const LayerStates& states, const Buffer& x, const Buffer& out,

@@ -166,9 +166,10 @@ void prepare(const DeltaRuleCall& call, int64_t at, int64_t head, Token& token) 
   token.decay = static_cast<float>(exp(-exp(double{to_float(call.a_log[head])}) * step));
 }
 
-// Runs the tokens [start, end) of a request through `blocks` blocks of a head, from column `column` on.
+// Runs the tokens [start, end) of a request through `blocks` blocks of a head, from column `column` on. Unless it
+// `keeps` what they come to, nothing of the state is written.
 void run_request(const DeltaRuleCall& call, float* state, int64_t start, int64_t end, int64_t head, int64_t column,
-                 int64_t blocks, PrefetchCursor ahead) {
+                 int64_t blocks, PrefetchCursor ahead, bool keeps) {
   alignas(64) float memory[MAX_HEAD_SIZE * MAX_HEAD_SIZE];
   Token tokens[TILE];
   for (int64_t at = start; at < end; at += TILE) {
@@ -179,7 +180,7 @@ void run_request(const DeltaRuleCall& call, float* state, int64_t start, int64_t
       const Columns columns{call, head, first};
       const Place outside{state + first, call.value_size};
       const Place local{memory + block * call.key_size * COLUMNS, COLUMNS};
-      const Place from = at == start ? outside : local, to = at + count == end ? outside : local;
+      const Place from = at == start ? outside : local, to = keeps && at + count == end ? outside : local;
       if (call.value_size - first >= COLUMNS) {
         run_tokens<VECTORS>(columns, at, tokens, count, from, local, to, ahead);
       } else {
@@ -205,7 +206,7 @@ void delta_rule(const DeltaRuleCall& call, const StateRows& rows, int threads) {
     const char* ahead = next < heads * parts ? reinterpret_cast<const char*>(state_of(next)) : nullptr;
     const PrefetchCursor cursor{ahead, ahead ? ahead + size * 4 : nullptr};
     run_request(call, state_of(piece), rows.starts[request], rows.stops[request], head,
-                piece % parts * own * COLUMNS, own, cursor);
+                piece % parts * own * COLUMNS, own, cursor, rows.keeps);
   });
 }
 

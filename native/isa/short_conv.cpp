@@ -107,7 +107,7 @@ void run_strip(const ShortConvCall& call, const StateRows& rows, int64_t first, 
       const Lanes lanes{first + at, first + channels};
       run_tokens<WIDTH>(call, weights, before, at, lanes, rows.starts[request], rows.stops[request]);
     }
-    turn_back<WIDTH - 1>(before, channels, state);
+    if (rows.keeps) turn_back<WIDTH - 1>(before, channels, state);
   }
 }
 

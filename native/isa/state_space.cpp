@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "isa/double_math.h"
 #include "isa/parallel.h"
@@ -74,8 +75,13 @@ void run_token(const StateSpaceCall& call, int64_t at, int64_t head, int64_t col
   }
 }
 
-// Runs the tokens [start, end) of a request through a head.
-void run_request(const StateSpaceCall& call, float* state, int64_t start, int64_t end, int64_t head) {
+// Runs the tokens [start, end) of a request through a head, in a copy of its state unless it `keeps` what they come to.
+void run_request(const StateSpaceCall& call, float* state, int64_t start, int64_t end, int64_t head, bool keeps) {
+  alignas(64) float copied[MAX_HEAD_SIZE * MAX_HEAD_SIZE];
+  if (!keeps) {
+    std::memcpy(copied, state, call.state_size * call.size * sizeof(float));
+    state = copied;
+  }
   Token tokens[TILE];
   for (int64_t first = start; first < end; first += TILE) {
     const int64_t count = std::min(TILE, end - first);
@@ -99,7 +105,7 @@ void state_space(const StateSpaceCall& call, const StateRows& rows, int threads)
   parallel_for(rows.requests * call.heads, threads, [&](int64_t piece) {
     const int64_t head = piece % call.heads, request = piece / call.heads;
     float* state = call.state + rows.slots[request] * call.state_stride + head * call.state_size * call.size;
-    run_request(call, state, rows.starts[request], rows.stops[request], head);
+    run_request(call, state, rows.starts[request], rows.stops[request], head, rows.keeps);
   });
 }
 

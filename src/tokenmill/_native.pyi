@@ -229,7 +229,7 @@ class Packed:
 class StateRows:
     """Slots [requests] int64, and where their tokens start and stop, [requests] int32 each; all stay where they are."""
 
-    def __init__(self, slots: Address, starts: Address, stops: Address, requests: int) -> None: ...
+    def __init__(self, slots: Address, starts: Address, stops: Address, requests: int, keeps: bool) -> None: ...
 
 class PlannedStep:
     """The pieces of work that the attention of a step is divided into."""
@@ -391,6 +391,7 @@ class StepStates:
         targets: Address,
         copies: int,
     ) -> None: ...
+    def add_drafts(self, drafts: StateRows, kept: list[tuple[Address, Address]]) -> None: ...
 
 class FeedForward:
     """The feed-forward block of a layer: dense, a mixture of experts, or both; see native/decoder.h."""

@@ -41,7 +41,8 @@ def test_auto_is_suffix_on_a_cpu_and_nothing_elsewhere() -> None:
     [
         ("eagle3", "the methods draft_model and eagle3 need a model"),
         ("medusa", "no drafter medusa"),
-        ('{"method": "mtp", "num_speculative_tokens": 2}', "no drafter mtp; of heads that .* EAGLE-3 is supported"),
+        ('{"method": "mlp_speculator"}', "no drafter mlp_speculator; of heads that .* EAGLE-3 and MTP are supported"),
+        ('{"method": "mtp", "model": "x"}', "other methods take none"),
         ('{"method": "suffix", "eagle_aux_hidden_state_layer_ids": [2]}', "is for the method eagle3"),
         ("magic", "Invalid enum value 'magic'"),
         ('{"method": "ngram", "tokens": 4}', "unknown field `tokens`"),

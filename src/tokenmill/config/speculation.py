@@ -8,22 +8,27 @@ import msgspec
 
 from tokenmill.core.errors import InvalidConfig
 
-Method = Literal["auto", "ngram", "suffix", "draft_model", "eagle3"]
+Method = Literal["auto", "ngram", "suffix", "draft_model", "eagle3", "mtp"]
 WITH_MODEL = ("draft_model", "eagle3")
 # Other heads that run behind the model with its hidden states.
-OTHER_HEADS = ("eagle", "mtp", "medusa", "mlp_speculator", "dflash")
+OTHER_HEADS = ("eagle", "medusa", "mlp_speculator", "dflash")
 # What vLLM calls the same.
-_METHOD_NAMES = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
+_METHOD_NAMES = {
+    "[ngram]": "ngram",
+    "prompt_lookup": "ngram",
+    "qwen3_next_mtp": "mtp",
+    "qwen3_5_mtp": "mtp",
+}
 MOST_TOKENS = 32
 # Draft tokens at a time by default.
-_DEFAULT_TOKENS = {"ngram": 16, "suffix": 24, "draft_model": 4, "eagle3": 4}
+_DEFAULT_TOKENS = {"ngram": 16, "suffix": 24, "draft_model": 4, "eagle3": 4, "mtp": 3}
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of speculation: the value of `--speculative-config`.
 
     Attributes:
-        method: auto is suffix on a CPU and no speculation elsewhere.
+        method: auto is suffix on a CPU and no speculation elsewhere; mtp drafts with a layer of the model's checkpoint.
         num_speculative_tokens: draft tokens of a request and step at most; 0: as many as suit the method.
         model: the folder or hub id of a draft model or an EAGLE-3 head. quantization: of its weights, as
             `--quantization` names it; None: as the model's.
@@ -47,6 +52,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     eagle_aux_hidden_state_layer_ids: tuple[int, ...] = ()
+
+    @property
+    def loads_weights(self) -> bool:
+        """True if drafts come from weights besides the model's own."""
+        return self.method == "mtp" or self.model is not None
 
     @property
     def most_tokens(self) -> int:
@@ -79,7 +89,7 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
         if method in OTHER_HEADS:
             raise InvalidConfig(
                 f"--speculative-config: there is no drafter {method}; of heads that take the model's hidden states "
-                "EAGLE-3 is supported: take eagle3, draft_model, suffix or ngram"
+                "EAGLE-3 and MTP are supported: take eagle3, mtp, draft_model, suffix or ngram"
             )
         if method in _METHOD_NAMES:
             given["method"] = _METHOD_NAMES[method]
@@ -106,8 +116,8 @@ def _check(config: SpeculativeConfig) -> None:
         _refuse("suffix_decoding_min_token_prob must be in [0, 1], suffix_decoding_max_spec_factor above 0, at most 32")
     if (config.method in WITH_MODEL) != (config.model is not None):
         _refuse("the methods draft_model and eagle3 need a model, and other methods take none")
-    if config.quantization is not None and config.model is None:
-        _refuse("quantization is for the methods with a model")
+    if config.quantization is not None and not config.loads_weights:
+        _refuse("quantization is for the methods with weights: draft_model, eagle3 and mtp")
     if config.eagle_aux_hidden_state_layer_ids and config.method != "eagle3":
         _refuse("eagle_aux_hidden_state_layer_ids is for the method eagle3")
 

@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
+from tests.engine.scheduler.drafters import KnowingDrafter
 from tests.engine.scheduler.harness import Harness, Settings, plans
 from tests.engine.scheduler.test_late_samples import LateRunner
 from tests.engine.scheduler.test_random_traces import SchedulerTrace
 from tests.tiers import scaled
-from tokenmill.core.request import CacheKey
+from tokenmill.core.request import CacheKey, Request, TokenArray
 from tokenmill.engine.scheduler.resources.state_slots import StateSlots
 from tokenmill.lab.conformance.memory_runner import expected_output
 
@@ -171,6 +172,25 @@ def test_a_session_goes_on_from_where_its_turn_ended(depth: int) -> None:
     assert harness.scheduler.state.num_preemptions == (depth > 1)
 
 
+def test_a_turn_that_ends_inside_its_drafts_begins_anew_from_a_kept_state() -> None:
+    """A state has taken in all drafts that were right, those behind the stop among them."""
+    prompt = list(range(18))
+    answer = expected_output(prompt, 9)
+    harness = harness_of(drafts=4, eos=frozenset([answer[3]]))
+    harness.scheduler.state.drafters = (RightDrafter(),)
+    session = harness.open_session(prompt, 9)
+    harness.extend(session, [30, 31, 32], 4)
+    harness.drain()
+    assert harness.scheduler.state.num_preemptions == 1
+
+
+class RightDrafter(KnowingDrafter):
+    """Proposes four tokens that will come."""
+
+    def draft(self, request: Request, limit: int) -> TokenArray:
+        return np.array(expected_output(request.token_ids.tolist(), min(limit, 4)), dtype=np.int32)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_late_samples_change_no_output(depth: int) -> None:
     seed = random.randrange(2**32)
@@ -203,10 +223,14 @@ class StateTrace(SchedulerTrace):
         eos=st.frozensets(st.integers(0, 49), max_size=6),
         max_loras=st.integers(1, 3),
         lora_patience=st.integers(1, 6),
+        drafts=st.sampled_from([0, 0, 4]),
     )
     def start(self, num_pages: int, page_size: int, spare: int, max_num_seqs: int, **overrides: object) -> None:
         slots = max_num_seqs + spare
         self.begin(num_pages, page_size, max_num_seqs=max_num_seqs, state_slots=slots, **overrides)
+        states = self.harness.scheduler.resource(StateSlots)
+        assert states is not None
+        states._spacing = 2 * page_size  # texts are short
 
 
 TestStateTrace = StateTrace.TestCase

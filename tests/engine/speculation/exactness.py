@@ -2,11 +2,11 @@
 
     python -m tests.engine.speculation.exactness [--tokens 1000000] [--seed 0]
 
-Models of five families in four formats, parameters of every kind, few pages (preemptions), policies, depths, sessions;
-drafters: the real ones, random EAGLE-3 heads among them, one that knows the outputs and lies, one that says anything.
-What a head drafts for is also run where there is none. Native kernels must bring the same bits: tokens, ends and log
-probabilities. In float32 torch computes, whose sums depend on the shape of a step: what rounding may change is counted
-(`assert_same`). One line of JSON last; an error where something differs.
+Models of nine families, four with recurrent states, in four formats, parameters of every kind, few pages (preemptions),
+policies, depths, sessions; drafters: the real ones, random EAGLE-3 heads and MTP layers among them, one that knows the
+outputs and lies, one that says anything. What a head drafts for is also run where there is none. Native kernels must
+bring the same bits: tokens, ends and log probabilities. In float32 torch computes, whose sums depend on the shape of a
+step: what rounding may change is counted (`assert_same`). One line of JSON last; an error where something differs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tests.draft_heads import FORMS, HeadShape, make_head
 from tests.engine.runner.test_drafts import KINDS, LyingDrafter
 from tests.engine.runner.test_not_numbers import run, running
 from tests.engine.runner.told import assert_same, told
+from tests.mtp_layers import add_mtp
 from tests.seeding import root_seed
 from tokenmill.config.speculation import SpeculativeConfig
 from tokenmill.core.messages import AddRequest
@@ -47,7 +48,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"hidden_size": 64, "sliding_window": 20},
     "qwen3_moe": {},
     "granite": {"hidden_size": 64},
+    "lfm2": {"hidden_size": 64, "head_dim": 32},
+    "qwen3_5": {"hidden_size": 64, "head_dim": 32},
+    "qwen3_next": {"hidden_size": 64, "head_dim": 32},
+    "granite_hybrid": {"hidden_size": 64, "head_dim": 32},
 }
+WITH_MTP = ("qwen3_5", "qwen3_next")
 NATIVE = {"dtype": "bfloat16", "kernels": "native", "page_size": 16}
 FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16": NATIVE,
@@ -158,15 +164,30 @@ def scenarios(seed: int, folder: Path) -> Iterator[tuple[str, Path, dict[str, An
         if not path.exists():
             path.mkdir()
             make_checkpoint(path, family, seed=rng.randrange(2**31), **FAMILIES[family])
+            if family in WITH_MTP:
+                add_mtp(path, rng.randrange(2**31))
         yield f"{number} {family} {form}", path, engine_options(rng, form), rng
 
 
 @contextmanager
 def drafting_engine(engine: Engine, model: Path, options: dict[str, Any], rng: random.Random) -> Iterator[Engine]:
-    """Another engine with a random head, or every other time the same."""
+    """Another engine with a random head, of the model's own where it has one, or every other time the same."""
     if rng.random() < 0.5:
         yield engine
         return
+    chosen: dict[str, Any] = {"num_speculative_tokens": rng.choice([1, 4, 9])}
+    has_mtp = model.name.partition("-")[0] in WITH_MTP and rng.random() < 0.7
+    chosen |= {"method": "mtp"} if has_mtp else {"method": "eagle3", "model": str(random_head(model, rng))}
+    # Random heads are unsure of all that they draft, and would draft little.
+    with (
+        patch("tokenmill.engine.speculation.eagle_head.LEAST_CHANCE", 0.0),
+        running(model, **options, speculative_config=json.dumps(chosen)) as other,
+    ):
+        yield other
+
+
+def random_head(model: Path, rng: random.Random) -> Path:
+    """Write an EAGLE-3 head for a model; return its folder."""
     flags = {flag: True for flag in ("norm_before_residual", "norm_before_fc", "norm_output") if rng.random() < 0.3}
     shape = HeadShape(
         rng.choice(FORMS),
@@ -175,14 +196,7 @@ def drafting_engine(engine: Engine, model: Path, options: dict[str, Any], rng: r
         has_embedding=rng.random() < 0.3,
         flags=flags,
     )
-    head = make_head(model / "head", model, shape, rng.randrange(2**31))
-    chosen = {"method": "eagle3", "model": str(head), "num_speculative_tokens": rng.choice([1, 4, 9])}
-    # Random heads are unsure of all that they draft, and would draft little.
-    with (
-        patch("tokenmill.engine.speculation.eagle_head.LEAST_CHANCE", 0.0),
-        running(model, **options, speculative_config=json.dumps(chosen)) as other,
-    ):
-        yield other
+    return make_head(model / "head", model, shape, rng.randrange(2**31))
 
 
 def check(seed: int, num_tokens: int, num_requests: int = 40) -> Counter[str]:

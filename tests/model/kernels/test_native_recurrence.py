@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -90,6 +91,19 @@ def draw_case(rng: np.random.Generator, kind: str, rows: recurrence.StateRows):
     if kind == "space":
         return draw_space(rng, rows, *draw_sizes(rng)), run_space
     return draw_delta(rng, rows, *draw_sizes(rng)), run_delta
+
+
+@every_isa
+@pytest.mark.parametrize("kind", ["conv", "delta", "space"])
+def test_drafts_have_the_same_outputs_and_change_no_state(isa: str, kind: str, rng: np.random.Generator) -> None:
+    for _ in range(6):
+        rows = draw_step(rng, 40)
+        case, run = draw_case(rng, kind, rows)
+        drafts, before, threads = msgspec.structs.replace(rows, keeps=False), case.copy(), int(rng.integers(1, 4))
+        drafted = run(case, drafts, isa, threads)
+        assert same_numbers(case.state, before.state)
+        assert same_numbers(drafted, run(case, rows, isa, threads))
+        assert not same_numbers(case.state, before.state)
 
 
 @every_isa

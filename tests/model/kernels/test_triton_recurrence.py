@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -56,6 +57,20 @@ def test_bits_do_not_depend_on_how_tokens_are_cut_into_steps(
         for tokens, step in cut(rows, rng):
             assert torch.equal(case.of(tokens, before).run(kernel, step), whole[tokens])
         assert torch.equal(before.nan_to_num(7.0), case.state.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("kind", ["conv", "delta", "space"])
+def test_drafts_have_the_same_outputs_and_change_no_state(rng: np.random.Generator, kind: str) -> None:
+    for dtype in DTYPES:
+        rows = draw_step(rng, 20 if kind == "conv" else 6, DEVICE)
+        case, kernel, reference = draw_case(rng, kind, rows, dtype)
+        drafts = msgspec.structs.replace(rows, keeps=False)
+        for one in (kernel, reference):
+            own, before = case.copy(), case.state.clone().nan_to_num(7.0)
+            drafted = own.run(one, drafts)
+            assert torch.equal(own.state.nan_to_num(7.0), before)
+            assert torch.equal(drafted, own.run(one, rows))
+            assert not torch.equal(own.state.nan_to_num(7.0), before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

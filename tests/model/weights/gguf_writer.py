@@ -70,8 +70,9 @@ def write_gguf(
     writer.add_block_count(num_layers + num_drafting)
     if num_drafting:
         writer.add_nextn_predict_layers(num_drafting)
-    for layer in range(num_layers, num_layers + num_drafting):
-        writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", np.zeros((4, 8), np.float32))
+    drafting, tensors = of_mtp(load_file(folder / "model.safetensors"), num_layers)
+    for name, tensor in (drafting or unread_layers(num_layers, num_drafting)).items():
+        writer.add_tensor(name, tensor)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -86,8 +87,7 @@ def write_gguf(
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
     change = {"granite_hybrid": of_granite_hybrid, "lfm2_moe": of_lfm2_moe}.get(family, unstacked)
-    tensors = change(load_file(folder / "model.safetensors"), config)
-    for stored, tensor in tensors.items():
+    for stored, tensor in change(tensors, config).items():
         name, values = stored, tensor.float().numpy()
         if family in ("llama", "smollm3", "granite", "granite_hybrid", "arcee") and name.endswith(
             ("q_proj.weight", "k_proj.weight")
@@ -118,6 +118,26 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def unread_layers(first: int, count: int) -> dict[str, np.ndarray]:
+    """Layers that draft, of which there is no more than a name."""
+    return {f"blk.{layer}.nextn.eh_proj.weight": np.zeros((4, 8), np.float32) for layer in range(first, first + count)}
+
+
+def of_mtp(tensors: dict[str, Any], layer: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Take a Qwen3.5's MTP layer out of its tensors: those of block `layer`, and the others."""
+    own = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm"}
+    names = get_tensor_name_map(MODEL_ARCH.QWEN35, layer + 1)
+    found, others = {}, dict(tensors)
+    for name in [name for name in tensors if name.startswith("mtp.")]:
+        values, (stem, _, kind) = others.pop(name).float().numpy(), name[4:].rpartition(".")
+        if stem in own:
+            written = f"blk.{layer}.nextn.{own[stem]}"
+        else:
+            written = names.get_name(stem.replace("layers.0", f"model.layers.{layer}"))
+        found[f"{written}.{kind}"] = values + 1 if "norm" in stem else values
+    return found, others
 
 
 def kv_heads(config: dict[str, Any]) -> int | list[int]:

@@ -156,12 +156,14 @@ class ModelRunner:
         def finish() -> StepResult:
             done.wait()
             result = result_of(step.plan, samples, reports, on_host)
+            with self._transport:
+                for ended in rows.ended:
+                    ended(step.plan, result)
             if self.draft_model is None:
                 return result
             # What is there already a grammar forces, and that is more certain.
-            return msgspec.structs.replace(
-                result, proposals={**self.draft_model.propose(step.plan, result), **result.proposals}
-            )
+            proposals = {**self.draft_model.propose(step.plan, result), **result.proposals}
+            return msgspec.structs.replace(result, proposals=proposals)
 
         return finish
 

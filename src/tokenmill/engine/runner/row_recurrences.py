@@ -70,7 +70,8 @@ class RowRecurrences(RowExtension):
             if (later := ~in_graph).any():
                 saves = places[later] - first, counts[later], targets[later]
         if first < len(slots):
-            arrays |= state_arrays(slots[first:], query_starts[first:] - query_starts[first], saves)
+            num_drafts = None if plan.draft_ids is None else (plan.num_samples[first:] - 1).clip(min=0)
+            arrays |= state_arrays(slots[first:], query_starts[first:] - query_starts[first], saves, num_drafts)
         return arrays
 
     def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:

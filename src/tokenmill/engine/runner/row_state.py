@@ -33,6 +33,7 @@ class RowState:
         sampling: sampling parameters of each row. grammars: its grammar.
         prompts: the reports wanted of its prompt.
         extensions: stores of capabilities; all that they hold of a row is theirs alone.
+        ended: tell capabilities the outcome of a step; see `RowExtension.ended`.
         heads: find the addition to the model's head for a row; empty: the head is the same for all rows.
     """
 
@@ -56,6 +57,7 @@ class RowState:
         self._split = hooks(stores, RowExtension.split)
         self._decoded = hooks(stores, RowExtension.decoded)
         self._extend = hooks(stores, RowExtension.extend)
+        self.ended = hooks(stores, RowExtension.ended)
         self._close = hooks(stores, RowExtension.close)
 
     def enter(self, plan: StepPlan, samples: Samples) -> Arrays:

@@ -109,12 +109,12 @@ class CommitPass:
             self._take_no_token(index, request, num_samples)
             return
         was_running = request.status is RequestStatus.RUNNING
-        token_ids = request.append_outputs(token_ids, num_rejected)
+        num_brought, token_ids = len(token_ids), request.append_outputs(token_ids, num_rejected)
         finish_reason = request.finish_reason
         if finish_reason is not None:
             queue = self._state.running if was_running else self._state.waiting
             queue.remove(request)
-            self._sessions.end_turn(request)
+            self._sessions.end_turn(request, len(token_ids) < num_brought)
         output = TokenOutput(request.id, token_ids, finish_reason, request.stop_reason, request.num_cached_tokens)
         output.num_external_cached_tokens = request.num_external_cached_tokens
         if self._has_extras:

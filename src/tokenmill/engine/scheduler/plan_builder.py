@@ -104,6 +104,7 @@ class PlanBuilder:
         request, num_drafts = self.requests[index], len(draft_ids)
         assert self._num_samples[index] == 1, "drafts stand behind a token that samples"
         assert num_drafts <= self.budget, "drafts beyond the budget"
+        request.has_drafts = True
         for resource in self._resources.schedule:
             resource.schedule(request, request.num_computed_tokens, num_drafts, self.step)
         self.budget -= num_drafts
@@ -113,7 +114,6 @@ class PlanBuilder:
         self._enter_pages(request, first_page, new_pages)
         request.num_computed_tokens += num_drafts
         request.num_pending_tokens += num_drafts
-        request.has_drafts = True
 
     def _enter_pages(self, request: Request, first_page: int, new_pages: Sequence[int]) -> None:
         row = request.row

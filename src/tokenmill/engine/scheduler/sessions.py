@@ -46,12 +46,12 @@ class Sessions:
         if request.is_paused:
             self.due.append(request)
 
-    def end_turn(self, request: Request) -> None:
-        """Take in that a request has ended, or the turn of a session."""
+    def end_turn(self, request: Request, is_cut: bool = False) -> None:
+        """Take in that a request has ended, or the turn of a session. `is_cut`: see `SchedulerState.rewind`."""
         if request.inputs:
             self.due.append(request)
         if request.is_paused:
-            self._state.rewind(request)
+            self._state.rewind(request, is_cut)
 
     def begin_turns(self) -> list[TokenOutput]:
         """Resume paused sessions that have further input.

@@ -188,13 +188,17 @@ class SchedulerState:
         """Return False if a request begins anew when fewer of its tokens count than launched steps have run."""
         return all(resource.can_rewind(request) for resource in self.resources.can_rewind)
 
-    def rewind(self, request: Request) -> None:
-        """Take in that fewer tokens of a request are computed than launched steps have run."""
+    def rewind(self, request: Request, is_cut: bool = False) -> None:
+        """Take in that fewer tokens of a request are computed than launched steps have run.
+
+        Args:
+            is_cut: its turn has ended before the last of the drafts that were right.
+        """
         if self.can_rewind(request):
             return
         if request.is_running:
             self.preempt(request)
-        elif request.is_paused and request.num_inflight_steps:
+        elif request.is_paused and (request.num_inflight_steps or is_cut):
             self._too_far.add(request.id)
 
     def end_request(self, request: Request, reason: FinishReason) -> None:

@@ -142,13 +142,16 @@ class PagedMemoryRunner:
                 assert page > 0, "a token is written to the reserved page"
                 self.memory[page, position % self.page_size] = self.token_table[row, position]
         brought = [self.sample(plan, index) for index in range(len(plan.rows))]
+        if self.has_states:
+            for row, tokens in zip(plan.rows.tolist(), brought, strict=True):
+                self.states[self.state_slots[row]] += tokens[:-1]  # drafts that were right
         logprobs, vectors = self.reports(plan)
         result = result_of(plan, brought, prompt_logprobs=logprobs, embeddings=vectors)
         self.starts.append(result.token_starts)
         return result
 
     def run_states(self, plan: StepPlan) -> None:
-        """Run "recurrent states": each is the tokens that it has seen, exactly those before the step's."""
+        """Run "recurrent states": each is the tokens that it has seen, exactly those before the step's; no drafts."""
         loads, saves = [], {}
         if plan.states is not None:
             loads = [*zip(plan.states.load_slots.tolist(), plan.states.load_sources.tolist(), strict=True)]
@@ -156,7 +159,8 @@ class PagedMemoryRunner:
             saves = {row: (end, slot) for row, end, slot in zip(*(column.tolist() for column in columns), strict=True)}
         self.states |= {slot: [] if source < 0 else list(self.states[source]) for slot, source in loads}
         self.state_slots |= {new.row: new.state_slot for new in plan.new_rows}
-        for row, start, count in zip(plan.rows.tolist(), plan.num_computed, plan.num_scheduled, strict=True):
+        counts = plan.num_scheduled - (plan.num_samples - 1).clip(min=0)
+        for row, start, count in zip(plan.rows.tolist(), plan.num_computed, counts, strict=True):
             state, end = self.states[self.state_slots[row]], start + count
             assert state == self.token_table[row, :start].tolist(), "a state that has seen other tokens"
             state += self.token_table[row, start:end].tolist()

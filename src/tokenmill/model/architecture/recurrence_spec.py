@@ -38,6 +38,11 @@ class ShortConvSpec(msgspec.Struct, frozen=True):
         """Tensors kept for each request."""
         return (StatePart((self.size, self.kernel - 1)),)
 
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Widths of what the state takes of a token."""
+        return (self.size,)
+
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block."""
         return 4 * self.size * hidden_size + self.size * self.kernel + (4 * self.size + hidden_size) * self.bias
@@ -84,6 +89,11 @@ class DeltaNetSpec(msgspec.Struct, frozen=True):
         """Tensors kept for each request."""
         matrices = (self.num_value_heads, self.key_size, self.value_size)
         return StatePart((self.mixed_width, self.kernel - 1)), StatePart(matrices, is_wide=True)
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Widths of what the state takes of a token: q, k and v before their convolution, and gates."""
+        return self.mixed_width, 2 * self.num_value_heads
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block."""
@@ -132,6 +142,11 @@ class StateSpaceSpec(msgspec.Struct, frozen=True):
         """Tensors kept for each request."""
         matrices = (self.num_heads, self.state_size, self.head_size)
         return StatePart((self.mixed_width, self.kernel - 1)), StatePart(matrices, is_wide=True)
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Widths of what the state takes of a token: x, B and C before their convolution, and steps."""
+        return self.mixed_width, self.num_heads
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the block."""

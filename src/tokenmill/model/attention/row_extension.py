@@ -1,6 +1,7 @@
 """`RowExtension`: a capability's part in the rows of running requests and in the batches that are made of them.
 
     plan ─> enter, split ─> arrays are sent ─> apply ─> extend the batch ─> forward, sample with `head_of` each row
+    its outcome is there: ended
     decodes in graphs: extend_decodes, once for all replays; `has_any` chooses the graphs; decoded behind each replay
 
 Hooks do nothing unless a subclass overrides them. Plans name rows by number; whatever a row means is kept here.
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.core.plan import StepPlan
+from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.model.attention.batch import ForwardBatch
 
 if TYPE_CHECKING:
@@ -73,6 +74,9 @@ class RowExtension:
 
     def decoded(self, sent: Sent) -> None:
         """Update the device behind the decodes of a graph."""
+
+    def ended(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in the outcome of a step, in the order of the steps; a later one may have begun, without its drafts."""
 
     def close(self) -> None:
         """Release everything: no further step comes."""

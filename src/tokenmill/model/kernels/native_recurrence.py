@@ -147,7 +147,7 @@ def bind_rows(rows: StateRows, num_tokens: int) -> _native.StateRows:
     _check_pieces("int64", rows.slots)
     _check_pieces("int32", rows.starts, rows.stops)
     addresses = address(rows.slots), address(rows.starts), address(rows.stops)
-    bound: _native.StateRows = importlib.import_module(MODULE).StateRows(*addresses, len(rows.slots))
+    bound: _native.StateRows = importlib.import_module(MODULE).StateRows(*addresses, len(rows.slots), rows.keeps)
     return bound
 
 

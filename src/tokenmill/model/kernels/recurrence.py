@@ -29,7 +29,8 @@ def short_conv(
 
     Args:
         x: [T, C]. weight: [C, K], whose last tap meets the token itself. bias: [C].
-        state: [slots, C, K - 1], the inputs before the step, oldest first; overwritten with those before the next one.
+        state: [slots, C, K - 1], the inputs before the step, oldest first; overwritten with those before the next one,
+            as the states below are too, if `rows.keeps`.
         out: [T, C] in x's dtype, written for the tokens of `rows`; other tokens are left as they are.
         silu: apply SiLU to the result.
     """
@@ -41,7 +42,8 @@ def short_conv(
         mixed = mixed if bias is None else mixed + bias.float()
         out[start:end] = functional.silu(mixed) if silu else mixed
         before[number] = inputs[:, inputs.shape[1] - state.shape[2] :]
-    state[rows.slots] = before
+    if rows.keeps:
+        state[rows.slots] = before
 
 
 def delta_rule(
@@ -85,7 +87,8 @@ def delta_rule(
         now += k[at].unsqueeze(-1) * wrong.unsqueeze(-2)
         heads[at] = (now * q[at].unsqueeze(-1)).sum(-2).to(out.dtype)
         states[active] = now
-    state[rows.slots] = states
+    if rows.keeps:
+        state[rows.slots] = states
 
 
 def state_space(
@@ -127,7 +130,8 @@ def state_space(
         read = (now * c[at].unsqueeze(-1)).sum(-2)
         heads[at] = (read + skip.float().unsqueeze(-1) * x[at]).to(out.dtype)
         states[active] = now
-    state[rows.slots] = states
+    if rows.keeps:
+        state[rows.slots] = states
 
 
 def gated_group_norm(

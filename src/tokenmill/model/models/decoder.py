@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -17,8 +17,8 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.kernels.operands import rounded
 from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
-from tokenmill.model.kernels.states import StateMemory
-from tokenmill.model.models.draft_inputs import DraftInputs, Taps
+from tokenmill.model.kernels.states import KeptInputs, StateMemory, StateRows
+from tokenmill.model.models.draft_inputs import DraftInputs, PairInputs, Taps, outputs_of_all
 from tokenmill.model.models.kv_places import KVPlace, kv_groups, kv_places
 from tokenmill.model.models.layer import Layer, ResidualStream
 from tokenmill.model.models.norm import Norm, make_norm
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tokenmill.model.attention.batch import ForwardBatch
     from tokenmill.model.attention.protocol import AttentionBackend
     from tokenmill.model.kernels.adapters import AdaptedLayer, AdapterRows
+    from tokenmill.platform.arrays import Array
 
 
 class Decoder:
@@ -96,10 +97,14 @@ class Decoder:
         ]
         spec = architecture.per_layer
         self.per_layer = None if spec is None else PerLayerInputs(architecture, spec, kernels)
-        self.draft_inputs: DraftInputs | None = None
+        self.draft_inputs: DraftInputs | PairInputs | None = None
         self.head = self.embedding if architecture.has_head else None
         if draft is not None:
-            self.draft_inputs = DraftInputs(draft, hidden_size, architecture.norm, kernels)
+            self.draft_inputs = (
+                PairInputs(hidden_size, architecture.norm, kernels)
+                if draft.projects_pairs
+                else DraftInputs(draft, hidden_size, architecture.norm, kernels)
+            )
             self.head = (
                 kernels.linear_weight(draft.vocab_size, hidden_size, WeightRole.HEAD) if draft.has_head else None
             )
@@ -124,8 +129,15 @@ class Decoder:
     def state_memory(self, num_slots: int, arrays: ArrayLibrary) -> StateMemory:
         """Make memory for the states of its layers, in `num_slots` slots, of a device's arrays."""
         dtypes = self._kernels.dtype, "float32"
-        layers = [[(part.shape, dtypes[part.is_wide]) for part in one.state] for one in self.architecture.recurrences]
-        return StateMemory(layers, num_slots, arrays)
+        specs = self.architecture.recurrences
+        layers = [[(part.shape, dtypes[part.is_wide]) for part in one.state] for one in specs]
+        return StateMemory(layers, num_slots, arrays, ([one.inputs for one in specs], self._kernels.dtype))
+
+    def replay(self, memory: StateMemory, inputs: KeptInputs, rows: StateRows) -> None:
+        """Advance states by draft tokens that turned out to be right; `rows` counts them among those of `inputs`."""
+        recurrences = [layer.recurrence for layer in self.layers if layer.recurrence is not None]
+        for own, kept, state in zip(recurrences, inputs.layers, memory.layers, strict=True):
+            own.replay(kept, state, rows)
 
     def forward(
         self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
@@ -140,8 +152,12 @@ class Decoder:
             Final hidden states [S, hidden_size], normed, of the S >= 0 tokens at `batch.output_indices`: what `logits`
             and `argmax` take. Of a stage before the last: the hidden states of all tokens, [T, hidden_size].
         """
+        if batch.taps is not None and self.is_tapped_behind:
+            every = batch.token_ids.new_ones(len(batch.token_ids)).cumsum(0) - 1
+            return outputs_of_all(lambda own: self.forward(own, attention), batch, batch.taps, every)
         plan = attention.plan(batch)
-        embeddings = None if self.draft_inputs is None else self.embed(batch.token_ids)
+        hidden = self.joined(batch.token_ids, hidden)
+        embeddings = self.embed(batch.token_ids) if isinstance(self.draft_inputs, DraftInputs) else None
         hidden = self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden
         hidden = hidden if self.inputs is None else self.inputs.forward(hidden, batch)
         given = None if self.per_layer is None else self.per_layer.forward(batch.token_ids, hidden)
@@ -177,6 +193,17 @@ class Decoder:
         """Return what a draft head takes for tokens: its target's taps [T, taps, size] -> [T, hidden_size]."""
         assert self.draft_inputs is not None, "a draft head has a target"
         return self.draft_inputs.forward(taps)
+
+    def joined(self, token_ids: Array, hidden: Any) -> Any:
+        """Return what the first layer takes: of an MTP layer a vector of each hidden state and the token behind it."""
+        if not isinstance(self.draft_inputs, PairInputs):
+            return hidden
+        return self.draft_inputs.join(self.embed(cast("torch.Tensor", token_ids)), hidden)
+
+    @property
+    def is_tapped_behind(self) -> bool:
+        """True if its taps are its outputs, of all tokens."""
+        return self.draft_inputs is None and self.boundaries == (len(self.layers),)
 
     def borrow(self, target: Decoder) -> None:
         """Take the embedding and the output head of the target where this draft head has none."""

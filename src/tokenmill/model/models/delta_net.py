@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.model.architecture.recurrence_spec import DeltaNetSpec
+from tokenmill.model.kernels.operands import empty_like
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.targets import Target, TargetScope
@@ -14,7 +15,7 @@ from tokenmill.model.sharding.shard import Part
 if TYPE_CHECKING:
     import torch
 
-    from tokenmill.model.kernels.states import StepStates
+    from tokenmill.model.kernels.states import StateRows, StepStates
 
 
 class DeltaNet:
@@ -48,12 +49,20 @@ class DeltaNet:
         kernels, (inputs, matrices) = self._kernels, states.memory.layers[self.place]
         raw, gates = self.mixed.forward(x), self.gates.forward(x)
         mixed = raw.new_empty(raw.shape)
+        states.keep_drafts(self.place, raw, gates)
         states.run(inputs, lambda rows: kernels.short_conv(raw, self.filters, None, inputs, rows, mixed, silu=True))
         out = mixed.new_empty(len(x), self.spec.values_width)
         states.run(
             matrices, lambda rows: kernels.delta_rule(mixed, gates, self.a_log, self.dt_bias, matrices, rows, out)
         )
         return kernels.gated_rms_norm(out, self.z.forward(x), self.norm, self.spec.norm.eps)
+
+    def replay(self, inputs: Sequence[Any], state: Sequence[Any], rows: StateRows) -> None:
+        """Advance the layer's states by tokens whose inputs were kept; see `StepStates.keep_drafts`."""
+        kernels, (raw, gates), (before, matrices) = self._kernels, inputs, state
+        mixed, out = empty_like(raw, raw.shape), empty_like(raw, (len(raw), self.spec.values_width))
+        kernels.short_conv(raw, self.filters, None, before, rows, mixed, silu=True)
+        kernels.delta_rule(mixed, gates, self.a_log, self.dt_bias, matrices, rows, out)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this block."""

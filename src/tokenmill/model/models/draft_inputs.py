@@ -1,28 +1,34 @@
-"""`Taps` and `DraftInputs`: hidden states of a model between its layers, and the one vector that a head makes of them.
+"""`Taps`, `DraftInputs`, `PairInputs`: hidden states of a model between its layers, and what draft heads make of them.
 
 Boundary b lies behind b layers: 0 are the embeddings, and the last one is what the final norm takes.
 
     boundaries    | l | m | h |   of one token
     norms         |     or    |   of all three as one, or of each; most heads have none
     projection    |  g  |
+
+An MTP layer takes the outputs of all layers, normed, as they are, and projects each beside the next token's embedding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tokenmill.model.architecture.draft_head_spec import DraftHeadSpec
 from tokenmill.model.architecture.norm_spec import NormSpec
-from tokenmill.model.kernels.operands import contiguous
+from tokenmill.model.kernels.operands import contiguous, empty_like
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.linear import Linear
-from tokenmill.model.models.norm import RMSNorm
+from tokenmill.model.models.norm import RMSNorm, make_norm
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.sharding.shard import Part
 
 if TYPE_CHECKING:
     import torch
+
+    from tokenmill.model.attention.batch import ForwardBatch
 
 
 class Taps:
@@ -73,3 +79,42 @@ class DraftInputs:
         for index, norm in enumerate(self._norms):
             yield scope.vector(f"tap_norm_{index}", norm.weight)
         yield from self._projection.targets(scope)
+
+
+class PairInputs:
+    """The norms of a token's embedding and of the hidden state before it, and the projection of both to one vector."""
+
+    __slots__ = ("_embedding_norm", "_hidden_norm", "_projection")
+
+    def __init__(self, hidden_size: int, norm: NormSpec, kernels: Kernels) -> None:
+        self._embedding_norm = make_norm(hidden_size, norm, kernels)
+        self._hidden_norm = make_norm(hidden_size, norm, kernels)
+        self._projection = Linear(2 * hidden_size, {"taps": Part.whole(hidden_size)}, False, kernels)
+
+    def forward(self, taps: torch.Tensor) -> torch.Tensor:
+        """Return what is kept of tokens: their taps [T, 1, hidden_size] as [T, hidden_size]."""
+        return taps[:, 0]
+
+    def join(self, embeddings: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Map embeddings of tokens and hidden states before them, [T, hidden_size] each, to [T, hidden_size]."""
+        size = hidden.shape[1]
+        pair = empty_like(hidden, (len(hidden), 2 * size))
+        pair[:, :size], pair[:, size:] = self._embedding_norm.forward(embeddings), self._hidden_norm.forward(hidden)
+        return self._projection.forward(pair)
+
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
+        """Yield the checkpoint tensors that fill it."""
+        yield from self._embedding_norm.targets(scope, "embedding_norm")
+        yield from self._hidden_norm.targets(scope, "hidden_norm")
+        yield from self._projection.targets(scope)
+
+
+def outputs_of_all(forward: Callable[[ForwardBatch], Any], batch: ForwardBatch, taps: Any, every: Any) -> Any:
+    """Run a pass with outputs of all its tokens, which are its taps; return those that were wanted.
+
+    Args:
+        taps: [T, 1, hidden_size] to write to. every: [T] int64, 0 up to T - 1.
+    """
+    outputs = forward(msgspec.structs.replace(batch, taps=None, output_indices=every))
+    taps[:, 0] = outputs
+    return outputs[batch.output_indices]

@@ -111,6 +111,13 @@ class GgufTable(msgspec.Struct, frozen=True):
     change: Callable[[WeightKey, int, Architecture], Change | None] = _no_change
     without_tower: str = ""
 
+    def of_drafting_layer(self, layer: int) -> GgufTable:
+        """Return the names of the weights of a layer that drafts further tokens, number `layer` of the file."""
+        names = {role: name.replace("{layer}", str(layer)) for role, name in self.names.items()}
+        own = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "taps": "eh_proj", "final_norm": "shared_head_norm"}
+        names |= {role: f"blk.{layer}.nextn.{name}" for role, name in own.items()}
+        return msgspec.structs.replace(self, names=names)
+
     def name_of(self, key: WeightKey) -> str:
         """Return the name of a weight."""
         if key.kind in self.kinds:
@@ -128,6 +135,12 @@ def interleaved_heads(key: WeightKey, num_rows: int, architecture: Architecture)
     size = attention.head_dim
     inside = [*range(0, size, 2), *range(1, size, 2)]
     return Change(rows=[head + row for head in range(0, num_rows, size) for row in inside])
+
+
+def first_drafting_layer(header: GgufHeader) -> int:
+    """Return the number of the first layer that drafts further tokens."""
+    kind = header.metadata.get("general.architecture")
+    return int(header.metadata.get(f"{kind}.block_count", 0)) - num_drafting_layers(header)
 
 
 def num_drafting_layers(header: GgufHeader) -> int:

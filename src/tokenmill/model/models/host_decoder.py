@@ -11,7 +11,7 @@ import torch
 
 from tokenmill.model.attention.batch import BatchPages, ForwardBatch, MediaTokens
 from tokenmill.model.kernels.adapters import AdapterRows
-from tokenmill.model.kernels.states import StateMemory, StateRows, StepStates
+from tokenmill.model.kernels.states import KeptInputs, StateMemory, StateRows, StepStates
 from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.platform.tensor_memory import array_of
 
@@ -39,9 +39,8 @@ class HostDecoder:
             tensors: ForwardBatch = _in_tensors(batch)
             if batch.states is not None and tensors.states is not None:
                 memory = self._memory_of(batch.states.memory)
-                tensors = msgspec.structs.replace(
-                    tensors, states=msgspec.structs.replace(tensors.states, memory=memory)
-                )
+                states = msgspec.structs.replace(tensors.states, memory=memory, inputs=_inputs(tensors.states.inputs))
+                tensors = msgspec.structs.replace(tensors, states=states)
             start = None if hidden is None else tensor_over(hidden)
             return array_of(self._decoder.forward(tensors, attention, start))
 
@@ -66,6 +65,13 @@ class HostDecoder:
             ids, values = self._decoder.best(tensor_over(outputs))
             return array_of(ids), array_of(values)
 
+    def replay(self, memory: StateMemory, inputs: KeptInputs, rows: StateRows) -> None:
+        """Advance states by draft tokens that turned out to be right; see `Decoder.replay`."""
+        with torch.inference_mode():
+            tensors = _inputs(inputs)
+            assert tensors is not None, "inputs become tensors"
+            self._decoder.replay(self._memory_of(memory), tensors, _in_tensors(rows))
+
     def _memory_of(self, memory: StateMemory) -> StateMemory:
         """Return the memory of the states in tensors; made once, for a model has one."""
         if self._states is None or self._states[0] is not memory:
@@ -73,6 +79,14 @@ class HostDecoder:
             tensors.layers = [tuple(map(tensor_over, parts)) for parts in memory.layers]
             self._states = memory, tensors
         return self._states[1]
+
+
+def _inputs(inputs: KeptInputs | None) -> KeptInputs | None:
+    """Return the kept inputs of drafts with tensors in the place of arrays."""
+    if inputs is None:
+        return None
+    layers = [tuple(map(tensor_over, parts)) for parts in inputs.layers]
+    return KeptInputs(tensor_over(inputs.tokens) if isinstance(inputs.tokens, np.ndarray) else inputs.tokens, layers)
 
 
 def _in_tensors(part: Any) -> Any:

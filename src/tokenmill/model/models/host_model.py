@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tokenmill.model.models.native_decoder import (
@@ -13,6 +14,8 @@ from tokenmill.model.models.native_decoder import (
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.protocol import AttentionBackend
+    from tokenmill.model.kernels.protocol import Kernels
+    from tokenmill.model.kernels.states import KeptInputs, StateMemory, StateRows
     from tokenmill.model.models.decoder import Decoder
     from tokenmill.model.models.host_decoder import HostDecoder
 
@@ -24,3 +27,12 @@ def on_host(decoder: Decoder, attention: AttentionBackend) -> NativeDecoder | Ho
     from tokenmill.model.models.host_decoder import HostDecoder
 
     return HostDecoder(decoder)
+
+
+def replay_on_host(decoder: Decoder, kernels: Kernels) -> Callable[[StateMemory, KeptInputs, StateRows], None]:
+    """Return `Decoder.replay` over the host's arrays, with the decoder's kernels."""
+    if kernels.name == "native":
+        return decoder.replay
+    from tokenmill.model.models.host_decoder import HostDecoder
+
+    return HostDecoder(decoder).replay

@@ -6,10 +6,11 @@ the token's own numbers is added, and the output is read from the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.model.architecture.recurrence_spec import StateSpaceSpec
+from tokenmill.model.kernels.operands import empty_like
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.targets import Target, TargetScope
@@ -18,7 +19,7 @@ from tokenmill.model.sharding.shard import Part
 if TYPE_CHECKING:
     import torch
 
-    from tokenmill.model.kernels.states import StepStates
+    from tokenmill.model.kernels.states import StateRows, StepStates
 
 
 class StateSpace:
@@ -66,6 +67,7 @@ class StateSpace:
         projected, steps = self.inputs.forward(x), self.steps.forward(x)
         gate, raw = projected[:, : spec.inner_width], projected[:, spec.inner_width :]
         mixed = projected.new_empty(len(x), spec.mixed_width)
+        states.keep_drafts(self.place, raw, steps)
         states.run(
             inputs, lambda rows: kernels.short_conv(raw, self.filters, self.bias, inputs, rows, mixed, silu=True)
         )
@@ -73,6 +75,13 @@ class StateSpace:
         vectors = self.a_log, self.dt_bias, self.skip
         states.run(matrices, lambda rows: kernels.state_space(mixed, steps, *vectors, matrices, rows, out))
         return kernels.gated_group_norm(out, gate, self.norm, spec.num_groups, spec.norm.eps)
+
+    def replay(self, inputs: Sequence[Any], state: Sequence[Any], rows: StateRows) -> None:
+        """Advance the layer's states by tokens whose inputs were kept; see `StepStates.keep_drafts`."""
+        kernels, (raw, steps), (before, matrices) = self._kernels, inputs, state
+        mixed, out = empty_like(raw, raw.shape), empty_like(raw, (len(raw), self.spec.inner_width))
+        kernels.short_conv(raw, self.filters, self.bias, before, rows, mixed, silu=True)
+        kernels.state_space(mixed, steps, self.a_log, self.dt_bias, self.skip, matrices, rows, out)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this block; one has the rows of both projections of x."""

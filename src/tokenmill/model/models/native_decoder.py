@@ -20,6 +20,7 @@ from tokenmill.model.attention.groups import GroupedAttention
 from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.operands import in_one_piece, is_a
+from tokenmill.model.models.draft_inputs import outputs_of_all
 from tokenmill.model.models.native_layers import bind_inputs, bind_layer, bind_norm
 from tokenmill.model.models.native_projection import address_of
 from tokenmill.model.models.native_recurrence import NativeStates
@@ -84,6 +85,9 @@ class NativeDecoder:
             [S, hidden_size] bfloat16, as its bits.
         """
         assert attention is self._attention, "the pass is bound to the memory of one attention"
+        if batch.taps is not None and self._decoder.is_tapped_behind:
+            every = np.arange(len(batch.token_ids))
+            return outputs_of_all(lambda own: self.forward(own, attention), batch, batch.taps, every)
         ranks = self._groups[0].ranks
         if ranks is None or not shares_rows(batch, ranks):
             return self._run(batch, hidden)
@@ -91,6 +95,7 @@ class NativeDecoder:
         return ranks.rows(self._run(own, hidden), places, len(batch.output_indices)).copy()
 
     def _run(self, batch: ForwardBatch, hidden: Array | None) -> Any:
+        hidden = self._decoder.joined(batch.token_ids, hidden)
         tokens, outputs, shard = len(batch.token_ids), len(batch.output_indices), self._decoder.shard
         plan = self._attention.plan(batch)
         steps = [own.step for own in plan] if isinstance(plan, tuple) else [plan.step]

@@ -43,6 +43,9 @@ class NativeStates:
         if states.sources is not None and states.targets is not None:
             copies = address(states.sources), address(states.targets), len(states.sources)
         bound: _native.StepStates = importlib.import_module(MODULE).StepStates(self._native, first, behind, *copies)
+        if states.drafts is not None and states.inputs is not None:
+            kept = [(address(inputs), address(gates[0]) if gates else 0) for inputs, *gates in states.inputs.layers]
+            bound.add_drafts(bind_rows(states.drafts, num_tokens), kept)
         return bound
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.model.architecture.recurrence_spec import ShortConvSpec
+from tokenmill.model.kernels.operands import empty_like
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.targets import Target, TargetScope
@@ -14,7 +15,7 @@ from tokenmill.model.sharding.shard import Part
 if TYPE_CHECKING:
     import torch
 
-    from tokenmill.model.kernels.states import StepStates
+    from tokenmill.model.kernels.states import StateRows, StepStates
 
 
 class ShortConv:
@@ -41,8 +42,14 @@ class ShortConv:
         b, c, x = self.inputs.forward(x).chunk(3, -1)
         gated, (state,) = self._kernels.multiply(b, x), states.memory.layers[self.place]
         out = gated.new_empty(gated.shape)
+        states.keep_drafts(self.place, gated)
         states.run(state, lambda rows: self._kernels.short_conv(gated, self.weight, self.bias, state, rows, out))
         return self._kernels.multiply(out, c)
+
+    def replay(self, inputs: Sequence[Any], state: Sequence[Any], rows: StateRows) -> None:
+        """Advance the layer's states by tokens whose inputs were kept; see `StepStates.keep_drafts`."""
+        (gated,), (before,) = inputs, state
+        self._kernels.short_conv(gated, self.weight, self.bias, before, rows, empty_like(gated, gated.shape))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this block."""

@@ -76,6 +76,7 @@ def _graphs(
     if config.enforce_eager or (loops and loaded.kernels.name == "torch"):
         return None
     speculation = speculation_of(config, platform)
-    num_drafts = 0 if speculation is None else speculation.most_tokens
+    # Where states are taken back with drafts, steps that have some are not captured.
+    num_drafts = 0 if speculation is None or architecture.recurrences else speculation.most_tokens
     added = rows.extensions
     return CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, added)

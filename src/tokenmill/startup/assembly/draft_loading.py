@@ -144,7 +144,8 @@ def load_decoder(
     """
     if speculative.quantization is not None:
         config = dataclasses.replace(config, quantization=speculative.quantization)
-    load_format = "dummy" if config.load_format == "dummy" and architecture.draft_head is None else "auto"
+    is_apart = architecture.draft_head is not None and not architecture.draft_head.projects_pairs
+    load_format = "dummy" if config.load_format == "dummy" and not is_apart else "auto"
     plan, attention, note = _choose(config, platform, folder, architecture, num_threads, load_format)
     free = platform.available_bytes()
     if plan.weight_bytes + plan.spare_bytes > free:

@@ -27,7 +27,7 @@ def find_draft(
     num_threads: int,
     phase: Callable[[str], AbstractContextManager[Callable[[int, int], None]]],
 ) -> LoadedDraft | None:
-    """Load the draft model, or EAGLE-3 head, that a config names for the model in a folder; None: it names none.
+    """Load the draft model or head that a config names for the model in a folder; None: it names none.
 
     Args:
         phase: opens a phase of the start-up; see `StartupTimer`.
@@ -36,15 +36,17 @@ def find_draft(
         InvalidConfig, InvalidCheckpoint, OutOfMemory: see `load_draft`.
     """
     speculative = speculation_of(config, platform)
-    if speculative is None or speculative.model is None:
+    if speculative is None or not speculative.loads_weights:
         return None
     if platform.is_accelerator:
         raise InvalidConfig("--speculative-config: a draft model runs on CPUs so far; ngram and suffix run anywhere")
     from tokenmill.startup.assembly.draft_loading import Target, load_draft
-    from tokenmill.startup.assembly.head_loading import load_head
+    from tokenmill.startup.assembly.head_loading import load_head, load_mtp
 
     target = Target(read_architecture(folder), Path(config.tokenizer or folder), num_threads)
     with phase("loading the draft model") as progress:
+        if speculative.model is None:
+            return load_mtp(speculative, config, platform, target, folder, progress)
         own = fetch(speculative.model, None, config.download_dir, progress)
         is_head = speculative.method == "eagle3" or is_draft_head(read_json(own, CONFIG_NAME))
         return (load_head if is_head else load_draft)(speculative, config, platform, target, own, progress)

@@ -23,8 +23,12 @@ from tokenmill.model.attention.protocol import AttentionBackend
 from tokenmill.model.attention.row_extension import RowExtension
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.draft_head_config import read_draft_head
+from tokenmill.model.models.gguf_table import num_drafting_layers
 from tokenmill.model.models.host_model import on_host
+from tokenmill.model.models.mtp_config import num_mtp_layers, read_mtp
 from tokenmill.model.weights.checkpoint import CONFIG_NAME, Checkpoint, open_checkpoint
+from tokenmill.model.weights.gguf.file import open_gguf
+from tokenmill.model.weights.gguf.folder import LINK_NAME
 from tokenmill.model.weights.stored_part import read_mapped
 from tokenmill.platform.arrays import itemsize
 from tokenmill.platform.host_arrays import host_array
@@ -40,7 +44,7 @@ TOKENS_NAME = "d2t"
 
 
 class LoadedHead(LoadedDraft, frozen=True):
-    """An EAGLE-3 head with its weights in memory.
+    """An EAGLE-3 head, or a model's MTP layer, with its weights in memory.
 
     Attributes:
         taps: what it takes of each step of its target. boundaries: where.
@@ -95,6 +99,8 @@ class LoadedHead(LoadedDraft, frozen=True):
 
     def describe(self) -> str:
         """Return a clause for the start-up screen."""
+        if self.spec.projects_pairs:
+            return f"{LoadedDraft.describe(self)}, the model's own MTP layer"
         places = ", ".join(map(str, self.boundaries))
         taps = f"an EAGLE-3 head on the hidden states behind {places} layers"
         return f"{LoadedDraft.describe(self)}, {taps}"
@@ -113,11 +119,7 @@ def load_head(
     Raises:
         InvalidConfig, InvalidCheckpoint, OutOfMemory: it cannot draft for this model, cannot be read, or does not fit.
     """
-    if config.num_ranks > 1:
-        raise InvalidConfig(
-            "--speculative-config: an EAGLE-3 head takes the hidden states of a model that one rank runs: leave out "
-            "--tensor-parallel-size and --pipeline-parallel-size, or take suffix"
-        )
+    _check_ranks(config)
     checkpoint, path = open_checkpoint(folder), folder / CONFIG_NAME
     architecture = read_draft_head(read_json(folder, CONFIG_NAME), str(path), checkpoint.tensors)
     spec = architecture.draft_head
@@ -128,6 +130,43 @@ def load_head(
     loaded = load_decoder(speculative, config, platform, architecture, folder, target.num_threads, progress)
     taps = StepTaps((spec.num_taps, spec.tapped_size), config.dtype, platform.arrays)
     return LoadedHead(*loaded, taps, boundaries, token_ids, config.dtype)
+
+
+def load_mtp(
+    speculative: SpeculativeConfig,
+    config: EngineConfig,
+    platform: Platform,
+    target: Target,
+    folder: Path,
+    progress: Callable[[int, int], None],
+) -> LoadedHead:
+    """Load the MTP layer that a model's own checkpoint has; see `load_draft`.
+
+    Raises:
+        InvalidConfig, InvalidCheckpoint, OutOfMemory: there is none, or none that can be read here; it does not fit.
+    """
+    _check_ranks(config)
+    num_layers = 1 if config.load_format == "dummy" else _num_mtp_layers(folder)
+    architecture = read_mtp(target.architecture, num_layers, str(folder))
+    loaded = load_decoder(speculative, config, platform, architecture, folder, target.num_threads, progress)
+    spec = architecture.draft_head
+    assert spec is not None and spec.boundaries is not None, "it drafts from the model's outputs"
+    taps = StepTaps((1, spec.tapped_size), config.dtype, platform.arrays)
+    return LoadedHead(*loaded, taps, spec.boundaries, None, config.dtype)
+
+
+def _num_mtp_layers(folder: Path) -> int:
+    if (folder / LINK_NAME).exists():
+        return num_drafting_layers(open_gguf(folder / LINK_NAME))
+    return num_mtp_layers(read_json(folder, CONFIG_NAME), str(folder / CONFIG_NAME), open_checkpoint(folder).tensors)
+
+
+def _check_ranks(config: EngineConfig) -> None:
+    if config.num_ranks > 1:
+        raise InvalidConfig(
+            "--speculative-config: a draft head takes the hidden states of a model that one rank runs: leave out "
+            "--tensor-parallel-size and --pipeline-parallel-size, or take suffix"
+        )
 
 
 def _check(target: Architecture, head: Architecture, spec: DraftHeadSpec, folder: Path) -> None:

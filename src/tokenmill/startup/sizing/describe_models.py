@@ -15,7 +15,7 @@ import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.config.model_files import read_json
-from tokenmill.config.speculation import WITH_MODEL, parse_config
+from tokenmill.config.speculation import parse_config
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.core.model_description import ModelDescription, ModelMemory
 from tokenmill.core.pooling import PoolingTask
@@ -63,7 +63,7 @@ def describe(question: ModelQuestion, platform: Platform) -> ModelDescription:
 def _described(question: ModelQuestion, platform: Platform) -> ModelDescription:
     config = dataclasses.replace(question.engine, device=platform.device).resolve()
     speculation = parse_config(config.speculative_config)
-    if speculation is not None and speculation.method in WITH_MODEL:
+    if speculation is not None and speculation.loads_weights:
         raise InvalidConfig(
             f"--speculative-config: a server of several models does not count the memory of a second model "
             f"({speculation.method}); use suffix or ngram"

@@ -28,15 +28,13 @@ def check_recurrences(config: EngineConfig, architecture: Architecture) -> None:
     if not architecture.recurrences:
         return
     refused = {
-        "--speculative-config": config.speculative_config is not None,
         "--kv-source": bool(config.kv_source),
         "--kv-transfer-config": config.kv_transfer_config is not None,
     }
     for flag, is_given in refused.items():
         if is_given:
             raise InvalidConfig(
-                f"{flag}: {architecture.name} has recurrent states, which go neither back nor to other engines; "
-                "leave it out"
+                f"{flag}: {architecture.name} has recurrent states, which do not go to other engines; leave it out"
             )
 
 

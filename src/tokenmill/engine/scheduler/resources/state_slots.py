@@ -184,17 +184,19 @@ class StateSlots(Resource):
         return True
 
     def schedule(self, request: Request, start: int, num_tokens: int, step: int) -> None:
-        """Order that a state wanted of the tokens that run in a step be kept, if there is a slot for it."""
+        """Order that a state wanted of the tokens that run in a step be kept, if there is a slot for it.
+
+        Drafts change no state before the end of the step, when it is known which were right.
+        """
+        if request.has_drafts:
+            return
         checkpoints, end = self._checkpoints[request.id], start + num_tokens
         passed = bisect.bisect_right(checkpoints, end)
         checkpoint, is_tail = (
             (checkpoints[passed - 1], False) if passed else (end // self._spacing * self._spacing, True)
         )
         del checkpoints[:passed]
-        if not self._keeps or checkpoint <= start:
-            return
-        slot = self._take()
-        if slot is not None:
+        if self._keeps and checkpoint > start and (slot := self._take()) is not None:
             assert request.row is not None, "a request that runs has a row"
             self._saving.setdefault(step, {})[request.id] = _Save(checkpoint, slot, is_tail)
             self._used_in[slot] = step

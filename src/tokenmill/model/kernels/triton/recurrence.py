@@ -56,6 +56,7 @@ def _short_conv(
     BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,
+    KEEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Convolve a tile of a request's tokens and a block of channels per program; a first tile also writes the state.
@@ -85,7 +86,7 @@ def _short_conv(
     if SILU:
         total = total / (1.0 + tl.exp(-total))
     tl.store(output + token.to(tl.int64) * CHANNELS + channel, total.to(output.dtype.element_ty), inside)
-    if row == 0:
+    if KEEPS and row == 0:
         place = tl.arange(0, triton.next_power_of_2(TAPS))[:, None]
         kept = (channel < CHANNELS) & (place < TAPS - 1)
         inputs = _tap(x, before, end - TAPS + 1 + place, first, channel, kept, x_stride, TAPS)
@@ -113,7 +114,7 @@ def short_conv(
     _short_conv[(reach // tile + num_requests, triton.cdiv(channels, block))](
         *(x, weight, weight if bias is None else bias, state, rows.slots, rows.starts, rows.stops, out),
         *(num_requests, x.stride(0), state.stride(0)),
-        *(channels, taps, tile, block, bias is not None, silu),
+        *(channels, taps, tile, block, bias is not None, silu, rows.keeps),
         **dependent(x),
     )
 
@@ -140,6 +141,7 @@ def _delta_rule(
     VALUE_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    KEEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Run one request, value head and block of columns per program, a warp, with its part of the state in registers.
@@ -192,7 +194,8 @@ def _delta_rule(
         result = decay * tl.sum(state * wide_q[:, None], 0) + tl.sum(wide_q * wide_k, 0) * wrong
         state = decay * state + wide_k[:, None] * wrong[None, :]
         tl.store(output + (at * HEADS + head) * VALUE_SIZE + column, result.to(output.dtype.element_ty), is_column)
-    tl.store(own, state, inside)
+    if KEEPS:
+        tl.store(own, state, inside)
 
 
 def delta_rule(
@@ -211,7 +214,7 @@ def delta_rule(
     _delta_rule[(len(rows.slots) * num_heads, triton.cdiv(value_size, COLUMNS))](
         *(mixed, gates, a_log, dt_bias, state, rows.slots, rows.starts, rows.stops, out),
         *(mixed.stride(0), gates.stride(0), state.stride(0), key_size**-0.5, L2_EPS),
-        *(key_heads, num_heads, key_size, value_size, triton.next_power_of_2(key_size), COLUMNS),
+        *(key_heads, num_heads, key_size, value_size, triton.next_power_of_2(key_size), COLUMNS, rows.keeps),
         num_warps=1,
         **dependent(mixed),
     )
@@ -238,6 +241,7 @@ def _state_space(
     STATE_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    KEEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Run one request, head and block of columns per program, a warp, with its part of the state in registers.
@@ -284,7 +288,8 @@ def _state_space(
         state = tl.exp(rate * step) * state + wide_b[:, None] * (step * wide_x)[None, :]
         result = tl.sum(state * wide_c[:, None], 0) + kept * wide_x
         tl.store(output + (at * HEADS + head) * SIZE + column, result.to(output.dtype.element_ty), is_column)
-    tl.store(own, state, inside)
+    if KEEPS:
+        tl.store(own, state, inside)
 
 
 def state_space(
@@ -304,7 +309,7 @@ def state_space(
     _state_space[(len(rows.slots) * num_heads, triton.cdiv(size, COLUMNS))](
         *(mixed, steps, a_log, dt_bias, skip, state, rows.slots, rows.starts, rows.stops, out),
         *(mixed.stride(0), steps.stride(0), state.stride(0)),
-        *(groups, num_heads, size, state_size, triton.next_power_of_2(state_size), COLUMNS),
+        *(groups, num_heads, size, state_size, triton.next_power_of_2(state_size), COLUMNS, rows.keeps),
         num_warps=1,
         **dependent(mixed),
     )

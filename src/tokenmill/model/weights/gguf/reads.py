@@ -11,7 +11,7 @@ import numpy as np
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.families import FAMILIES
-from tokenmill.model.models.gguf_table import UNCHANGED, Change, GgufTable, num_drafting_layers
+from tokenmill.model.models.gguf_table import UNCHANGED, Change, GgufTable, first_drafting_layer, num_drafting_layers
 from tokenmill.model.models.targets import Target
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.packed import Rows, dense, pick_columns, pick_rows
@@ -67,18 +67,25 @@ def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Arc
     Raises:
         InvalidCheckpoint: a tensor is missing, misshapen or has no place.
     """
-    reads = [_read(file, target, architecture) for target in targets]
+    table = _table(file, architecture)
+    reads = [_read(file, target, architecture, table) for target in targets]
     surplus = file.tensors.keys() - {read.tensor.name for read in reads} - {"output.weight"} - _FACTORS
     surplus = {name for name in surplus if not name.startswith(architecture.other_weights)}
-    surplus = {name for name in surplus if not _is_drafting(name, file, len(architecture.layers))}
+    is_drafting = architecture.draft_head is not None
+    surplus = {name for name in surplus if _is_drafting(name, file, first_drafting_layer(file)) == is_drafting}
     if surplus:
         raise InvalidCheckpoint(f"{file.path}: tensor {min(surplus)} has no place in the architecture")
     return sorted((read for read in reads if read.tensor.num_bytes), key=lambda read: read.tensor.begin)
 
 
-def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRead:
-    table, expert = FAMILIES[architecture.name].gguf, target.key.expert
+def _table(file: GgufFile, architecture: Architecture) -> GgufTable:
+    table = FAMILIES[architecture.name].gguf
     assert table is not None, "the architecture was read from such a file"
+    return table if architecture.draft_head is None else table.of_drafting_layer(first_drafting_layer(file))
+
+
+def _read(file: GgufFile, target: Target, architecture: Architecture, table: GgufTable) -> GgufRead:
+    expert = target.key.expert
     name = table.name_of(target.key)
     tensor = file.tensors.get(name)
     if tensor is None:
