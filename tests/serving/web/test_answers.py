@@ -33,7 +33,7 @@ def test_thinking_is_folded(thinking, open_page):
     wait_for_end(page)
     thoughts = answers(page).locator("details.reasoning")
     assert not thoughts.get_by_text("I wonder").is_visible()
-    assert said(page).startswith("Yes.")
+    until(page, lambda: said(page).startswith("Yes."))
     thoughts.locator("summary").click()
     assert thoughts.get_by_text("I wonder").is_visible()
 

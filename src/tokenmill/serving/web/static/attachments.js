@@ -33,9 +33,9 @@ export async function attachmentOf(file, { takesImages, takesSound }) {
 
 async function pdfOf(file) {
   const { name, size } = file;
-  if (size > MOST_PDF_BYTES) throw new Error(t("file.pdfLarge", { name, most: number.format(MOST_PDF_BYTES / 1e6) }));
+  if (size > MOST_PDF_BYTES) throw new Error(t("pdf.large", { name, most: number.format(MOST_PDF_BYTES / 1e6) }));
   const text = await textOfPdf(await file.arrayBuffer(), MOST_TEXT_BYTES).catch(({ reason }) => {
-    throw new Error(t(`file.pdf${reason}`, { name }));
+    throw new Error(t(`pdf.${reason}`, { name }));
   });
   if (text.length > MOST_TEXT_BYTES) throw new Error(t("file.large", { name, most: number.format(MOST_TEXT_BYTES / 1000) }));
   return text;

@@ -7,7 +7,7 @@ const OPTIONS = { disableFontFace: true, enableXfa: false, isImageDecoderSupport
 // The server's policy lets this one name addresses of scripts, and it knows a single address.
 const policy = globalThis.trustedTypes?.createPolicy("pdf", { createScriptURL: () => WORKER });
 
-// Which of the texts `file.pdf...` says why there is nothing to read.
+// Which of the texts `pdf.…` says why there is nothing to read.
 export class Unreadable extends Error {
   constructor(reason) {
     super(reason);
@@ -21,13 +21,13 @@ export async function textOfPdf(data, mostCharacters) {
   const port = new Worker(policy?.createScriptURL("") ?? WORKER, { type: "module" });
   let timer;
   const late = new Promise((_, reject) => {
-    timer = setTimeout(() => reject(new Unreadable("Slow")), MOST_MS);
+    timer = setTimeout(() => reject(new Unreadable("slow")), MOST_MS);
   });
   try {
     const task = getDocument({ ...OPTIONS, data, worker: PDFWorker.create({ port }) });
     return await Promise.race([read(task, mostCharacters), late]);
   } catch (error) {
-    throw error instanceof Unreadable ? error : new Unreadable(error?.name === "PasswordException" ? "Locked" : "Broken");
+    throw error instanceof Unreadable ? error : new Unreadable(error?.name === "PasswordException" ? "locked" : "broken");
   } finally {
     clearTimeout(timer);
     port.terminate();
@@ -43,6 +43,6 @@ async function read(task, mostCharacters) {
     if (text) pages.push(text);
     count += text.length;
   }
-  if (!pages.length) throw new Unreadable("Empty");
+  if (!pages.length) throw new Unreadable("empty");
   return pages.join("\n\n");
 }
