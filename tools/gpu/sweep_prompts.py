@@ -25,7 +25,7 @@ import torch
 LOCK = "/tmp/sweep_prompts.lock"
 # After which a variant that has the device is killed.
 HELD_SECONDS = 25
-RATE_ROUNDS, RATE_REPEATS = 8, 6
+RATE_ROUNDS, RATE_REPEATS = 5, 6
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,77 @@ def run_variant(name: str) -> None:
             print(("ok   " if error < 0.01 and is_same else "BAD  ") + text, flush=True)
 
 
+def run_others() -> None:
+    """Torch's own attention without pages, as a measure; then the experts of a step against their floor."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = (torch.randn(1, 16, 8192, 128, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
+    with Path(LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        print(f"HELD others {time.monotonic()}", flush=True)
+        for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+            try:
+                with sdpa_kernel(backend):
+                    work = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+                    ms = median_ms(work)
+                print(f"ok   torch {backend}: {ms:.3f} ms {LONG.operations / ms / 1e9:.0f} TF", flush=True)
+            except Exception as error:
+                print(f"BAD  torch {backend}: {error}"[:300], flush=True)
+        run_experts()
+
+
+def run_experts() -> None:
+    """Time the experts of one layer of Qwen3-30B-A3B by graphs, eight drawings each, against bytes over 3.0 TB/s."""
+    from tokenmill.model.kernels.triton.experts import StackedExperts
+
+    hidden, size, number, each, drawings = 2048, 768, 128, 8, 8
+    like = torch.empty(0, device="cuda", dtype=torch.bfloat16)
+    layer = StackedExperts(number, hidden, size, like)
+    for weight, _ in (layer._gate_up, layer._down):
+        weight.normal_(std=0.02)
+    for batch in (1, 8, 64, 256):
+        chosen = [torch.rand(batch, number, device="cuda").topk(each).indices for _ in range(drawings)]
+        weights = torch.rand(batch, each, device="cuda").softmax(-1)
+        x = torch.randn(batch, hidden, device="cuda", dtype=torch.bfloat16)
+        for one in chosen:
+            got = layer.mix(x, weights, one)
+        rows = range(min(batch, 4))
+        parts = [[layer.one(int(e), x[row : row + 1])[0].float() for e in chosen[-1][row]] for row in rows]
+        wanted = torch.stack([(torch.stack(parts[row]) * weights[row, :, None]).sum(0) for row in rows])
+        error = float((got[: len(rows)].float() - wanted).norm() / wanted.norm())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for one in chosen:
+                layer.mix(x, weights, one)
+        ms = median_ms(graph.replay) / drawings
+        used = sum(len(one.unique()) for one in chosen) / drawings
+        floor = used * 3 * hidden * size * 2 / 3.0e12 * 1e3
+        print(f"ok   experts batch {batch}: {ms * 1e3:.0f} us, {used:.0f} experts, floor {floor * 1e3:.0f} us, error {error:.1e}")
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            layer.mix(x, weights, chosen[0])
+            torch.cuda.synchronize()
+        slow = sorted(found.key_averages(), key=lambda row: -row.device_time_total)[:6]
+        text = ", ".join(f"{row.key[:30]} {row.device_time_total:.0f} us / {row.count}" for row in slow)
+        print(f"ok       {text}", flush=True)
+
+
+def median_ms(work: Callable[[], Any]) -> float:
+    """Median milliseconds of some work, by events."""
+    found = []
+    for _ in range(RATE_ROUNDS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        work()
+        begin.record()
+        for _ in range(RATE_REPEATS):
+            work()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / RATE_REPEATS)
+    return sorted(found)[len(found) // 2]
+
+
 def compile_ahead(shapes: tuple[Shape, ...], tiling: Any, has_single: bool) -> None:
     """Compile what the shapes need, without a launch."""
     from tokenmill.model.kernels.triton import attention, prompts
@@ -241,22 +312,15 @@ def singles(inputs: Inputs, mine: torch.Tensor, tiling: Any) -> str:
 def times(shape: Shape, today: Callable[[], None], own: Callable[[], None]) -> str:
     """Median milliseconds of both, in turns, and the host's time to launch."""
     found: dict[str, list[float]] = {"today": [], "own": []}
-    for _ in range(RATE_ROUNDS):
-        for kind, work in (("today", today), ("own", own)):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            work()
-            begin.record()
-            for _ in range(RATE_REPEATS):
-                work()
-            end.record()
-            end.synchronize()
-            found[kind].append(begin.elapsed_time(end) / RATE_REPEATS)
+    for _ in range(2):
+        found["today"].append(median_ms(today))
+        found["own"].append(median_ms(own))
     before = time.perf_counter()
     for _ in range(50):
         own()
     host = (time.perf_counter() - before) / 50 * 1e6
     torch.cuda.synchronize()
-    medians = {kind: sorted(one)[len(one) // 2] for kind, one in found.items()}
+    medians = {kind: min(one) for kind, one in found.items()}
     rates = {kind: shape.operations / ms / 1e9 for kind, ms in medians.items()}
     return (
         f" | today {medians['today']:.3f} ms {rates['today']:.0f} TF | own {medians['own']:.3f} ms"
@@ -297,10 +361,10 @@ def main() -> int:
     parser.add_argument("--child", default="")
     options = parser.parse_args()
     if options.child:
-        run_variant(options.child)
+        run_others() if options.child == "others" else run_variant(options.child)
         return 0
     until = time.monotonic() + options.seconds
-    names = [name for name in variants() if not options.only or name in options.only.split(",")]
+    names = [name for name in (*variants(), "others") if not options.only or name in options.only.split(",")]
     threads = []
     for name in names:
         command = [sys.executable, "-m", "tools.gpu.sweep_prompts", "--child", name]
