@@ -65,21 +65,25 @@ COMMON = (LONG, CHUNK, SHORT, ODD)
 
 def variants() -> dict[str, tuple[Any, tuple[Shape, ...]]]:
     """Return launches by their names: keyword arguments of `Tiling`, or of today's kernel; and the shapes to try."""
-    two, three = {"keys": 128, "stages": 2, "groups": 2}, {"keys": 64, "stages": 4, "groups": 3}
+    two, three = {"keys": 128, "stages": 2, "groups": 2}, {"keys": 64, "stages": 4, "groups": 3, "registers": 160}
+    three |= {"loaders": 24}
+    stays = {"programs": 132}
     return {
         "g2": (two, COMMON),
-        "g2-turns": ({**two, "takes_turns": True}, COMMON),
-        "g2-unpinned": ({**two, "pins": False}, COMMON),
-        "g2-turns-unpinned": ({**two, "takes_turns": True, "pins": False}, (LONG, CHUNK)),
-        "g2-64": ({**two, "keys": 64, "stages": 4}, (LONG, CHUNK, SHORT)),
+        "g2-stays": (two | stays, COMMON),
+        "g2-turns": (two | {"takes_turns": True}, COMMON),
+        "g2-turns-stays": (two | stays | {"takes_turns": True}, COMMON),
+        "g2-unpinned": (two | {"pins": False}, (LONG, CHUNK)),
+        "g2-turns-unpinned": (two | {"takes_turns": True, "pins": False}, (LONG, CHUNK)),
+        "g2-64": (two | {"keys": 64, "stages": 4}, (LONG, CHUNK)),
         "g3-64": (three, COMMON),
-        "g3-64-unpinned": ({**three, "pins": False}, (LONG, CHUNK)),
-        "g2-64-turns": ({**two, "keys": 64, "stages": 4, "takes_turns": True}, (LONG,)),
-        "g2-groups": (two, (FOUR, SEVEN)),
+        "g3-64-stays": (three | stays, (LONG, CHUNK, SHORT)),
+        "g3-64-unpinned": (three | {"pins": False}, (LONG, CHUNK)),
+        "g2-groups": (two | stays, (FOUR, SEVEN)),
         "g2-window": (two, (WINDOW,)),
         "g2-single": (two, (ODD,)),
         "g2-heads": (two, (SMALL_HEADS, LARGE_PAGES)),
-        "g2-256": ({**two, "keys": 64}, (LARGE_HEADS,)),
+        "g2-256": (two | {"keys": 64}, (LARGE_HEADS,)),
     }
 
 
