@@ -4,8 +4,9 @@
     TRITON_INTERPRET=0 python tests/model/kernels/compile_kernels.py 80,89,90,100 --types bf16,fp32
 
 A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units, how warps share a tile and
-the shapes of their instructions, most groups of copies left open at a wait, and the loads that a program issues before
-it waits for the kernels in front (`-`: it is launched behind their end).
+the shapes of their instructions, most groups of copies left open at a wait, the loads that a program issues before
+it waits for the kernels in front (`-`: it is launched behind their end), and the fewest exponentials of a loop between
+the wait for one product and that for the next (`-`: it waits for both at once).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from tokenmill.model.kernels.triton import (
     adapters,
@@ -27,6 +30,7 @@ from tokenmill.model.kernels.triton import (
     fp8,
     gate,
     heads,
+    hopper,
     matmul,
     norm,
     recurrence,
@@ -64,6 +68,7 @@ NUMBERS = {
             "window",
             "num_pages",
             "num_tokens",
+            "num_work",
             "ranks",
             "second",
             "third",
@@ -113,6 +118,12 @@ PROMPTS = {
         ({"TILE_TOKENS": 8, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}, 4),
     ],
 }
+HOPPER = {
+    **{"PAGE_SIZE": 16, "NUM_KV_HEADS": 8, "GROUP": 2, "HEAD_DIM": 128, "TILE_TOKENS": 64, "TILE": hopper.TILE_ROWS},
+    **{"STAGES": hopper.STAGES, "HAS_WINDOW": False, "HAS_SINKS": False},
+    **{"REGISTERS": hopper.REGISTERS, "LOADER_REGISTERS": hopper.LOADER_REGISTERS},
+}
+COPIED = f"tensordesc<bf16[16, {hopper.COPY_WIDTH}],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
 # As `num_stages` has it for heads of 128.
 ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
@@ -184,7 +195,11 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
         if (name in pointers and not kernel.params[place].do_not_specialize_on_alignment)
         or (name in EVEN and name not in constants)
     }
-    source = ASTSource(kernel, {name: types[name] for name in names}, constants, aligned)
+    kind = ASTSource
+    if kernel is hopper._attend_prompts:
+        kind, types = GluonASTSource, {**types, "keys": COPIED, "values": COPIED}
+        aligned = {place: value for place, value in aligned.items() if names[place[0]] not in ("keys", "values")}
+    source = kind(kernel, {name: types[name] for name in names}, constants, aligned)
     options = {"num_warps": warps}
     if kernel is attention._attend:
         options["num_stages"] = ATTENTION_STAGES[dtype]
@@ -218,6 +233,14 @@ def loads_ahead(ptx: str) -> str:
     return str(before.count("ld.global")) if wait else "-"
 
 
+def hidden_exponentials(compiled: Any) -> str:
+    """Count what is weighed while a product goes on: ptxas may put its wait in front of the weights."""
+    if "wgmma.wait_group.sync.aligned 1" not in compiled.asm["ptx"] or "ex2" not in compiled.asm["ptx"]:
+        return "-"
+    between = re.findall(r"DEPBAR\.LE gsb0, 0x1\b(.*?)DEPBAR\.LE gsb0, 0x0\b", compiled.asm["sass"], re.DOTALL)
+    return str(min(part.count("MUFU.EX2") for part in between))
+
+
 def main() -> None:
     """Compile them all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -229,13 +252,15 @@ def main() -> None:
             (attention._attend, {**ATTENTION, **tiles, "HAS_WINDOW": False, "IS_SPLIT": False}, num_warps)
             for tiles, num_warps in PROMPTS[dtype]
         ]
+        if capability == 90 and dtype == "bf16":
+            prompts.append((hopper._attend_prompts, HOPPER, 4))
         for kernel, constants, warps in [*prompts, *CASES]:
             if constants.get("HAS_SCALES") and (dtype != "bf16" or capability < LEAST_FP8_CAPABILITY):
                 continue
             compiled = compile_one(kernel, constants, warps, capability, dtype)
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
             ptx, layout = compiled.asm["ptx"], layout_of(compiled.asm["ttgir"])
-            found = units_of(ptx), layout, open_copies(ptx), loads_ahead(ptx)
+            found = units_of(ptx), layout, open_copies(ptx), loads_ahead(ptx), hidden_exponentials(compiled)
             print(capability, dtype, kernel.__name__, code, shared, *found, flush=True)
 
 

@@ -91,9 +91,9 @@ def test_a_token_has_the_same_bits_in_every_chunk(rng: np.random.Generator) -> N
     ],
 )
 def test_other_shapes_have_an_obstacle(shape: tuple[tuple[int, int], int, int, int], word: str) -> None:
-    assert word in str(hopper.obstacle_of(*shape))
+    assert word in str(hopper.shape_obstacle(*shape))
 
 
 def test_served_shapes_have_none() -> None:
-    assert hopper.obstacle_of((9, 0), 128, 2, 16) is None
-    assert hopper.obstacle_of((9, 0), 256, 7, 256) is None
+    assert hopper.shape_obstacle((9, 0), 128, 2, 16) is None
+    assert hopper.shape_obstacle((9, 0), 256, 7, 256) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.model.attention.backend import AttentionConfig, Backend, always, never
@@ -71,6 +72,21 @@ def _flashinfer_obstacle(config: AttentionConfig) -> str | None:
     return obstacle_of("FlashInfer", prompts, config.spec, config.page_size, config.dtype, config.platform.device)
 
 
+def _hopper_obstacle(config: AttentionConfig) -> str | None:
+    if find_spec("triton.experimental.gluon") is None:
+        return "its kernel for prompts needs triton 3.6 or later"
+    from tokenmill.model.attention.backends.trial import obstacle_of
+    from tokenmill.model.kernels.triton.hopper import shape_obstacle
+
+    spec = config.spec
+    obstacle = shape_obstacle(
+        config.platform.capability(), spec.head_dim, spec.num_heads // spec.num_kv_heads, config.page_size
+    )
+    return obstacle or obstacle_of(
+        "its kernel for prompts", _hopper(config)[0], spec, config.page_size, config.dtype, config.platform.device
+    )
+
+
 def _flash(config: AttentionConfig) -> Parts:
     from tokenmill.model.attention.backends.flash import FlashAttention, find_flash
 
@@ -95,6 +111,12 @@ def _triton(config: AttentionConfig) -> Parts:
         return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
     platform, page_size = config.platform, config.page_size if config.shares_splits else None
     return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, page_size), None
+
+
+def _hopper(config: AttentionConfig) -> Parts:
+    from tokenmill.model.attention.backends.triton import HopperPrompts
+
+    return HopperPrompts(config.platform.num_units()), *_triton(config)[1:]
 
 
 BACKENDS = (
@@ -128,6 +150,14 @@ BACKENDS = (
         merit="torch's flash attention",
         dtypes=("bfloat16", "float16"),
         obstacle=_flash_obstacle,
+    ),
+    Backend(
+        "hopper",
+        _token_major,
+        make_paged=_hopper,
+        auto_for=(never, never),
+        dtypes=("bfloat16", "float16"),
+        obstacle=_hopper_obstacle,
     ),
     Backend("triton", _token_major, make_paged=_triton, merit="its own kernels", is_invariant=True),
 )

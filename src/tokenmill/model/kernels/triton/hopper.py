@@ -360,7 +360,7 @@ def _attend_prompts(
     )
 
 
-def obstacle_of(capability: tuple[int, int], head_dim: int, group: int, page_size: int) -> str | None:
+def shape_obstacle(capability: tuple[int, int], head_dim: int, group: int, page_size: int) -> str | None:
     """Return the reason that this kernel cannot serve, or None. Other shapes are `attention`'s."""
     if capability[0] != 9:
         return "its kernel for prompts is made for capability 9.0"
