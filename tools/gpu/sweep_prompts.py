@@ -1,9 +1,10 @@
-"""Attention of prompts by each variant of the kernel, checked against float32 and timed in turns with the engine's.
+"""Attention of prompts by the kernel for Hopper, checked against float32 and timed in turns with the engine's own.
 
-    python -m tools.gpu.sweep_prompts [--seconds 100] [--only NAME]
+    python -m tools.gpu.sweep_prompts [--seconds 100] [--only NAME,NAME]
 
-Every variant runs in a process of its own, which compiles beside the others, takes the device alone, and is killed
-where it hangs. A row each as it comes: milliseconds of the engine's kernel and of the variant, Tflop/s, and the error.
+With a program for each multiprocessor, which take tiles in turn (`stays`), and with a program for each tile (`leaves`);
+then torch's own attention without pages, and the experts of a step against their floor. A case runs in a process of
+its own, which compiles beside the others, takes the device alone, and is killed where it hangs. A line as it comes.
 """
 
 from __future__ import annotations
@@ -15,17 +16,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 LOCK = "/tmp/sweep_prompts.lock"
-# After which a variant that has the device is killed.
-HELD_SECONDS = 25
-RATE_ROUNDS, RATE_REPEATS = 5, 6
+# After which a case that has the device is killed.
+HELD_SECONDS = 25.0
+ROUNDS, REPEATS, LAUNCHES = 5, 6, 50
+# Relative; half precision is off by 0.002 to 0.004.
+LARGEST_ERROR = 0.01
+# Bytes per second that an H100 reads and writes.
+COPY_RATE = 3.0e12
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Shape:
 
     @property
     def operations(self) -> float:
+        """Operations of the products over the keys that each token sees."""
         seen = sum(n * c + n * (n + 1) / 2 for n, c in zip(self.new, self.cached, strict=True))
         return 4 * seen * self.group * self.kv_heads * self.head_dim
 
@@ -60,31 +69,15 @@ WINDOW = Shape("window 300, sinks", (701, 5, 1333), (77, 1000, 2130), window=300
 SMALL_HEADS = Shape("head 64, page 64", (701, 5, 2048), (77, 1000, 0), head_dim=64, page_size=64, is_timed=True)
 LARGE_HEADS = Shape("head 256, page 32", (701, 5, 4096), (77, 1000, 0), head_dim=256, page_size=32, is_timed=True)
 LARGE_PAGES = Shape("page 256, float16, group 1", (701, 5, 4096), (77, 1000, 0), 1, page_size=256, dtype="float16")
-COMMON = (LONG, CHUNK, SHORT, ODD)
-
-
-def variants() -> dict[str, tuple[Any, tuple[Shape, ...]]]:
-    """Return launches by their names: keyword arguments of `Tiling`, or of today's kernel; and the shapes to try."""
-    two, three = {"keys": 128, "stages": 2, "groups": 2}, {"keys": 64, "stages": 4, "groups": 3, "registers": 160}
-    three |= {"loaders": 24}
-    stays = {"programs": 132}
-    return {
-        "g2": (two, COMMON),
-        "g2-stays": (two | stays, COMMON),
-        "g2-turns": (two | {"takes_turns": True}, COMMON),
-        "g2-turns-stays": (two | stays | {"takes_turns": True}, COMMON),
-        "g2-unpinned": (two | {"pins": False}, (LONG, CHUNK)),
-        "g2-turns-unpinned": (two | {"takes_turns": True, "pins": False}, (LONG, CHUNK)),
-        "g2-64": (two | {"keys": 64, "stages": 4}, (LONG, CHUNK)),
-        "g3-64": (three, COMMON),
-        "g3-64-stays": (three | stays, (LONG, CHUNK, SHORT)),
-        "g3-64-unpinned": (three | {"pins": False}, (LONG, CHUNK)),
-        "g2-groups": (two | stays, (FOUR, SEVEN)),
-        "g2-window": (two, (WINDOW,)),
-        "g2-single": (two, (ODD,)),
-        "g2-heads": (two, (SMALL_HEADS, LARGE_PAGES)),
-        "g2-256": (two | {"keys": 64}, (LARGE_HEADS,)),
-    }
+# Programs (0: one for each multiprocessor) and shapes.
+CASES: dict[str, tuple[int, tuple[Shape, ...]]] = {
+    "stays": (0, (LONG, CHUNK, SHORT, ODD)),
+    "leaves": (1 << 30, (LONG, CHUNK, SHORT)),
+    "groups": (0, (FOUR, SEVEN)),
+    "window": (0, (WINDOW,)),
+    "heads": (0, (SMALL_HEADS, LARGE_HEADS, LARGE_PAGES)),
+}
+OTHERS = "others"
 
 
 class Inputs:
@@ -154,139 +147,123 @@ class Inputs:
         return torch.cat(rows)
 
 
-def run_variant(name: str) -> None:
-    """Compile, wait for the device, check and time one variant."""
-    from tokenmill.model.kernels.triton.attention import attend_prompts
-    from tokenmill.model.kernels.triton.prompts import Tiling, attend
-
+def run_case(name: str) -> None:
+    """Compile, wait for the device, check and time one case."""
+    num_programs, shapes = CASES[name]
+    num_programs = num_programs or torch.cuda.get_device_properties(0).multi_processor_count
     torch.backends.cuda.matmul.allow_tf32 = False
-    options, shapes = variants()[name]
-    tiling = Tiling(**options)
+    compile_ahead(shapes)
     seed = int.from_bytes(os.urandom(4), "little")
-    torch.cuda.init()
-    compile_ahead(shapes, tiling, name.endswith("single"))
+    with device_alone():
+        for shape in shapes:
+            print(checked(name, Inputs(shape, seed), num_programs), flush=True)
+
+
+@contextmanager
+def device_alone() -> Iterator[None]:
+    """Wait until no other case computes; the parent's clock for this one begins."""
     with Path(LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        print(f"HELD {name} {time.monotonic()}", flush=True)
-        for shape in shapes:
-            inputs = Inputs(shape, seed)
-            output = torch.full(inputs.q.shape, float("nan"), device="cuda", dtype=inputs.q.dtype)
+        print("HELD", flush=True)
+        yield
 
-            def own(inputs: Inputs = inputs, output: torch.Tensor = output) -> None:
-                attend(inputs.q, inputs.kv, output, inputs.scores, tiling)
 
-            def today(inputs: Inputs = inputs, output: torch.Tensor = output) -> None:
-                attend_prompts(inputs.q, inputs.kv, output, inputs.scores)
+def checked(name: str, inputs: Inputs, num_programs: int) -> str:
+    """A line on one shape: relative errors, whether a second launch has the same bits, and times."""
+    from tokenmill.model.kernels.triton import attention, hopper
 
-            own()
-            torch.cuda.synchronize()
-            mine = output.clone()
-            wanted = inputs.expected()
-            error = float((mine.float() - wanted).norm() / wanted.norm())
-            largest = float((mine.float() - wanted).abs().max())
-            today()
-            theirs = float((output.float() - wanted).norm() / wanted.norm())
-            own()
-            is_same = torch.equal(output, mine)
-            text = f"{name:18} {shape.name:24} error {error:.2e} (today {theirs:.2e}) max {largest:.3f} again {is_same}"
-            del wanted
-            if name.endswith("single"):
-                text += " single " + singles(inputs, mine, tiling)
-            if shape.is_timed:
-                text += times(shape, today, own)
-            print(("ok   " if error < 0.01 and is_same else "BAD  ") + text, flush=True)
+    shape, output = inputs.shape, torch.full(inputs.q.shape, float("nan"), device="cuda", dtype=inputs.q.dtype)
+    own = partial(hopper.attend_prompts, inputs.q, inputs.kv, output, inputs.scores, num_programs)
+    today = partial(attention.attend_prompts, inputs.q, inputs.kv, output, inputs.scores)
+    wanted = inputs.expected()
+    errors, results = [], []
+    for work in (today, own, own):
+        output.fill_(float("nan"))
+        work()
+        errors.append(float((output.float() - wanted).norm() / wanted.norm()))
+        results.append(output.clone())
+    is_right = errors[1] < LARGEST_ERROR and torch.equal(*results[1:])
+    text = f"{name:8} {shape.name:24} error {errors[1]:.2e} (today {errors[0]:.2e})"
+    return ("ok   " if is_right else "BAD  ") + text + (times(shape, today, own) if shape.is_timed else "")
 
 
 def run_others() -> None:
-    """Torch's own attention without pages, as a measure; then the experts of a step against their floor."""
+    """Torch's own attention without pages, as a measure; then the experts of a step."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    q, k, v = (torch.randn(1, 16, 8192, 128, device="cuda", dtype=torch.bfloat16) for _ in "qkv")
-    with Path(LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        print(f"HELD others {time.monotonic()}", flush=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    with device_alone():
+        qkv = [torch.randn(1, 16, 8192, 128, device="cuda", dtype=torch.bfloat16) for _ in "qkv"]
         for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
             try:
                 with sdpa_kernel(backend):
-                    work = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
-                    ms = median_ms(work)
-                print(f"ok   torch {backend}: {ms:.3f} ms {LONG.operations / ms / 1e9:.0f} TF", flush=True)
-            except Exception as error:
-                print(f"BAD  torch {backend}: {error}"[:300], flush=True)
+                    ms = median_ms(partial(attend, *qkv, is_causal=True))
+                print(f"ok   {backend.name}: {ms:.3f} ms {LONG.operations / ms / 1e9:.0f} Tflop/s", flush=True)
+            except RuntimeError as error:
+                print(f"BAD  {backend.name}: {error}"[:300], flush=True)
         run_experts()
 
 
 def run_experts() -> None:
-    """Time the experts of one layer of Qwen3-30B-A3B by graphs, eight drawings each, against bytes over 3.0 TB/s."""
+    """Time the experts of one layer of Qwen3-30B-A3B in graphs, each with several drawings, against their bytes."""
     from tokenmill.model.kernels.triton.experts import StackedExperts
 
     hidden, size, number, each, drawings = 2048, 768, 128, 8, 8
-    like = torch.empty(0, device="cuda", dtype=torch.bfloat16)
-    layer = StackedExperts(number, hidden, size, like)
-    for weight, _ in (layer._gate_up, layer._down):
-        weight.normal_(std=0.02)
+    layer = StackedExperts(number, hidden, size, torch.empty(0, device="cuda", dtype=torch.bfloat16))
+    for matrix in (*layer.gate_up, *layer.down):
+        matrix.weight.normal_(std=0.02)
     for batch in (1, 8, 64, 256):
         chosen = [torch.rand(batch, number, device="cuda").topk(each).indices for _ in range(drawings)]
         weights = torch.rand(batch, each, device="cuda").softmax(-1)
         x = torch.randn(batch, hidden, device="cuda", dtype=torch.bfloat16)
         for one in chosen:
             got = layer.mix(x, weights, one)
-        rows = range(min(batch, 4))
-        parts = [[layer.one(int(e), x[row : row + 1])[0].float() for e in chosen[-1][row]] for row in rows]
-        wanted = torch.stack([(torch.stack(parts[row]) * weights[row, :, None]).sum(0) for row in rows])
-        error = float((got[: len(rows)].float() - wanted).norm() / wanted.norm())
+        parts = torch.stack([layer.one(int(expert), x[:1])[0].float() for expert in chosen[-1][0]])
+        wanted = (parts * weights[0, :, None]).sum(0)
+        error = float((got[0].float() - wanted).norm() / wanted.norm())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for one in chosen:
                 layer.mix(x, weights, one)
-        ms = median_ms(graph.replay) / drawings
+        us = median_ms(graph.replay) / drawings * 1e3
         used = sum(len(one.unique()) for one in chosen) / drawings
-        floor = used * 3 * hidden * size * 2 / 3.0e12 * 1e3
-        print(f"ok   experts batch {batch}: {ms * 1e3:.0f} us, {used:.0f} experts, floor {floor * 1e3:.0f} us, error {error:.1e}")
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
-            layer.mix(x, weights, chosen[0])
-            torch.cuda.synchronize()
-        slow = sorted(found.key_averages(), key=lambda row: -row.device_time_total)[:6]
-        text = ", ".join(f"{row.key[:30]} {row.device_time_total:.0f} us / {row.count}" for row in slow)
-        print(f"ok       {text}", flush=True)
+        floor = used * 3 * hidden * size * 2 / COPY_RATE * 1e6
+        is_right = "ok  " if error < LARGEST_ERROR else "BAD "
+        print(f"{is_right} experts, batch {batch}: {us:.0f} us, floor {floor:.0f} us, error {error:.1e}", flush=True)
 
 
 def median_ms(work: Callable[[], Any]) -> float:
     """Median milliseconds of some work, by events."""
     found = []
-    for _ in range(RATE_ROUNDS):
+    for _ in range(ROUNDS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         work()
         begin.record()
-        for _ in range(RATE_REPEATS):
+        for _ in range(REPEATS):
             work()
         end.record()
         end.synchronize()
-        found.append(begin.elapsed_time(end) / RATE_REPEATS)
+        found.append(begin.elapsed_time(end) / REPEATS)
     return sorted(found)[len(found) // 2]
 
 
-def compile_ahead(shapes: tuple[Shape, ...], tiling: Any, has_single: bool) -> None:
+def compile_ahead(shapes: Sequence[Shape]) -> None:
     """Compile what the shapes need, without a launch."""
-    from tokenmill.model.kernels.triton import attention, prompts
+    from tokenmill.model.kernels.triton import attention, hopper
 
-    kernels = [(attention, "_attend"), (prompts, "_attend_prompts")]
-    kept = [getattr(module, kernel) for module, kernel in kernels]
-    for (module, kernel), own in zip(kernels, kept, strict=True):
-        setattr(module, kernel, Warming(own))
+    kernels = [(attention, "_attend"), (hopper, "_attend_prompts")]
+    kept = [getattr(module, name) for module, name in kernels]
+    for (module, name), kernel in zip(kernels, kept, strict=True):
+        setattr(module, name, Warming(kernel))
     try:
         for shape in shapes:
-            inputs = Inputs(Shape(**{**shape.__dict__, "new": (64,), "cached": (0,)}), 0)
-            output = torch.empty_like(inputs.q)
+            inputs = Inputs(replace(shape, new=(64,), cached=(0,)), 0)
+            output = torch.empty(inputs.q.shape, device="cuda", dtype=inputs.q.dtype)
             attention.attend_prompts(inputs.q, inputs.kv, output, inputs.scores)
-            prompts.attend(inputs.q, inputs.kv, output, inputs.scores, tiling)
-            if has_single:
-                prompts.attend(inputs.q[:1], inputs.kv, output, inputs.scores, tiling, are_single=True)
+            hopper.attend_prompts(inputs.q, inputs.kv, output, inputs.scores, 1)
     finally:
-        for (module, kernel), own in zip(kernels, kept, strict=True):
-            setattr(module, kernel, own)
+        for (module, name), kernel in zip(kernels, kept, strict=True):
+            setattr(module, name, kernel)
 
 
 class Warming:
@@ -299,85 +276,62 @@ class Warming:
         return lambda *args, **own: self._kernel.warmup(*args, grid=grid, **own)
 
 
-def singles(inputs: Inputs, mine: torch.Tensor, tiling: Any) -> str:
-    """Whether the last token of each request alone has the bits that it has at the end of its chunk."""
-    from tokenmill.model.kernels.triton.attention import PagedKV
-    from tokenmill.model.kernels.triton.prompts import attend
-
-    last = inputs.kv.query_starts[1:].long() - 1
-    starts = torch.arange(len(last) + 1, dtype=torch.int32, device="cuda")
-    kv = PagedKV(inputs.kv.keys, inputs.kv.values, inputs.kv.page_table, inputs.kv.context_lens, starts)
-    q = inputs.q[last].contiguous()
-    output = torch.full_like(q, float("nan"))
-    attend(q, kv, output, inputs.scores, tiling, are_single=True)
-    return "equal bits" if torch.equal(output, mine[last]) else "BITS DIFFER"
-
-
 def times(shape: Shape, today: Callable[[], None], own: Callable[[], None]) -> str:
-    """Median milliseconds of both, in turns, and the host's time to launch."""
-    found: dict[str, list[float]] = {"today": [], "own": []}
-    for _ in range(2):
-        found["today"].append(median_ms(today))
-        found["own"].append(median_ms(own))
+    """Milliseconds of both, in turns, and the host's time to launch."""
+    found: dict[Callable[[], None], list[float]] = {today: [], own: []}
+    for work in (today, own, today, own):
+        found[work].append(median_ms(work))
     before = time.perf_counter()
-    for _ in range(50):
+    for _ in range(LAUNCHES):
         own()
-    host = (time.perf_counter() - before) / 50 * 1e6
+    host = (time.perf_counter() - before) / LAUNCHES * 1e6
     torch.cuda.synchronize()
-    medians = {kind: min(one) for kind, one in found.items()}
-    rates = {kind: shape.operations / ms / 1e9 for kind, ms in medians.items()}
+    (first, first_rate), (second, second_rate) = ((min(ms), shape.operations / min(ms) / 1e9) for ms in found.values())
     return (
-        f" | today {medians['today']:.3f} ms {rates['today']:.0f} TF | own {medians['own']:.3f} ms"
-        f" {rates['own']:.0f} TF | x{medians['today'] / medians['own']:.2f} | host {host:.0f} us"
+        f" | today {first:.3f} ms {first_rate:.0f} Tflop/s | own {second:.3f} ms {second_rate:.0f} Tflop/s"
+        f" | x{first / second:.2f} | host {host:.0f} us"
     )
 
 
-def follow(name: str, process: subprocess.Popen[str], until: float) -> None:
-    """Print a variant's lines; kill it where it holds the device too long, or at the end of the time."""
-    held = [until]
-
-    def watch() -> None:
-        while process.poll() is None:
-            if time.monotonic() > min(held[0], until):
-                process.kill()
-                print(f"KILLED {name}", flush=True)
-                return
-            time.sleep(0.2)
-
-    threading.Thread(target=watch, daemon=True).start()
-    tail = []
+def follow(name: str, until: float) -> bool:
+    """Run a case and print its lines; kill it where it holds the device too long, or at the end of the time."""
+    command = [sys.executable, "-m", "tools.gpu.sweep_prompts", "--here", name]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    timers = [threading.Timer(until - time.monotonic(), process.kill)]
+    timers[0].start()
+    rest, is_right = [], True
     for line in process.stdout or ():
-        if line.startswith("HELD "):
-            held[0] = time.monotonic() + HELD_SECONDS
+        if line.startswith("HELD"):
+            timers.append(threading.Timer(HELD_SECONDS, process.kill))
+            timers[-1].start()
         elif line.startswith(("ok ", "BAD ")):
             print(line, end="", flush=True)
+            is_right &= line.startswith("ok ")
         else:
-            tail.append(line)
-    if process.wait() != 0:
-        print(f"FAILED {name} rc {process.returncode}: " + "".join(tail[-12:])[-1500:], flush=True)
+            rest.append(line)
+    code = process.wait()
+    for timer in timers:
+        timer.cancel()
+    if code != 0:
+        print(f"FAILED {name}, exit code {code}: {''.join(rest)[-1500:]}", flush=True)
+    return is_right and code == 0
 
 
-def main() -> int:
-    """Start all variants; those that fail or hang end alone."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start all cases; those that fail or hang end alone."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=100)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--child", default="")
-    options = parser.parse_args()
-    if options.child:
-        run_others() if options.child == "others" else run_variant(options.child)
+    parser.add_argument("--seconds", type=float, default=100, help="after which cases are killed")
+    parser.add_argument("--only", default=",".join((*CASES, OTHERS)), help="cases, with commas between")
+    parser.add_argument("--here", default="", help="run one case in this process")
+    options = parser.parse_args(argv)
+    if options.here:
+        run_others() if options.here == OTHERS else run_case(options.here)
         return 0
     until = time.monotonic() + options.seconds
-    names = [name for name in (*variants(), "others") if not options.only or name in options.only.split(",")]
-    threads = []
-    for name in names:
-        command = [sys.executable, "-m", "tools.gpu.sweep_prompts", "--child", name]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        threads.append(threading.Thread(target=follow, args=(name, process, until), daemon=True))
-        threads[-1].start()
-    for thread in threads:
-        thread.join(max(0.0, until + 5 - time.monotonic()))
-    return 0
+    names = options.only.split(",")
+    with ThreadPoolExecutor(len(names)) as threads:
+        results = list(threads.map(partial(follow, until=until), names))
+    return int(not all(results))
 
 
 if __name__ == "__main__":

@@ -119,10 +119,12 @@ PROMPTS = {
     ],
 }
 HOPPER = {
-    **{"PAGE_SIZE": 16, "NUM_KV_HEADS": 8, "GROUP": 2, "HEAD_DIM": 128, "TILE_TOKENS": 64, "TILE": hopper.TILE_ROWS},
-    **{"STAGES": hopper.STAGES, "HAS_WINDOW": False, "HAS_SINKS": False},
-    **{"REGISTERS": hopper.REGISTERS, "LOADER_REGISTERS": hopper.LOADER_REGISTERS},
+    **ATTENTION,
+    "TILE_TOKENS": 64,
+    "TILE": hopper.TILE_ROWS,
+    "HAS_WINDOW": False,
 }
+HOPPER = {name: value for name, value in HOPPER.items() if name in hopper._attend_prompts.arg_names}
 COPIED = f"tensordesc<bf16[16, {hopper.COPY_WIDTH}],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
 # As `num_stages` has it for heads of 128.
 ATTENTION_STAGES = {"bf16": 3, "fp32": 2}

@@ -1,4 +1,4 @@
-"""Run a Gluon kernel's own source on a CPU: each of its tasks is a thread, barriers and copies are what they are on a GPU.
+"""Run a Gluon kernel's own source on a CPU: a thread for each task, and the barriers and copies of a GPU.
 
 Copies land late, in any order; products read their operands between their call and the wait for them, at either end.
 So a stage that is given back or read too early gives wrong numbers, and a barrier that nobody reaches ends the test.

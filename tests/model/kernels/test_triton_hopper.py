@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,13 +18,12 @@ pytestmark = pytest.mark.skipif(DEVICE == "cuda" and not CAN_RUN, reason="a kern
 
 
 @pytest.fixture(autouse=True)
-def threads(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def threads(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     if not CAN_RUN:
         from tests.model.kernels.gluon_threads import Launcher
 
         random.seed(int(rng.integers(1 << 30)))
         monkeypatch.setattr(hopper, "_attend_prompts", Launcher(hopper, "_attend_prompts"))
-    yield
 
 
 def halved(case: Case) -> Case:

@@ -9,11 +9,11 @@ work for the other group:
     group    |q k0|weigh 0|q k1 , w0 v0|weigh 1|q k2 , w1 v1|weigh 2| ...
 
 The warp is ahead by `STAGES` tiles, also across the ends of tiles of queries: a program takes several of these.
-Tiles of keys begin at multiples of `TILE_KEYS` whatever the chunk, so a token's sums depend only on its own context.
+Tiles of keys begin at multiples of their size whatever the chunk, so a token's sums depend only on its own context.
 
-Compiled for 9.0 (heads of 128): 161 KiB, 232 registers for each of 256 threads and 40 for the warp, none of them spilled
-inside of the loop that needs no mask. Never run: predicted are 0.55 to 0.62 ms for 8,192 tokens of 16 query and 8 key
-heads (440 to 500 TFLOP/s) where `attention` took 1.03 ms on an H100, whose eight warps wait for each product together.
+Compiled for 9.0 (heads of 128): 161 KiB, 232 registers for each of 256 threads and 40 for the warp, none of them
+spilled inside of the loop without a mask. Never run. Predicted for 8,192 tokens of 16 query and 8 key heads: 0.55 to
+0.62 ms (440 to 500 TFLOP/s), where `attention` takes 1.03 on an H100: its eight warps wait for each product together.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from tokenmill.model.kernels.triton.search import find_group, first_row
 # Rows of a group of four warps, and of a tile of queries.
 GROUP_ROWS = gl.constexpr(64)
 TILE_ROWS = 128
-STAGES = 2
+STAGES = gl.constexpr(2)
 # Bytes of keys and values in all stages leave room for the queries beside them.
 STAGE_BYTES = 32 << 10
 # Numbers to 128 bytes, the widest swizzle of shared memory: a copy has so many of a head.
 COPY_WIDTH = 64
-REGISTERS, LOADER_REGISTERS = 232, 40
+# Of a thread that multiplies, and of one that loads: 504 for each thread of three groups of four warps.
+REGISTERS, LOADER_REGISTERS = gl.constexpr(232), gl.constexpr(40)
 
 # Triton 3.7 has another name for it.
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -113,7 +114,6 @@ def _load(
     _, k_tiles, v_tiles, _ = tiles
     k_full, k_empty, v_full, v_empty, landed = barriers
     page_table, _, _, num_work, _, table_stride = requests
-    STAGES: gl.constexpr = k_tiles.shape[0]
     TILE: gl.constexpr = k_tiles.shape[1]
     HEAD_DIM: gl.constexpr = k_tiles.shape[2]
     BOX: gl.constexpr = keys.block_type.shape[0]
@@ -129,7 +129,8 @@ def _load(
     turn = 0
     ends = 0
     for base in range(0, num_work, gl.num_programs(0)):
-        kv_head, request, first, start, query_len, computed, stop = _find_tile(base, requests, NUM_KV_HEADS, TILE_TOKENS)
+        found = _find_tile(base, requests, NUM_KV_HEADS, TILE_TOKENS)
+        kv_head, request, first, _, query_len, computed, stop = found
         if first < query_len:
             column = kv_head * HEAD_DIM
             pages = page_table + request.to(gl.int64) * table_stride
@@ -166,7 +167,7 @@ def _load(
 
 @gluon.jit
 def _weigh(scores, highest, total, scale):
-    """Return weights as in `attention._attend`, what is kept of the sums before, and the new highest scores and sums."""
+    """Return weights as in `attention._attend`, what is kept of the sums before, and the new highest and total."""
     higher = gl.maximum(highest, gl.max(scores, 1))
     # A row that has seen nothing yet has no highest score; a difference of infinities would be NaN.
     base = gl.where(higher == float("-inf"), 0.0, higher)
@@ -203,7 +204,6 @@ def _multiply(
     k_full, k_empty, v_full, v_empty, _ = barriers
     _, _, _, num_work, _, _ = requests
     q, output, sinks, q_stride, scale = rows
-    STAGES: gl.constexpr = k_tiles.shape[0]
     TILE: gl.constexpr = k_tiles.shape[1]
     HEAD_DIM: gl.constexpr = k_tiles.shape[2]
     dtype: gl.constexpr = k_tiles.dtype
@@ -220,7 +220,8 @@ def _multiply(
     nothing = gl.zeros([GROUP_ROWS, TILE], gl.float32, of_scores)
     turn = 0
     for base in range(0, num_work, gl.num_programs(0)):
-        kv_head, request, first, start, query_len, computed, stop = _find_tile(base, requests, NUM_KV_HEADS, TILE_TOKENS)
+        found = _find_tile(base, requests, NUM_KV_HEADS, TILE_TOKENS)
+        kv_head, _, first, start, query_len, computed, stop = found
         if first < query_len:
             begin = _begin(computed, first, window, TILE, HAS_WINDOW)
             index = first + row // GROUP
@@ -312,11 +313,8 @@ def _attend_prompts(
     HEAD_DIM: gl.constexpr,
     TILE_TOKENS: gl.constexpr,
     TILE: gl.constexpr,
-    STAGES: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
     HAS_SINKS: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    LOADER_REGISTERS: gl.constexpr,
 ):
     """Give the warps of a program their tasks."""
     dtype: gl.constexpr = keys.dtype
@@ -395,10 +393,7 @@ def attend_prompts(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
         HEAD_DIM=head_dim,
         TILE_TOKENS=tokens,
         TILE=tile,
-        STAGES=STAGES,
         HAS_WINDOW=scores.window is not None,
         HAS_SINKS=scores.sinks is not None,
-        REGISTERS=REGISTERS,
-        LOADER_REGISTERS=LOADER_REGISTERS,
         num_warps=4,
     )
