@@ -26,6 +26,7 @@ from tokenmill.model.kernels.triton import (
     adapters,
     attention,
     decode_inputs,
+    experts,
     few_rows,
     fp8,
     gate,
@@ -41,15 +42,15 @@ from tokenmill.model.sampling import triton_draw, triton_select
 ACTIVATIONS = (
     *("x", "delta", "weight", "bias", "sinks", "output", "gate_up", "qkv", "q_norm", "k_norm"),
     *("cos_table", "sin_table", "q", "keys", "values", "logits", "a", "b", "y"),
-    *("gate", "before", "mixed", "gates", "steps", "a_log", "dt_bias", "skip"),
+    *("gate", "before", "mixed", "gates", "steps", "a_log", "dt_bias", "skip", "outer"),
 )
 POINTERS = {
-    **dict.fromkeys(("parts", "scales", "inner", "memory"), "*fp32"),
+    **dict.fromkeys(("parts", "scales", "inner", "memory", "weights"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
-    **dict.fromkeys(("shared", "part_stops"), "*i32"),
+    **dict.fromkeys(("shared", "part_stops", "groups"), "*i32"),
     **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
-    **dict.fromkeys(("rows", "ends", "places", "order"), "*i64"),
+    **dict.fromkeys(("rows", "ends", "places", "order", "experts"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
     **dict.fromkeys(("rounded", "exponents"), "*u8"),
 }
@@ -69,6 +70,9 @@ NUMBERS = {
             "num_pages",
             "num_tokens",
             "num_work",
+            "num_pairs",
+            "num_experts",
+            "count",
             "ranks",
             "second",
             "third",
@@ -104,6 +108,7 @@ TILES = {
     "COLUMNS": 1024,
     "DEPTH": 1024,
 }
+GROUPED = {"GROUPED": True, "HAS_SOURCES": True, "HAS_BIAS": False}
 CHUNKS = {"CHUNK": triton_draw.CHUNK, "CHUNKS": 64}
 HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "NORMS_VALUES": False, "ARE_OFFSETS": False, "ROTATES": True}
 OFFSETS = {**HEADS, "ARE_OFFSETS": True}
@@ -162,7 +167,9 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
     *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
     *((attention._join, {**JOIN, "HAS_SINKS": has}, 4) for has in (False, True)),
-    *((matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False, "IS_FP4": has}, 4) for has in (False, True)),
+    *((matmul._multiply, {**TILES, **GROUPED, "IS_FP4": has, "BY_ROW": has}, 4) for has in (False, True)),
+    (experts._place_pairs, {"PAIRS": experts.PAIRS, "COMPARED": experts.COMPARED}, 4),
+    (experts._sum_experts, {"SIZE": 2048, "COUNT": 8, "WIDTH": 8, "COLUMNS": experts.COLUMNS}, 4),
     *((few_rows._few_rows, {**sizes, "HAS_BIAS": True, "PREFETCHES": True}, one.warps) for one, sizes in FEW),
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
