@@ -1,10 +1,10 @@
-"""Attention of prompts by the kernel for Hopper, checked against float32 and timed in turns with the engine's own.
+"""Attention of prompts by the kernel for Hopper, checked against float32 and timed in turns with the one for all GPUs.
 
     python -m tools.gpu.sweep_prompts [--seconds 100] [--only NAME,NAME]
 
-With a program for each multiprocessor, which take tiles in turn (`stays`), and with a program for each tile (`leaves`);
-then torch's own attention without pages, and the experts of a step against their floor. A case runs in a process of
-its own, which compiles beside the others, takes the device alone, and is killed where it hangs. A line as it comes.
+Prompts of many shapes, then torch's own attention without pages, and the experts of a step against their floor. A case
+runs in a process of its own, which compiles beside the others, takes the device alone, and is killed where it hangs. A
+line as it comes.
 """
 
 from __future__ import annotations
@@ -66,17 +66,9 @@ ODD = Shape("uneven, cached", (701, 1, 1333), (77, 1000, 130))
 FOUR = Shape("group 4, uneven, cached", (701, 1, 1333), (77, 1000, 130), group=4, kv_heads=4)
 SEVEN = Shape("group 7, uneven", (300, 65, 999), (5, 0, 1100), group=7, kv_heads=2)
 WINDOW = Shape("window 300, sinks", (701, 5, 1333), (77, 1000, 2130), window=300, has_sinks=True)
-SMALL_HEADS = Shape("head 64, page 64", (701, 5, 2048), (77, 1000, 0), head_dim=64, page_size=64, is_timed=True)
 LARGE_HEADS = Shape("head 256, page 32", (701, 5, 4096), (77, 1000, 0), head_dim=256, page_size=32, is_timed=True)
 LARGE_PAGES = Shape("page 256, float16, group 1", (701, 5, 4096), (77, 1000, 0), 1, page_size=256, dtype="float16")
-# Programs (0: one for each multiprocessor) and shapes.
-CASES: dict[str, tuple[int, tuple[Shape, ...]]] = {
-    "stays": (0, (LONG, CHUNK, SHORT, ODD)),
-    "leaves": (1 << 30, (LONG, CHUNK, SHORT)),
-    "groups": (0, (FOUR, SEVEN)),
-    "window": (0, (WINDOW,)),
-    "heads": (0, (SMALL_HEADS, LARGE_HEADS, LARGE_PAGES)),
-}
+CASES = {"long": (LONG, CHUNK, SHORT, ODD), "groups": (FOUR, SEVEN, WINDOW), "heads": (LARGE_HEADS, LARGE_PAGES)}
 OTHERS = "others"
 
 
@@ -149,8 +141,7 @@ class Inputs:
 
 def run_case(name: str) -> None:
     """Compile, wait for the device, check and time one case."""
-    num_programs, shapes = CASES[name]
-    num_programs = num_programs or torch.cuda.get_device_properties(0).multi_processor_count
+    shapes, num_programs = CASES[name], torch.cuda.get_device_properties(0).multi_processor_count
     torch.backends.cuda.matmul.allow_tf32 = False
     compile_ahead(shapes)
     seed = int.from_bytes(os.urandom(4), "little")
@@ -174,17 +165,17 @@ def checked(name: str, inputs: Inputs, num_programs: int) -> str:
 
     shape, output = inputs.shape, torch.full(inputs.q.shape, float("nan"), device="cuda", dtype=inputs.q.dtype)
     own = partial(hopper.attend_prompts, inputs.q, inputs.kv, output, inputs.scores, num_programs)
-    today = partial(attention.attend_prompts, inputs.q, inputs.kv, output, inputs.scores)
+    other = partial(attention.attend_prompts, inputs.q, inputs.kv, output, inputs.scores)
     wanted = inputs.expected()
     errors, results = [], []
-    for work in (today, own, own):
+    for work in (other, own, own):
         output.fill_(float("nan"))
         work()
         errors.append(float((output.float() - wanted).norm() / wanted.norm()))
         results.append(output.clone())
     is_right = errors[1] < LARGEST_ERROR and torch.equal(*results[1:])
-    text = f"{name:8} {shape.name:24} error {errors[1]:.2e} (today {errors[0]:.2e})"
-    return ("ok   " if is_right else "BAD  ") + text + (times(shape, today, own) if shape.is_timed else "")
+    text = f"{name:8} {shape.name:24} error {errors[1]:.2e} (other {errors[0]:.2e})"
+    return ("ok   " if is_right else "BAD  ") + text + (times(shape, other, own) if shape.is_timed else "")
 
 
 def run_others() -> None:
@@ -276,10 +267,10 @@ class Warming:
         return lambda *args, **own: self._kernel.warmup(*args, grid=grid, **own)
 
 
-def times(shape: Shape, today: Callable[[], None], own: Callable[[], None]) -> str:
+def times(shape: Shape, other: Callable[[], None], own: Callable[[], None]) -> str:
     """Milliseconds of both, in turns, and the host's time to launch."""
-    found: dict[Callable[[], None], list[float]] = {today: [], own: []}
-    for work in (today, own, today, own):
+    found: dict[Callable[[], None], list[float]] = {other: [], own: []}
+    for work in (other, own, other, own):
         found[work].append(median_ms(work))
     before = time.perf_counter()
     for _ in range(LAUNCHES):
@@ -288,7 +279,7 @@ def times(shape: Shape, today: Callable[[], None], own: Callable[[], None]) -> s
     torch.cuda.synchronize()
     (first, first_rate), (second, second_rate) = ((min(ms), shape.operations / min(ms) / 1e9) for ms in found.values())
     return (
-        f" | today {first:.3f} ms {first_rate:.0f} Tflop/s | own {second:.3f} ms {second_rate:.0f} Tflop/s"
+        f" | other {first:.3f} ms {first_rate:.0f} Tflop/s | own {second:.3f} ms {second_rate:.0f} Tflop/s"
         f" | x{first / second:.2f} | host {host:.0f} us"
     )
 

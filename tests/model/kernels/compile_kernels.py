@@ -19,7 +19,6 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tokenmill.model.kernels.triton import (
@@ -130,7 +129,7 @@ HOPPER = {
     "HAS_WINDOW": False,
 }
 HOPPER = {name: value for name, value in HOPPER.items() if name in hopper._attend_prompts.arg_names}
-COPIED = f"tensordesc<bf16[16, {hopper.COPY_WIDTH}],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+COPIED = f"tensordesc<bf16[16, {hopper.COPY_WIDTH}],{hopper.LAYOUT!r}>"
 # As `num_stages` has it for heads of 128.
 ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}

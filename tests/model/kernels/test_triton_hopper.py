@@ -48,7 +48,7 @@ def check(case: Case, num_programs: int) -> None:
     torch.testing.assert_close(got.float().cpu(), case.expected(), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize(("head_dim", "page_size"), [(128, 16), (128, 256), (64, 32), (256, 64)])
+@pytest.mark.parametrize(("head_dim", "page_size"), [(128, 16), (128, 256), (256, 64)])
 def test_prompts_and_chunks_equal_attention_written_out(
     head_dim: int, page_size: int, rng: np.random.Generator
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_token_has_the_same_bits_in_every_chunk(rng: np.random.Generator) -> N
     [
         (((8, 9), 128, 2, 16), "capability"),
         (((10, 0), 128, 2, 16), "capability"),
-        (((9, 0), 96, 2, 16), "heads"),
+        (((9, 0), 64, 2, 16), "heads"),
         (((9, 0), 128, 71, 16), "heads"),
         (((9, 0), 128, 2, 8), "pages"),
         (((9, 0), 128, 2, 48), "pages"),

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from tokenmill.model.attention.backend import Parts
 
 
-# The major capability for which torch's flash attention has kernels of its own; Mini-SGLang's choice by device.
+# The major capability with a kernel for prompts of its own, here and in torch's flash attention; Mini-SGLang's choice
+# by device.
 HOPPER = 9
 
 
@@ -74,17 +75,12 @@ def _flashinfer_obstacle(config: AttentionConfig) -> str | None:
 
 def _hopper_obstacle(config: AttentionConfig) -> str | None:
     if find_spec("triton.experimental.gluon") is None:
-        return "its kernel for prompts needs triton 3.6 or later"
-    from tokenmill.model.attention.backends.trial import obstacle_of
+        return "the kernel for Hopper needs triton 3.6 or later"
     from tokenmill.model.kernels.triton.hopper import shape_obstacle
 
     spec = config.spec
-    obstacle = shape_obstacle(
-        config.platform.capability(), spec.head_dim, spec.num_heads // spec.num_kv_heads, config.page_size
-    )
-    return obstacle or obstacle_of(
-        "its kernel for prompts", _hopper(config)[0], spec, config.page_size, config.dtype, config.platform.device
-    )
+    group = spec.num_heads // spec.num_kv_heads
+    return shape_obstacle(config.platform.capability(), spec.head_dim, group, config.page_size)
 
 
 def _flash(config: AttentionConfig) -> Parts:
@@ -143,6 +139,15 @@ BACKENDS = (
         obstacle=_flashinfer_obstacle,
     ),
     Backend(
+        "hopper",
+        _token_major,
+        make_paged=_hopper,
+        auto_for=(lambda capability: capability[0] == HOPPER, never),
+        merit="its own kernel for Hopper",
+        dtypes=("bfloat16", "float16"),
+        obstacle=_hopper_obstacle,
+    ),
+    Backend(
         "flash",
         _token_major,
         make_paged=_flash,
@@ -150,14 +155,6 @@ BACKENDS = (
         merit="torch's flash attention",
         dtypes=("bfloat16", "float16"),
         obstacle=_flash_obstacle,
-    ),
-    Backend(
-        "hopper",
-        _token_major,
-        make_paged=_hopper,
-        auto_for=(never, never),
-        dtypes=("bfloat16", "float16"),
-        obstacle=_hopper_obstacle,
     ),
     Backend("triton", _token_major, make_paged=_triton, merit="its own kernels", is_invariant=True),
 )
