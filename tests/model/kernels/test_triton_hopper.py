@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -43,9 +44,14 @@ def output_of(case: Case) -> torch.Tensor:
 
 
 def check(case: Case, num_programs: int) -> None:
+    want, others = case.expected(), random.randrange(4)
+    # Tokens of other requests are in front.
+    case.q = torch.cat([torch.full_like(case.q[:1].expand(others, -1, -1), torch.nan), case.q])
+    case.kv = msgspec.structs.replace(case.kv, query_starts=case.kv.query_starts + others)
     got = output_of(case)
     hopper.attend_prompts(case.q, case.kv, got, case.scores, num_programs)
-    torch.testing.assert_close(got.float().cpu(), case.expected(), rtol=0.02, atol=0.02)
+    assert got[:others].isnan().all()
+    torch.testing.assert_close(got[others:].float().cpu(), want, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(("head_dim", "page_size"), [(128, 16), (128, 256), (256, 64)])
