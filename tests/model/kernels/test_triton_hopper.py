@@ -20,10 +20,10 @@ pytestmark = pytest.mark.skipif(DEVICE == "cuda" and not CAN_RUN, reason="a kern
 
 @pytest.fixture(autouse=True)
 def threads(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    random.seed(int(rng.integers(1 << 30)))
     if not CAN_RUN:
         from tests.model.kernels.gluon_threads import Launcher
 
-        random.seed(int(rng.integers(1 << 30)))
         monkeypatch.setattr(hopper, "_attend_prompts", Launcher(hopper, "_attend_prompts"))
 
 
