@@ -132,8 +132,8 @@ class EngineSettings(VisionConfig):
     kernels: str = flag("auto", "kernels of everything but attention", choices=("auto", "torch", "native", "triton"))
     attention_backend: str = flag(
         "auto",
-        "attention: reference, cpu or native; on a GPU triton, flash, flashinfer, or two as flash,triton: for prompts "
-        "and for decodes",
+        "attention: reference, cpu or native; on a GPU triton, flash, flashinfer, hopper, or two as flash,triton: for "
+        "prompts and for decodes",
     )
     quantization: str = flag(
         "none",

@@ -83,24 +83,25 @@ class TestOnGpus:
         assert "flash attention" in choice.reason
 
     @pytest.mark.parametrize(
-        ("capability", "takes_flash", "taken", "reason"),
+        ("capability", "able", "taken", "reason"),
         [
-            ((8, 0), True, "flashinfer", "FlashInfer"),
-            ((9, 0), True, "flash,flashinfer", "torch's flash attention; FlashInfer for decodes"),
-            ((9, 0), False, "triton,flashinfer", "its own kernels: it is off; FlashInfer for decodes"),
-            ((10, 0), True, "flashinfer", "FlashInfer"),
+            ((8, 0), ("hopper", "flash"), "flashinfer", "FlashInfer"),
+            ((9, 0), ("hopper", "flash"), "hopper,flashinfer", "its own kernel for Hopper; FlashInfer for decodes"),
+            ((9, 0), ("flash",), "flash,flashinfer", "torch's flash attention: it is off; FlashInfer for decodes"),
+            ((9, 0), (), "triton,flashinfer", "its own kernels: it is off: it is off; FlashInfer for decodes"),
+            ((10, 0), ("hopper", "flash"), "flashinfer", "FlashInfer"),
         ],
     )
     def test_auto_asks_the_architecture(
         self,
         capability: tuple[int, int],
-        takes_flash: bool,
+        able: tuple[str, ...],
         taken: str,
         reason: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(FakePlatform, "capability", lambda self: capability)
-        obstacles = {"flash": None if takes_flash else "it is off", "flashinfer": None}
+        obstacles = {name: None if name in able else "it is off" for name in ("hopper", "flash")} | {"flashinfer": None}
         rows = [
             msgspec.structs.replace(row, package=None, obstacle=lambda config, said=obstacles[row.name]: said)
             if row.name in obstacles
@@ -110,6 +111,18 @@ class TestOnGpus:
         monkeypatch.setattr(registry, "BACKENDS", rows)
         choice = on_gpu("auto")
         assert (choice.name, choice.reason) == (taken, reason)
+
+    def test_prompts_on_hopper_have_a_kernel_of_their_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("triton", reason="triton is not installed")
+        monkeypatch.setattr(FakePlatform, "capability", lambda self: (9, 0))
+        spec = msgspec.structs.replace(SPEC, head_dim=128)
+        choice = choose_attention("auto", AttentionConfig(spec, 16, "bfloat16", FakePlatform()))
+        assert choice.name == "hopper,triton"
+        whole = choose_attention("auto", AttentionConfig(spec, 16, "float32", FakePlatform()))
+        single = choose_attention("auto", AttentionConfig(spec, 16, "bfloat16", FakePlatform(), is_invariant=True))
+        assert (whole.name, single.name) == ("triton", "triton")
+        with pytest.raises(InvalidConfig, match="heads of 128 or 256"):
+            on_gpu("hopper")
 
     def test_a_hybrid_names_prompts_first(self) -> None:
         choice = on_gpu("triton,triton", "float32")

@@ -4,8 +4,9 @@
     TRITON_INTERPRET=0 python tests/model/kernels/compile_kernels.py 80,89,90,100 --types bf16,fp32
 
 A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units, how warps share a tile and
-the shapes of their instructions, most groups of copies left open at a wait, and the loads that a program issues before
-it waits for the kernels in front (`-`: it is launched behind their end).
+the shapes of their instructions, most groups of copies left open at a wait, the loads that a program issues before
+it waits for the kernels in front (`-`: it is launched behind their end), and the fewest exponentials of a loop between
+the wait for one product and that for the next (`-`: it waits for both at once).
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from tokenmill.model.kernels.triton import (
     adapters,
     attention,
     decode_inputs,
+    experts,
     few_rows,
     fp8,
     gate,
     heads,
+    hopper,
     matmul,
     norm,
     recurrence,
@@ -37,15 +41,15 @@ from tokenmill.model.sampling import triton_draw, triton_select
 ACTIVATIONS = (
     *("x", "delta", "weight", "bias", "sinks", "output", "gate_up", "qkv", "q_norm", "k_norm"),
     *("cos_table", "sin_table", "q", "keys", "values", "logits", "a", "b", "y"),
-    *("gate", "before", "mixed", "gates", "steps", "a_log", "dt_bias", "skip"),
+    *("gate", "before", "mixed", "gates", "steps", "a_log", "dt_bias", "skip", "outer"),
 )
 POINTERS = {
-    **dict.fromkeys(("parts", "scales", "inner", "memory"), "*fp32"),
+    **dict.fromkeys(("parts", "scales", "inner", "memory", "weights"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
-    **dict.fromkeys(("shared", "part_stops"), "*i32"),
+    **dict.fromkeys(("shared", "part_stops", "groups"), "*i32"),
     **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
-    **dict.fromkeys(("rows", "ends", "places", "order"), "*i64"),
+    **dict.fromkeys(("rows", "ends", "places", "order", "experts"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
     **dict.fromkeys(("rounded", "exponents"), "*u8"),
 }
@@ -64,6 +68,10 @@ NUMBERS = {
             "window",
             "num_pages",
             "num_tokens",
+            "num_work",
+            "num_pairs",
+            "num_experts",
+            "count",
             "ranks",
             "second",
             "third",
@@ -99,6 +107,7 @@ TILES = {
     "COLUMNS": 1024,
     "DEPTH": 1024,
 }
+GROUPED = {"GROUPED": True, "HAS_SOURCES": True, "HAS_BIAS": False}
 CHUNKS = {"CHUNK": triton_draw.CHUNK, "CHUNKS": 64}
 HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "NORMS_VALUES": False, "ARE_OFFSETS": False, "ROTATES": True}
 OFFSETS = {**HEADS, "ARE_OFFSETS": True}
@@ -113,6 +122,14 @@ PROMPTS = {
         ({"TILE_TOKENS": 8, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}, 4),
     ],
 }
+HOPPER = {
+    **ATTENTION,
+    "TILE_TOKENS": 64,
+    "TILE": hopper.TILE_ROWS,
+    "HAS_WINDOW": False,
+}
+HOPPER = {name: value for name, value in HOPPER.items() if name in hopper._attend_prompts.arg_names}
+COPIED = f"tensordesc<bf16[16, {hopper.COPY_WIDTH}],{hopper.LAYOUT!r}>"
 # As `num_stages` has it for heads of 128.
 ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
@@ -149,7 +166,9 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
     *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
     *((attention._join, {**JOIN, "HAS_SINKS": has}, 4) for has in (False, True)),
-    *((matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False, "IS_FP4": has}, 4) for has in (False, True)),
+    *((matmul._multiply, {**TILES, **GROUPED, "IS_FP4": has, "BY_ROW": has}, 4) for has in (False, True)),
+    (experts._place_pairs, {"PAIRS": experts.PAIRS, "COMPARED": experts.COMPARED}, 4),
+    (experts._sum_experts, {"SIZE": 2048, "COUNT": 8, "WIDTH": 8, "COLUMNS": experts.COLUMNS}, 4),
     *((few_rows._few_rows, {**sizes, "HAS_BIAS": True, "PREFETCHES": True}, one.warps) for one, sizes in FEW),
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
@@ -184,7 +203,11 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
         if (name in pointers and not kernel.params[place].do_not_specialize_on_alignment)
         or (name in EVEN and name not in constants)
     }
-    source = ASTSource(kernel, {name: types[name] for name in names}, constants, aligned)
+    kind = ASTSource
+    if kernel is hopper._attend_prompts:
+        kind, types = GluonASTSource, {**types, "keys": COPIED, "values": COPIED}
+        aligned = {place: value for place, value in aligned.items() if names[place[0]] not in ("keys", "values")}
+    source = kind(kernel, {name: types[name] for name in names}, constants, aligned)
     options = {"num_warps": warps}
     if kernel is attention._attend:
         options["num_stages"] = ATTENTION_STAGES[dtype]
@@ -218,6 +241,14 @@ def loads_ahead(ptx: str) -> str:
     return str(before.count("ld.global")) if wait else "-"
 
 
+def hidden_exponentials(compiled: Any) -> str:
+    """Count what is weighed while a product goes on: ptxas may put its wait in front of the weights."""
+    if "wgmma.wait_group.sync.aligned 1" not in compiled.asm["ptx"] or "ex2" not in compiled.asm["ptx"]:
+        return "-"
+    between = re.findall(r"DEPBAR\.LE gsb0, 0x1\b(.*?)DEPBAR\.LE gsb0, 0x0\b", compiled.asm["sass"], re.DOTALL)
+    return str(min(part.count("MUFU.EX2") for part in between))
+
+
 def main() -> None:
     """Compile them all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -229,13 +260,15 @@ def main() -> None:
             (attention._attend, {**ATTENTION, **tiles, "HAS_WINDOW": False, "IS_SPLIT": False}, num_warps)
             for tiles, num_warps in PROMPTS[dtype]
         ]
+        if capability == 90 and dtype == "bf16":
+            prompts.append((hopper._attend_prompts, HOPPER, 4))
         for kernel, constants, warps in [*prompts, *CASES]:
             if constants.get("HAS_SCALES") and (dtype != "bf16" or capability < LEAST_FP8_CAPABILITY):
                 continue
             compiled = compile_one(kernel, constants, warps, capability, dtype)
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
             ptx, layout = compiled.asm["ptx"], layout_of(compiled.asm["ttgir"])
-            found = units_of(ptx), layout, open_copies(ptx), loads_ahead(ptx)
+            found = units_of(ptx), layout, open_copies(ptx), loads_ahead(ptx), hidden_exponentials(compiled)
             print(capability, dtype, kernel.__name__, code, shared, *found, flush=True)
 
 

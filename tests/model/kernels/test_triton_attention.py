@@ -28,9 +28,10 @@ class Case:
         longest: int,
         contexts: list[int] | None = None,
         group: int | None = None,
+        head_dim: int | None = None,
     ) -> None:
         self.kv_heads, self.group = int(rng.integers(1, 3)), group or int(rng.choice([1, 2, 3, 7]))
-        self.head_dim = int(rng.choice([8, 16, 20]))
+        self.head_dim = head_dim or int(rng.choice([8, 16, 20]))
         self.scale = self.head_dim**-0.5
         self.window = None if rng.random() < 0.5 else int(rng.integers(1, longest))
         self.sinks = None if rng.random() < 0.5 else torch.randn(self.kv_heads * self.group, device=DEVICE)

@@ -31,7 +31,7 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert len(rows) == 47
+    assert len(rows) == 50
     # A multiprocessor of capability 9.0 has 227 KiB for a program.
     assert all(int(code) > 1000 and int(shared) <= 227 << 10 for _, _, _, code, shared, *_ in rows)
     attention = [row for row in rows if row[2] == "_attend"]
@@ -43,6 +43,10 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there() -> None:
     assert all(int(row[7]) >= 2 for row in attention)
     # With eight drafts of two heads each, two.
     assert all(count * (int(row[4]) + 1024) <= 228 << 10 for row, count in zip(decodes, (3, 3, 3, 2, 3), strict=True))
+    # 64 scores of a thread, and the two factors of its rows: both products go on while they are weighed.
+    assert [(*row[5:7], row[9]) for row in rows if row[2] == "_attend_prompts"] == [
+        ("wgmma", "4x1:16x128x16", "66"),
+    ]
     # These begin while the kernel in front ends; only weights, which no kernel writes, are read before it has.
     ahead = {row[2]: row[8] for row in rows if row[8] != "-"}
     assert int(ahead.pop("_rms_norm")) > 0

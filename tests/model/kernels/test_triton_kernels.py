@@ -10,6 +10,7 @@ from tests.model.kernels.gpu import DEVICE, same
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.protocol import Gate, WeightRole
 from tokenmill.model.kernels.torch_kernels import TorchKernels
+from tokenmill.model.kernels.triton import experts as stacked_experts
 from tokenmill.model.kernels.triton.kernels import TritonKernels
 from tokenmill.model.quantization.packed import Mxfp4Rows
 
@@ -40,7 +41,7 @@ def test_a_matrix_does_what_the_torch_one_does(rng: np.random.Generator, is_inva
     assert torch.equal(got.argmax(x), got.logits(x).argmax(-1))
 
 
-def test_stacked_experts_equal_one_after_the_other(rng: np.random.Generator) -> None:
+def test_stacked_experts_equal_one_after_the_other(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         num_experts, hidden, size = int(rng.integers(2, 7)), int(rng.integers(1, 40)), int(rng.integers(1, 30))
         tokens, count = int(rng.integers(1, 20)), int(rng.integers(1, num_experts + 1))
@@ -61,6 +62,9 @@ def test_stacked_experts_equal_one_after_the_other(rng: np.random.Generator) -> 
         torch.testing.assert_close(got, looped.mix(x, weights, chosen), rtol=1e-3, atol=1e-3)
         assert stacked.mix(x[:0], weights[:0], chosen[:0]).shape == (0, hidden)
         assert same(stacked.mix(x[:1], weights[:1], chosen[:1])[0], got[0])
+        with monkeypatch.context() as sorting:
+            sorting.setattr(stacked_experts, "MOST_COMPARED", int(rng.choice([0, tokens * count - 1])))
+            assert torch.equal(stacked.mix(x, weights, chosen), got), "rows found by a sort"
 
 
 def test_stacked_experts_in_mxfp4_are_those_of_their_numbers(rng: np.random.Generator) -> None:

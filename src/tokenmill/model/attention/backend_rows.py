@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.model.attention.backend import AttentionConfig, Backend, always, never
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from tokenmill.model.attention.backend import Parts
 
 
-# The major capability for which torch's flash attention has kernels of its own; Mini-SGLang's choice by device.
+# The major capability with a kernel for prompts of its own, here and in torch's flash attention; Mini-SGLang's choice
+# by device.
 HOPPER = 9
 
 
@@ -71,6 +73,16 @@ def _flashinfer_obstacle(config: AttentionConfig) -> str | None:
     return obstacle_of("FlashInfer", prompts, config.spec, config.page_size, config.dtype, config.platform.device)
 
 
+def _hopper_obstacle(config: AttentionConfig) -> str | None:
+    if find_spec("triton.experimental.gluon") is None:
+        return "the kernel for Hopper needs triton 3.6 or later"
+    from tokenmill.model.kernels.triton.hopper import shape_obstacle
+
+    spec = config.spec
+    group = spec.num_heads // spec.num_kv_heads
+    return shape_obstacle(config.platform.capability(), spec.head_dim, group, config.page_size)
+
+
 def _flash(config: AttentionConfig) -> Parts:
     from tokenmill.model.attention.backends.flash import FlashAttention, find_flash
 
@@ -97,6 +109,12 @@ def _triton(config: AttentionConfig) -> Parts:
     return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, page_size), None
 
 
+def _hopper(config: AttentionConfig) -> Parts:
+    from tokenmill.model.attention.backends.triton import HopperPrompts
+
+    return HopperPrompts(config.platform.num_units()), *_triton(config)[1:]
+
+
 BACKENDS = (
     Backend(
         "native",
@@ -120,6 +138,15 @@ BACKENDS = (
         merit="FlashInfer",
         package="flashinfer",
         obstacle=_flashinfer_obstacle,
+    ),
+    Backend(
+        "hopper",
+        _token_major,
+        make_paged=_hopper,
+        auto_for=(lambda capability: capability[0] == HOPPER, never),
+        merit="its own kernel for Hopper",
+        dtypes=("bfloat16", "float16"),
+        obstacle=_hopper_obstacle,
     ),
     Backend(
         "flash",

@@ -37,6 +37,34 @@ class TritonPrompts(PagedImplementation):
         attend_prompts(q, paged(memory, plan), output, scores_of(layer), are_single=are_single)
 
 
+class HopperPrompts(PagedImplementation):
+    """A `PagedImplementation` for prompts in half precision on capability 9.0.
+
+    Args:
+        num_units: number of multiprocessors of the device.
+    """
+
+    def __init__(self, num_units: int) -> None:
+        self._num_units = num_units
+
+    def plan(self, requests: Requests) -> Requests:
+        """Keep the requests: the kernel finds its tiles itself."""
+        return requests
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        memory: tuple[torch.Tensor, torch.Tensor],
+        output: torch.Tensor,
+        plan: Requests,
+        layer: AttentionLayer,
+    ) -> None:
+        """Attend by the kernel whose warps have tasks of their own."""
+        from tokenmill.model.kernels.triton.hopper import attend_prompts
+
+        attend_prompts(q, paged(memory, plan), output, scores_of(layer), self._num_units)
+
+
 class TritonDecodes(PagedImplementation):
     """A `PagedImplementation` for requests with one token and drafts, whose contexts are split at fixed positions.
 
