@@ -52,21 +52,23 @@ def _reference(config: AttentionConfig, kv: Any) -> AttentionBackend:
     return ReferenceAttention(config.spec, kv)
 
 
-def _no_sinks(config: AttentionConfig) -> str | None:
-    return "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
+def _no_extras(config: AttentionConfig) -> str | None:
+    if config.spec.has_sinks:
+        return "it has no sinks, which this model's attention has"
+    return "it sees no tokens ahead, which this model's attention does" if config.spec.sees_ahead else None
 
 
 def _flash_obstacle(config: AttentionConfig) -> str | None:
     from tokenmill.model.attention.backends.flash import flash_obstacle
 
-    return _no_sinks(config) or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
+    return _no_extras(config) or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
 
 
 def _flashinfer_obstacle(config: AttentionConfig) -> str | None:
     from tokenmill.model.attention.backends.trial import obstacle_of
 
-    if config.spec.has_sinks:
-        return _no_sinks(config)
+    if lacks := _no_extras(config):
+        return lacks
     prompts, *_ = _flashinfer(config)
     return obstacle_of("FlashInfer", prompts, config.spec, config.page_size, config.dtype, config.platform.device)
 

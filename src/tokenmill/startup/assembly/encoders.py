@@ -34,8 +34,6 @@ class Encoders(Capability):
         """Refuse what encoders do not have."""
         if architecture.needs_kv:
             return
-        if platform.is_accelerator:
-            raise InvalidConfig(f"{architecture.name} runs on CPUs alone: use --device cpu")
         refused = {
             "--enable-lora": config.enable_lora,
             "--lora-merge": config.lora_merge is not None,
