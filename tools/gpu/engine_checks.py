@@ -13,6 +13,7 @@ import torch
 from tools.gpu.engines import generate, running
 from tools.gpu.feature_checks import FEATURES, FeatureChecks, feature_names
 from tools.gpu.folders import SMALL, TINY, write_checkpoint
+from tools.gpu.model_checks import MODELS, ModelChecks, model_names
 
 from tokenmill.core.sampling_params import SamplingParams
 
@@ -25,8 +26,9 @@ ORACLE = "oracle-"
 NO_WAITS = "no-waits-but-for-results"
 RECURRENT = ("lfm2", "qwen3_5")
 # Whose random checkpoints transformers writes, where it is installed: windows and two ropes, sinks and experts stored
-# as mxfp4, fused projections, states that recur.
-WRITTEN_BY_TRANSFORMERS = ("gemma3", "gpt_oss", "phi3", "lfm2", "qwen3_5", "qwen3_next")
+# as mxfp4, fused projections, norms behind blocks, an activation without a gate, states that recur.
+WRITTEN_BY_TRANSFORMERS = ("gemma3", "gpt_oss", "phi3", "olmo2", "arcee")
+WRITTEN_BY_TRANSFORMERS += ("lfm2", "lfm2_moe", "granite_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
 def check_names(is_dry: bool) -> list[str]:
@@ -40,11 +42,13 @@ def check_names(is_dry: bool) -> list[str]:
         theirs, written = ["equals-transformers"], [*WRITTEN_BY_TRANSFORMERS]
     families = [f"{ORACLE}{family}" for family in [*SMALL, *written] if family != "qwen3"]
     modes = ["overlap-or-not", NO_WAITS, *(f"{NO_WAITS}-{family}" for family in RECURRENT if family in written)]
-    return [*small, *ranks, *modes, *feature_names(), *families, *theirs, "batch-invariant"]
+    return [*small, *ranks, *modes, *model_names(), *feature_names(), *families, *theirs, "batch-invariant"]
 
 
-def checks_with(name: str) -> type[EngineChecks | FeatureChecks]:
+def checks_with(name: str) -> type[EngineChecks | FeatureChecks | ModelChecks]:
     """Return the class that has a check."""
+    if name in MODELS:
+        return ModelChecks
     return FeatureChecks if name in FEATURES else EngineChecks
 
 
