@@ -55,6 +55,8 @@ def _reference(config: AttentionConfig, kv: Any) -> AttentionBackend:
 def _no_extras(config: AttentionConfig) -> str | None:
     if config.spec.has_sinks:
         return "it has no sinks, which this model's attention has"
+    if config.spec.is_windowed:
+        return "it reads pages behind windows, which are given up (--disable-hybrid-kv-cache-manager keeps them)"
     return "it sees no tokens ahead, which this model's attention does" if config.spec.sees_ahead else None
 
 
@@ -95,7 +97,8 @@ def _triton(config: AttentionConfig) -> Parts:
 
     if config.is_invariant:
         return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
-    platform, page_size = config.platform, config.page_size if config.shares_splits else None
+    shares = config.shares_splits and not config.spec.is_windowed
+    platform, page_size = config.platform, config.page_size if shares else None
     return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, page_size), None
 
 

@@ -200,6 +200,8 @@ def _attend(
                     source = ((page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE) * NUM_KV_HEADS + kv_head) * HEAD_DIM
                     # Slots outside of the request are loaded as zeros: a weight of 0 does not hide a NaN.
                     is_key = (place < stop) | (phase == 0)
+                    if HAS_WINDOW:  # behind it pages may be gone
+                        is_key = is_key & (place > computed + first - window)
                     wanted = is_key[:, None] & is_column[None, :]
                     k = tl.load(keys + source[:, None] + column[None, :], wanted, 0.0)
                     scores = tl.dot(query, tl.trans(k), input_precision="ieee")
