@@ -27,7 +27,7 @@ NO_WAITS = "no-waits-but-for-results"
 RECURRENT = ("lfm2", "qwen3_5")
 # Whose random checkpoints transformers writes, where it is installed: windows and two ropes, sinks and experts stored
 # as mxfp4, fused projections, norms behind blocks, an activation without a gate, states that recur.
-WRITTEN_BY_TRANSFORMERS = ("gemma3", "gpt_oss", "phi3", "olmo2", "arcee")
+WRITTEN_BY_TRANSFORMERS = ("gemma3", "gpt_oss", "gemma4", "phi3", "olmo2", "arcee")
 WRITTEN_BY_TRANSFORMERS += ("lfm2", "lfm2_moe", "granite_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 
 
