@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.core.plan import AdmittedRequest, RowFailure, StepPlan
 from tokenmill.core.pooling import PoolingParams, PoolMode
@@ -160,12 +159,11 @@ def _widened(outputs: Array) -> Any:
     return outputs.astype(np.float64)
 
 
-def _on_host(vectors: Sequence[Any]) -> Sequence[npt.NDArray[Any]]:
+def _on_host(vectors: Sequence[Any]) -> Any:
     """Return vectors of one size on the host; those of a device come over in one copy."""
     if isinstance(vectors[0], np.ndarray):
         return vectors
     joined = vectors[0].new_empty(len(vectors), len(vectors[0]))
     for place, vector in zip(joined, vectors, strict=True):
         place.copy_(vector)
-    found: npt.NDArray[Any] = joined.cpu().numpy()
-    return found
+    return joined.cpu().numpy()

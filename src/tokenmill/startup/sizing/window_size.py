@@ -49,9 +49,7 @@ class PageBytes(msgspec.Struct, frozen=True):
         return self.full + self.windowed
 
 
-def window_group_obstacle(
-    config: EngineConfig, architecture: Architecture, has_draft_model: bool
-) -> str | None:
+def window_group_obstacle(config: EngineConfig, architecture: Architecture, has_draft_model: bool) -> str | None:
     """Return why layers with a window have no page group of their own; None: they have one. "": no windows."""
     windows = [attention.window for attention in architecture.attentions]
     widest = max((window for window in windows if window is not None), default=0)

@@ -177,13 +177,15 @@ def _attend(
 
             # |begin|<- keys that all rows see ->|clear|<- keys that some see ->|stop|
             begin = 0
+            lowest = 0
             stop = computed + tl.minimum(first + TILE_TOKENS + after, query_len)
             if IS_SPLIT:
                 length = SPLIT * (1 << split // LEVEL)
                 begin = LEVEL * (length - SPLIT) + split % LEVEL * length
                 stop = tl.minimum(begin + length, stop)
             if HAS_WINDOW:
-                begin = tl.maximum(begin, tl.maximum(computed + first - window + 1, 0) // TILE * TILE)
+                lowest = tl.maximum(computed + first - window + 1, 0)
+                begin = tl.maximum(begin, lowest // TILE * TILE)
             clear = begin if ALL_MASKED else (computed + first + 1) // TILE * TILE
 
             highest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -199,9 +201,8 @@ def _attend(
                     ahead = tl.load(pages + (place + TILE) // PAGE_SIZE, place + TILE < stop, 0)
                     source = ((page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE) * NUM_KV_HEADS + kv_head) * HEAD_DIM
                     # Slots outside of the request are loaded as zeros: a weight of 0 does not hide a NaN.
-                    is_key = (place < stop) | (phase == 0)
-                    if HAS_WINDOW:  # behind it pages may be gone
-                        is_key = is_key & (place > computed + first - window)
+                    # So are keys behind all rows' windows, whose pages may be gone.
+                    is_key = ((place < stop) | (phase == 0)) & ((place >= lowest) | (HAS_WINDOW == 0))
                     wanted = is_key[:, None] & is_column[None, :]
                     k = tl.load(keys + source[:, None] + column[None, :], wanted, 0.0)
                     scores = tl.dot(query, tl.trans(k), input_precision="ieee")
