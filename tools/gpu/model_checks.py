@@ -26,12 +26,12 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.loop.engine import Engine
 
 ENCODER = "encoder-"
-ENCODERS = ("bert", "roberta", "modernbert", "nomic_bert", "gemma3_text")
+ENCODERS = ("bert", "modernbert", "nomic_bert", "gemma3_text")
 KEPT = "kept-states-"
-RECURRENT = ("lfm2", "granite_hybrid", "qwen3_next")
+RECURRENT = ("lfm2", "granite_hybrid")
 STORED = "stored-"
 # As files of these publishers' layouts have them: unpacked to floats on a GPU.
-LAYOUTS = ("gptq 4", "awq", "int8")
+LAYOUTS = ("gptq 4", "awq")
 WINDOWS = "windows-"
 WINDOWED = ("gemma3", "gpt_oss", "gemma4")
 SERVER = "server"

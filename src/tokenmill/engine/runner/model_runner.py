@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
-from tokenmill.engine.runner.inputs import build_batch, step_arrays, whole_arrays
+from tokenmill.engine.runner.inputs import build_batch, step_arrays
 from tokenmill.engine.runner.model import Hidden, Model, PipelinedModel
 from tokenmill.engine.runner.prompt_reports import OutputTokens, Reports
 from tokenmill.engine.runner.results import result_of
@@ -125,8 +125,6 @@ class ModelRunner:
         num_captured = self._num_captured(plan, samples, wanted, arrays)
         if num_captured < len(plan.rows):
             arrays |= step_arrays(plan, samples, wanted, num_captured)
-        if not rows.tables.keeps_kv:
-            arrays |= whole_arrays(arrays, rows.tables.page_size)
         arrays |= rows.split(plan, samples.query_starts, num_captured)
         return EnteredStep(plan, samples, metadata, wanted, num_captured, arrays, self._transport.send(arrays))
 

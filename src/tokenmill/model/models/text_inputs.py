@@ -66,22 +66,42 @@ def position_rows(spec: PositionSpec, batch: ForwardBatch) -> AnyArray:
     return (totals - (totals - is_own * 1)[starts]) * is_own + spec.pad_id
 
 
-class RowTypes(RowExtension):
-    """The place in each row's request where the second text, of tokens of the second type, begins."""
+class WholeTexts(RowExtension):
+    """The pages of texts that are whole in a step, and the types of their tokens.
 
-    def __init__(self, num_rows: int) -> None:
+    A text has its pages for the step alone, each behind the one before:
+
+    |reserved|text 0: ceil(tokens / page_size) pages|text 1| ...
+    """
+
+    def __init__(self, num_rows: int, page_size: int, first_page: int, *, has_types: bool) -> None:
+        """
+        Args:
+            first_page: behind the reserved ones. has_types: tokens of the second text of a pair are of another type.
+        """
+        # The place in each row's request where the second text begins; 0: there is none.
         self._seconds = np.zeros(num_rows, np.int64)
+        self._page_size, self._first_page, self._has_types = page_size, first_page, has_types
 
     def enter(self, plan: StepPlan) -> Arrays:
-        """Take in where the second texts of new rows begin; send the types of tokens, if any request is a pair."""
+        """Lay out a step's pages, and its types if any of its requests is a pair."""
         for new in plan.new_rows:
             self._seconds[new.row] = 0 if new.pooling is None else new.pooling.second
-        seconds, lens = self._seconds[plan.rows], plan.num_scheduled
-        if not seconds.any():
-            return {}
-        begins = np.where(seconds, seconds, lens) + np.cumsum(lens) - lens
-        return {"types": (np.arange(lens.sum()) >= np.repeat(begins, lens)).astype(np.int64)}
+        lens, page_size = plan.num_scheduled, self._page_size
+        counts, starts = -(-lens // page_size), np.cumsum(lens) - lens
+        firsts, numbers = self._first_page + np.cumsum(counts) - counts, np.arange(counts.max())
+        tokens = np.arange(lens.sum())
+        arrays = {
+            "page_table": np.where(numbers < counts[:, None], firsts[:, None] + numbers, 0).astype(np.int32),
+            "slots": np.repeat(firsts * page_size - starts, lens).astype(np.int64) + tokens,
+        }
+        seconds = self._seconds[plan.rows]
+        if self._has_types and seconds.any():
+            begins = np.where(seconds, seconds, lens) + starts
+            arrays["types"] = (tokens >= np.repeat(begins, lens)).astype(np.int64)
+        return arrays
 
     def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
-        """Add the types of a step's tokens."""
-        return msgspec.structs.replace(batch, types=sent["types"]) if "types" in sent else batch
+        """Put a step's texts on their pages."""
+        pages = {"slots": sent["slots"], "page_table": sent["page_table"]}
+        return msgspec.structs.replace(batch, **pages, types=sent.get("types"))
