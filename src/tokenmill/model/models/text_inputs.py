@@ -91,7 +91,7 @@ class WholeTexts(RowExtension):
         counts, starts = -(-lens // page_size), np.cumsum(lens) - lens
         firsts, numbers = self._first_page + np.cumsum(counts) - counts, np.arange(counts.max())
         tokens = np.arange(lens.sum())
-        arrays = {
+        arrays: Arrays = {
             "page_table": np.where(numbers < counts[:, None], firsts[:, None] + numbers, 0).astype(np.int32),
             "slots": np.repeat(firsts * page_size - starts, lens).astype(np.int64) + tokens,
         }
