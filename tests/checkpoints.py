@@ -236,6 +236,11 @@ def make_checkpoint(
     return folder
 
 
+def architecture_of(family: str) -> str:
+    """The name that config.json has for one of `FAMILIES`."""
+    return _CLASSES[family][1]
+
+
 def load_oracle(folder: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
     """The checkpoint as a transformers model of `dtype`: eager attention and experts, eval mode."""
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}

@@ -77,6 +77,11 @@ def make_encoder(
     return folder
 
 
+def encoder_architecture_of(family: str) -> str:
+    """The name that config.json has for one of `ENCODERS`."""
+    return _CLASSES[family][1]
+
+
 def encoder_oracle(folder: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
     """The encoder in transformers: eager attention, eval mode."""
     return transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()

@@ -25,7 +25,7 @@ PROCESSES = {
     "serving/models": "model_batches models_api random_requests swaps",
     "serving/proxy": "process",
     "serving/server": (
-        "adapters admin agent_session api_servers bad_requests batch_survival batches_api chat_api "
+        "adapters admin agent_session api_servers bad_requests batch_survival batches_api carried chat_api "
         "client_cases completions_api conformance disconnect embeddings encoders end_to_end engines event_loop fleet "
         "hangs infill kv_disk lifecycle llama_cpp_api lost_log media messages_api native not_numbers observed "
         "ollama_api overload poison prompt_fields ranks responses_api responses_of_agents retrieval routing sandboxes "

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("machine", "kernels", "engine", "benchmarks")
 PASSED, FAILED, NO_GPU = 0, 1, 3
 # Checks of the engine are small: a GPU takes several at a time.
-ENGINES_AT_A_TIME = {"cuda": 4, "cpu": 2}
+ENGINES_AT_A_TIME = {"cuda": 12, "cpu": 2}
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ import torch
 from tools.gpu.engines import generate, running
 from tools.gpu.feature_checks import FEATURES, FeatureChecks, feature_names
 from tools.gpu.folders import SMALL, TINY, write_checkpoint
+from tools.gpu.model_checks import MODELS, ModelChecks, model_names
 
 from tokenmill.core.sampling_params import SamplingParams
 
@@ -24,9 +25,9 @@ ORACLE = "oracle-"
 # The host waits for the results of steps and for nothing else.
 NO_WAITS = "no-waits-but-for-results"
 RECURRENT = ("lfm2", "qwen3_5")
-# Whose random checkpoints transformers writes, where it is installed: windows and two ropes, sinks and experts stored
-# as mxfp4, fused projections, states that recur.
-WRITTEN_BY_TRANSFORMERS = ("gemma3", "gpt_oss", "phi3", "lfm2", "qwen3_5", "qwen3_next")
+# Whose random checkpoints transformers writes, where it is installed: fused projections, norms behind blocks, an
+# activation without a gate, states that recur. Those with windows, and those of features, have checks of their own.
+WRITTEN_BY_TRANSFORMERS = ("phi3", "olmo2", "arcee", *RECURRENT, "qwen3_5_moe")
 
 
 def check_names(is_dry: bool) -> list[str]:
@@ -38,13 +39,16 @@ def check_names(is_dry: bool) -> list[str]:
     theirs, written = [], []
     if importlib.util.find_spec("transformers") is not None:
         theirs, written = ["equals-transformers"], [*WRITTEN_BY_TRANSFORMERS]
-    families = [f"{ORACLE}{family}" for family in [*SMALL, *written] if family != "qwen3"]
+    in_features = {"qwen3", *RECURRENT}
+    families = [f"{ORACLE}{family}" for family in [*SMALL, *written] if family not in in_features]
     modes = ["overlap-or-not", NO_WAITS, *(f"{NO_WAITS}-{family}" for family in RECURRENT if family in written)]
-    return [*small, *ranks, *modes, *feature_names(), *families, *theirs, "batch-invariant"]
+    return [*small, *ranks, *modes, *model_names(), *feature_names(), *families, *theirs, "batch-invariant"]
 
 
-def checks_with(name: str) -> type[EngineChecks | FeatureChecks]:
+def checks_with(name: str) -> type[EngineChecks | FeatureChecks | ModelChecks]:
     """Return the class that has a check."""
+    if name in MODELS:
+        return ModelChecks
     return FeatureChecks if name in FEATURES else EngineChecks
 
 

@@ -32,11 +32,14 @@ FEATURES = {
     "drafts": "numpy",
     "lora": "peft",
     "images": "numpy",
+    "images-of-experts": "numpy",
     "kv-host": "numpy",
     "shared-splits": "numpy",
     f"{RECURRENT}lfm2": "numpy",
     f"{RECURRENT}qwen3_5": "numpy",
     f"{RECURRENT}qwen3_next": "numpy",
+    f"{RECURRENT}lfm2_moe": "numpy",
+    f"{RECURRENT}granite_hybrid": "numpy",
 }
 SCHEMA = {
     "type": "object",
@@ -161,14 +164,17 @@ class FeatureChecks:
             self._compare(base, tell_twice, enable_lora=True, max_loras=2, max_lora_rank=8)
         assert widths, "nothing ran in graphs"
 
-    def _images(self) -> None:
+    def _images_of_experts(self) -> None:
+        self._images(has_experts=True)
+
+    def _images(self, *, has_experts: bool = False) -> None:
         import numpy as np
         from tests.model.vision.test_on_device import request
         from tests.vision_checkpoints import make_vision_checkpoint
 
         from tokenmill.model.vision.spec_reader import read_vision
 
-        model = make_vision_checkpoint(self._folder / "vision", self._seed)
+        model = make_vision_checkpoint(self._folder / "vision", self._seed, has_experts=has_experts)
         spec, rng = read_vision(model), np.random.default_rng(self._seed)
         assert spec is not None, "a checkpoint with a tower"
         sizes = [[(2, 2)], []] if self._is_dry else [[(3, 3)], [], [(2, 2), (1, 4)], [(3, 2)], []]

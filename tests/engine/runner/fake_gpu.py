@@ -108,6 +108,9 @@ class Watch(TorchDispatchMode):
             target, changed = _target(name, args, kwargs)
             if target is not None and (target.type == KIND) != (args[0].device.type == KIND):
                 SEEN.copy(args[0].device, target, not changed.get("non_blocking"))
+                if target.type != KIND:
+                    with _disable_current_modes():  # the host reads these numbers
+                        return torch.zeros(tuple(args[0].shape), dtype=changed.get("dtype") or args[0].dtype)
                 return torch.empty(args[0].shape, dtype=changed.get("dtype") or args[0].dtype, device=target)
         tensors = [one for one in _flat([*args, *kwargs.values()]) if isinstance(one, torch.Tensor)]
         on_host = tensors and not any(isinstance(one, FakeTensor) for one in tensors)

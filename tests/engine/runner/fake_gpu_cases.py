@@ -12,18 +12,21 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import FAMILIES, make_checkpoint
+from tests.encoder_checkpoints import ENCODERS, make_encoder
 from tests.engine.runner.fake_gpu import MODE, SEEN, WATCH, FakeGpu, FakeStaging
 from tests.tiers import some
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import StepPlan
+from tokenmill.core.pooling import PoolingParams, PoolMode
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.runner.model_runner import EnteredStep, ModelRunner
 from tokenmill.model.weights import loader
@@ -46,8 +49,18 @@ KINDS: list[dict[str, Any]] = [
 ]
 LENGTHS = (5, 1, 90, 20, 300)
 MOST_STEPS = 400
-# Those that differ in what is issued; Qwen2, Llama, Mistral and SmolLM3 have nothing that these have not.
-FAMILIES = ("qwen3", "qwen3_moe", "granite", "gemma3", "phi3", "gpt_oss", "lfm2", "qwen3_5", "qwen3_next")
+
+
+def texts(count: int = 7) -> list[AddRequest]:
+    """Texts to be pooled, in every way."""
+    made = []
+    for number in range(count):
+        prompt = [(7 * number + place) % 200 for place in range(LENGTHS[number % 4] % 61)]
+        pooling = PoolingParams(modes=tuple(PoolMode) if number % 2 else (PoolMode.MEAN,), second=number % 4)
+        params = SamplingParams(max_tokens=1)
+        text = AddRequest(id=str(number), prompt_token_ids=prompt, params=params, pooling=pooling, needs_no_output=True)
+        made.append(text)
+    return made
 
 
 def requests(count: int = 7) -> list[AddRequest]:
@@ -98,8 +111,17 @@ def cases(folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
         count = 2 + options.get("max_num_seqs", 5)
         return lambda: run(make_checkpoint(folder / family, family, seed=0), requests(count), **options)
 
+    def pooled(model: Path) -> dict[str, Any]:
+        return run(model, texts(), max_model_len=62)
+
     made = {family: plain(family) for family in FAMILIES}
+    made |= {family: partial(lambda name: pooled(make_encoder(folder / name, name)), family) for family in ENCODERS}
+    drafts = {"speculative_config": json.dumps({"method": "ngram", "num_speculative_tokens": 4})}
     made |= {
+        "embeddings of a decoder": lambda: pooled(make_checkpoint(folder / "qwen3", "qwen3", seed=0)),
+        "drafts": plain(**drafts),
+        "drafts and windows": plain("gemma3", **drafts),
+        "windows keep their pages": plain("gemma3", disable_hybrid_kv_cache_manager=True),
         # Sixteen rows and one row are compiled for, where a number is an argument.
         "many rows": plain(max_num_seqs=17),
         "many recurrent rows": plain("qwen3_next", max_num_seqs=17),

@@ -35,7 +35,7 @@ class Case:
         self.scale = self.head_dim**-0.5
         self.window = None if rng.random() < 0.5 else int(rng.integers(1, longest))
         self.sinks = None if rng.random() < 0.5 else torch.randn(self.kv_heads * self.group, device=DEVICE)
-        self.scores = Scores(self.scale, self.window, self.sinks)
+        self.ahead: int | None = 0
         self.query_lens = query_lens
         self.contexts = contexts or [count + int(rng.integers(0, longest)) for count in query_lens]
         held = [-(-context // page_size) for context in self.contexts]
@@ -51,6 +51,9 @@ class Case:
             for memory, new in ((keys, k), (values, v)):
                 memory[table[row, positions // page_size], positions % page_size] = new
             self.sequences.append((k, v))
+            # Pages that all of a request's windows have left may be gone: page 0 has no numbers.
+            gone = 0 if self.window is None else max(0, context - query_lens[row] - self.window + 1) // page_size
+            table[row, :gone] = 0
         starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
         self.kv = PagedKV(
             keys.to(DEVICE),
@@ -62,6 +65,10 @@ class Case:
         # Every second row of a wider tensor: tokens have a stride of their own.
         self.q = torch.randn(int(starts[-1]), 2, self.kv_heads * self.group, self.head_dim, device=DEVICE)[:, 0]
 
+    @property
+    def scores(self) -> Scores:
+        return Scores(self.scale, self.window, self.sinks, self.ahead)
+
     def expected(self) -> torch.Tensor:
         rows = []
         for request, count in enumerate(self.query_lens):
@@ -69,7 +76,8 @@ class Case:
             for index in range(count):
                 position = self.contexts[request] - count + index
                 first = 0 if self.window is None else max(0, position - self.window + 1)
-                k, v = (part[first : position + 1].double() for part in self.sequences[request])
+                last = None if self.ahead is None else position + 1 + self.ahead
+                k, v = (part[first:last].double() for part in self.sequences[request])
                 q = self.q[start + index].cpu().double().unflatten(0, (self.kv_heads, self.group))
                 scores = torch.einsum("hgd,nhd->hgn", q, k) * self.scale
                 sinks = None if self.sinks is None else self.sinks.cpu().view(self.kv_heads, self.group, 1)
@@ -89,6 +97,17 @@ def test_prompts_and_chunks_equal_attention_written_out(page_size: int, rng: np.
     got = output_of(case)
     attend_prompts(case.q, case.kv, got, case.scores)
     torch.testing.assert_close(got.cpu(), case.expected(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_texts_see_the_tokens_ahead(page_size: int, rng: np.random.Generator) -> None:
+    lens = [1, *(int(count) for count in rng.choice([2, 5, 63, 64, 65, 130], 3))]
+    case = Case(rng, page_size, lens, 100, lens)
+    for ahead in (None, int(rng.integers(1, 80))):
+        case.ahead = ahead
+        got = output_of(case)
+        attend_prompts(case.q, case.kv, got, case.scores)
+        torch.testing.assert_close(got.cpu(), case.expected(), rtol=1e-4, atol=1e-4)
 
 
 def splits_of(

@@ -9,6 +9,28 @@ from tests.model.kernels.gpu import DEVICE
 from tokenmill.model.kernels.triton import decode_inputs
 
 
+def test_pages_of_windows_are_those_that_the_tokens_reach(rng: np.random.Generator) -> None:
+    for num_pages in (1, 3, 1030):
+        page_size, num_rows, n = int(rng.choice([1, 4, 16])), int(rng.integers(1, 9)), int(rng.integers(1, 12))
+        pages = rng.integers(1, 2**31, (num_rows, num_pages), dtype=np.int64).astype(np.int32)
+        draws = rng.integers(0, 2**62, (n, 9))
+        rows = draws[:, 0] = rng.integers(0, num_rows, n)
+        ends = draws[:, 1] = rng.integers(1, num_pages * page_size + 1, n)
+        reach = int(rng.integers(1, num_pages * page_size + 2))
+        sent = torch.from_numpy(draws).to(DEVICE)
+        table = torch.from_numpy(pages).to(DEVICE)
+        found = decode_inputs.window_inputs(sent[:, 0], sent[:, 1], table, page_size, reach)
+        slots, page_table = (part.cpu().numpy() for part in found)
+        want = np.zeros((n, num_pages), np.int32)
+        for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
+            # The token at end - 1 attends to the `reach` positions up to its own.
+            numbers = sorted({position // page_size for position in range(max(0, end - reach), end)})
+            want[index, numbers] = pages[row, numbers]
+        assert (page_table == want).all()
+        own = pages[rows, (ends - 1) // page_size].astype(np.int64)
+        assert (slots == own * page_size + (ends - 1) % page_size).all()
+
+
 def test_inputs_are_what_the_tables_say(rng: np.random.Generator) -> None:
     for num_pages in (1, 3, 1030):
         page_size, num_rows, n = int(rng.choice([1, 4, 16])), int(rng.integers(1, 9)), int(rng.integers(1, 12))

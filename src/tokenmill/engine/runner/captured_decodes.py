@@ -15,11 +15,11 @@ from tokenmill.engine.runner.device_sampler import DeviceSampler
 from tokenmill.engine.runner.model import Model
 from tokenmill.engine.runner.samples import Samples
 from tokenmill.engine.runner.step_sampler import Masks, Sampled, places
-from tokenmill.model.attention.batch import DeviceLens, ForwardBatch
+from tokenmill.model.attention.batch import BatchPages, DeviceLens, ForwardBatch
 from tokenmill.model.attention.groups import GroupedPagedAttention
 from tokenmill.model.attention.paged import PagedAttention
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
-from tokenmill.model.kernels.triton.decode_inputs import decode_inputs
+from tokenmill.model.kernels.triton.decode_inputs import decode_inputs, window_inputs
 from tokenmill.model.sampling.draws import RECORD, Draw, pack
 from tokenmill.model.sampling.state import SamplingMetadata
 from tokenmill.platform.protocol import Event, Platform, Stream, Tensors
@@ -139,9 +139,14 @@ class CapturedDecodes:
         """
         tables, n, rows = self._tables, len(draws), len(starts) - 1
         (token_ids, positions, slots), lens, page_table = decode_inputs(*places(draws), tables.pages, tables.tokens)
+        windows = None
+        if tables.window_pages is not None:
+            reach = tables.window + n // rows - 1
+            windows = BatchPages(*window_inputs(*places(draws), tables.window_pages, tables.page_size, reach))
         if n > rows:
             last = starts[1:].long() - 1
             lens, page_table = lens[last], page_table[last]
+            windows = None if windows is None else BatchPages(windows.slots, windows.page_table[last])
         batch = ForwardBatch(
             token_ids=token_ids,
             positions=positions,
@@ -152,6 +157,7 @@ class CapturedDecodes:
             query_starts=np.arange(0, n + 1, n // rows, dtype=np.int32),
             output_indices=self._indices[:n],
             lens=DeviceLens(lens, starts),
+            windows=windows,
         )
         for extend_decodes in extend:
             batch = extend_decodes(batch, places(draws)[0])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from tokenmill.core.plan import StepPlan
-from tokenmill.engine.kv.page_pool import RESERVED_PAGES
 from tokenmill.engine.runner.prompt_reports import OutputTokens
 from tokenmill.engine.runner.row_tables import RowTables
 from tokenmill.engine.runner.samples import Samples
@@ -45,8 +44,6 @@ def build_batch(arrays: Arrays, sent: Sent, tables: RowTables) -> ForwardBatch:
     Args:
         arrays, sent: `step_arrays`, and maybe more, on the host and on the device.
     """
-    if not tables.keeps_kv:
-        return _whole_batch(arrays, tables)
     xp, page_size = tables.arrays, tables.page_size
     positions, row_of_token, context_lens = sent["positions"], sent["row_of_token"], sent["context_lens"]
     numbers, offsets = positions // page_size, positions % page_size
@@ -75,26 +72,4 @@ def build_batch(arrays: Arrays, sent: Sent, tables: RowTables) -> ForwardBatch:
         output_indices=sent["output_indices"],
         lens=DeviceLens(context_lens, sent["query_starts"]),
         windows=windows,
-    )
-
-
-def _whole_batch(arrays: Arrays, tables: RowTables) -> ForwardBatch:
-    """Make the batch of requests that are whole in the step, on the host: each takes the pages behind the one before.
-
-    |reserved|request 0: ceil(tokens / page_size) pages|request 1| ...
-    """
-    query_starts, lens, page_size = arrays["query_starts"], arrays["context_lens"], tables.page_size
-    counts = -(-lens // page_size)
-    firsts, numbers = RESERVED_PAGES + np.cumsum(counts) - counts, np.arange(counts.max())
-    page_table = np.where(numbers < counts[:, None], firsts[:, None] + numbers, 0).astype(np.int32)
-    positions = arrays["positions"]
-    return ForwardBatch(
-        token_ids=tables.tokens[arrays["row_of_token"], positions].astype(np.int64),
-        positions=positions,
-        slots=np.repeat(firsts, lens).astype(np.int64) * page_size + positions,
-        page_table=page_table,
-        query_lens=query_starts[1:] - query_starts[:-1],
-        context_lens=lens,
-        query_starts=query_starts,
-        output_indices=arrays["output_indices"],
     )

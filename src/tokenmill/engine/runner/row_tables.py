@@ -27,7 +27,6 @@ class RowTables:
         tokens: [num_rows, max_pages * page_size] int32, prompt and output ids.
         window_pages: as `pages`, for the window group; entries behind a window are stale too. None: absent.
         window: most tokens that its layers attend to.
-        keeps_kv: False: requests are whole in a step, and pages are theirs for that step alone.
         page_starts: [max_pages + 1] int32, the position at which each page begins; the end of the last one.
         arrays: the library of all these.
     """
@@ -39,11 +38,9 @@ class RowTables:
         page_size: int,
         arrays: ArrayLibrary,
         window: int = 0,
-        keeps_kv: bool = True,
     ) -> None:
         max_pages = -(-max_len // page_size)
         self.arrays = arrays
-        self.keeps_kv = keeps_kv
         self.window = window
         self.window_pages = arrays.zeros((num_rows, max_pages), "int32") if window else None
         self.page_size = page_size

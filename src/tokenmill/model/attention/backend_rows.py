@@ -54,21 +54,25 @@ def _reference(config: AttentionConfig, kv: Any) -> AttentionBackend:
     return ReferenceAttention(config.spec, kv)
 
 
-def _no_sinks(config: AttentionConfig) -> str | None:
-    return "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
+def _no_extras(config: AttentionConfig) -> str | None:
+    if config.spec.has_sinks:
+        return "it has no sinks, which this model's attention has"
+    if config.spec.is_windowed:
+        return "it reads pages behind windows, which are given up (--disable-hybrid-kv-cache-manager keeps them)"
+    return "it sees no tokens ahead, which this model's attention does" if config.spec.sees_ahead else None
 
 
 def _flash_obstacle(config: AttentionConfig) -> str | None:
     from tokenmill.model.attention.backends.flash import flash_obstacle
 
-    return _no_sinks(config) or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
+    return _no_extras(config) or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
 
 
 def _flashinfer_obstacle(config: AttentionConfig) -> str | None:
     from tokenmill.model.attention.backends.trial import obstacle_of
 
-    if config.spec.has_sinks:
-        return _no_sinks(config)
+    if lacks := _no_extras(config):
+        return lacks
     prompts, *_ = _flashinfer(config)
     return obstacle_of("FlashInfer", prompts, config.spec, config.page_size, config.dtype, config.platform.device)
 
@@ -105,7 +109,8 @@ def _triton(config: AttentionConfig) -> Parts:
 
     if config.is_invariant:
         return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
-    platform, page_size = config.platform, config.page_size if config.shares_splits else None
+    shares = config.shares_splits and not config.spec.is_windowed
+    platform, page_size = config.platform, config.page_size if shares else None
     return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, page_size), None
 
 

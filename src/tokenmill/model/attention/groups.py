@@ -57,14 +57,14 @@ class GroupedPagedAttention(GroupedAttention):
         takes_drafts: True if all groups take drafts.
     """
 
-    def __init__(self, backends: Sequence[PagedAttention]) -> None:
-        super().__init__(backends)
+    def __init__(self, backends: Sequence[PagedAttention], are_windowed: Sequence[bool] = ()) -> None:
+        super().__init__(backends, are_windowed)
         self._paged = tuple(backends)
         self.takes_drafts = all(backend.takes_drafts for backend in backends)
 
     def in_graphs(self) -> GroupedPagedAttention:
         """Return a backend over the same memories that attends as in CUDA graphs."""
-        return GroupedPagedAttention([backend.in_graphs() for backend in self._paged])
+        return GroupedPagedAttention([backend.in_graphs() for backend in self._paged], self._are_windowed)
 
     def before_replay(self, context_lens: np.ndarray) -> bool:
         """Plan every group before a replay."""

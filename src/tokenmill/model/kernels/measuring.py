@@ -22,6 +22,7 @@ class MeasuringKernels:
         self._kernels = kernels.without_memory()
         self.name = kernels.name
         self.dtype = kernels.dtype
+        self.maps_tables = kernels.maps_tables
         self.sizes: list[int] = [] if sizes is None else sizes
 
     @property

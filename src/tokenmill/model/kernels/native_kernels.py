@@ -62,6 +62,7 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
         super().__init__(native)
         self.formats = formats
         self.has_memory = has_memory
+        self.maps_tables = True
         self._arena = arena
 
     def without_memory(self) -> NativeKernels:

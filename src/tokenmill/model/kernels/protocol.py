@@ -162,11 +162,13 @@ class Kernels(Protocol):
         name: e.g. `torch`.
         dtype: name of the type of activations, vectors and unquantized matrices, e.g. `bfloat16`.
         has_memory: False if weights and vectors have sizes but no values.
+        maps_tables: True if a table that is read by rows may stay mapped from its file.
     """
 
     name: str
     dtype: str
     has_memory: bool
+    maps_tables: bool
 
     def without_memory(self) -> Kernels:
         """Return the same kernels with weights that have sizes but no values, to ask what a model needs and takes."""

@@ -144,15 +144,16 @@ class TorchKernels(ExpertMaker):
 
     name = "torch"
 
-    def __init__(self, dtype: str, device: str) -> None:
+    def __init__(self, dtype: str, device: str, *, maps_tables: bool | None = None) -> None:
         self.dtype = dtype
         self.has_memory = device != "meta"
+        self.maps_tables = device in ("cpu", "meta") if maps_tables is None else maps_tables
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._device = device
 
     def without_memory(self) -> TorchKernels:
         """Return the same kernels on device `meta`."""
-        return TorchKernels(self.dtype, "meta")
+        return TorchKernels(self.dtype, "meta", maps_tables=self.maps_tables)
 
     def in_memory(self, arena: Arena) -> Kernels | None:
         """Return None: these kernels cannot share memory."""

@@ -288,8 +288,13 @@ class Decoder:
 
 
 def _capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """Return cap * tanh(logits / cap), in place. numpy's tanh of a number does not depend on its place in a row."""
-    assert logits.device.type == "cpu", "a model with a cap runs on CPUs"
+    """Return cap * tanh(logits / cap), in place.
+
+    On a CPU by numpy, whose tanh of a number does not depend on its place in a row; on a GPU no number's does.
+    """
     logits.div_(cap)
-    np.tanh(logits.numpy(), out=logits.numpy())
+    if logits.device.type == "cpu":
+        np.tanh(logits.numpy(), out=logits.numpy())
+    else:
+        logits.tanh_()
     return logits.mul_(cap)

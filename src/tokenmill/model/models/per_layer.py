@@ -1,7 +1,8 @@
 """Per-layer embeddings (Gemma 3n and 4): each layer is given a small vector of its own for every token.
 
-It is half a row of a table, which is as large as the rest of a small model and is not loaded: it stays mapped from the
-checkpoint's file, of which a step reads the rows of its tokens. The other half is a projection of the embeddings.
+It is half a row of a table, which is as large as the rest of a small model and on a CPU is not loaded: it stays mapped
+from the checkpoint's file, of which a step reads the rows of its tokens. A GPU, which reads no files, has it in memory.
+The other half is a projection of the embeddings.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from tokenmill.model.architecture.architecture import Architecture, PerLayerSpec
 from tokenmill.model.architecture.norm_spec import NormSpec
 from tokenmill.model.kernels.operands import rounded
-from tokenmill.model.kernels.protocol import Activation, Kernels
+from tokenmill.model.kernels.protocol import Activation, Kernels, WeightRole
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.norm import RMSNorm
 from tokenmill.model.models.targets import Target, TargetScope
@@ -27,10 +28,11 @@ class PerLayerInputs:
     """The inputs that all layers get of their own, made once a step.
 
     Attributes:
-        table: [vocab_size, layers * size] as it is stored, mapped from the file; None: not filled yet.
+        table: [vocab_size, layers * size] as it is stored, mapped from the file; None: not filled yet, or `loaded`.
+        loaded: the same in memory, of kernels that map no tables.
     """
 
-    __slots__ = ("_kernels", "_num_layers", "_projection_scale", "_size", "norm", "projection", "table")
+    __slots__ = ("_kernels", "_num_layers", "_projection_scale", "_size", "loaded", "norm", "projection", "table")
 
     def __init__(self, architecture: Architecture, spec: PerLayerSpec, kernels: Kernels) -> None:
         self._num_layers, self._size, self._kernels = len(architecture.layers), spec.size, kernels
@@ -39,25 +41,36 @@ class PerLayerInputs:
         self.projection = Linear(architecture.hidden_size, {"per_layer_projection": Part.whole(width)}, False, kernels)
         self.norm = RMSNorm(spec.size, architecture.norm, kernels)
         self.table: StoredArray | None = None
+        self.loaded = None
+        if not kernels.maps_tables:
+            self.loaded = kernels.linear_weight(spec.vocab_size, width, WeightRole.EMBEDDING)
 
     def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Return each layer's input, [layers, T, size], for tokens [T] int64 and embeddings [T, hidden_size]."""
+        projected = self._kernels.scaled_sum(self.projection.forward(hidden), self._projection_scale)
+        normed = self.norm.forward(projected.view(-1, self._size))
+        # The scale is rounded to the model's dtype, as that of the embeddings is.
+        rows = self._rows(token_ids).to(hidden.dtype)
+        scale = rounded(self._size**0.5, self._kernels.dtype)
+        both = self._kernels.scaled_sum(normed.view_as(rows), 2**-0.5, rows, scale)
+        return both.view(-1, self._num_layers, self._size).transpose(0, 1)
+
+    def _rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if self.loaded is not None:
+            return self.loaded.lookup(token_ids)
         # Imported here: native kernels run where there is no torch.
         from tokenmill.model.kernels.stored_tensors import tensor_of
 
         assert self.table is not None, "the table is mapped when the weights are read"
-        projected = self._kernels.scaled_sum(self.projection.forward(hidden), self._projection_scale)
-        normed = self.norm.forward(projected.view(-1, self._size))
-        # The scale is rounded to the model's dtype, as that of the embeddings is.
-        rows = tensor_of(self.table[token_ids.numpy()]).to(hidden.dtype)
-        scale = rounded(self._size**0.5, self._kernels.dtype)
-        both = self._kernels.scaled_sum(normed.view_as(rows), 2**-0.5, rows, scale)
-        return both.view(-1, self._num_layers, self._size).transpose(0, 1)
+        return tensor_of(self.table[token_ids.numpy()])
 
     def targets(self, scope: TargetScope, spec: PerLayerSpec) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this part."""
         yield from self.projection.targets(scope)
         yield scope.vector("per_layer_norm", self.norm.weight)
+        if self.loaded is not None:
+            yield scope.matrix("per_layer_table", self.loaded)
+            return
         yield scope.mapped("per_layer_table", (spec.vocab_size, self._num_layers * self._size), self._map)
 
     def _map(self, table: StoredArray) -> None:

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.core.plan import StepPlan
 from tokenmill.model.architecture.input_spec import InputSpec, PositionSpec
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
-from tokenmill.model.kernels.operands import as_like
 from tokenmill.model.kernels.protocol import Kernels, WeightRole
 from tokenmill.model.models.norm import make_norm
 from tokenmill.model.models.targets import Target, TargetScope
-from tokenmill.platform.host_arrays import host_array
 
 if TYPE_CHECKING:
     import torch
+
+    from tokenmill.platform.arrays import AnyArray
 
 
 class TextInputs:
@@ -43,10 +42,9 @@ class TextInputs:
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Return what the first layer takes, [T, hidden_size], of the embeddings of tokens, which are overwritten."""
         if self.types is not None:
-            types = as_like(hidden, np.zeros(1, np.int64)) if batch.types is None else batch.types
-            hidden += self.types.lookup(types)
+            hidden += self.types.lookup(batch.positions[:1] * 0 if batch.types is None else batch.types)
         if self.positions is not None and self.spec.positions is not None:
-            hidden += self.positions.lookup(as_like(hidden, position_rows(self.spec.positions, batch)))
+            hidden += self.positions.lookup(position_rows(self.spec.positions, batch))
         return self.norm.forward(hidden)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
@@ -57,32 +55,53 @@ class TextInputs:
         yield from self.norm.targets(scope, "embedding_norm")
 
 
-def position_rows(spec: PositionSpec, batch: ForwardBatch) -> npt.NDArray[np.int64]:
+def position_rows(spec: PositionSpec, batch: ForwardBatch) -> AnyArray:
     """Return the row of the table of positions for each token of a step whose requests are whole, [T] int64."""
     if spec.pad_id is None:
-        return host_array(batch.positions)
-    counts = (host_array(batch.token_ids) != spec.pad_id).astype(np.int64)
-    totals = np.concatenate([[0], np.cumsum(counts)])
-    within = totals[1:] - np.repeat(totals[batch.query_starts[:-1]], batch.query_lens)
-    return within * counts + spec.pad_id
+        return batch.positions
+    is_own = batch.token_ids != spec.pad_id
+    totals = is_own.cumsum(0)
+    # The place of the first token of its request, for each token.
+    starts = (batch.positions * 0 + 1).cumsum(0) - 1 - batch.positions
+    return (totals - (totals - is_own * 1)[starts]) * is_own + spec.pad_id
 
 
-class RowTypes(RowExtension):
-    """The place in each row's request where the second text, of tokens of the second type, begins. For the host."""
+class WholeTexts(RowExtension):
+    """The pages of texts that are whole in a step, and the types of their tokens.
 
-    def __init__(self, num_rows: int) -> None:
+    A text has its pages for the step alone, each behind the one before:
+
+    |reserved|text 0: ceil(tokens / page_size) pages|text 1| ...
+    """
+
+    def __init__(self, num_rows: int, page_size: int, first_page: int, *, has_types: bool) -> None:
+        """
+        Args:
+            first_page: behind the reserved ones. has_types: tokens of the second text of a pair are of another type.
+        """
+        # The place in each row's request where the second text begins; 0: there is none.
         self._seconds = np.zeros(num_rows, np.int64)
+        self._page_size, self._first_page, self._has_types = page_size, first_page, has_types
 
     def enter(self, plan: StepPlan) -> Arrays:
-        """Take in where the second texts of new rows begin."""
+        """Lay out a step's pages, and its types if any of its requests is a pair."""
         for new in plan.new_rows:
             self._seconds[new.row] = 0 if new.pooling is None else new.pooling.second
-        return {}
+        lens, page_size = plan.num_scheduled, self._page_size
+        counts, starts = -(-lens // page_size), np.cumsum(lens) - lens
+        firsts, numbers = self._first_page + np.cumsum(counts) - counts, np.arange(counts.max())
+        tokens = np.arange(lens.sum())
+        arrays: Arrays = {
+            "page_table": np.where(numbers < counts[:, None], firsts[:, None] + numbers, 0).astype(np.int32),
+            "slots": np.repeat(firsts * page_size - starts, lens).astype(np.int64) + tokens,
+        }
+        seconds = self._seconds[plan.rows]
+        if self._has_types and seconds.any():
+            begins = np.where(seconds, seconds, lens) + starts
+            arrays["types"] = (tokens >= np.repeat(begins, lens)).astype(np.int64)
+        return arrays
 
     def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
-        """Add the types of a step's tokens, if any of its requests is a pair."""
-        seconds = self._seconds[plan.rows[first:]]
-        if not seconds.any():
-            return batch
-        begins = np.repeat(np.where(seconds, seconds, np.iinfo(np.int64).max), batch.query_lens)
-        return msgspec.structs.replace(batch, types=(host_array(batch.positions) >= begins).astype(np.int64))
+        """Put a step's texts on their pages."""
+        pages = {"slots": sent["slots"], "page_table": sent["page_table"]}
+        return msgspec.structs.replace(batch, **pages, types=sent.get("types"))

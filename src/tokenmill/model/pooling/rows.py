@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.core.plan import AdmittedRequest, RowFailure, StepPlan
 from tokenmill.core.pooling import PoolingParams, PoolMode
@@ -59,7 +58,9 @@ class _Row:
             PoolMode.SQRT: count**0.5,
             PoolMode.WEIGHTED: (first + 1 + end) * count / 2,
         }
-        return np.concatenate([_on_host(self.so_far[mode]) / divisors.get(mode, 1) for mode in self.params.modes])
+        modes = self.params.modes
+        means = _on_host([self.so_far[mode] for mode in modes])
+        return np.concatenate([own / divisors.get(mode, 1) for own, mode in zip(means, modes, strict=True)])
 
 
 class PooledRows:
@@ -144,8 +145,9 @@ def _joined(mode: PoolMode, before: Any, own: Any) -> Any:
 
 def _weights(position: int, wide: Any) -> Any:
     """Return the weights [n, 1] of consecutive tokens, of the type of their states."""
-    weights = np.arange(position + 1, position + 1 + len(wide), dtype=np.float64)[:, None]
-    return weights if isinstance(wide, np.ndarray) else wide.new_tensor(weights)
+    if isinstance(wide, np.ndarray):
+        return np.arange(position + 1, position + 1 + len(wide), dtype=np.float64)[:, None]
+    return wide.new_ones(len(wide), 1).cumsum(0) + position
 
 
 def _widened(outputs: Array) -> Any:
@@ -157,5 +159,11 @@ def _widened(outputs: Array) -> Any:
     return outputs.astype(np.float64)
 
 
-def _on_host(array: Array) -> npt.NDArray[Any]:
-    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+def _on_host(vectors: Sequence[Any]) -> Any:
+    """Return vectors of one size on the host; those of a device come over in one copy."""
+    if isinstance(vectors[0], np.ndarray):
+        return vectors
+    joined = vectors[0].new_empty(len(vectors), len(vectors[0]))
+    for place, vector in zip(joined, vectors, strict=True):
+        place.copy_(vector)
+    return joined.cpu().numpy()

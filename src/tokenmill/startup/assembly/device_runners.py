@@ -68,12 +68,12 @@ def _graphs(
     sampler: DeviceSampler,
     rows: RowState,
 ) -> CapturedDecodes | None:
-    """Return the graphs of decode steps, not captured yet; None where decodes cannot be captured."""
+    """Return the graphs of decode steps, not captured yet; None where there are none, or they cannot be captured."""
     assert isinstance(attention, PagedAttention | GroupedPagedAttention), "a GPU has its attention over pages"
     # One expert, or token, after the other: how many there are, the host has to know.
     architecture = loaded.architecture
     loops = bool(architecture.recurrences) or any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
-    if config.enforce_eager or (loops and loaded.kernels.name == "torch"):
+    if loaded.decoder.head is None or config.enforce_eager or (loops and loaded.kernels.name == "torch"):
         return None
     speculation = speculation_of(config, platform)
     # Where states are taken back with drafts, steps that have some are not captured.

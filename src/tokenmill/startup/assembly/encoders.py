@@ -9,10 +9,11 @@ from typing import Self
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.scheduling import Feature
+from tokenmill.engine.kv.page_pool import RESERVED_PAGES
 from tokenmill.engine.scheduler.scheduler import find_scheduler
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.attention.row_extension import RowExtension
-from tokenmill.model.models.text_inputs import RowTypes
+from tokenmill.model.models.text_inputs import WholeTexts
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
 from tokenmill.startup.assembly.memory import StepMemory
@@ -34,8 +35,6 @@ class Encoders(Capability):
         """Refuse what encoders do not have."""
         if architecture.needs_kv:
             return
-        if platform.is_accelerator:
-            raise InvalidConfig(f"{architecture.name} runs on CPUs alone: use --device cpu")
         refused = {
             "--enable-lora": config.enable_lora,
             "--lora-merge": config.lora_merge is not None,
@@ -74,5 +73,6 @@ class Encoders(Capability):
         return cls(inputs is not None and inputs.token_types > 1)
 
     def row_extensions(self, memory: StepMemory) -> Sequence[RowExtension]:
-        """Return the types of tokens in each row, if there are several."""
-        return (RowTypes(len(memory.tables.tokens)),) if self._has_types else ()
+        """Return the pages of a step's texts, and the types of their tokens."""
+        tables = memory.tables
+        return (WholeTexts(len(tables.tokens), tables.page_size, RESERVED_PAGES, has_types=self._has_types),)

@@ -191,7 +191,7 @@ def _find(
     architecture = architecture.for_context(wanted_context(config, architecture.max_position))
     speculative = speculation_of(config, platform)
     has_draft_model = speculative is not None and speculative.loads_weights
-    obstacle = window_group_obstacle(config, architecture, platform.is_accelerator, has_draft_model)
+    obstacle = window_group_obstacle(config, architecture, has_draft_model)
     if obstacle is None:
         architecture = architecture.with_window_group()
     return folder, architecture, obstacle

@@ -74,8 +74,7 @@ def allocate(
     num_rows = config.max_num_seqs + platform.is_accelerator
     window = 0 if size.window is None else size.window.window
     # A prompt of the whole context is run where no output is needed; what it samples is written down all the same.
-    keeps_kv = decoder.architecture.needs_kv
-    tables = RowTables(num_rows, size.max_model_len + 1, config.page_size, platform.arrays, window, keeps_kv)
+    tables = RowTables(num_rows, size.max_model_len + 1, config.page_size, platform.arrays, window)
     sampling = SamplingState(config.max_num_seqs, decoder.architecture.vocab_size)
     behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
     beside = () if draft is None else draft.beside(size.num_allocated, platform.arrays)

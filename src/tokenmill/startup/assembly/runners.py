@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from tokenmill.config.configs import EngineConfig
+from tokenmill.engine.kv.window_pages import WindowSettings
 from tokenmill.engine.parallel.model import RankedModel
 from tokenmill.engine.runner.model_runner import ModelRunner, PipelinedRunner
 from tokenmill.engine.runner.row_state import RowState
@@ -65,9 +66,11 @@ def capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str
         return f", {count} graphs, {taken:,.0f} MiB"
 
 
-def least_size(config: EngineConfig, max_model_len: int) -> KVSize:
-    """Return the size of a KV cache that just holds the largest step."""
-    return KVSize(-(-config.step_budget // config.page_size) + 2 * config.max_num_seqs, max_model_len)
+def least_size(config: EngineConfig, max_model_len: int, window: int = 0) -> KVSize:
+    """Return the size of a KV cache that just holds the largest step. `window`: of the window group; 0: absent."""
+    num_pages = -(-config.step_budget // config.page_size) + 2 * config.max_num_seqs
+    windows = WindowSettings(window, num_pages) if window else None
+    return KVSize(num_pages, max_model_len, window=windows)
 
 
 def room_for_kv(

@@ -162,7 +162,8 @@ def _allocate(assembly: Assembly) -> StepMemory:
 def _room_for_kv(assembly: Assembly) -> int:
     """Return the bytes left for KV, measured by running the largest steps."""
     config, platform, model, limits = assembly.config, assembly.platform, assembly.model, assembly.limits
-    size = assembly.sized(least_size(config, limits.max_model_len))
+    window = model.page_bytes.window if model.window_obstacle is None else 0
+    size = assembly.sized(least_size(config, limits.max_model_len, window))
 
     def make() -> tuple[ModelRunner, StepMemory]:
         memory = allocate(config, platform, model.decoder, model.attention, size)

@@ -35,7 +35,8 @@ def warm_up(engine: Engine, platform: Platform) -> None:
         left -= prompts[-1] - 1
     try:
         _run(engine, GREEDY, [1] * num_decodes, prompts)
-        _run(engine, _demanding(engine), [1])
+        # The first decodes beside a text that is pooled, and so in no graph.
+        _run(engine, _demanding(engine), [1], [2], pools_last=True)
     except Exception as error:
         if not platform.is_out_of_memory(error):
             raise
@@ -56,7 +57,7 @@ def _demanding(engine: Engine) -> SamplingParams:
     if len(free) < 3:
         return GREEDY
     return SamplingParams(
-        max_tokens=1,
+        max_tokens=2,
         min_tokens=1,
         top_p=0.9,
         frequency_penalty=0.1,
@@ -68,13 +69,18 @@ def _demanding(engine: Engine) -> SamplingParams:
     )
 
 
-def _run(engine: Engine, params: SamplingParams, *groups: list[int]) -> None:
+def _run(engine: Engine, params: SamplingParams, *groups: list[int], pools_last: bool = False) -> None:
     """Run prompts of these lengths that share no prefix, each group a step after the one before.
 
     Like `Engine.step`, but without its barrier against errors: they reach the caller.
+
+    Args:
+        pools_last: the last group is pooled, as all are where the model gives nothing else.
     """
-    arriving, pooling = list(groups), None if engine.limits.generates else PoolingParams()
+    arriving = list(groups)
     while arriving or engine.has_work:
+        is_pooled = not engine.limits.generates or (pools_last and len(arriving) == 1)
+        pooling = PoolingParams() if is_pooled else None
         for length in arriving.pop(0) if arriving else ():
             name = f"warm-up {engine.num_arrived}"
             message = AddRequest(id=name, prompt_token_ids=[0] * length, params=params, cache_salt=name)

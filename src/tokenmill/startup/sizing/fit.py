@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.config.configs import EngineConfig
-from tokenmill.core.errors import InvalidConfig, OutOfMemory
+from tokenmill.core.errors import OutOfMemory
 from tokenmill.core.sizes import size_text
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.weights.loader import ModelPlan
@@ -26,13 +26,8 @@ def check_parameters(config: EngineConfig, platform: Platform, architecture: Arc
     """Refuse a model that is far too large by its number of parameters alone, before its decoder is laid out.
 
     Raises:
-        InvalidConfig: its per-layer embeddings stay mapped from their file, where a GPU does not see them.
         OutOfMemory: one sentence with the numbers.
     """
-    if architecture.per_layer is not None and platform.is_accelerator:
-        raise InvalidConfig(
-            "per-layer embeddings stay in the checkpoint's file, which GPUs do not read: use --device cpu"
-        )
     free = platform.available_bytes() + held_bytes(config)
     count = architecture.num_parameters() - architecture.num_mapped_parameters
     if count * LEAST_BYTES_PER_PARAMETER > free:

@@ -49,9 +49,7 @@ class PageBytes(msgspec.Struct, frozen=True):
         return self.full + self.windowed
 
 
-def window_group_obstacle(
-    config: EngineConfig, architecture: Architecture, is_accelerator: bool, has_draft_model: bool
-) -> str | None:
+def window_group_obstacle(config: EngineConfig, architecture: Architecture, has_draft_model: bool) -> str | None:
     """Return why layers with a window have no page group of their own; None: they have one. "": no windows."""
     windows = [attention.window for attention in architecture.attentions]
     widest = max((window for window in windows if window is not None), default=0)
@@ -66,7 +64,6 @@ def window_group_obstacle(
         "KV comes from elsewhere or goes there": bool(transfers),
         "several ranks share the model": config.num_ranks > 1,
         "a draft model has pages beside them": has_draft_model,
-        "on a GPU there is one page table": is_accelerator,
     }
     return next((reason for reason, applies in obstacles.items() if applies), None)
 

@@ -100,8 +100,8 @@ class TritonDecodes(PagedImplementation):
 
 
 def scores_of(layer: AttentionLayer) -> Scores:
-    """Return a layer's scale, window and sinks for the kernels."""
-    return Scores(layer.scale, layer.window, layer.sinks)
+    """Return a layer's scale, window, sinks and sight for the kernels."""
+    return Scores(layer.scale, layer.window, layer.sinks, layer.ahead)
 
 
 def paged(memory: tuple[torch.Tensor, torch.Tensor], requests: Requests) -> PagedKV:

@@ -30,6 +30,8 @@ SINGLE_ROWS = 64
 # Programs that join parts wait for memory: with one warp each, all of a step of 256 requests are there at once. On an
 # H100 that step of Qwen3-0.6B takes 0.2 ms less of 12.6 than with four.
 JOIN_WARPS = 1
+# As many tokens after a token as no text has.
+ALL_AFTER = 1 << 30
 # A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
 THREE_STAGES_BYTES = 256
 
@@ -44,12 +46,13 @@ class Scores(msgspec.Struct, frozen=True):
     Attributes:
         scale: factor on q.k.
         window: a token sees itself and at most window - 1 tokens before it; None for all tokens before it.
-        sinks: see `AttentionLayer`.
+        sinks, ahead: see `AttentionLayer`; decodes see nothing ahead.
     """
 
     scale: float
     window: int | None = None
     sinks: torch.Tensor | None = None
+    ahead: int | None = 0
 
 
 class PagedKV(msgspec.Struct, frozen=True):
@@ -70,7 +73,7 @@ class PagedKV(msgspec.Struct, frozen=True):
 
 
 @triton.jit(
-    do_not_specialize=["num_requests", "table_stride", "window"],
+    do_not_specialize=["num_requests", "table_stride", "window", "after"],
     do_not_specialize_on_alignment=["page_table", "query_starts", "context_lens"],
 )
 def _attend(
@@ -93,6 +96,7 @@ def _attend(
     q_stride,
     table_stride,
     window,
+    after,
     PAGE_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -173,13 +177,15 @@ def _attend(
 
             # |begin|<- keys that all rows see ->|clear|<- keys that some see ->|stop|
             begin = 0
-            stop = computed + tl.minimum(first + TILE_TOKENS, query_len)
+            lowest = 0
+            stop = computed + tl.minimum(first + TILE_TOKENS + after, query_len)
             if IS_SPLIT:
                 length = SPLIT * (1 << split // LEVEL)
                 begin = LEVEL * (length - SPLIT) + split % LEVEL * length
                 stop = tl.minimum(begin + length, stop)
             if HAS_WINDOW:
-                begin = tl.maximum(begin, tl.maximum(computed + first - window + 1, 0) // TILE * TILE)
+                lowest = tl.maximum(computed + first - window + 1, 0)
+                begin = tl.maximum(begin, lowest // TILE * TILE)
             clear = begin if ALL_MASKED else (computed + first + 1) // TILE * TILE
 
             highest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -195,12 +201,13 @@ def _attend(
                     ahead = tl.load(pages + (place + TILE) // PAGE_SIZE, place + TILE < stop, 0)
                     source = ((page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE) * NUM_KV_HEADS + kv_head) * HEAD_DIM
                     # Slots outside of the request are loaded as zeros: a weight of 0 does not hide a NaN.
-                    is_key = (place < stop) | (phase == 0)
+                    # So are keys behind all rows' windows, whose pages may be gone.
+                    is_key = ((place < stop) | (phase == 0)) & ((place >= lowest) | (HAS_WINDOW == 0))
                     wanted = is_key[:, None] & is_column[None, :]
                     k = tl.load(keys + source[:, None] + column[None, :], wanted, 0.0)
                     scores = tl.dot(query, tl.trans(k), input_precision="ieee")
                     if phase == 1:
-                        is_visible = is_key[None, :] & (place[None, :] <= position[:, None])
+                        is_visible = is_key[None, :] & (place[None, :] <= position[:, None] + after)
                         if HAS_WINDOW:
                             is_visible = is_visible & (place[None, :] > position[:, None] - window)
                         scores = tl.where(is_visible, scores, float("-inf"))
@@ -362,6 +369,7 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
 
 def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | None, scores: Scores, tile: Tile) -> None:
     (tokens, rows, tiles), window, sinks = tile, scores.window, scores.sinks
+    after = ALL_AFTER if scores.ahead is None else scores.ahead
     shares = None if splits is None or window is not None else splits.shares
     listed = shares or splits
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
@@ -372,7 +380,7 @@ def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | No
         *((out,) * 3 if splits is None or listed is None else (listed.items, listed.stops, splits.parts)),
         *((out,) * 3 if splits is None or shares is None else (shares.order, shares.shared, splits.stops)),
         *(kv.page_table, kv.query_starts, kv.context_lens, out if sinks is None else sinks, len(kv.context_lens)),
-        *(scores.scale * LOG2_E, q.stride(0), kv.page_table.stride(0), window or 0),
+        *(scores.scale * LOG2_E, q.stride(0), kv.page_table.stride(0), window or 0, after),
         PAGE_SIZE=page_size,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -384,7 +392,7 @@ def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | No
         SPLIT=SPLIT_KEYS,
         LEVEL=LEVEL_SPLITS,
         PART=head_dim + PART_EXTRA,
-        ALL_MASKED=int(window is not None or rows == DECODE_ROWS),
+        ALL_MASKED=int(window is not None or after > 0 or rows == DECODE_ROWS),
         HAS_WINDOW=window is not None,
         HAS_SINKS=sinks is not None,
         IS_SPLIT=splits is not None,

@@ -33,6 +33,40 @@ def _decode_inputs(
         tl.store(lens + index, end.to(tl.int32))
 
 
+@triton.jit
+def _window_inputs(
+    rows, ends, stride, pages, num_pages, reach, slots, page_table, PAGE_SIZE: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Gather the pages of a row that its tokens reach: one program per row and `WIDTH` of them."""
+    index = tl.program_id(0)
+    row, end = tl.load(rows + index * stride), tl.load(ends + index * stride)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    is_seen = (column * PAGE_SIZE < end) & ((column + 1) * PAGE_SIZE > end - reach)
+    own = tl.load(pages + row * num_pages + column, (column < num_pages) & is_seen, 0)
+    tl.store(page_table + index * num_pages + column, own, column < num_pages)
+    if tl.program_id(1) == 0:
+        page = tl.load(pages + row * num_pages + (end - 1) // PAGE_SIZE).to(tl.int64)
+        tl.store(slots + index, page * PAGE_SIZE + (end - 1) % PAGE_SIZE)
+
+
+def window_inputs(
+    rows: torch.Tensor, ends: torch.Tensor, pages: torch.Tensor, page_size: int, reach: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gather slots [n] int64 and the page table [n, P] int32 of n rows in the window group.
+
+    Args:
+        rows, ends, pages: as `decode_inputs` takes them, of this group. reach: positions before its end that a row's
+            tokens attend to; pages behind these are gone, and 0 in the table.
+    """
+    n, num_pages = len(rows), pages.shape[1]
+    slots, page_table = torch.empty(n, dtype=torch.int64, device=pages.device), pages.new_empty(n, num_pages)
+    width = min(_WIDTH, triton.next_power_of_2(num_pages))
+    _window_inputs[(n, triton.cdiv(num_pages, width))](
+        *(rows, ends, rows.stride(0), pages, num_pages, reach, slots, page_table), PAGE_SIZE=page_size, WIDTH=width
+    )
+    return slots, page_table
+
+
 def decode_inputs(
     rows: torch.Tensor, ends: torch.Tensor, pages: torch.Tensor, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

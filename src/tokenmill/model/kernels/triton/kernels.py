@@ -100,7 +100,7 @@ class TritonKernels(TorchKernels):
     def __init__(
         self, dtype: str, device: str, *, is_invariant: bool = False, fp8: bool = False, mxfp4: bool = False
     ) -> None:
-        super().__init__(dtype, device)
+        super().__init__(dtype, device, maps_tables=False)
         self._is_invariant = is_invariant
         self._mxfp4 = mxfp4
         # Of all norms, also those that another product follows: a byte a number more is not worth telling them apart.
