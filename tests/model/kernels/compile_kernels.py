@@ -35,7 +35,7 @@ from tokenmill.model.sampling import triton_draw, triton_select
 
 # Types of the arguments by their names, the same in all kernels.
 ACTIVATIONS = (
-    *("x", "delta", "weight", "bias", "sinks", "output", "gate_up", "qkv", "q_norm", "k_norm"),
+    *("x", "delta", "weight", "bias", "norm", "sinks", "output", "gate_up", "qkv", "q_norm", "k_norm"),
     *("cos_table", "sin_table", "q", "keys", "values", "logits", "a", "b", "y"),
     *("gate", "before", "mixed", "gates", "steps", "a_log", "dt_bias", "skip"),
 )
@@ -89,6 +89,7 @@ ATTENTION = {
     "LEVEL": attention.LEVEL_SPLITS,
     "PART": PART,
     "SHARES": False,
+    "JOINS": False,
     "HAS_SINKS": False,
     "HEADS_FIRST": True,
 }
@@ -126,6 +127,7 @@ FEW = [
     for kind in (-1, 0)
     for tiling in [few_rows.tiling_for(1024, num_rows, kind >= 0, is_fp8)]
 ]
+FEW_ALONE = {"HAS_BIAS": True, "PREFETCHES": True, "HAS_NORM": False, "IS_OFFSET": False, "ADDS": False}
 LEAST_FP8_CAPABILITY = 89
 NORMS = (
     {"ROUNDS": False, "IS_OFFSET": False},
@@ -150,7 +152,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
     *((attention._join, {**JOIN, "HAS_SINKS": has}, 4) for has in (False, True)),
     *((matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False, "IS_FP4": has}, 4) for has in (False, True)),
-    *((few_rows._few_rows, {**sizes, "HAS_BIAS": True, "PREFETCHES": True}, one.warps) for one, sizes in FEW),
+    *((few_rows._few_rows, {**FEW_ALONE, **sizes}, one.warps) for one, sizes in FEW),
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
     (adapters._expand, {"PARTS": 3, "RANK": 16, "OUTPUTS": 64}, 4),

@@ -50,6 +50,7 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
     """
 
     name = "native"
+    fused = None
     dtype = "bfloat16"
 
     def __init__(

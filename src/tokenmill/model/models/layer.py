@@ -20,6 +20,7 @@ from tokenmill.model.kernels.operands import float32
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.delta_net import DeltaNet
 from tokenmill.model.models.draft_inputs import Taps
+from tokenmill.model.models.fused_layer import fused_layer
 from tokenmill.model.models.kv_places import KVPlace
 from tokenmill.model.models.mamba import StateSpace
 from tokenmill.model.models.mlp import MLP, PlainMLP
@@ -99,6 +100,7 @@ class Layer:
 
     Attributes:
         attention: None: `recurrence` stands in its place.
+        fused: the same layer for few rows; None: it has no such form.
         hidden_norm: of a layer that takes a pair, of the hidden states; `attention_norm` is then of the embeddings.
     """
 
@@ -106,6 +108,7 @@ class Layer:
         "attention",
         "attention_norm",
         "attention_out_norm",
+        "fused",
         "hidden_norm",
         "mlp",
         "mlp_norm",
@@ -153,6 +156,7 @@ class Layer:
         if spec.per_layer_size:
             assert isinstance(place, KVPlace), "layers with embeddings of their own have attention"
             self.per_layer = PerLayerBlock(place.layer, spec.per_layer_size, hidden_size, spec.norm, kernels)
+        self.fused = fused_layer(self, kernels, collective)
 
     def forward(
         self,
@@ -171,6 +175,9 @@ class Layer:
             adapted: which of the tokens have adapters; None: none has.
             states: of a model with recurrences.
         """
+        if self.fused is not None and only is None and adapted is None and self.fused.suits(stream):
+            self.fused.forward(stream, attention, plan)
+            return
         normed = (
             stream.normed(self.attention_norm) if self.hidden_norm is None else self._pair(stream, self.hidden_norm)
         )

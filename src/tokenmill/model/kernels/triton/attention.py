@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenmill.model.kernels.triton.launch import dependent, follow, is_on_gpu
 from tokenmill.model.kernels.triton.search import find_group, first_row
 from tokenmill.model.kernels.triton.splits import DECODE_ROWS, LEVEL_SPLITS, PART_EXTRA, PROMPT_ROWS, SPLIT_KEYS, Splits
 
@@ -84,6 +85,7 @@ def _attend(
     order,
     shared,
     part_stops,
+    counters,
     page_table,
     query_starts,
     context_lens,
@@ -109,7 +111,9 @@ def _attend(
     HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     SHARES: tl.constexpr,
+    JOINS: tl.constexpr,
     HEADS_FIRST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend per tile and key head, the tiles that see the most keys first; each program takes several splits.
 
@@ -133,6 +137,7 @@ def _attend(
     the softmax between them (warps are not specialized); 1,024 programs, the longest of 128 turns, of which only the
     last TILE_TOKENS / TILE + 1 compare positions.
     """
+    follow(PDL)
     num_work = tl.load(stops + num_requests - 1) * NUM_KV_HEADS if IS_SPLIT else tl.num_programs(0)
     for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
         # The heads of a token lie side by side: with these first they are read at about the same time.
@@ -161,6 +166,7 @@ def _attend(
             split = item - tl.load(stops + rank - 1, rank > 0, 0) if IS_SPLIT else 0
             part = item
             slot = index
+            sharer = request + tl.zeros([ROWS], tl.int32)
             if SHARES:
                 split += tl.load(shared + rank)
                 is_row, sharer = _sharers(order, shared, rank, split, num_requests, GROUP, ROWS)
@@ -222,6 +228,25 @@ def _attend(
                 tl.store(target[:, None] + column[None, :], attended, loaded)
                 tl.store(target + HEAD_DIM, highest * scale, is_row)
                 tl.store(target + HEAD_DIM + 1, total, is_row)
+                if JOINS:
+                    first_part = tl.load(part_stops + sharer - 1, is_row & (sharer > 0), 0)
+                    num_parts = tl.load(part_stops + sharer, is_row, 0) - first_part
+                    first_place = (first_part.to(tl.int64) * TILE_TOKENS + slot) * (NUM_KV_HEADS * GROUP) + head
+                    counter = counters + (sharer * TILE_TOKENS + slot) * (NUM_KV_HEADS * GROUP) + head
+                    is_last = _count(counter, is_row, num_parts)
+                    if tl.max(is_last.to(tl.int32), 0) > 0:
+                        _join_rows(
+                            parts + first_place * PART,
+                            num_parts,
+                            is_last,
+                            output + (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM,
+                            sinks + head,
+                            TILE_TOKENS * NUM_KV_HEADS * GROUP * PART,
+                            HEAD_DIM,
+                            ROWS,
+                            WIDTH,
+                            HAS_SINKS,
+                        )
             else:
                 total += _sink_weights(sinks, head, tl.where(is_row, highest, 0.0) * scale, HAS_SINKS)
                 target = output + (token * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
@@ -235,6 +260,79 @@ def _sink_weights(sinks, heads, highest, HAS_SINKS: tl.constexpr):
     if HAS_SINKS:
         weights = tl.exp2(tl.load(sinks + heads).to(tl.float32) * 1.4426950408889634 - highest)
     return weights
+
+
+@triton.jit
+def _count(counter, is_row, num_parts):
+    """Count a part of each row that this program has written, and return the rows whose last one that was.
+
+    Their counters are zeros again, for the next launch.
+    """
+    # All of the program's parts are written before it counts them, and what others wrote is read behind the count.
+    tl.debug_barrier()
+    counted = tl.atomic_add(counter, 1, is_row, sem="acq_rel")
+    is_last = is_row & (counted + 1 == num_parts)
+    tl.store(counter, 0, is_last)
+    return is_last
+
+
+@triton.jit
+def _join_rows(
+    parts,
+    num_parts,
+    is_row,
+    target,
+    sinks,
+    STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """Join the parts of rows of one token and head each, `STRIDE` numbers apart, weighted by how high their scores were.
+
+    A row is summed part by part, so that no layout of the compiled code matters: it has the same bits in every program.
+    """
+    column = tl.arange(0, WIDTH)
+    numbers = parts[:, None] + column[None, :]
+    is_number = (column < HEAD_DIM)[None, :]
+    scores = parts + HEAD_DIM
+    stop = tl.where(is_row, num_parts, 0)
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    joined = tl.zeros([ROWS, WIDTH], tl.float32)
+    for block in range(0, tl.max(stop, 0), 2):
+        # What a turn reads is on its way together.
+        place = block * tl.cast(STRIDE, tl.int64)
+        first = _load_part(numbers + place, scores + place, block < stop, is_number)
+        second = _load_part(numbers + (place + STRIDE), scores + (place + STRIDE), block + 1 < stop, is_number)
+        joined, highest, total = _add_part(joined, highest, total, first)
+        joined, highest, total = _add_part(joined, highest, total, second)
+    if HAS_SINKS:
+        total += tl.exp2(tl.load(sinks).to(tl.float32) * 1.4426950408889634 - highest)
+    result = (joined / tl.where(is_row, total, 1.0)[:, None]).to(target.dtype.element_ty)
+    tl.store(target[:, None] + column[None, :], result, is_row[:, None] & (column < HEAD_DIM)[None, :])
+
+
+@triton.jit
+def _load_part(numbers, scores, is_there, is_number):
+    """Return a part of each row: its sum, highest score and total weight; nothing where it is not there."""
+    high = tl.load(scores, is_there, float("-inf"), cache_modifier=".cg")
+    weight = tl.load(scores + 1, is_there, 0.0, cache_modifier=".cg")
+    return tl.load(numbers, is_there[:, None] & is_number, 0.0, cache_modifier=".cg"), high, weight
+
+
+@triton.jit
+def _add_part(joined, highest, total, part):
+    """Add a part of each row to what has been joined."""
+    attended, high, weight = part
+    higher = tl.maximum(highest, high)
+    # Splits before a window have seen nothing.
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    factor = tl.exp2(high - base)
+    kept = tl.exp2(highest - base)
+    joined = tl.fma(joined, tl.broadcast_to(kept[:, None], joined.shape), attended * factor[:, None])
+    return joined, higher, tl.fma(total, kept, weight * factor)
 
 
 @triton.jit
@@ -329,7 +427,7 @@ def attend_prompts(
         are_single: each request has one token, whose sums equal those that it would have in a longer chunk: on a GPU of
             capability 9.0, by the layout of the compiled code (`tests/model/kernels/test_triton_compiles.py`).
     """
-    rows = DECODE_ROWS if q.is_cuda and q.dtype == torch.float32 else SINGLE_ROWS if are_single else PROMPT_ROWS
+    rows = DECODE_ROWS if is_on_gpu(q) and q.dtype == torch.float32 else SINGLE_ROWS if are_single else PROMPT_ROWS
     tokens = 1 if are_single else max(2, rows // (q.shape[1] // kv.keys.shape[2]))
     # The tokens from the first of these requests on bound their tiles from above; the host knows no more.
     tiles = len(kv.context_lens) + (0 if are_single else q.shape[0] // tokens)
@@ -351,6 +449,8 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
         _launch(q, kv, output, None, scores, (tokens, DECODE_ROWS, tiles))
     else:
         _launch(q, kv, output, splits, scores, (tokens, DECODE_ROWS, num_requests))
+        if splits.counters is not None:
+            return
         has_sinks = scores.sinks is not None
         _join[(num_requests * tokens, num_heads)](
             *(splits.parts, splits.stops, output, kv.query_starts, scores.sinks if has_sinks else output),
@@ -370,7 +470,8 @@ def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | No
     _attend[(tiles * num_kv_heads if splits is None else splits.num_programs,)](
         *(q, kv.keys, kv.values, out),
         *((out,) * 3 if splits is None or listed is None else (listed.items, listed.stops, splits.parts)),
-        *((out,) * 3 if splits is None or shares is None else (shares.order, shares.shared, splits.stops)),
+        *((out,) * 2 if shares is None else (shares.order, shares.shared)),
+        *((out,) * 2 if splits is None else (splits.stops, out if splits.counters is None else splits.counters)),
         *(kv.page_table, kv.query_starts, kv.context_lens, out if sinks is None else sinks, len(kv.context_lens)),
         *(scores.scale * LOG2_E, q.stride(0), kv.page_table.stride(0), window or 0),
         PAGE_SIZE=page_size,
@@ -389,7 +490,9 @@ def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | No
         HAS_SINKS=sinks is not None,
         IS_SPLIT=splits is not None,
         SHARES=shares is not None,
+        JOINS=splits is not None and splits.counters is not None,
         HEADS_FIRST=True,
         num_warps=8 if tile_rows > 64 else 4,
         num_stages=3 if head_dim * q.element_size() <= THREE_STAGES_BYTES else 2,
+        **dependent(q),
     )

@@ -8,11 +8,16 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import torch
+import triton
+
+from tokenmill.model.kernels.triton.launch import dependent
+from tokenmill.model.kernels.triton.split_lists import list_kernel
 
 SPLIT_KEYS = 256
 # After so many splits they are twice as long.
 LEVEL_SPLITS = 16
-SPLIT_ENDS = np.cumsum(SPLIT_KEYS << np.arange(10 * LEVEL_SPLITS) // LEVEL_SPLITS).astype(np.int32)
+LEVELS = 10
+SPLIT_ENDS = np.cumsum(SPLIT_KEYS << np.arange(LEVELS * LEVEL_SPLITS) // LEVEL_SPLITS).astype(np.int32)
 # Behind the sum of a part: its highest score, its total weight, and what keeps sums aligned.
 PART_EXTRA = 4
 # Rows of a tile (tokens * heads of a group) of prompts; of decodes it is the smallest that matrix units take. Exact
@@ -34,7 +39,7 @@ class Shares(msgspec.Struct, frozen=True):
     Attributes:
         items: [n] int32, the request that computes each split, by its place in the order.
         stops: [B] int32, the end of each request's items.
-        order: [B] int64, requests; those with the same first page are adjacent.
+        order: [B] int32, requests; those with the same first page are adjacent.
         shared: [B] int32, number of splits that a request shares with the one before it, 0 where a tile begins.
     """
 
@@ -53,6 +58,7 @@ class Splits(msgspec.Struct, frozen=True):
         stops: [B] int32, the end of each request's items.
         parts: [n, tokens, num_heads, head_dim + PART_EXTRA] float32, for the most tokens that a request may have.
         shares: the splits that several requests share; None if they were not looked for.
+        counters: [B, tokens, num_heads] int32 zeros, of the parts that are there; None: a kernel of its own joins them.
     """
 
     num_programs: int
@@ -60,23 +66,24 @@ class Splits(msgspec.Struct, frozen=True):
     stops: torch.Tensor
     parts: torch.Tensor
     shares: Shares | None = None
+    counters: torch.Tensor | None = None
 
 
 def list_splits(
     context_lens: torch.Tensor,
     longest: np.ndarray,
-    ends: torch.Tensor,
+    arrivals: torch.Tensor,
     heads: tuple[int, int, int],
     num_units: int,
     tokens: int = 1,
     pages: tuple[torch.Tensor, int] | None = None,
 ) -> Splits | None:
-    """List the splits of a step on the device, where lengths may change with each replay of a graph.
+    """List the splits of a step on the device, where lengths may change with each replay of a graph: in one launch.
 
     Args:
         context_lens: [B] int32 on the device.
         longest: [B] on the host, upper bounds of the context lengths.
-        ends: `SPLIT_ENDS` on the device.
+        arrivals: [1] int32 zero on the device, and zero again afterwards.
         heads: number of query heads, number of key heads, and head size.
         num_units: number of multiprocessors of the device.
         tokens: the most tokens that a request has.
@@ -85,35 +92,25 @@ def list_splits(
     Returns:
         The splits; None if no context is longer than one split, or if a tile cannot hold the tokens of a request.
     """
-    if longest.max() <= SPLIT_KEYS or tokens * (heads[0] // heads[1]) > PROMPT_ROWS:
+    group, count = heads[0] // heads[1], len(longest)
+    if longest.max() <= SPLIT_KEYS or tokens * group > PROMPT_ROWS:
         return None
-    most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + len(longest)
-    counts = torch.searchsorted(ends, context_lens, out_int32=True) + 1
-    stops = counts.cumsum(0, dtype=torch.int32)
-    numbers = torch.arange(most, dtype=torch.int32, device=stops.device)
-    items = torch.searchsorted(stops, numbers, right=True, out_int32=True)
-    shares, together = None, DECODE_ROWS // (heads[0] // heads[1])
-    if pages is not None and tokens == 1 and together > 1 and len(longest) > 1:
-        order, shared = _shared(context_lens, pages, ends, together)
-        own = (counts[order] - shared).cumsum(0, dtype=torch.int32)
-        shares = Shares(torch.searchsorted(own, numbers, right=True, out_int32=True), own, order, shared)
+    most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + count
+    together = DECODE_ROWS // group
+    looks = pages is not None and tokens == 1 and together > 1 and count > 1
+    own, shared = (context_lens.new_empty(size) for size in (2 * (count + most), 2 * count))
+    stops, items, both_stops, both_items = own.split((count, most, count, most))
+    order, in_common = shared.split(count)
+    counters = context_lens.new_empty(count, tokens, heads[0])
+    table, page_size = (context_lens[:, None], 1) if pages is None else pages
+    list_kernel[(count,)](
+        *(context_lens, table, both_stops, both_items, stops, items, order, in_common, counters, arrivals),
+        *(count, table.stride(0), page_size, triton.next_power_of_2(count)),
+        *(tokens * heads[0], triton.next_power_of_2(tokens * heads[0])),
+        *(together, SPLIT_KEYS, LEVEL_SPLITS, LEVELS, looks),
+        **dependent(context_lens),
+    )
+    shares = Shares(both_items, both_stops, order, in_common) if looks else None
     parts = torch.empty(most, tokens, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=stops.device)
-    per_unit = PROGRAMS_PER_UNIT - (tokens * (heads[0] // heads[1]) > DECODE_ROWS)
-    return Splits(min(most * heads[1], per_unit * num_units), items, stops, parts, shares)
-
-
-def _shared(
-    context_lens: torch.Tensor, pages: tuple[torch.Tensor, int], ends: torch.Tensor, together: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `order` and `shared` of `Shares`, for tiles that hold `together` requests."""
-    table, page_size = pages
-    order = table[:, 0].argsort(stable=True)
-    table, lens = table[order], context_lens[order]
-    differ = table[1:] != table[:-1]
-    same = torch.where(differ.any(1), differ.to(torch.uint8).argmax(1), table.shape[1])
-    # Whole splits only, and not those that the last tokens are in: these have keys that not all rows see.
-    keys = torch.minimum(same * page_size, torch.minimum(lens[1:], lens[:-1]) - 1)
-    shared = torch.zeros_like(context_lens)
-    shared[1:] = torch.searchsorted(ends, keys.to(torch.int32), right=True, out_int32=True)
-    shared[::together] = 0
-    return order, shared
+    per_unit = PROGRAMS_PER_UNIT - (tokens * group > DECODE_ROWS)
+    return Splits(min(most * heads[1], per_unit * num_units), items, stops, parts, shares, counters)
