@@ -175,9 +175,7 @@ class FusedProducts(Protocol):
             norm: the weight, eps and `is_offset` of `Kernels.rms_norm`.
         """
 
-    def add(
-        self, sums: torch.Tensor, scale: float, x: torch.Tensor, weight: LinearWeight, bias: Array | None
-    ) -> None:
+    def add(self, sums: torch.Tensor, scale: float, x: torch.Tensor, weight: LinearWeight, bias: Array | None) -> None:
         """Add scale * (x W^T + bias) to sums [T, out_size] in place, rounded once more than the product."""
 
 
