@@ -2,7 +2,7 @@
 
     python -m tools.gpu.compare_decodes [--device cpu] [--seconds 95]
 
-Graphs of 1, 8, 64 and 256 requests at a context of 1,024, captured anew with one change after the other, and replayed in
+Graphs of 1, 8, 64 and 256 requests at a context of 1,024, captured anew with one change after the other, replayed in
 turns: a table of milliseconds a step, and how far the logits are from those of the first; then the kernels of the first
 and the last. A check last: greedy tokens of a small model in float32, its norms and sums in its products, its contexts
 split and shared, against the CPU's reference. A row each as it comes, one line of JSON last.
@@ -44,6 +44,7 @@ CHANGES = (
     "attention begins early",
     "parts joined in place",
     "norms and sums in products",
+    "heads placed in products",
 )
 BATCHES, CONTEXT, TURNS = (1, 8, 64, 256), 1024, 3
 PROFILED, MOST_KERNELS = (1, 64, 256), 12
@@ -187,8 +188,18 @@ def _undo(stack: ExitStack, change: str) -> None:
 
     if change == "norms and sums in products":
         stack.enter_context(patch.object(kernels.FewRowsProducts, "suit", lambda *given: False))
+    elif change == "heads placed in products":
+        stack.enter_context(patch.object(kernels, "few_heads", _heads_behind))
     elif change == "attention begins early":
         stack.enter_context(patch.object(attention, "dependent", lambda q: {"PDL": False}))
+
+
+def _heads_behind(x: Any, weight: Any, bias: Any, scales: Any, norm: Any, heads: Any, counters: Any) -> Any:
+    """Place heads by a kernel behind the product."""
+    from tokenmill.model.kernels.triton.few_rows import few_rows
+    from tokenmill.model.kernels.triton.heads import place_heads
+
+    return place_heads(few_rows(x, weight, bias, None, scales, norm=norm), heads)
 
 
 def _listed(lists: Any, joins: bool, *given: Any) -> Any:

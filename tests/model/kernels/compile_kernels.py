@@ -23,6 +23,7 @@ from tokenmill.model.kernels.triton import (
     adapters,
     attention,
     decode_inputs,
+    few_heads,
     few_rows,
     fp8,
     gate,
@@ -51,7 +52,7 @@ POINTERS = {
 }
 RECURRENT_STRIDES = ("x_stride", "gate_stride", "mixed_stride", "gates_stride", "steps_stride", "state_stride")
 NUMBERS = {
-    **dict.fromkeys(("eps", "scale"), "fp32"),
+    **dict.fromkeys(("eps", "scale", "head_eps"), "fp32"),
     **dict.fromkeys(
         (
             "num_requests",
@@ -173,7 +174,7 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     pointers = {**POINTERS, **dict.fromkeys(ACTIVATIONS, f"*{dtype}")}
     if constants.get("IS_FP4"):
         pointers["weight"] = "*u8"
-    if kernel is few_rows._few_rows:
+    if kernel in (few_rows._few_rows, few_heads._few_heads):
         constants = {**constants, "BY_BITS": dtype == "bf16"}
         pointers["weight"] = "*fp8e4nv" if constants["HAS_SCALES"] else pointers["weight"]
     if "PDL" in kernel.arg_names:
@@ -190,8 +191,8 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     options = {"num_warps": warps}
     if kernel is attention._attend:
         options["num_stages"] = ATTENTION_STAGES[dtype]
-    if kernel is few_rows._few_rows:
-        kinds = constants["GATE"] >= 0, constants["HAS_SCALES"]
+    if kernel in (few_rows._few_rows, few_heads._few_heads):
+        kinds = constants.get("GATE", -1) >= 0, constants["HAS_SCALES"]
         options["num_stages"] = few_rows.tiling_for(1024, constants["ROWS"], *kinds).stages
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 

@@ -16,7 +16,10 @@ from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, GroupedKV, KVCache
 
 if TYPE_CHECKING:
+    import torch
+
     from tokenmill.model.attention.paged import PagedAttention
+    from tokenmill.model.kernels.heads import HeadPlaces
     from tokenmill.platform.arrays import AnyArray
 
 
@@ -61,6 +64,14 @@ class GroupedPagedAttention(GroupedAttention):
         super().__init__(backends)
         self._paged = tuple(backends)
         self.takes_drafts = all(backend.takes_drafts for backend in backends)
+
+    def way_of_heads(self, layer: AttentionLayer, plan: tuple[Any, ...]) -> HeadPlaces:
+        """Return the way of the heads into the cache of the layer's group."""
+        return self._paged[layer.group].way_of_heads(layer, plan[layer.group])
+
+    def attend(self, q: torch.Tensor, layer: AttentionLayer, plan: tuple[Any, ...]) -> torch.Tensor:
+        """Attend with the backend of the layer's group, to keys and values that have been placed."""
+        return self._paged[layer.group].attend(q, layer, plan[layer.group])
 
     def in_graphs(self) -> GroupedPagedAttention:
         """Return a backend over the same memories that attends as in CUDA graphs."""

@@ -19,6 +19,7 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
+    from tokenmill.model.kernels.heads import HeadPlaces
     from tokenmill.model.kernels.states import StateRows
     from tokenmill.model.quantization.packed import Rows
     from tokenmill.model.quantization.stored_array import Floats, StoredArray
@@ -173,6 +174,20 @@ class FusedProducts(Protocol):
 
         Args:
             norm: the weight, eps and `is_offset` of `Kernels.rms_norm`.
+        """
+
+    def heads(
+        self,
+        x: torch.Tensor,
+        norm: tuple[Array, float, bool],
+        weight: LinearWeight,
+        bias: Array | None,
+        way: HeadPlaces,
+    ) -> torch.Tensor:
+        """Do `normed` with the fused projection of q, k and v, and place k and v.
+
+        Returns:
+            q, normed and rotated, [T, num_heads, head_dim].
         """
 
     def add(self, sums: torch.Tensor, scale: float, x: torch.Tensor, weight: LinearWeight, bias: Array | None) -> None:

@@ -18,7 +18,7 @@ from tokenmill.model.models.self_attention import SelfAttention
 from tokenmill.model.sharding.collective import Collective
 
 if TYPE_CHECKING:
-    from tokenmill.model.attention.protocol import AttentionBackend
+    from tokenmill.model.attention.protocol import PlacedAttention
     from tokenmill.model.models.layer import Layer, ResidualStream
 
 
@@ -41,12 +41,13 @@ class FusedLayer:
         """Return True if the stream has so few rows, and nothing is still to be added to it."""
         return stream.delta is None and self._products.suit(stream.hidden, self._weights)
 
-    def forward(self, stream: ResidualStream, attention: AttentionBackend, plan: Any) -> None:
+    def forward(self, stream: ResidualStream, attention: PlacedAttention, plan: Any) -> None:
         """Pass the stream through the two blocks."""
         stream.pass_boundary()
         block, mlp, hidden = self._attention, self._mlp, stream.hidden
-        qkv = self._products.normed(hidden, _norm(self._attention_norm), block.qkv.weight, block.qkv.bias)
-        self._add(hidden, attention.forward(qkv, block.layer, plan), block.output)
+        way = attention.way_of_heads(block.layer, plan)
+        q = self._products.heads(hidden, _norm(self._attention_norm), block.qkv.weight, block.qkv.bias, way)
+        self._add(hidden, attention.attend(q, block.layer, plan), block.output)
         gate_up = mlp.gate_up
         inner = self._products.normed(hidden, _norm(self._mlp_norm), gate_up.weight, gate_up.bias, mlp.gate)
         self._add(hidden, inner, mlp.down)

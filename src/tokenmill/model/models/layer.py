@@ -7,7 +7,7 @@ so may the sum (BERT's).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from tokenmill.model.sharding.collective import Collective
 if TYPE_CHECKING:
     import torch
 
-    from tokenmill.model.attention.protocol import AttentionBackend
+    from tokenmill.model.attention.protocol import AttentionBackend, PlacedAttention
     from tokenmill.model.kernels.adapters import AdaptedLayer
     from tokenmill.model.kernels.states import StepStates
     from tokenmill.platform.arrays import Array
@@ -176,7 +176,7 @@ class Layer:
             states: of a model with recurrences.
         """
         if self.fused is not None and only is None and adapted is None and self.fused.suits(stream):
-            self.fused.forward(stream, attention, plan)
+            self.fused.forward(stream, cast("PlacedAttention", attention), plan)
             return
         normed = (
             stream.normed(self.attention_norm) if self.hidden_norm is None else self._pair(stream, self.hidden_norm)

@@ -106,8 +106,8 @@ def _widen(numbers, dtype: tl.constexpr, BY_BITS: tl.constexpr):
     return numbers.to(dtype)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _few_rows(
+@triton.jit
+def product_tile(
     x,
     weight,
     scales,
@@ -116,7 +116,6 @@ def _few_rows(
     output,
     num_rows,
     eps,
-    scale,
     SIZE,
     DEPTH,
     ROWS: tl.constexpr,
@@ -134,8 +133,10 @@ def _few_rows(
 ):
     """Multiply `ROWS` rows by `COLUMNS` rows of W, and with a gate by as many `SIZE` rows behind them.
 
-    With a norm x is multiplied by its weight alone, and each sum by its row's factor, which is known when the sum is. A
-    program that adds reads and writes what is its own, so that the sums lie where the numbers did that it adds to.
+    With a norm x is multiplied by its weight alone, and each sum by its row's factor, which is known when the sum is.
+
+    Returns:
+        The tile, where it belongs, which of its numbers are there, and those of the output that it is to be added to.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < SIZE
@@ -151,12 +152,14 @@ def _few_rows(
     follow(PDL)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
+    dtype = x.dtype.element_ty
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     second = tl.zeros([ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([ROWS, TILE], tl.float32)
-    dtype = output.dtype.element_ty
-    target, inside = output + row[:, None] * SIZE + column[None, :], is_row[:, None] & is_column[None, :]
-    before = tl.load(target, inside, 0.0) if ADDS else total
+    target = output + row[:, None] * SIZE + column[None, :]
+    inside = is_row[:, None] & is_column[None, :]
+    # On their way while the product is made.
+    before = tl.load(target, inside, 0.0) if ADDS else 0.0
     for start in range(0, DEPTH, TILE):
         depth = start + tl.arange(0, TILE)
         is_depth = depth < DEPTH
@@ -190,9 +193,63 @@ def _few_rows(
     result = total.to(dtype)
     if GATE >= 0:
         result = apply_gate(result, second.to(dtype), GATE)
+    return result, target, inside, before
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _few_rows(
+    x,
+    weight,
+    scales,
+    bias,
+    norm,
+    output,
+    num_rows,
+    eps,
+    scale,
+    SIZE,
+    DEPTH,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+    GATE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    IS_OFFSET: tl.constexpr,
+    ADDS: tl.constexpr,
+    PREFETCHES: tl.constexpr,
+    BY_BITS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write a tile of a product, or add it: each program reads and writes what is its own."""
+    result, target, inside, before = product_tile(
+        x,
+        weight,
+        scales,
+        bias,
+        norm,
+        output,
+        num_rows,
+        eps,
+        SIZE,
+        DEPTH,
+        ROWS,
+        COLUMNS,
+        TILE,
+        GATE,
+        HAS_SCALES,
+        HAS_BIAS,
+        HAS_NORM,
+        IS_OFFSET,
+        ADDS,
+        PREFETCHES,
+        BY_BITS,
+        PDL,
+    )
     if ADDS:
         # Rounded before and after the addition, as in the norm that adds.
-        result = (before.to(tl.float32) + result.to(tl.float32) * scale).to(dtype)
+        result = (before.to(tl.float32) + result.to(tl.float32) * scale).to(result.dtype)
     tl.store(target, result, inside)
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from tokenmill.model.kernels.fp8 import ALIGNMENT, Fp8Weight
+from tokenmill.model.kernels.heads import HeadPlaces
 from tokenmill.model.kernels.protocol import NO_PARTS, Experts, FusedProducts, Gate, LinearWeight, Parts, WeightRole
 from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.torch_kernels import TorchKernels, TorchWeight, product
 from tokenmill.model.kernels.triton import matmul, norm, recurrence
 from tokenmill.model.kernels.triton.experts import StackedExperts
+from tokenmill.model.kernels.triton.few_heads import MOST_COUNTERS, few_heads
 from tokenmill.model.kernels.triton.few_rows import MOST_BYTES, MOST_ROWS, NormBefore, Sums, are_fewest, few_rows, suits
 from tokenmill.model.kernels.triton.fp8 import RoundedRows
 from tokenmill.model.kernels.triton.gate import gated
@@ -97,6 +99,9 @@ class FewRowsProducts:
     and its factor has not yet, may be too large for float16.
     """
 
+    def __init__(self) -> None:
+        self._counters: torch.Tensor | None = None
+
     def suit(self, x: torch.Tensor, weights: Sequence[LinearWeight]) -> bool:
         """Return True where each product is faster by `few_rows`, together with what it saves."""
         if not is_on_gpu(x) or x.dtype != torch.bfloat16 or len(x) > MOST_ROWS:
@@ -117,6 +122,20 @@ class FewRowsProducts:
     ) -> torch.Tensor:
         """Norm and multiply in one launch."""
         return few_rows(x, *_matrix_and(weight, bias, gate), norm=NormBefore(*norm))
+
+    def heads(
+        self,
+        x: torch.Tensor,
+        norm: tuple[torch.Tensor, float, bool],
+        weight: LinearWeight,
+        bias: torch.Tensor | None,
+        way: HeadPlaces,
+    ) -> torch.Tensor:
+        """Norm, multiply and place the heads in one launch."""
+        if self._counters is None:
+            self._counters = torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=x.device)
+        matrix, bias, _, scales = _matrix_and(weight, bias)
+        return few_heads(x, matrix, bias, scales, NormBefore(*norm), way, self._counters)
 
     def add(
         self, sums: torch.Tensor, scale: float, x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None

@@ -44,7 +44,7 @@ def _list(stops, items, counts, request, is_request):
     """Write where the items of each request end, and whose each item is."""
     ends = tl.cumsum(counts, 0)
     tl.store(stops + request, ends, is_request)
-    for number in range(0, tl.max(counts, 0)):
+    for number in range(tl.max(counts, 0)):
         tl.store(items + ends - counts + number, request, number < counts)
 
 
