@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import msgspec
 import numpy as np
 import torch
 from tools.gpu.benchmarks import decode_plans
@@ -207,18 +206,17 @@ def _heads_behind(x: Any, weight: Any, bias: Any, scales: Any, norm: Any, heads:
 
 
 def _listed(lists: Any, joins: bool, *given: Any) -> Any:
-    splits = lists(*given)
-    return splits if splits is None or joins else msgspec.structs.replace(splits, counters=None)
+    return lists(*given[:-1], joins)
 
 
 def _list_by_torch(
     context_lens: torch.Tensor,
     longest: np.ndarray,
-    arrivals: torch.Tensor,
     heads: tuple[int, int, int],
     num_units: int,
     tokens: int = 1,
     pages: tuple[torch.Tensor, int] | None = None,
+    joins: bool = False,
 ) -> Any:
     """List splits as `list_splits` did before, by some twenty launches of torch."""
     from tokenmill.model.kernels.triton import splits as own_splits
@@ -256,7 +254,7 @@ def _shared(
     shared = torch.zeros_like(context_lens)
     shared[1:] = torch.searchsorted(ends, keys.to(torch.int32), right=True, out_int32=True)
     shared[::together] = 0
-    return order, shared
+    return order.int(), shared
 
 
 ENDS: dict[str, torch.Tensor] = {}

@@ -4,15 +4,18 @@
     TRITON_INTERPRET=0 python tests/model/kernels/compile_kernels.py 80,89,90,100 --types bf16,fp32
 
 A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units, how warps share a tile and
-the shapes of their instructions, most groups of copies left open at a wait, and the loads that a program issues before
-it waits for the kernels in front (`-`: it is launched behind their end).
+the shapes of their instructions, most groups of copies left open at a wait, the loads that a program issues before it
+waits for the kernels in front (`-`: it is launched behind their end), registers of a thread, and bytes that it spills.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import subprocess
+import tempfile
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -28,9 +31,12 @@ from tokenmill.model.kernels.triton import (
     fp8,
     gate,
     heads,
+    joins,
     matmul,
     norm,
     recurrence,
+    split_lists,
+    splits,
 )
 from tokenmill.model.sampling import triton_draw, triton_select
 
@@ -43,10 +49,10 @@ ACTIVATIONS = (
 POINTERS = {
     **dict.fromkeys(("parts", "scales", "inner", "memory"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
-    **dict.fromkeys(("shared", "part_stops"), "*i32"),
+    **dict.fromkeys(("shared", "part_stops", "part_items", "order"), "*i32"),
     **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
-    **dict.fromkeys(("rows", "ends", "places", "order"), "*i64"),
+    **dict.fromkeys(("rows", "ends", "places"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
     **dict.fromkeys(("rounded", "exponents"), "*u8"),
 }
@@ -119,6 +125,7 @@ PROMPTS = {
 ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
 # Decodes with four and with eight drafts, and those that share pages.
+# Each without and with the join of parts by its programs.
 DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32}, {"SHARES": True})
 # Products of few rows, plain and with a gate, by a weight in bfloat16 and in eight-bit floats.
 FEW = [
@@ -129,13 +136,23 @@ FEW = [
     for tiling in [few_rows.tiling_for(1024, num_rows, kind >= 0, is_fp8)]
 ]
 FEW_ALONE = {"HAS_BIAS": True, "PREFETCHES": True, "HAS_NORM": False, "IS_OFFSET": False, "ADDS": False}
+# Heads of a fused projection, which is wider than other products.
+PLACED = {"HAS_BIAS": True, "PREFETCHES": True, "IS_OFFSET": False, "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64}
+PLACED |= {"WIDTH": 64, "HAS_NORMS": True, "ARE_OFFSETS": False, "ROTATES": True, "NORMS_VALUES": False}
+WIDE = [
+    (one, {"ROWS": one.rows, "COLUMNS": one.columns, "TILE": one.depth, "HAS_SCALES": is_fp8})
+    for is_fp8, num_rows in ((False, 1), (False, few_rows.MOST_ROWS), (True, 1))
+    for one in [few_rows.tiling_for(4096, num_rows, False, is_fp8)]
+]
 LEAST_FP8_CAPABILITY = 89
 NORMS = (
     {"ROUNDS": False, "IS_OFFSET": False},
     {"ROUNDS": True, "IS_OFFSET": False},
     {"ROUNDS": False, "IS_OFFSET": True},
 )
-JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}
+JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "TOKENS": 5}
+SPLIT = {"HAS_WINDOW": False, "IS_SPLIT": True}
+LISTS = {"WIDTH": 256, "SPLIT": splits.SPLIT_KEYS, "LEVEL": splits.LEVEL_SPLITS, "LEVELS": splits.LEVELS}
 CONV = {"CHANNELS": 8192, "TAPS": 4, "HAS_BIAS": False, "SILU": True}
 DELTA = {"KEY_HEADS": 16, "HEADS": 32, "KEY_SIZE": 128, "VALUE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
 SPACE = {"GROUPS": 1, "HEADS": 48, "SIZE": 64, "STATE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
@@ -150,10 +167,15 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (heads._place_heads, {"NUM_HEADS": 4, "NUM_KV_HEADS": 1, "HALF": 128, "WIDTH": 128, **OFFSETS}, 1),
     (heads._place_heads, {"NUM_HEADS": 8, "NUM_KV_HEADS": 1, "HALF": 256, "WIDTH": 256, **VALUES}, 1),
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
-    *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
-    *((attention._join, {**JOIN, "HAS_SINKS": has}, 4) for has in (False, True)),
+    *((attention._attend, {**DECODES, **SPLIT, **tile, "JOINS": has}, 4) for tile in DRAFTED for has in (False, True)),
+    *((joins._join, {**JOIN, "HAS_SINKS": has}, joins.JOIN_WARPS) for has in (False, True)),
+    (split_lists.find_neighbours, {**LISTS, "PAGE_SIZE": 16, "TOGETHER": 8}, 4),
+    (split_lists.list_items, {**LISTS, "COUNTERS": 16, "SHARES": True}, 4),
     *((matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False, "IS_FP4": has}, 4) for has in (False, True)),
     *((few_rows._few_rows, {**FEW_ALONE, **sizes}, one.warps) for one, sizes in FEW),
+    *((few_rows._few_rows, {**FEW_ALONE, **sizes, "HAS_NORM": True}, one.warps) for one, sizes in FEW),
+    *((few_rows._few_rows, {**FEW_ALONE, **sizes, "ADDS": True}, one.warps) for one, sizes in FEW if sizes["GATE"] < 0),
+    *((few_heads._few_heads, {**sizes, **PLACED}, one.warps) for one, sizes in WIDE),
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
     (adapters._expand, {"PARTS": 3, "RANK": 16, "OUTPUTS": 64}, 4),
@@ -193,7 +215,8 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
         options["num_stages"] = ATTENTION_STAGES[dtype]
     if kernel in (few_rows._few_rows, few_heads._few_heads):
         kinds = constants.get("GATE", -1) >= 0, constants["HAS_SCALES"]
-        options["num_stages"] = few_rows.tiling_for(1024, constants["ROWS"], *kinds).stages
+        size = 4096 if kernel is few_heads._few_heads else 1024
+        options["num_stages"] = few_rows.tiling_for(size, constants["ROWS"], *kinds).stages
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -221,6 +244,19 @@ def loads_ahead(ptx: str) -> str:
     return str(before.count("ld.global")) if wait else "-"
 
 
+def registers_of(compiled: Any) -> tuple[int, int]:
+    """Return the registers of a thread and the bytes of its stack, as the machine code says that it needs."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [str(tools / "cuobjdump"), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
+    assert found is not None, text
+    return int(found[1]), int(found[2]) + int(found[3])
+
+
 def main() -> None:
     """Compile them all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -239,7 +275,7 @@ def main() -> None:
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
             ptx, layout = compiled.asm["ptx"], layout_of(compiled.asm["ttgir"])
             found = units_of(ptx), layout, open_copies(ptx), loads_ahead(ptx)
-            print(capability, dtype, kernel.__name__, code, shared, *found, flush=True)
+            print(capability, dtype, kernel.__name__, code, shared, *found, *registers_of(compiled), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from tokenmill.model.kernels.protocol import (
     Activation,
     ExpertBiases,
     Experts,
+    FusedProducts,
     Gate,
     LinearWeight,
     Parts,
@@ -50,7 +51,7 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
     """
 
     name = "native"
-    fused = None
+    fused: FusedProducts | None = None
     dtype = "bfloat16"
 
     def __init__(

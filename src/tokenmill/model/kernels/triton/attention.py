@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenmill.model.kernels.triton.joins import join, join_if_last
 from tokenmill.model.kernels.triton.launch import dependent, follow, is_on_gpu
 from tokenmill.model.kernels.triton.search import find_group, first_row
 from tokenmill.model.kernels.triton.splits import DECODE_ROWS, LEVEL_SPLITS, PART_EXTRA, PROMPT_ROWS, SPLIT_KEYS, Splits
@@ -28,9 +29,6 @@ TILE_KEYS = 64
 # Of a tile of one token whose sums must be those of a tile of many. On capability 9.0 both run the same instructions
 # on 64 rows, one group of four warps here and two there, so no row can tell; elsewhere warps would part the columns.
 SINGLE_ROWS = 64
-# Programs that join parts wait for memory: with one warp each, all of a step of 256 requests are there at once. On an
-# H100 that step of Qwen3-0.6B takes 0.2 ms less of 12.6 than with four.
-JOIN_WARPS = 1
 # A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
 THREE_STAGES_BYTES = 256
 
@@ -228,25 +226,26 @@ def _attend(
                 tl.store(target[:, None] + column[None, :], attended, loaded)
                 tl.store(target + HEAD_DIM, highest * scale, is_row)
                 tl.store(target + HEAD_DIM + 1, total, is_row)
-                if JOINS:
-                    first_part = tl.load(part_stops + sharer - 1, is_row & (sharer > 0), 0)
-                    num_parts = tl.load(part_stops + sharer, is_row, 0) - first_part
-                    first_place = (first_part.to(tl.int64) * TILE_TOKENS + slot) * (NUM_KV_HEADS * GROUP) + head
-                    counter = counters + (sharer * TILE_TOKENS + slot) * (NUM_KV_HEADS * GROUP) + head
-                    is_last = _count(counter, is_row, num_parts)
-                    if tl.max(is_last.to(tl.int32), 0) > 0:
-                        _join_rows(
-                            parts + first_place * PART,
-                            num_parts,
-                            is_last,
-                            output + (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM,
-                            sinks + head,
-                            TILE_TOKENS * NUM_KV_HEADS * GROUP * PART,
-                            HEAD_DIM,
-                            ROWS,
-                            WIDTH,
-                            HAS_SINKS,
-                        )
+                join_if_last(
+                    parts,
+                    part_stops,
+                    counters,
+                    output,
+                    sinks,
+                    token,
+                    sharer,
+                    slot,
+                    head,
+                    is_row,
+                    TILE_TOKENS,
+                    NUM_KV_HEADS * GROUP,
+                    HEAD_DIM,
+                    PART,
+                    ROWS,
+                    WIDTH,
+                    HAS_SINKS,
+                    JOINS,
+                )
             else:
                 total += _sink_weights(sinks, head, tl.where(is_row, highest, 0.0) * scale, HAS_SINKS)
                 target = output + (token * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
@@ -263,79 +262,6 @@ def _sink_weights(sinks, heads, highest, HAS_SINKS: tl.constexpr):
 
 
 @triton.jit
-def _count(counter, is_row, num_parts):
-    """Count a part of each row that this program has written, and return the rows whose last one that was.
-
-    Their counters are zeros again, for the next launch.
-    """
-    # All of the program's parts are written before it counts them, and what others wrote is read behind the count.
-    tl.debug_barrier()
-    counted = tl.atomic_add(counter, 1, is_row, sem="acq_rel")
-    is_last = is_row & (counted + 1 == num_parts)
-    tl.store(counter, 0, is_last)
-    return is_last
-
-
-@triton.jit
-def _join_rows(
-    parts,
-    num_parts,
-    is_row,
-    target,
-    sinks,
-    STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
-    """Join the parts of rows of one token and head each, `STRIDE` numbers apart, weighted by how high their scores were.
-
-    A row is summed part by part, so that no layout of the compiled code matters: it has the same bits in every program.
-    """
-    column = tl.arange(0, WIDTH)
-    numbers = parts[:, None] + column[None, :]
-    is_number = (column < HEAD_DIM)[None, :]
-    scores = parts + HEAD_DIM
-    stop = tl.where(is_row, num_parts, 0)
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    joined = tl.zeros([ROWS, WIDTH], tl.float32)
-    for block in range(0, tl.max(stop, 0), 2):
-        # What a turn reads is on its way together.
-        place = block * tl.cast(STRIDE, tl.int64)
-        first = _load_part(numbers + place, scores + place, block < stop, is_number)
-        second = _load_part(numbers + (place + STRIDE), scores + (place + STRIDE), block + 1 < stop, is_number)
-        joined, highest, total = _add_part(joined, highest, total, first)
-        joined, highest, total = _add_part(joined, highest, total, second)
-    if HAS_SINKS:
-        total += tl.exp2(tl.load(sinks).to(tl.float32) * 1.4426950408889634 - highest)
-    result = (joined / tl.where(is_row, total, 1.0)[:, None]).to(target.dtype.element_ty)
-    tl.store(target[:, None] + column[None, :], result, is_row[:, None] & (column < HEAD_DIM)[None, :])
-
-
-@triton.jit
-def _load_part(numbers, scores, is_there, is_number):
-    """Return a part of each row: its sum, highest score and total weight; nothing where it is not there."""
-    high = tl.load(scores, is_there, float("-inf"), cache_modifier=".cg")
-    weight = tl.load(scores + 1, is_there, 0.0, cache_modifier=".cg")
-    return tl.load(numbers, is_there[:, None] & is_number, 0.0, cache_modifier=".cg"), high, weight
-
-
-@triton.jit
-def _add_part(joined, highest, total, part):
-    """Add a part of each row to what has been joined."""
-    attended, high, weight = part
-    higher = tl.maximum(highest, high)
-    # Splits before a window have seen nothing.
-    base = tl.where(higher == float("-inf"), 0.0, higher)
-    factor = tl.exp2(high - base)
-    kept = tl.exp2(highest - base)
-    joined = tl.fma(joined, tl.broadcast_to(kept[:, None], joined.shape), attended * factor[:, None])
-    return joined, higher, tl.fma(total, kept, weight * factor)
-
-
-@triton.jit
 def _sharers(order, shared, rank, split, num_requests, GROUP: tl.constexpr, ROWS: tl.constexpr):
     """Return which rows of a tile are used, and their requests, for a split of the request at `rank` in the order.
 
@@ -346,74 +272,6 @@ def _sharers(order, shared, rank, split, num_requests, GROUP: tl.constexpr, ROWS
     in_common = tl.load(shared + rank + member, is_behind, 0)
     is_row = member < tl.min(tl.where((member > 0) & (in_common <= split), member, ROWS), 0)
     return is_row, tl.load(order + rank + member, is_row, 0)
-
-
-@triton.jit(do_not_specialize_on_alignment=["query_starts"])
-def _join(
-    parts,
-    stops,
-    output,
-    query_starts,
-    sinks,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PART: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
-    """Join the splits of one token and head per program, weighted by how high their scores were.
-
-    Estimated, not measured: 4 * head_dim bytes a split, just written, so out of the L2 cache; 2 to 3 us.
-    """
-    request = tl.program_id(0) // TOKENS
-    index = tl.program_id(0) % TOKENS
-    head = tl.program_id(1)
-    token = tl.load(query_starts + request) + index
-    if token < tl.load(query_starts + request + 1):
-        ends = (tl.load(stops + request - 1, request > 0, 0), tl.load(stops + request))
-        own = parts + (index * HEADS + head) * PART
-        target = output + (token.to(tl.int64) * HEADS + head) * HEAD_DIM
-        _join_parts(own, ends, target, sinks + head, TOKENS * HEADS * PART, HEAD_DIM, WIDTH, BLOCK, HAS_SINKS)
-
-
-@triton.jit
-def _join_parts(
-    parts,
-    ends,
-    target,
-    sink,
-    STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_SINK: tl.constexpr,
-):
-    """Join the parts of one token and head, `STRIDE` numbers apart, from and to the items in `ends`."""
-    column = tl.arange(0, WIDTH)
-    first, stop = ends
-    highest = float("-inf")
-    total = 0.0
-    joined = tl.zeros([WIDTH], tl.float32)
-    for block in range(first, stop, BLOCK):
-        item = block + tl.arange(0, BLOCK)
-        part = parts + item.to(tl.int64) * STRIDE
-        high = tl.load(part + HEAD_DIM, item < stop, float("-inf"))
-        weight = tl.load(part + HEAD_DIM + 1, item < stop, 0.0)
-        higher = tl.maximum(highest, tl.max(high, 0))
-        # Splits before a window have seen nothing.
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        factor = tl.exp2(high - base)
-        kept = tl.exp2(highest - base)
-        wanted = (weight > 0)[:, None] & (column < HEAD_DIM)[None, :]
-        attended = tl.load(part[:, None] + column[None, :], wanted, 0.0)
-        joined = joined * kept + tl.sum(attended * factor[:, None], 0)
-        total = total * kept + tl.sum(weight * factor, 0)
-        highest = higher
-    if HAS_SINK:
-        total += tl.exp2(tl.load(sink).to(tl.float32) * 1.4426950408889634 - highest)
-    tl.store(target + column, (joined / total).to(target.dtype.element_ty), column < HEAD_DIM)
 
 
 def attend_prompts(
@@ -441,7 +299,7 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
         q: as in `attend_prompts`; for n requests n * t tokens, at most t per request. Tokens past the last request
             belong to none.
     """
-    num_requests, (num_tokens, num_heads, head_dim) = len(kv.context_lens), q.shape
+    num_requests, num_tokens, num_heads = len(kv.context_lens), *q.shape[:2]
     tokens = num_tokens // num_requests
     if splits is None:
         tokens = min(tokens, PROMPT_ROWS // (num_heads // kv.keys.shape[2]))
@@ -449,15 +307,8 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
         _launch(q, kv, output, None, scores, (tokens, DECODE_ROWS, tiles))
     else:
         _launch(q, kv, output, splits, scores, (tokens, DECODE_ROWS, num_requests))
-        if splits.counters is not None:
-            return
-        has_sinks = scores.sinks is not None
-        _join[(num_requests * tokens, num_heads)](
-            *(splits.parts, splits.stops, output, kv.query_starts, scores.sinks if has_sinks else output),
-            *(num_heads, head_dim, triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS, tokens),
-            HAS_SINKS=has_sinks,
-            num_warps=JOIN_WARPS,
-        )
+        if splits.counters is None:
+            join(splits, output, kv.query_starts, scores.sinks, tokens)
 
 
 def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | None, scores: Scores, tile: Tile) -> None:

@@ -1,7 +1,7 @@
 """Compute the heads of q, k and v for the few rows of a decode, and place them, in one kernel.
 
-A head is made by several programs, so that there are enough of them to read W; the last of them to finish norms, rotates
-and places it. The reference is a product (`few_rows`) and `place_heads` behind it, which the same numbers come out of.
+A head is made by several programs, so that there are enough of them to read W; the last of them to finish norms,
+rotates and places it. The reference is a product (`few_rows`) and `place_heads` behind it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Compute x W^T for the few rows of a decode, with what stands before and behind it in the same pass: the norm of x, the
-gate of a fused projection, the addition to the residual stream.
+"""Compute x W^T for the few rows of a decode, with what stands before and behind it in the same pass: the norm of x,
+the gate of a fused projection, the addition to the residual stream.
 
 W is in x's dtype, or in eight-bit floats with a scale per output: x is not rounded then, as it is for many rows.
 
@@ -107,6 +107,16 @@ def _widen(numbers, dtype: tl.constexpr, BY_BITS: tl.constexpr):
 
 
 @triton.jit
+def _scaled(total, scales, bias, column, is_column, HAS_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Multiply sums by the scales of their columns and add the bias, where there are these."""
+    if HAS_SCALES:
+        total *= tl.load(scales + column, is_column, 0.0)[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + column, is_column, 0.0).to(tl.float32)[None, :]
+    return total
+
+
+@triton.jit
 def product_tile(
     x,
     weight,
@@ -182,16 +192,9 @@ def product_tile(
         factor = tl.rsqrt(tl.sum(squares, 1) / DEPTH + eps)[:, None]
         total *= factor
         second *= factor
-    if HAS_SCALES:
-        total *= tl.load(scales + column, is_column, 0.0)[None, :]
-        if GATE >= 0:
-            second *= tl.load(scales + SIZE + column, is_column, 0.0)[None, :]
-    if HAS_BIAS:
-        total += tl.load(bias + column, is_column, 0.0).to(tl.float32)[None, :]
-        if GATE >= 0:
-            second += tl.load(bias + SIZE + column, is_column, 0.0).to(tl.float32)[None, :]
-    result = total.to(dtype)
+    result = _scaled(total, scales, bias, column, is_column, HAS_SCALES, HAS_BIAS).to(dtype)
     if GATE >= 0:
+        second = _scaled(second, scales, bias, SIZE + column, is_column, HAS_SCALES, HAS_BIAS)
         result = apply_gate(result, second.to(dtype), GATE)
     return result, target, inside, before
 

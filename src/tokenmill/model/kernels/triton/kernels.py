@@ -157,23 +157,36 @@ class TritonKernels(TorchKernels):
         is_invariant: make a token's results independent of the number of tokens beside it.
         fp8: quantize linear layers to eight-bit floats while they are filled.
         mxfp4: keep experts in mxfp4, as they are stored.
+        fuses: let products of few rows have what stands before and behind them in the same pass.
     """
 
     name = "triton"
 
     def __init__(
-        self, dtype: str, device: str, *, is_invariant: bool = False, fp8: bool = False, mxfp4: bool = False
+        self,
+        dtype: str,
+        device: str,
+        *,
+        is_invariant: bool = False,
+        fp8: bool = False,
+        mxfp4: bool = False,
+        fuses: bool = True,
     ) -> None:
         super().__init__(dtype, device)
         self._is_invariant = is_invariant
         self._mxfp4 = mxfp4
-        self.fused: FusedProducts | None = None if is_invariant else FewRowsProducts()
+        self.fused: FusedProducts | None = FewRowsProducts() if fuses and not is_invariant else None
         # Of all norms, also those that another product follows: a byte a number more is not worth telling them apart.
         self._rounded = RoundedRows() if fp8 else None
 
     def without_memory(self) -> TritonKernels:
         """Return the same kernels on device `meta`."""
-        forms = {"is_invariant": self._is_invariant, "fp8": self._rounded is not None, "mxfp4": self._mxfp4}
+        forms = {
+            "is_invariant": self._is_invariant,
+            "fp8": self._rounded is not None,
+            "mxfp4": self._mxfp4,
+            "fuses": self.fused is not None,
+        }
         return TritonKernels(self.dtype, "meta", **forms)
 
     def linear_weight(

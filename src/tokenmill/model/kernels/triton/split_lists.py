@@ -1,8 +1,8 @@
-"""List the splits of a step's decodes, and those that several requests share, in one launch.
+"""List the splits of a step's decodes in one launch, and find those that several requests share in one more.
 
-Estimate, not measured: a program for each request compares two rows of the page table where their first pages are the
-same, and reads the first pages and lengths of all, some 3 us; the last of them makes the lists, 2 us. torch takes six
-launches for the list alone and twenty with what is shared, each with all that it waits for.
+Estimate, not measured: 3 us each. A program for each request reads the first pages of all, and compares two rows of the
+page table where these are the same; one program makes the lists. torch took six launches for a list and twenty with
+what is shared, each with all that it waits for.
 """
 
 from __future__ import annotations
@@ -51,9 +51,47 @@ def _list(stops, items, counts, request, is_request):
 @triton.jit(
     do_not_specialize=["num_requests", "table_stride"], do_not_specialize_on_alignment=["page_table", "context_lens"]
 )
-def list_kernel(
+def find_neighbours(
     context_lens,
     page_table,
+    order,
+    shared,
+    num_requests,
+    table_stride,
+    PAGE_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    SPLIT: tl.constexpr,
+    LEVEL: tl.constexpr,
+    LEVELS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Find the place of one request per program among those with its first page, and the splits in common there."""
+    follow(PDL)
+    request = tl.arange(0, WIDTH)
+    is_request = request < num_requests
+    own = tl.program_id(0)
+    pages = tl.load(page_table + request.to(tl.int64) * table_stride, is_request, 0).to(tl.int64)
+    key = tl.where(is_request, pages * WIDTH + request, -1)
+    row = page_table + own.to(tl.int64) * table_stride
+    page = tl.load(row).to(tl.int64)
+    is_before = is_request & (key < page * WIDTH + own)
+    rank = tl.sum(is_before.to(tl.int32), 0)
+    before = tl.max(tl.where(is_before, key, -1), 0)
+    in_common = 0
+    if (before >= 0) & (before // WIDTH == page) & (rank % TOGETHER > 0):
+        other = before % WIDTH
+        # Whole splits only, and not those that the last tokens are in: these have keys that not all rows see.
+        length = tl.minimum(tl.load(context_lens + own), tl.load(context_lens + other))
+        same = _same_pages(row, page_table + other * table_stride, tl.cdiv(length, PAGE_SIZE))
+        in_common = _whole_splits(tl.minimum(same * PAGE_SIZE, length - 1), SPLIT, LEVEL, LEVELS)
+    tl.store(order + rank, own)
+    tl.store(shared + rank, in_common)
+
+
+@triton.jit(do_not_specialize=["num_requests"], do_not_specialize_on_alignment=["context_lens"])
+def list_items(
+    context_lens,
     stops,
     items,
     part_stops,
@@ -61,53 +99,25 @@ def list_kernel(
     order,
     shared,
     counters,
-    arrivals,
     num_requests,
-    table_stride,
-    PAGE_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     COUNTERS: tl.constexpr,
-    COUNTERS_WIDTH: tl.constexpr,
-    TOGETHER: tl.constexpr,
     SPLIT: tl.constexpr,
     LEVEL: tl.constexpr,
     LEVELS: tl.constexpr,
     SHARES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Find the place of one request among those with its first page; the last program to finish makes the lists."""
+    """List the splits of all requests, and those of what they share, in one program; make the counters zeros."""
     follow(PDL)
     request = tl.arange(0, WIDTH)
     is_request = request < num_requests
-    own = tl.program_id(0)
-    column = tl.arange(0, COUNTERS_WIDTH)
-    tl.store(counters + own * COUNTERS + column, tl.zeros([COUNTERS_WIDTH], tl.int32), column < COUNTERS)
+    for number in range(COUNTERS):
+        tl.store(counters + number * num_requests + request, tl.zeros([WIDTH], tl.int32), is_request)
+    lens = tl.load(context_lens + request, is_request, 1)
+    counts = tl.where(is_request, _whole_splits(lens - 1, SPLIT, LEVEL, LEVELS) + 1, 0)
+    _list(part_stops, part_items, counts, request, is_request)
     if SHARES:
-        pages = tl.load(page_table + request.to(tl.int64) * table_stride, is_request, 0).to(tl.int64)
-        key = tl.where(is_request, pages * WIDTH + request, -1)
-        row = page_table + own.to(tl.int64) * table_stride
-        page = tl.load(row).to(tl.int64)
-        is_before = is_request & (key < page * WIDTH + own)
-        rank = tl.sum(is_before.to(tl.int32), 0)
-        before = tl.max(tl.where(is_before, key, -1), 0)
-        in_common = 0
-        if (before >= 0) & (before // WIDTH == page) & (rank % TOGETHER > 0):
-            other = before % WIDTH
-            # Whole splits only, and not those that the last tokens are in: these have keys that not all rows see.
-            length = tl.minimum(tl.load(context_lens + own), tl.load(context_lens + other))
-            same = _same_pages(row, page_table + other * table_stride, tl.cdiv(length, PAGE_SIZE))
-            in_common = _whole_splits(tl.minimum(same * PAGE_SIZE, length - 1), SPLIT, LEVEL, LEVELS)
-        tl.store(order + rank, own)
-        tl.store(shared + rank, in_common)
-    tl.debug_barrier()
-    if tl.atomic_add(arrivals, 1, sem="acq_rel") + 1 == tl.num_programs(0):
-        tl.store(arrivals, 0)
-        lens = tl.load(context_lens + request, is_request, 1)
-        counts = tl.where(is_request, _whole_splits(lens - 1, SPLIT, LEVEL, LEVELS) + 1, 0)
-        _list(part_stops, part_items, counts, request, is_request)
-        if SHARES:
-            ordered = tl.load(order + request, is_request, 0, cache_modifier=".cg")
-            lens = tl.load(context_lens + ordered, is_request, 1)
-            counts = _whole_splits(lens - 1, SPLIT, LEVEL, LEVELS) + 1
-            counts -= tl.load(shared + request, is_request, 0, cache_modifier=".cg")
-            _list(stops, items, tl.where(is_request, counts, 0), request, is_request)
+        lens = tl.load(context_lens + tl.load(order + request, is_request, 0), is_request, 1)
+        counts = _whole_splits(lens - 1, SPLIT, LEVEL, LEVELS) + 1 - tl.load(shared + request, is_request, 0)
+        _list(stops, items, tl.where(is_request, counts, 0), request, is_request)

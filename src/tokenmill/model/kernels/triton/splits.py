@@ -11,7 +11,7 @@ import torch
 import triton
 
 from tokenmill.model.kernels.triton.launch import dependent
-from tokenmill.model.kernels.triton.split_lists import list_kernel
+from tokenmill.model.kernels.triton.split_lists import find_neighbours, list_items
 
 SPLIT_KEYS = 256
 # After so many splits they are twice as long.
@@ -27,6 +27,9 @@ DECODE_ROWS = 16
 # Programs on a multiprocessor hide each other's waits; at 70 KiB each, three fit into the shared memory of an H200's.
 # Of those whose tiles have more rows, for drafts, two do.
 PROGRAMS_PER_UNIT = 3
+# Up to so many tokens the last program of a token and head joins its parts, which saves a launch; of more tokens a
+# kernel of its own does, whose programs are all there at once. A guess, to be measured.
+MOST_JOINED = 64
 
 
 class Shares(msgspec.Struct, frozen=True):
@@ -72,22 +75,22 @@ class Splits(msgspec.Struct, frozen=True):
 def list_splits(
     context_lens: torch.Tensor,
     longest: np.ndarray,
-    arrivals: torch.Tensor,
     heads: tuple[int, int, int],
     num_units: int,
     tokens: int = 1,
     pages: tuple[torch.Tensor, int] | None = None,
+    joins: bool = True,
 ) -> Splits | None:
-    """List the splits of a step on the device, where lengths may change with each replay of a graph: in one launch.
+    """List the splits of a step on the device, where lengths may change with each replay of a graph.
 
     Args:
         context_lens: [B] int32 on the device.
         longest: [B] on the host, upper bounds of the context lengths.
-        arrivals: [1] int32 zero on the device, and zero again afterwards.
         heads: number of query heads, number of key heads, and head size.
         num_units: number of multiprocessors of the device.
         tokens: the most tokens that a request has.
         pages: the page table and the page size, to find shared pages; None: each request reads its own.
+        joins: let the programs of few tokens join what they have computed.
 
     Returns:
         The splits; None if no context is longer than one split, or if a tile cannot hold the tokens of a request.
@@ -96,21 +99,24 @@ def list_splits(
     if longest.max() <= SPLIT_KEYS or tokens * group > PROMPT_ROWS:
         return None
     most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + count
-    together = DECODE_ROWS // group
-    looks = pages is not None and tokens == 1 and together > 1 and count > 1
-    own, shared = (context_lens.new_empty(size) for size in (2 * (count + most), 2 * count))
-    stops, items, both_stops, both_items = own.split((count, most, count, most))
-    order, in_common = shared.split(count)
-    counters = context_lens.new_empty(count, tokens, heads[0])
-    table, page_size = (context_lens[:, None], 1) if pages is None else pages
-    list_kernel[(count,)](
-        *(context_lens, table, both_stops, both_items, stops, items, order, in_common, counters, arrivals),
-        *(count, table.stride(0), page_size, triton.next_power_of_2(count)),
-        *(tokens * heads[0], triton.next_power_of_2(tokens * heads[0])),
-        *(together, SPLIT_KEYS, LEVEL_SPLITS, LEVELS, looks),
-        **dependent(context_lens),
+    own, both = (context_lens.new_empty(count + most).split((count, most)) for _ in range(2))
+    order, shared = context_lens.new_empty(2 * count).split(count)
+    levels, width, options = (SPLIT_KEYS, LEVEL_SPLITS, LEVELS), triton.next_power_of_2(count), dependent(context_lens)
+    looks = pages is not None and tokens == 1 and DECODE_ROWS // group > 1 and count > 1
+    if pages is not None and looks:
+        table, page_size = pages
+        find_neighbours[(count,)](
+            *(context_lens, table, order, shared, count, table.stride(0)),
+            *(page_size, width, DECODE_ROWS // group, *levels),
+            **options,
+        )
+    counters = context_lens.new_empty(count, tokens, heads[0]) if joins and count * tokens <= MOST_JOINED else None
+    list_items[(1,)](
+        *(context_lens, *both, *own, order, shared, order if counters is None else counters, count, width),
+        *(0 if counters is None else tokens * heads[0], *levels, looks),
+        **options,
     )
-    shares = Shares(both_items, both_stops, order, in_common) if looks else None
-    parts = torch.empty(most, tokens, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=stops.device)
+    shares = Shares(both[1], both[0], order, shared) if looks else None
+    parts = torch.empty(most, tokens, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=context_lens.device)
     per_unit = PROGRAMS_PER_UNIT - (tokens * group > DECODE_ROWS)
-    return Splits(min(most * heads[1], per_unit * num_units), items, stops, parts, shares, counters)
+    return Splits(min(most * heads[1], per_unit * num_units), own[1], own[0], parts, shares, counters)
