@@ -16,8 +16,6 @@ from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, GroupedKV, KVCache
 
 if TYPE_CHECKING:
-    import torch
-
     from tokenmill.model.attention.paged import PagedAttention
     from tokenmill.model.kernels.heads import HeadPlaces
     from tokenmill.platform.arrays import AnyArray
@@ -69,7 +67,7 @@ class GroupedPagedAttention(GroupedAttention):
         """Return the way of the heads into the cache of the layer's group."""
         return self._paged[layer.group].way_of_heads(layer, plan[layer.group])
 
-    def attend(self, q: torch.Tensor, layer: AttentionLayer, plan: tuple[Any, ...]) -> torch.Tensor:
+    def attend(self, q: AnyArray, layer: AttentionLayer, plan: tuple[Any, ...]) -> AnyArray:
         """Attend with the backend of the layer's group, to keys and values that have been placed."""
         return self._paged[layer.group].attend(q, layer, plan[layer.group])
 

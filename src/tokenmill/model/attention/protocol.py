@@ -13,8 +13,6 @@ from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.platform.arrays import ArrayLibrary, itemsize
 
 if TYPE_CHECKING:
-    import torch
-
     from tokenmill.model.kernels.heads import HeadNorms, HeadPlaces, RotaryTables
     from tokenmill.platform.arrays import AnyArray
 
@@ -196,5 +194,5 @@ class PlacedAttention(AttentionBackend, Protocol):
     def way_of_heads(self, layer: AttentionLayer, plan: Any) -> HeadPlaces:
         """Return the way of the heads from the fused projection into the cache."""
 
-    def attend(self, q: torch.Tensor, layer: AttentionLayer, plan: Any) -> torch.Tensor:
+    def attend(self, q: AnyArray, layer: AttentionLayer, plan: Any) -> AnyArray:
         """Attend q [T, num_heads, head_dim] to keys and values that have been placed: [T, num_heads * head_dim]."""

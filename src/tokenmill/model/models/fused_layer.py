@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.model.kernels.protocol import FusedProducts, Kernels
+from tokenmill.model.kernels.protocol import FusedProducts
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.mlp import MLP
-from tokenmill.model.models.norm import RMSNorm
+from tokenmill.model.models.norm import Norm, RMSNorm
+from tokenmill.model.models.residual_stream import ResidualStream
 from tokenmill.model.models.self_attention import SelfAttention
-from tokenmill.model.sharding.collective import Collective
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.protocol import PlacedAttention
-    from tokenmill.model.models.layer import Layer, ResidualStream
 
 
 class FusedLayer:
@@ -56,24 +55,24 @@ class FusedLayer:
         self._products.add(hidden, self._scale, x, linear.weight, linear.bias)
 
 
-def fused_layer(layer: Layer, kernels: Kernels, collective: Collective) -> FusedLayer | None:
-    """Return the layer with its norms and additions in its products; None where it has other parts.
+def fused_layer(
+    attention: tuple[Norm | None, object],
+    mlp: tuple[Norm | None, object],
+    scale: float,
+    products: FusedProducts | None,
+) -> FusedLayer | None:
+    """Return a layer of two blocks, each behind its norm, with norms and additions in its products, where it can be.
 
-    It has RMSNorms in front of its two blocks and none behind them, attention without a gate and without norms of all
-    heads together, and a dense gated block; it is a rank's alone, since the sums of ranks are added behind a message.
-    Adapters, and steps that go on with some of their tokens, are for the caller to see.
+    It has RMSNorms, attention without a gate and without norms of all heads together, and a dense gated block. Nothing
+    stands behind its blocks, and it is a rank's alone, since the sums of ranks are added behind a message. Adapters,
+    and steps that go on with some of their tokens, are for the caller to see.
     """
-    attention, mlp = layer.attention, layer.mlp
-    norms = layer.attention_norm, layer.mlp_norm
-    others = layer.hidden_norm, layer.attention_out_norm, layer.mlp_out_norm, layer.scalar, layer.per_layer
-    if kernels.fused is None or collective.shard.size > 1 or any(other is not None for other in others):
+    (first, block), (second, dense) = attention, mlp
+    if products is None or not isinstance(block, SelfAttention) or not isinstance(dense, MLP):
         return None
-    if attention is None or attention.gate is not None or attention.joint_norms or not isinstance(mlp, MLP):
+    if block.gate is not None or block.joint_norms or not (isinstance(first, RMSNorm) and isinstance(second, RMSNorm)):
         return None
-    first, second = norms
-    if not isinstance(first, RMSNorm) or not isinstance(second, RMSNorm):
-        return None
-    return FusedLayer((first, attention), (second, mlp), layer.spec.residual_multiplier, kernels.fused)
+    return FusedLayer((first, block), (second, dense), scale, products)
 
 
 def _norm(norm: RMSNorm) -> tuple[Any, float, bool]:

@@ -299,7 +299,7 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
         q: as in `attend_prompts`; for n requests n * t tokens, at most t per request. Tokens past the last request
             belong to none.
     """
-    num_requests, num_tokens, num_heads = len(kv.context_lens), *q.shape[:2]
+    num_requests, num_tokens, num_heads = len(kv.context_lens), q.shape[0], q.shape[1]
     tokens = num_tokens // num_requests
     if splits is None:
         tokens = min(tokens, PROMPT_ROWS // (num_heads // kv.keys.shape[2]))
