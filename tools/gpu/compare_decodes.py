@@ -224,7 +224,10 @@ def _list_by_torch(
 
     if longest.max() <= SPLIT_KEYS or tokens * (heads[0] // heads[1]) > PROMPT_ROWS:
         return None
-    ends = ENDS.setdefault(str(context_lens.device), torch.from_numpy(SPLIT_ENDS).to(context_lens.device))
+    # A copy is not allowed in a capture; the run that warms it up comes first.
+    if str(context_lens.device) not in ENDS:
+        ENDS[str(context_lens.device)] = torch.from_numpy(SPLIT_ENDS).to(context_lens.device)
+    ends = ENDS[str(context_lens.device)]
     most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + len(longest)
     counts = torch.searchsorted(ends, context_lens, out_int32=True) + 1
     stops = counts.cumsum(0, dtype=torch.int32)
