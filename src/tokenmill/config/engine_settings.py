@@ -157,10 +157,6 @@ class EngineSettings(VisionConfig):
     )
     enforce_eager: bool = flag(False, "capture no CUDA graphs")
     pdl: bool = flag(True, "on a GPU, let a kernel begin while the one in front ends; off: to locate a fault")
-    fused_decodes: bool = flag(
-        True,
-        "on a GPU, compute norms, sums, heads and joins of few decodes in the kernels beside; off: to locate a fault",
-    )
     shared_splits: bool = flag(
         True, "on a GPU, read the keys that decodes share once for all of them; off: to locate a fault"
     )

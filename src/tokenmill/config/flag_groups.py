@@ -87,6 +87,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "kernels",
-        ("kernels", "attention_backend", "enforce_eager", "pdl", "fused_decodes", "shared_splits", "batch_invariant"),
+        ("kernels", "attention_backend", "enforce_eager", "pdl", "shared_splits", "batch_invariant"),
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Count what graphs of Qwen3-0.6B launch, on the fake GPU.
 
-    python -m tests.engine.runner.fake_gpu_launches FOLDER [OPTION=0 ...]
+    python -m tests.engine.runner.fake_gpu_launches FOLDER
 
 A line of JSON for each size: requests, and launches by name, of kernels and of torch's operations.
 """
@@ -30,8 +30,7 @@ LIMITS["max_num_batched_tokens"] = 512
 
 
 def main() -> None:
-    """Capture every size, with what is said on the command line switched off."""
-    options = {name: value != "0" for name, _, value in (one.partition("=") for one in sys.argv[2:])}
+    """Capture every size."""
     folder = write_config(Path(sys.argv[1]) / "Qwen3-0.6B", QWEN3_0_6B)
     with ExitStack() as stack:
         stack.enter_context(patch.object(device_runners, "Staging", FakeStaging))
@@ -40,7 +39,7 @@ def main() -> None:
         stack.enter_context(patch.object(cuda_graphs, "ladder", lambda most: list(SIZES)))
         stack.enter_context(MODE)
         stack.enter_context(WATCH)
-        config = EngineConfig(model=str(folder), **{**LIMITS, **options}).resolve()
+        config = EngineConfig(model=str(folder), **LIMITS).resolve()
         build_engine(config, platform=FakeGpu()).engine.close()
     # The largest is captured first, and once by itself before the KV cache is sized.
     for size, launches in zip(SIZES, SEEN.captures[::-1], strict=False):

@@ -26,12 +26,10 @@ from tokenmill.model.kernels.triton import (
     adapters,
     attention,
     decode_inputs,
-    few_heads,
     few_rows,
     fp8,
     gate,
     heads,
-    joins,
     matmul,
     norm,
     recurrence,
@@ -42,7 +40,7 @@ from tokenmill.model.sampling import triton_draw, triton_select
 
 # Types of the arguments by their names, the same in all kernels.
 ACTIVATIONS = (
-    *("x", "delta", "weight", "bias", "norm", "sinks", "output", "gate_up", "qkv", "q_norm", "k_norm"),
+    *("x", "delta", "weight", "bias", "sinks", "output", "gate_up", "qkv", "q_norm", "k_norm"),
     *("cos_table", "sin_table", "q", "keys", "values", "logits", "a", "b", "y"),
     *("gate", "before", "mixed", "gates", "steps", "a_log", "dt_bias", "skip"),
 )
@@ -58,7 +56,7 @@ POINTERS = {
 }
 RECURRENT_STRIDES = ("x_stride", "gate_stride", "mixed_stride", "gates_stride", "steps_stride", "state_stride")
 NUMBERS = {
-    **dict.fromkeys(("eps", "scale", "head_eps"), "fp32"),
+    **dict.fromkeys(("eps", "scale"), "fp32"),
     **dict.fromkeys(
         (
             "num_requests",
@@ -96,7 +94,6 @@ ATTENTION = {
     "LEVEL": attention.LEVEL_SPLITS,
     "PART": PART,
     "SHARES": False,
-    "JOINS": False,
     "HAS_SINKS": False,
     "HEADS_FIRST": True,
 }
@@ -125,7 +122,6 @@ PROMPTS = {
 ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
 # Decodes with four and with eight drafts, and those that share pages.
-# Each without and with the join of parts by its programs.
 DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32}, {"SHARES": True})
 # Products of few rows, plain and with a gate, by a weight in bfloat16 and in eight-bit floats.
 FEW = [
@@ -135,24 +131,15 @@ FEW = [
     for kind in (-1, 0)
     for tiling in [few_rows.tiling_for(1024, num_rows, kind >= 0, is_fp8)]
 ]
-FEW_ALONE = {"HAS_BIAS": True, "PREFETCHES": True, "HAS_NORM": False, "IS_OFFSET": False, "ADDS": False}
-# Heads of a fused projection, which is wider than other products.
-PLACED = {"HAS_BIAS": True, "PREFETCHES": True, "IS_OFFSET": False, "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64}
-PLACED |= {"WIDTH": 64, "HAS_NORMS": True, "ARE_OFFSETS": False, "ROTATES": True, "NORMS_VALUES": False}
-WIDE = [
-    (one, {"ROWS": one.rows, "COLUMNS": one.columns, "TILE": one.depth, "HAS_SCALES": is_fp8})
-    for is_fp8, num_rows in ((False, 1), (False, few_rows.MOST_ROWS), (True, 1))
-    for one in [few_rows.tiling_for(4096, num_rows, False, is_fp8)]
-]
 LEAST_FP8_CAPABILITY = 89
 NORMS = (
     {"ROUNDS": False, "IS_OFFSET": False},
     {"ROUNDS": True, "IS_OFFSET": False},
     {"ROUNDS": False, "IS_OFFSET": True},
 )
-JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "TOKENS": 5}
-SPLIT = {"HAS_WINDOW": False, "IS_SPLIT": True}
-LISTS = {"WIDTH": 256, "SPLIT": splits.SPLIT_KEYS, "LEVEL": splits.LEVEL_SPLITS, "LEVELS": splits.LEVELS}
+JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}
+LISTS = {"WIDTH": splits.MOST_CAPTURED, "SPLIT": splits.SPLIT_KEYS, "LEVEL": splits.LEVEL_SPLITS}
+LISTS["LEVELS"] = splits.LEVELS
 CONV = {"CHANNELS": 8192, "TAPS": 4, "HAS_BIAS": False, "SILU": True}
 DELTA = {"KEY_HEADS": 16, "HEADS": 32, "KEY_SIZE": 128, "VALUE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
 SPACE = {"GROUPS": 1, "HEADS": 48, "SIZE": 64, "STATE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
@@ -167,15 +154,12 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (heads._place_heads, {"NUM_HEADS": 4, "NUM_KV_HEADS": 1, "HALF": 128, "WIDTH": 128, **OFFSETS}, 1),
     (heads._place_heads, {"NUM_HEADS": 8, "NUM_KV_HEADS": 1, "HALF": 256, "WIDTH": 256, **VALUES}, 1),
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
-    *((attention._attend, {**DECODES, **SPLIT, **tile, "JOINS": has}, 4) for tile in DRAFTED for has in (False, True)),
-    *((joins._join, {**JOIN, "HAS_SINKS": has}, joins.JOIN_WARPS) for has in (False, True)),
+    *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
+    *((attention._join, {**JOIN, "HAS_SINKS": has}, attention.JOIN_WARPS) for has in (False, True)),
     (split_lists.find_neighbours, {**LISTS, "PAGE_SIZE": 16, "TOGETHER": 8}, 4),
-    (split_lists.list_items, {**LISTS, "COUNTERS": 16, "SHARES": True}, 4),
+    (split_lists.list_items, {**LISTS, "SHARES": True}, 4),
     *((matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False, "IS_FP4": has}, 4) for has in (False, True)),
-    *((few_rows._few_rows, {**FEW_ALONE, **sizes}, one.warps) for one, sizes in FEW),
-    *((few_rows._few_rows, {**FEW_ALONE, **sizes, "HAS_NORM": True}, one.warps) for one, sizes in FEW),
-    *((few_rows._few_rows, {**FEW_ALONE, **sizes, "ADDS": True}, one.warps) for one, sizes in FEW if sizes["GATE"] < 0),
-    *((few_heads._few_heads, {**sizes, **PLACED}, one.warps) for one, sizes in WIDE),
+    *((few_rows._few_rows, {**sizes, "HAS_BIAS": True, "PREFETCHES": True}, one.warps) for one, sizes in FEW),
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
     (adapters._expand, {"PARTS": 3, "RANK": 16, "OUTPUTS": 64}, 4),
@@ -196,7 +180,7 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     pointers = {**POINTERS, **dict.fromkeys(ACTIVATIONS, f"*{dtype}")}
     if constants.get("IS_FP4"):
         pointers["weight"] = "*u8"
-    if kernel in (few_rows._few_rows, few_heads._few_heads):
+    if kernel is few_rows._few_rows:
         constants = {**constants, "BY_BITS": dtype == "bf16"}
         pointers["weight"] = "*fp8e4nv" if constants["HAS_SCALES"] else pointers["weight"]
     if "PDL" in kernel.arg_names:
@@ -213,10 +197,9 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     options = {"num_warps": warps}
     if kernel is attention._attend:
         options["num_stages"] = ATTENTION_STAGES[dtype]
-    if kernel in (few_rows._few_rows, few_heads._few_heads):
-        kinds = constants.get("GATE", -1) >= 0, constants["HAS_SCALES"]
-        size = 4096 if kernel is few_heads._few_heads else 1024
-        options["num_stages"] = few_rows.tiling_for(size, constants["ROWS"], *kinds).stages
+    if kernel is few_rows._few_rows:
+        kinds = constants["GATE"] >= 0, constants["HAS_SCALES"]
+        options["num_stages"] = few_rows.tiling_for(1024, constants["ROWS"], *kinds).stages
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -245,7 +228,7 @@ def loads_ahead(ptx: str) -> str:
 
 
 def registers_of(compiled: Any) -> tuple[int, int]:
-    """Return the registers of a thread and the bytes of its stack, as the machine code says that it needs."""
+    """Return the registers of a thread, and the bytes of its stack and local memory, as the machine code needs them."""
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])

@@ -100,14 +100,14 @@ def splits_of(
     return splits
 
 
-def decode(case: Case, rows: list[int], units: int = 5, room: int = 0, joins: bool = True) -> torch.Tensor:
+def decode(case: Case, rows: list[int], units: int = 5, room: int = 0) -> torch.Tensor:
     """Some of a case's requests, all of one token, by themselves; `room`: how much longer the host thinks they are."""
     kv, index = case.kv, torch.tensor(rows, device=DEVICE)
     lens = kv.context_lens[index]
     starts = torch.arange(len(rows) + 1, dtype=torch.int32, device=DEVICE)
     part = PagedKV(kv.keys, kv.values, kv.page_table[index], lens, starts)
     heads = (case.kv_heads * case.group, case.kv_heads, case.head_dim)
-    splits = splits_of(lens, lens.cpu().numpy() + room, heads, units, 1, None, joins)
+    splits = splits_of(lens, lens.cpu().numpy() + room, heads, units)
     q = case.q[index]
     got = torch.full(q.shape, torch.nan, device=DEVICE)
     attend_decodes(q, part, got, case.scores, splits)
@@ -144,10 +144,9 @@ def test_a_decode_has_the_same_bits_in_every_company_and_where_longer_ones_were_
     case = Case(rng, 16, [1] * 4, 900, contexts)
     together = decode(case, [0, 1, 2, 3], 4, room=int(rng.choice([0, 300, 40000])))
     order = [int(row) for row in rng.permutation(4)]
-    # Joined by the last program here, by a kernel behind there: the same sums.
-    assert torch.equal(decode(case, order, 1, joins=False), together[order])
+    assert torch.equal(decode(case, order, 1), together[order])
     for row in order[:2]:
-        assert torch.equal(decode(case, [row], 2, joins=bool(rng.random() < 0.5))[0], together[row])
+        assert torch.equal(decode(case, [row], 2)[0], together[row])
 
 
 def with_common_pages(case: Case, page_size: int, rng: np.random.Generator) -> None:
@@ -174,13 +173,10 @@ def test_pages_in_common_are_read_once_and_give_the_bits_of_pages_read_by_each(
     heads, kv = (case.kv_heads * case.group, case.kv_heads, case.head_dim), case.kv
     results = []
     for pages in (None, (kv.page_table, page_size)):
-        joins, units = bool(rng.random() < 0.7), int(rng.choice([1, 4, 100]))
-        splits = splits_of(kv.context_lens, np.array(contexts), heads, units, 1, pages, joins)
+        splits = splits_of(kv.context_lens, np.array(contexts), heads, int(rng.choice([1, 4, 100])), 1, pages)
         assert splits is not None
-        assert joins == (splits.counters is not None)
         results.append(output_of(case))
         attend_decodes(case.q, kv, results[-1], case.scores, splits)
-        assert splits.counters is None or not splits.counters.any(), "they are zeros for the next layer"
     assert same(results[1], results[0]), "the same sums, whoever computes them"
     torch.testing.assert_close(results[1].cpu(), case.expected(), rtol=1e-4, atol=1e-4)
     assert (splits.shares is None) == (group > 8), "a tile of sixteen rows has room for the heads of one request"

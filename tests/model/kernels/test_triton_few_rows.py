@@ -10,7 +10,7 @@ from tests.model.kernels.gpu import DEVICE, HALF
 from tokenmill.model.kernels import torch_kernels
 from tokenmill.model.kernels.fp8 import FP8, quantize_rows
 from tokenmill.model.kernels.protocol import Gate
-from tokenmill.model.kernels.triton.few_rows import NormBefore, Sums, few_rows
+from tokenmill.model.kernels.triton.few_rows import few_rows
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
 
@@ -43,34 +43,6 @@ def test_a_product_of_few_rows_equals_torch(
         # Its own error, and that of what is rounded before the gate and multiplied there.
         near = TOLERANCES[dtype]
         torch.testing.assert_close(got.float(), want, rtol=near, atol=near)
-
-
-@pytest.mark.parametrize("is_fp8", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
-def test_the_norm_in_front_and_the_sum_behind_equal_passes_of_their_own(
-    rng: np.random.Generator, dtype: torch.dtype, is_fp8: bool
-) -> None:
-    for tokens in (1, int(rng.integers(2, 17)), int(rng.integers(17, 80))):
-        depth, size = (int(number) for number in rng.integers(1, 300, 2))
-        x, weight = drawn(tokens, depth, dtype=dtype, scale=3.0), drawn(2 * size, depth, dtype=dtype, scale=depth**-0.5)
-        bias = drawn(2 * size, dtype=dtype) if rng.random() < 0.5 else None
-        scales, exact = None, weight.float()
-        if is_fp8:
-            weight, scales = quantize_rows(weight)
-            exact = weight.float() * scales
-        norm = NormBefore(drawn(depth, dtype=dtype), float(rng.choice([1e-6, 0.5])), bool(rng.random() < 0.5))
-        normed = torch_kernels.rms_norm(x, norm.weight, norm.eps, norm.is_offset)
-        want = torch.nn.functional.linear(normed.float(), exact, None if bias is None else bias.float())
-        near, scale = TOLERANCES[dtype], float(rng.choice([1.0, 0.22]))
-        got = few_rows(x, weight, bias, None, scales, norm=norm)
-        torch.testing.assert_close(got.float(), want, rtol=near, atol=near)
-        got = few_rows(x, weight, bias, Gate.SILU, scales, norm=norm)
-        torch.testing.assert_close(got.float(), torch_kernels.gated(want), rtol=2 * near, atol=2 * near)
-        sums = drawn(tokens, 2 * size, dtype=dtype)
-        before, plain = sums.clone(), few_rows(x, weight, bias, None, scales)
-        assert few_rows(x, weight, bias, None, scales, sums=Sums(sums, scale)) is sums
-        # The product is rounded before it is added, as where a norm adds it.
-        assert torch.equal(sums, (before.float() + scale * plain.float()).to(dtype))
 
 
 def test_what_lies_behind_the_rows_and_the_weight_is_not_read(rng: np.random.Generator) -> None:

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from tests.model.kernels.gpu import DEVICE, HALF
-from tokenmill.model.kernels.heads import HeadNorms, HeadPlaces, RotaryTables, StepAngles
+from tokenmill.model.kernels.heads import HeadNorms, RotaryTables, StepAngles
 from tokenmill.model.kernels.torch_heads import split_heads
-from tokenmill.model.kernels.triton.few_heads import MOST_COUNTERS, few_heads
-from tokenmill.model.kernels.triton.few_rows import FEWEST_ROWS, NormBefore, few_rows
 from tokenmill.model.kernels.triton.heads import place_heads
 
 
@@ -42,7 +40,7 @@ def test_it_equals_the_reference_and_writes_nowhere_else(
         expected = [part.clone() for part in memory]
         for part, values in zip(expected, (k, v), strict=True):
             part.view(-1, kv_heads, head_dim)[slots] = values
-        got = place_heads(qkv, HeadPlaces(norms, rotary, (positions, slots), (memory[0], memory[1])))
+        got = place_heads(qkv, norms, rotary, (positions, slots), (memory[0], memory[1]))
         # The reference rounds between its steps, the kernel once: two steps of the type.
         tolerance = 1e-5 if dtype == torch.float32 else 2**-6
         torch.testing.assert_close(got, q, rtol=tolerance, atol=4 * tolerance)
@@ -60,40 +58,8 @@ def test_values_are_normed_and_what_reads_anothers_kv_writes_nothing(dtype: torc
     q, k, v = split_heads(qkv.clone(), (heads, kv_heads), norms, None)
     alone = qkv[:, : heads * head_dim].clone()
     for own, reads_only in ((qkv, False), (alone, True)):
-        got = place_heads(own, HeadPlaces(norms, None, (positions, slots), (memory[0], memory[1]), reads_only))
+        got = place_heads(own, norms, None, (positions, slots), (memory[0], memory[1]), reads_only)
         torch.testing.assert_close(got, q, rtol=2**-6, atol=2**-4)
         torch.testing.assert_close(memory[0, 0, :tokens], k, rtol=2**-6, atol=2**-4)
         torch.testing.assert_close(memory[1, 0, :tokens], v, rtol=2**-6, atol=2**-4)
         assert not memory[:, 0, tokens:].any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize("head_dim", [32, 64, 24])
-def test_heads_of_few_rows_are_placed_by_the_program_that_completes_them(
-    rng: np.random.Generator, dtype: torch.dtype, head_dim: int
-) -> None:
-    """The same as a product and the placing behind it; heads of 24, which fill no tile, are placed so."""
-    counters = torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=DEVICE)
-    for tokens in (1, int(rng.integers(2, FEWEST_ROWS + 1)), int(rng.integers(FEWEST_ROWS + 1, 70))):
-        kv_heads, depth = int(rng.integers(1, 4)), int(rng.integers(8, 100))
-        heads = kv_heads * int(rng.integers(1, 4))
-        size, half = (heads + 2 * kv_heads) * head_dim, head_dim // 2
-        x = (3 * torch.randn(tokens, depth)).to(dtype).to(DEVICE)
-        weight = (torch.randn(size, depth) / depth**0.5).to(dtype).to(DEVICE)
-        bias = torch.randn(size).to(dtype).to(DEVICE) if rng.random() < 0.5 else None
-        norm = NormBefore(torch.randn(depth).to(dtype).to(DEVICE), 1e-5, bool(rng.random() < 0.5))
-        weights = torch.randn(2, head_dim).to(dtype).to(DEVICE)
-        norms = HeadNorms(*weights, 1e-5, bool(rng.random() < 0.5)) if rng.random() < 0.7 else None
-        angles = torch.randn(50, half)
-        rotary = RotaryTables(angles.cos().to(dtype).to(DEVICE), angles.sin().to(dtype).to(DEVICE))
-        rotary = rotary if rng.random() < 0.7 else None
-        positions = torch.from_numpy(rng.integers(0, 50, tokens)).to(DEVICE)
-        slots = torch.from_numpy(rng.permutation(100)[:tokens]).to(DEVICE)
-        shape = (25, 4, kv_heads, head_dim)
-        want, got = ([torch.zeros(shape, dtype=dtype, device=DEVICE) for _ in "kv"] for _ in range(2))
-        ways = [HeadPlaces(norms, rotary, (positions, slots), (own[0], own[1])) for own in (want, got)]
-        wanted = place_heads(few_rows(x, weight, bias, None, None, norm=norm), ways[0])
-        found = few_heads(x, weight, bias, None, norm, ways[1], counters)
-        for one, other in zip((found, *got), (wanted, *want), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-        assert not counters.any(), "they are zeros for the next launch"

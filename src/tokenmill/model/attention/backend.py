@@ -26,7 +26,6 @@ class AttentionConfig(msgspec.Struct, frozen=True):
         kv_dtype: that of the KV cache, if it differs.
         native: the native kernels (`_native.Kernels`), if the model runs on them.
         is_invariant: require a token's result to depend neither on its batch nor on the chunk that it came in.
-        joins: let programs join the splits of few decodes, where the backend can.
         shares_splits: read keys that decodes have in common once for all of them, where the backend can.
         is_page_first: all layers of a page lie together, see `KVCache`.
     """
@@ -38,7 +37,6 @@ class AttentionConfig(msgspec.Struct, frozen=True):
     kv_dtype: str | None = None
     native: Any = None
     is_invariant: bool = False
-    joins: bool = True
     shares_splits: bool = True
     is_page_first: bool = False
 

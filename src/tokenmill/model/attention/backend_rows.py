@@ -94,7 +94,7 @@ def _triton(config: AttentionConfig) -> Parts:
     if config.is_invariant:
         return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
     platform, page_size = config.platform, config.page_size if config.shares_splits else None
-    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), page_size, config.joins), None
+    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), page_size), None
 
 
 BACKENDS = (

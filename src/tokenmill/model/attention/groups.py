@@ -17,7 +17,6 @@ from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer,
 
 if TYPE_CHECKING:
     from tokenmill.model.attention.paged import PagedAttention
-    from tokenmill.model.kernels.heads import HeadPlaces
     from tokenmill.platform.arrays import AnyArray
 
 
@@ -62,14 +61,6 @@ class GroupedPagedAttention(GroupedAttention):
         super().__init__(backends)
         self._paged = tuple(backends)
         self.takes_drafts = all(backend.takes_drafts for backend in backends)
-
-    def way_of_heads(self, layer: AttentionLayer, plan: tuple[Any, ...]) -> HeadPlaces:
-        """Return the way of the heads into the cache of the layer's group."""
-        return self._paged[layer.group].way_of_heads(layer, plan[layer.group])
-
-    def attend(self, q: AnyArray, layer: AttentionLayer, plan: tuple[Any, ...]) -> AnyArray:
-        """Attend with the backend of the layer's group, to keys and values that have been placed."""
-        return self._paged[layer.group].attend(q, layer, plan[layer.group])
 
     def in_graphs(self) -> GroupedPagedAttention:
         """Return a backend over the same memories that attends as in CUDA graphs."""

@@ -15,7 +15,7 @@ import torch
 from tokenmill.model.attention.batch import DeviceLens, ForwardBatch
 from tokenmill.model.attention.protocol import AttentionLayer
 from tokenmill.model.attention.tensor_kv import TokenMajorKV
-from tokenmill.model.kernels.heads import HeadPlaces, RotaryTables
+from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.kernels.triton.heads import place_heads
 
 
@@ -141,16 +141,9 @@ class PagedAttention:
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: PagedPlan) -> torch.Tensor:
         """Norm, rotate and write the heads in one kernel, then attend part by part."""
-        return self.attend(place_heads(qkv, self.way_of_heads(layer, plan)), layer, plan)
-
-    def way_of_heads(self, layer: AttentionLayer, plan: PagedPlan) -> HeadPlaces:
-        """Return the way of the heads into the cache, for a kernel that places them."""
-        rotary = layer.rotary if plan.rotary is None else plan.rotary
-        return HeadPlaces(layer.norms, rotary, plan.places, self.kv.layer(layer.index), layer.reads_only)
-
-    def attend(self, q: torch.Tensor, layer: AttentionLayer, plan: PagedPlan) -> torch.Tensor:
-        """Attend part by part, q [T, num_heads, head_dim] to keys and values that have been placed."""
         memory = self.kv.layer(layer.index)
+        rotary = layer.rotary if plan.rotary is None else plan.rotary
+        q = place_heads(qkv, layer.norms, rotary, plan.places, memory, layer.reads_only)
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for implementation, tokens, own in plan.parts:
             implementation.attend(q[tokens], memory, output[tokens], own, layer)

@@ -13,7 +13,7 @@ from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.platform.arrays import ArrayLibrary, itemsize
 
 if TYPE_CHECKING:
-    from tokenmill.model.kernels.heads import HeadNorms, HeadPlaces, RotaryTables
+    from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
     from tokenmill.platform.arrays import AnyArray
 
 Part = tuple[tuple[int, ...], str]
@@ -186,13 +186,3 @@ class AttentionBackend(Protocol):
         Returns:
             [T, num_heads * head_dim] in the dtype of qkv.
         """
-
-
-class PlacedAttention(AttentionBackend, Protocol):
-    """Attention on a GPU, of which another kernel may do the first part: what `forward` does is `attend` behind it."""
-
-    def way_of_heads(self, layer: AttentionLayer, plan: Any) -> HeadPlaces:
-        """Return the way of the heads from the fused projection into the cache."""
-
-    def attend(self, q: AnyArray, layer: AttentionLayer, plan: Any) -> AnyArray:
-        """Attend q [T, num_heads, head_dim] to keys and values that have been placed: [T, num_heads * head_dim]."""

@@ -35,24 +35,6 @@ class HeadNorms(msgspec.Struct, frozen=True):
     v: Array | None = None
 
 
-class HeadPlaces(msgspec.Struct, frozen=True):
-    """The way of a step's heads from the fused projection into the cache of a layer.
-
-    Attributes:
-        norms: None for no norms. A norm of values has no weight.
-        rotary: None for no rotation.
-        places: row of each token in the tables of angles, and its slot, [T] int64 each.
-        memory: keys and values of the layer, [pages, page_size, num_kv_heads, head_dim] contiguous.
-        reads_only: the projection is q alone, and nothing is written.
-    """
-
-    norms: HeadNorms | None
-    rotary: RotaryTables | None
-    places: tuple[Array, Array]
-    memory: tuple[Array, Array]
-    reads_only: bool = False
-
-
 class RotaryTables(msgspec.Struct, frozen=True, eq=False):
     """cos and sin of the angles of every position, [max_position, head_dim / 2] in the model's dtype."""
 

@@ -24,7 +24,6 @@ from tokenmill.model.kernels.protocol import (
     Activation,
     ExpertBiases,
     Experts,
-    FusedProducts,
     Gate,
     LinearWeight,
     Parts,
@@ -51,7 +50,6 @@ class NativeKernels(NativeRecurrence, ExpertMaker):
     """
 
     name = "native"
-    fused: FusedProducts | None = None
     dtype = "bfloat16"
 
     def __init__(

@@ -19,7 +19,6 @@ import msgspec
 if TYPE_CHECKING:
     import torch
 
-    from tokenmill.model.kernels.heads import HeadPlaces
     from tokenmill.model.kernels.states import StateRows
     from tokenmill.model.quantization.packed import Rows
     from tokenmill.model.quantization.stored_array import Floats, StoredArray
@@ -156,44 +155,6 @@ class SigmoidScores(msgspec.Struct, frozen=True):
     scale: float
 
 
-class FusedProducts(Protocol):
-    """Products of few rows with what stands before and behind them in the same pass over memory."""
-
-    def suit(self, x: torch.Tensor, weights: Sequence[LinearWeight]) -> bool:
-        """Return True if the products of so many rows as x has by all these weights are made so."""
-
-    def normed(
-        self,
-        x: torch.Tensor,
-        norm: tuple[Array, float, bool],
-        weight: LinearWeight,
-        bias: Array | None,
-        gate: Gate | None = None,
-    ) -> torch.Tensor:
-        """Return y W^T + bias, with the gate if there is one, where y is the norm of x [T, in_size].
-
-        Args:
-            norm: the weight, eps and `is_offset` of `Kernels.rms_norm`.
-        """
-
-    def heads(
-        self,
-        x: torch.Tensor,
-        norm: tuple[Array, float, bool],
-        weight: LinearWeight,
-        bias: Array | None,
-        way: HeadPlaces,
-    ) -> torch.Tensor:
-        """Do `normed` with the fused projection of q, k and v, and place k and v.
-
-        Returns:
-            q, normed and rotated, [T, num_heads, head_dim].
-        """
-
-    def add(self, sums: torch.Tensor, scale: float, x: torch.Tensor, weight: LinearWeight, bias: Array | None) -> None:
-        """Add scale * (x W^T + bias) to sums [T, out_size] in place, rounded once more than the product."""
-
-
 class Kernels(Protocol):
     """A set of kernels: makes a model's parameters and runs every operation but attention.
 
@@ -201,13 +162,11 @@ class Kernels(Protocol):
         name: e.g. `torch`.
         dtype: name of the type of activations, vectors and unquantized matrices, e.g. `bfloat16`.
         has_memory: False if weights and vectors have sizes but no values.
-        fused: products together with norms and additions; None: each is a pass of its own.
     """
 
     name: str
     dtype: str
     has_memory: bool
-    fused: FusedProducts | None
 
     def without_memory(self) -> Kernels:
         """Return the same kernels with weights that have sizes but no values, to ask what a model needs and takes."""

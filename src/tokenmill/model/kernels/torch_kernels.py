@@ -13,7 +13,6 @@ from tokenmill.model.kernels.protocol import (
     LEAST_SUM,
     NO_PARTS,
     Activation,
-    FusedProducts,
     Gate,
     Kernels,
     LinearWeight,
@@ -144,7 +143,6 @@ class TorchKernels(ExpertMaker):
     """`Kernels` in plain torch. Device `meta` allocates nothing."""
 
     name = "torch"
-    fused: FusedProducts | None = None
 
     def __init__(self, dtype: str, device: str) -> None:
         self.dtype = dtype

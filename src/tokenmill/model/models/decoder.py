@@ -20,10 +20,9 @@ from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
 from tokenmill.model.kernels.states import StateMemory
 from tokenmill.model.models.draft_inputs import DraftInputs, Taps
 from tokenmill.model.models.kv_places import KVPlace, kv_groups, kv_places
-from tokenmill.model.models.layer import Layer
+from tokenmill.model.models.layer import Layer, ResidualStream
 from tokenmill.model.models.norm import Norm, make_norm
 from tokenmill.model.models.per_layer import PerLayerInputs
-from tokenmill.model.models.residual_stream import ResidualStream
 from tokenmill.model.models.rotary import all_rotary_tables
 from tokenmill.model.models.targets import Target, TargetScope
 from tokenmill.model.models.text_inputs import TextInputs

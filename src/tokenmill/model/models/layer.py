@@ -7,7 +7,7 @@ so may the sum (BERT's).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,14 +19,13 @@ from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.model.kernels.operands import float32
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.delta_net import DeltaNet
-from tokenmill.model.models.fused_layer import fused_layer
+from tokenmill.model.models.draft_inputs import Taps
 from tokenmill.model.models.kv_places import KVPlace
 from tokenmill.model.models.mamba import StateSpace
 from tokenmill.model.models.mlp import MLP, PlainMLP
 from tokenmill.model.models.moe import MoE
 from tokenmill.model.models.norm import Norm, make_norm
 from tokenmill.model.models.per_layer import PerLayerBlock
-from tokenmill.model.models.residual_stream import ResidualStream
 from tokenmill.model.models.self_attention import SelfAttention
 from tokenmill.model.models.short_conv import ShortConv
 from tokenmill.model.models.targets import Target, TargetScope
@@ -35,10 +34,60 @@ from tokenmill.model.sharding.collective import Collective
 if TYPE_CHECKING:
     import torch
 
-    from tokenmill.model.attention.protocol import AttentionBackend, PlacedAttention
+    from tokenmill.model.attention.protocol import AttentionBackend
     from tokenmill.model.kernels.adapters import AdaptedLayer
     from tokenmill.model.kernels.states import StepStates
     from tokenmill.platform.arrays import Array
+
+
+class ResidualStream:
+    """The hidden states of a pass: what blocks add to, and the last block's output, which the next norm adds.
+
+    Attributes:
+        hidden: [T, hidden_size].
+        delta: [T, hidden_size] still to be added to it, times `scale`; or None.
+        given: [layers, T, size], the layers' own embeddings; None: they have none.
+        embeddings: [T, hidden_size], of the tokens behind the hidden states; None but in a draft head.
+    """
+
+    __slots__ = ("_taps", "delta", "embeddings", "given", "hidden", "scale")
+
+    def __init__(
+        self,
+        hidden: torch.Tensor,
+        given: torch.Tensor | None = None,
+        embeddings: torch.Tensor | None = None,
+        taps: Taps | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.given = given
+        self.embeddings = embeddings
+        self._taps = taps
+        self.delta: torch.Tensor | None = None
+        self.scale = 1.0
+
+    def normed(self, norm: Norm | None) -> torch.Tensor:
+        """Add what is still to be added, and return the norm of the sum: one pass over memory for both.
+
+        Without a norm return the sum itself, which must not be written to.
+        """
+        if norm is None:
+            return self.hidden if self.delta is None else self.hidden.add_(self.delta, alpha=self.scale)
+        return norm.forward(self.hidden, self.delta, self.scale)
+
+    def renew(self, norm: Norm) -> None:
+        """Let the norm of the sum take the place of the hidden states."""
+        self.hidden, self.delta = self.normed(norm), None
+
+    def pass_boundary(self) -> None:
+        """Let the taps have what all layers so far have made, once it has been added up."""
+        if self._taps is not None:
+            self._taps.take(self.hidden)
+
+    def keep(self, only: torch.Tensor) -> None:
+        """Keep only these tokens."""
+        self.hidden = self.hidden.index_select(0, only)
+        self.given = None if self.given is None else self.given.index_select(1, only)
 
 
 class Layer:
@@ -50,7 +99,6 @@ class Layer:
 
     Attributes:
         attention: None: `recurrence` stands in its place.
-        fused: the same layer for few rows; None: it has no such form.
         hidden_norm: of a layer that takes a pair, of the hidden states; `attention_norm` is then of the embeddings.
     """
 
@@ -58,7 +106,6 @@ class Layer:
         "attention",
         "attention_norm",
         "attention_out_norm",
-        "fused",
         "hidden_norm",
         "mlp",
         "mlp_norm",
@@ -106,11 +153,6 @@ class Layer:
         if spec.per_layer_size:
             assert isinstance(place, KVPlace), "layers with embeddings of their own have attention"
             self.per_layer = PerLayerBlock(place.layer, spec.per_layer_size, hidden_size, spec.norm, kernels)
-        others = self.hidden_norm, self.attention_out_norm, self.mlp_out_norm, self.scalar, self.per_layer
-        self.fused = None
-        if collective.shard.size == 1 and all(other is None for other in others):
-            pairs = (self.attention_norm, self.attention), (self.mlp_norm, self.mlp)
-            self.fused = fused_layer(*pairs, spec.residual_multiplier, kernels.fused)
 
     def forward(
         self,
@@ -129,9 +171,6 @@ class Layer:
             adapted: which of the tokens have adapters; None: none has.
             states: of a model with recurrences.
         """
-        if self.fused is not None and only is None and adapted is None and self.fused.suits(stream):
-            self.fused.forward(stream, cast("PlacedAttention", attention), plan)
-            return
         normed = (
             stream.normed(self.attention_norm) if self.hidden_norm is None else self._pair(stream, self.hidden_norm)
         )

@@ -128,7 +128,6 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
         kv_dtype,
         native=getattr(kernels, "native", None),
         is_invariant=config.batch_invariant,
-        joins=config.fused_decodes,
         shares_splits=config.shared_splits,
         is_page_first=config.kv_layout == "page-first",
     )
@@ -147,12 +146,7 @@ def gpu_kernels(config: EngineConfig, platform: Platform, experts: PackedFormat 
 
     allow_dependent(config.pdl)
     is_fp8 = config.quantization == "fp8"
-    forms = {
-        "is_invariant": config.batch_invariant,
-        "fp8": is_fp8,
-        "mxfp4": experts is PackedFormat.MXFP4,
-        "fuses": config.fused_decodes,
-    }
+    forms = {"is_invariant": config.batch_invariant, "fp8": is_fp8, "mxfp4": experts is PackedFormat.MXFP4}
     kernels = TritonKernels(config.dtype, platform.device, **forms)
     return kernels, "sums in one order" if config.batch_invariant else "fp8 products" if is_fp8 else "for GPUs"
 

@@ -43,21 +43,19 @@ class TritonDecodes(PagedImplementation):
     Args:
         num_units: number of multiprocessors of the device.
         page_size: of the KV cache, to read pages once for requests that share them; None to not look for such pages.
-        joins: let programs join the splits of few decodes, instead of a kernel behind them.
     """
 
-    def __init__(self, spec: AttentionSpec, num_units: int, page_size: int | None = None, joins: bool = True) -> None:
+    def __init__(self, spec: AttentionSpec, num_units: int, page_size: int | None = None) -> None:
         self._page_size = page_size
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._num_units = num_units
-        self._joins = joins
 
     def plan(self, requests: Requests) -> tuple[Requests, Splits | None]:
         """List the splits, with memory for their parts that all layers share."""
         lens, longest = requests.lens.context_lens, requests.context_lens
         most = int(requests.query_lens.max())
         pages = None if self._page_size is None else (requests.page_table, self._page_size)
-        return requests, list_splits(lens, longest, self._heads, self._num_units, most, pages, self._joins)
+        return requests, list_splits(lens, longest, self._heads, self._num_units, most, pages)
 
     def attend(
         self,

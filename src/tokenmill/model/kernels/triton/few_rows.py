@@ -1,5 +1,4 @@
-"""Compute x W^T for the few rows of a decode, with what stands before and behind it in the same pass: the norm of x,
-the gate of a fused projection, the addition to the residual stream.
+"""Compute x W^T for the few rows of a decode, with the gate of a fused projection in the same pass.
 
 W is in x's dtype, or in eight-bit floats with a scale per output: x is not rounded then, as it is for many rows.
 
@@ -64,17 +63,6 @@ def _prefetch(lines, DEPTH):
 
 
 @triton.jit
-def _touch(vector, DEPTH):
-    """Bring a vector of `DEPTH` numbers into the L1 cache: a turn that multiplies by it does not wait for the L2's."""
-    STEP: tl.constexpr = LINE // (vector.dtype.element_ty.primitive_bitwidth // 8)
-    for start in range(0, DEPTH, STEP * LINES):
-        ahead = tl.minimum(start + tl.arange(0, LINES) * STEP, DEPTH - 1)
-        tl.inline_asm_elementwise(
-            "ld.global.ca.b16 $0, [$1];", "=h,l", [vector + ahead], dtype=tl.int16, is_pure=False, pack=1
-        )
-
-
-@triton.jit
 def _widen(numbers, dtype: tl.constexpr, BY_BITS: tl.constexpr):
     """Return e4m3 as `dtype`, which has every value of it: bfloat16 with shifts, which outrun a GPU's conversions.
 
@@ -106,26 +94,14 @@ def _widen(numbers, dtype: tl.constexpr, BY_BITS: tl.constexpr):
     return numbers.to(dtype)
 
 
-@triton.jit
-def _scaled(total, scales, bias, column, is_column, HAS_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Multiply sums by the scales of their columns and add the bias, where there are these."""
-    if HAS_SCALES:
-        total *= tl.load(scales + column, is_column, 0.0)[None, :]
-    if HAS_BIAS:
-        total += tl.load(bias + column, is_column, 0.0).to(tl.float32)[None, :]
-    return total
-
-
-@triton.jit
-def product_tile(
+@triton.jit(do_not_specialize=["num_rows"])
+def _few_rows(
     x,
     weight,
     scales,
     bias,
-    norm,
     output,
     num_rows,
-    eps,
     SIZE,
     DEPTH,
     ROWS: tl.constexpr,
@@ -134,20 +110,11 @@ def product_tile(
     GATE: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    IS_OFFSET: tl.constexpr,
-    ADDS: tl.constexpr,
     PREFETCHES: tl.constexpr,
     BY_BITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply `ROWS` rows by `COLUMNS` rows of W, and with a gate by as many `SIZE` rows behind them.
-
-    With a norm x is multiplied by its weight alone, and each sum by its row's factor, which is known when the sum is.
-
-    Returns:
-        The tile, where it belongs, which of its numbers are there, and those of the output that it is to be added to.
-    """
+    """Multiply `ROWS` rows by `COLUMNS` rows of W, and with a gate by as many `SIZE` rows behind them."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < SIZE
     line = weight + tl.minimum(column, SIZE - 1).to(tl.int64) * DEPTH
@@ -157,29 +124,16 @@ def product_tile(
         _prefetch(line, DEPTH)
         if GATE >= 0:
             _prefetch(other, DEPTH)
-    if HAS_NORM and BY_BITS:
-        _touch(norm, DEPTH)
     follow(PDL)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
-    dtype = x.dtype.element_ty
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     second = tl.zeros([ROWS, COLUMNS], tl.float32)
-    squares = tl.zeros([ROWS, TILE], tl.float32)
-    target = output + row[:, None] * SIZE + column[None, :]
-    inside = is_row[:, None] & is_column[None, :]
-    # On their way while the product is made.
-    before = tl.load(target, inside, 0.0) if ADDS else 0.0
     for start in range(0, DEPTH, TILE):
         depth = start + tl.arange(0, TILE)
         is_depth = depth < DEPTH
         a = tl.load(x + row[:, None] * DEPTH + depth[None, :], is_row[:, None] & is_depth[None, :], 0.0)
         b = tl.load(line[:, None] + depth[None, :], is_depth[None, :], 0.0)
-        if HAS_NORM:
-            wide = a.to(tl.float32)
-            squares += wide * wide
-            factors = tl.load(norm + depth, is_depth, 0.0).to(tl.float32)
-            a = (wide * (1.0 + factors if IS_OFFSET else factors)[None, :]).to(a.dtype)
         if HAS_SCALES:
             b = _widen(b, a.dtype, BY_BITS)
         total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
@@ -188,87 +142,19 @@ def product_tile(
             if HAS_SCALES:
                 b = _widen(b, a.dtype, BY_BITS)
             second = tl.dot(a, tl.trans(b), second, input_precision="ieee")
-    if HAS_NORM:
-        factor = tl.rsqrt(tl.sum(squares, 1) / DEPTH + eps)[:, None]
-        total *= factor
-        second *= factor
-    result = _scaled(total, scales, bias, column, is_column, HAS_SCALES, HAS_BIAS).to(dtype)
+    dtype = output.dtype.element_ty
+    if HAS_SCALES:
+        total *= tl.load(scales + column, is_column, 0.0)[None, :]
+        if GATE >= 0:
+            second *= tl.load(scales + SIZE + column, is_column, 0.0)[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + column, is_column, 0.0).to(tl.float32)[None, :]
+        if GATE >= 0:
+            second += tl.load(bias + SIZE + column, is_column, 0.0).to(tl.float32)[None, :]
+    result = total.to(dtype)
     if GATE >= 0:
-        second = _scaled(second, scales, bias, SIZE + column, is_column, HAS_SCALES, HAS_BIAS)
         result = apply_gate(result, second.to(dtype), GATE)
-    return result, target, inside, before
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _few_rows(
-    x,
-    weight,
-    scales,
-    bias,
-    norm,
-    output,
-    num_rows,
-    eps,
-    scale,
-    SIZE,
-    DEPTH,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TILE: tl.constexpr,
-    GATE: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    IS_OFFSET: tl.constexpr,
-    ADDS: tl.constexpr,
-    PREFETCHES: tl.constexpr,
-    BY_BITS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Write a tile of a product, or add it: each program reads and writes what is its own."""
-    result, target, inside, before = product_tile(
-        x,
-        weight,
-        scales,
-        bias,
-        norm,
-        output,
-        num_rows,
-        eps,
-        SIZE,
-        DEPTH,
-        ROWS,
-        COLUMNS,
-        TILE,
-        GATE,
-        HAS_SCALES,
-        HAS_BIAS,
-        HAS_NORM,
-        IS_OFFSET,
-        ADDS,
-        PREFETCHES,
-        BY_BITS,
-        PDL,
-    )
-    if ADDS:
-        # Rounded before and after the addition, as in the norm that adds.
-        result = (before.to(tl.float32) + result.to(tl.float32) * scale).to(result.dtype)
-    tl.store(target, result, inside)
-
-
-class NormBefore(msgspec.Struct, frozen=True):
-    """The RMSNorm of a product's inputs; see `Kernels.rms_norm`."""
-
-    weight: torch.Tensor
-    eps: float
-    is_offset: bool = False
-
-
-class Sums(msgspec.Struct, frozen=True):
-    """The numbers [T, out_size], contiguous, to which a product times `scale` is added in place."""
-
-    memory: torch.Tensor
-    scale: float = 1.0
+    tl.store(output + row[:, None] * SIZE + column[None, :], result, is_row[:, None] & is_column[None, :])
 
 
 def few_rows(
@@ -278,9 +164,6 @@ def few_rows(
     gate: Gate | None = None,
     scales: torch.Tensor | None = None,
     tiling: Tiling | None = None,
-    *,
-    norm: NormBefore | None = None,
-    sums: Sums | None = None,
 ) -> torch.Tensor:
     """Return x [T, in_size] W^T + bias for few rows T; with a gate gate(first half) * second half of it.
 
@@ -288,21 +171,17 @@ def few_rows(
         x, weight: contiguous, of two bytes a number on a GPU.
         scales: [out_size] or [out_size, 1] float32, of a weight in e4m3; None: it is in x's dtype.
         tiling: None: one that suits the shape.
-        norm: None: x is multiplied as it is.
-        sums: what is added to, and returned; None: a new tensor.
     """
     size, depth = weight.shape[0] // (1 if gate is None else 2), weight.shape[1]
-    output = x.new_empty(x.shape[0], size) if sums is None else sums.memory
+    output = x.new_empty(x.shape[0], size)
     if not len(x):
         return output
     own = tiling or tiling_for(size, len(x), gate is not None, scales is not None)
-    is_compiled, scale = is_on_gpu(x), 1.0 if sums is None else sums.scale
-    weights = weight, scales, bias, None if norm is None else norm.weight
     _few_rows[(triton.cdiv(size, own.columns), triton.cdiv(len(x), own.rows))](
-        *(x, *weights, output, len(x), 0.0 if norm is None else norm.eps, scale, size, depth),
-        *(own.rows, own.columns, own.depth, -1 if gate is None else int(gate)),
-        *(scales is not None, bias is not None, norm is not None, norm is not None and norm.is_offset),
-        *(sums is not None, own.prefetches and is_compiled, is_compiled and x.dtype == torch.bfloat16),
+        *(x, weight, scales, bias, output, len(x), size, depth),
+        *(own.rows, own.columns, own.depth, -1 if gate is None else int(gate), scales is not None, bias is not None),
+        own.prefetches and x.is_cuda,
+        x.is_cuda and x.dtype == torch.bfloat16,
         num_warps=own.warps,
         num_stages=own.stages,
         **dependent(x),

@@ -12,57 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenmill.model.kernels.heads import HeadPlaces
+from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.triton.launch import dependent, follow
 
 # Heads of a program: enough bytes on their way from one warp, and always as many, so that bits do not depend on T.
 HEADS_TILE = 8
-
-
-@triton.jit
-def norm_and_rotate(
-    first,
-    second,
-    low_scale,
-    high_scale,
-    cos,
-    sin,
-    eps,
-    HALF: tl.constexpr,
-    HAS_NORMS: tl.constexpr,
-    ARE_OFFSETS: tl.constexpr,
-    ROTATES: tl.constexpr,
-    NORMS_VALUES: tl.constexpr,
-    is_value,
-):
-    """Return the halves of heads [n, WIDTH] each, normed and rotated; those of values at most normed.
-
-    Args:
-        low_scale, high_scale: weights of the norms, [n, WIDTH] or [1, WIDTH] float32.
-        cos, sin: of the angles, the same.
-    """
-    dtype = first.dtype
-    low = first.to(tl.float32)
-    high = second.to(tl.float32)
-    if HAS_NORMS:
-        factor = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
-        # Rounded where the reference rounds: after the norm, unless weights are offsets, and after its weight.
-        if ARE_OFFSETS:
-            low = (low * factor * (1.0 + low_scale)).to(dtype).to(tl.float32)
-            high = (high * factor * (1.0 + high_scale)).to(dtype).to(tl.float32)
-        else:
-            low = ((low * factor).to(dtype).to(tl.float32) * low_scale).to(dtype).to(tl.float32)
-            high = ((high * factor).to(dtype).to(tl.float32) * high_scale).to(dtype).to(tl.float32)
-    if ROTATES:
-        turned = low * cos - high * sin
-        high = high * cos + low * sin
-        low = turned
-    if NORMS_VALUES:
-        value_low = first.to(tl.float32) * factor
-        value_high = second.to(tl.float32) * factor
-        first = value_low.to(dtype)
-        second = value_high.to(dtype)
-    return tl.where(is_value, first, low.to(dtype)), tl.where(is_value, second, high.to(dtype))
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
@@ -106,30 +60,35 @@ def _place_heads(
     source = qkv + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head)[:, None] * (2 * HALF) + column[None, :]
     first = tl.load(source, inside, 0.0)
     second = tl.load(source + HALF, inside, 0.0)
-    low_scale, high_scale, cos, sin = 0.0, 0.0, 0.0, 0.0
+    dtype = first.dtype
+    low = first.to(tl.float32)
+    high = second.to(tl.float32)
     if HAS_NORMS:
         weight = tl.where(is_query, q_norm + column[None, :], k_norm + column[None, :])
+        factor = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
         low_scale = tl.load(weight, inside, 0.0).to(tl.float32)
         high_scale = tl.load(weight + HALF, inside, 0.0).to(tl.float32)
+        # Rounded where the reference rounds: after the norm, unless weights are offsets, and after its weight.
+        if ARE_OFFSETS:
+            low = (low * factor * (1.0 + low_scale)).to(dtype).to(tl.float32)
+            high = (high * factor * (1.0 + high_scale)).to(dtype).to(tl.float32)
+        else:
+            low = ((low * factor).to(dtype).to(tl.float32) * low_scale).to(dtype).to(tl.float32)
+            high = ((high * factor).to(dtype).to(tl.float32) * high_scale).to(dtype).to(tl.float32)
     if ROTATES:
         angle = tl.load(positions + token) * HALF + column
         cos = tl.load(cos_table + angle, is_column, 0.0).to(tl.float32)[None, :]
         sin = tl.load(sin_table + angle, is_column, 0.0).to(tl.float32)[None, :]
-    first, second = norm_and_rotate(
-        first,
-        second,
-        low_scale,
-        high_scale,
-        cos,
-        sin,
-        eps,
-        HALF,
-        HAS_NORMS,
-        ARE_OFFSETS,
-        ROTATES,
-        NORMS_VALUES,
-        is_value,
-    )
+        turned = low * cos - high * sin
+        high = high * cos + low * sin
+        low = turned
+    if NORMS_VALUES:
+        value_low = first.to(tl.float32) * factor
+        value_high = second.to(tl.float32) * factor
+        first = value_low.to(dtype)
+        second = value_high.to(dtype)
+    first = tl.where(is_value, first, low.to(dtype))
+    second = tl.where(is_value, second, high.to(dtype))
     tl.store(source, first, inside & is_query)
     tl.store(source + HALF, second, inside & is_query)
     if NUM_KV_HEADS > 0:
@@ -140,27 +99,38 @@ def _place_heads(
         tl.store(target + HALF, second, inside & ~is_query)
 
 
-def place_heads(qkv: torch.Tensor, way: HeadPlaces) -> torch.Tensor:
+def place_heads(
+    qkv: torch.Tensor,
+    norms: HeadNorms | None,
+    rotary: RotaryTables | None,
+    places: tuple[torch.Tensor, torch.Tensor],
+    memory: tuple[torch.Tensor, torch.Tensor],
+    reads_only: bool = False,
+) -> torch.Tensor:
     """Norm and rotate q in place; norm and rotate k, and write k and v into the cache.
 
     Args:
         qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim] contiguous.
+        norms: None for no norms. A norm of values has no weight.
+        rotary: None for no rotation.
+        places: positions and slots of the tokens, [T] int64 each.
+        memory: keys and values of a layer, [pages, page_size, num_kv_heads, head_dim] contiguous.
+        reads_only: qkv is q alone, and nothing is written.
 
     Returns:
         q, a view [T, num_heads, head_dim] of qkv.
     """
-    norms, rotary = way.norms, way.rotary
-    num_kv_heads, head_dim = way.memory[0].shape[2:]
+    num_kv_heads, head_dim = memory[0].shape[2:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
-    num_kv_heads = 0 if way.reads_only else num_kv_heads
+    num_kv_heads = 0 if reads_only else num_kv_heads
     num_heads = heads.shape[1] - 2 * num_kv_heads
     weights = (qkv, qkv) if norms is None else (norms.q, norms.k)
     _place_heads[(heads.shape[0], triton.cdiv(heads.shape[1], HEADS_TILE))](
         qkv,
         *weights,
         *((qkv, qkv) if rotary is None else (rotary.cos, rotary.sin)),
-        *way.places,
-        *way.memory,
+        *places,
+        *memory,
         0.0 if norms is None else norms.eps,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from tokenmill.model.kernels.fp8 import ALIGNMENT, Fp8Weight
-from tokenmill.model.kernels.heads import HeadPlaces
-from tokenmill.model.kernels.protocol import NO_PARTS, Experts, FusedProducts, Gate, LinearWeight, Parts, WeightRole
+from tokenmill.model.kernels.protocol import NO_PARTS, Experts, Gate, Parts, WeightRole
 from tokenmill.model.kernels.states import StateRows
 from tokenmill.model.kernels.torch_kernels import TorchKernels, TorchWeight, product
 from tokenmill.model.kernels.triton import matmul, norm, recurrence
 from tokenmill.model.kernels.triton.experts import StackedExperts
-from tokenmill.model.kernels.triton.few_heads import MOST_COUNTERS, few_heads
-from tokenmill.model.kernels.triton.few_rows import MOST_BYTES, MOST_ROWS, NormBefore, Sums, are_fewest, few_rows, suits
+from tokenmill.model.kernels.triton.few_rows import are_fewest, few_rows, suits
 from tokenmill.model.kernels.triton.fp8 import RoundedRows
 from tokenmill.model.kernels.triton.gate import gated
-from tokenmill.model.kernels.triton.launch import is_on_gpu
 
 
 class TritonWeight(TorchWeight):
@@ -92,64 +86,6 @@ class TritonFp8Weight(Fp8Weight, TritonWeight):
         return self._rounded.take(x)
 
 
-class FewRowsProducts:
-    """`FusedProducts` of a decode's few rows, of plain weights and of those of eight-bit floats.
-
-    Batch-invariant weights have none, nor has another type than bfloat16: numbers that a norm's weight has multiplied,
-    and its factor has not yet, may be too large for float16.
-    """
-
-    def __init__(self) -> None:
-        self._counters: torch.Tensor | None = None
-
-    def suit(self, x: torch.Tensor, weights: Sequence[LinearWeight]) -> bool:
-        """Return True where each product is faster by `few_rows`, together with what it saves."""
-        if not is_on_gpu(x) or x.dtype != torch.bfloat16 or len(x) > MOST_ROWS:
-            return False
-        return all(
-            (isinstance(one, PlainWeight) and one.num_bytes <= MOST_BYTES)
-            or (isinstance(one, TritonFp8Weight) and are_fewest(x))
-            for one in weights
-        )
-
-    def normed(
-        self,
-        x: torch.Tensor,
-        norm: tuple[torch.Tensor, float, bool],
-        weight: LinearWeight,
-        bias: torch.Tensor | None,
-        gate: Gate | None = None,
-    ) -> torch.Tensor:
-        """Norm and multiply in one launch."""
-        return few_rows(x, *_matrix_and(weight, bias, gate), norm=NormBefore(*norm))
-
-    def heads(
-        self,
-        x: torch.Tensor,
-        norm: tuple[torch.Tensor, float, bool],
-        weight: LinearWeight,
-        bias: torch.Tensor | None,
-        way: HeadPlaces,
-    ) -> torch.Tensor:
-        """Norm, multiply and place the heads in one launch."""
-        if self._counters is None:
-            self._counters = torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=x.device)
-        matrix, bias, _, scales = _matrix_and(weight, bias)
-        return few_heads(x, matrix, bias, scales, NormBefore(*norm), way, self._counters)
-
-    def add(
-        self, sums: torch.Tensor, scale: float, x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None
-    ) -> None:
-        """Multiply and add in one launch."""
-        few_rows(x, *_matrix_and(weight, bias), sums=Sums(sums, scale))
-
-
-def _matrix_and(weight: LinearWeight, bias: torch.Tensor | None, gate: Gate | None = None) -> Any:
-    """Return the arguments of `few_rows` behind x."""
-    assert isinstance(weight, TritonWeight), "weights suit"
-    return weight.weight, bias, gate, weight.scales if isinstance(weight, TritonFp8Weight) else None
-
-
 class TritonKernels(TorchKernels):
     """`Kernels` for GPUs.
 
@@ -157,36 +93,22 @@ class TritonKernels(TorchKernels):
         is_invariant: make a token's results independent of the number of tokens beside it.
         fp8: quantize linear layers to eight-bit floats while they are filled.
         mxfp4: keep experts in mxfp4, as they are stored.
-        fuses: let products of few rows have what stands before and behind them in the same pass.
     """
 
     name = "triton"
 
     def __init__(
-        self,
-        dtype: str,
-        device: str,
-        *,
-        is_invariant: bool = False,
-        fp8: bool = False,
-        mxfp4: bool = False,
-        fuses: bool = True,
+        self, dtype: str, device: str, *, is_invariant: bool = False, fp8: bool = False, mxfp4: bool = False
     ) -> None:
         super().__init__(dtype, device)
         self._is_invariant = is_invariant
         self._mxfp4 = mxfp4
-        self.fused: FusedProducts | None = FewRowsProducts() if fuses and not is_invariant else None
         # Of all norms, also those that another product follows: a byte a number more is not worth telling them apart.
         self._rounded = RoundedRows() if fp8 else None
 
     def without_memory(self) -> TritonKernels:
         """Return the same kernels on device `meta`."""
-        forms = {
-            "is_invariant": self._is_invariant,
-            "fp8": self._rounded is not None,
-            "mxfp4": self._mxfp4,
-            "fuses": self.fused is not None,
-        }
+        forms = {"is_invariant": self._is_invariant, "fp8": self._rounded is not None, "mxfp4": self._mxfp4}
         return TritonKernels(self.dtype, "meta", **forms)
 
     def linear_weight(

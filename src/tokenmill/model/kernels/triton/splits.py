@@ -27,9 +27,8 @@ DECODE_ROWS = 16
 # Programs on a multiprocessor hide each other's waits; at 70 KiB each, three fit into the shared memory of an H200's.
 # Of those whose tiles have more rows, for drafts, two do.
 PROGRAMS_PER_UNIT = 3
-# Up to so many tokens the last program of a token and head joins its parts, which saves a launch; of more tokens a
-# kernel of its own does, whose programs are all there at once. A guess, to be measured.
-MOST_JOINED = 64
+# Requests of the largest graph.
+MOST_CAPTURED = 512
 
 
 class Shares(msgspec.Struct, frozen=True):
@@ -61,7 +60,6 @@ class Splits(msgspec.Struct, frozen=True):
         stops: [B] int32, the end of each request's items.
         parts: [n, tokens, num_heads, head_dim + PART_EXTRA] float32, for the most tokens that a request may have.
         shares: the splits that several requests share; None if they were not looked for.
-        counters: [B, tokens, num_heads] int32 zeros, of the parts that are there; None: a kernel of its own joins them.
     """
 
     num_programs: int
@@ -69,7 +67,6 @@ class Splits(msgspec.Struct, frozen=True):
     stops: torch.Tensor
     parts: torch.Tensor
     shares: Shares | None = None
-    counters: torch.Tensor | None = None
 
 
 def list_splits(
@@ -79,7 +76,6 @@ def list_splits(
     num_units: int,
     tokens: int = 1,
     pages: tuple[torch.Tensor, int] | None = None,
-    joins: bool = True,
 ) -> Splits | None:
     """List the splits of a step on the device, where lengths may change with each replay of a graph.
 
@@ -90,7 +86,6 @@ def list_splits(
         num_units: number of multiprocessors of the device.
         tokens: the most tokens that a request has.
         pages: the page table and the page size, to find shared pages; None: each request reads its own.
-        joins: let the programs of few tokens join what they have computed.
 
     Returns:
         The splits; None if no context is longer than one split, or if a tile cannot hold the tokens of a request.
@@ -99,9 +94,12 @@ def list_splits(
     if longest.max() <= SPLIT_KEYS or tokens * group > PROMPT_ROWS:
         return None
     most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + count
-    own, both = (context_lens.new_empty(count + most).split((count, most)) for _ in range(2))
-    order, shared = context_lens.new_empty(2 * count).split(count)
-    levels, width, options = (SPLIT_KEYS, LEVEL_SPLITS, LEVELS), triton.next_power_of_2(count), dependent(context_lens)
+    stops, items, own_stops, own_items, order, shared = (
+        context_lens.new_empty(size) for size in (count, most, count, most, count, count)
+    )
+    levels, options = (SPLIT_KEYS, LEVEL_SPLITS, LEVELS), dependent(context_lens)
+    # Compiled once for all steps that graphs hold.
+    width = max(MOST_CAPTURED, triton.next_power_of_2(count))
     looks = pages is not None and tokens == 1 and DECODE_ROWS // group > 1 and count > 1
     if pages is not None and looks:
         table, page_size = pages
@@ -110,13 +108,9 @@ def list_splits(
             *(page_size, width, DECODE_ROWS // group, *levels),
             **options,
         )
-    counters = context_lens.new_empty(count, tokens, heads[0]) if joins and count * tokens <= MOST_JOINED else None
-    list_items[(1,)](
-        *(context_lens, *both, *own, order, shared, order if counters is None else counters, count, width),
-        *(0 if counters is None else tokens * heads[0], *levels, looks),
-        **options,
-    )
-    shares = Shares(both[1], both[0], order, shared) if looks else None
+    lists = stops, items, own_stops, own_items
+    list_items[(1,)](*(context_lens, *lists, order, shared, count, width, *levels, looks), **options)
+    shares = Shares(items, stops, order, shared) if looks else None
     parts = torch.empty(most, tokens, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=context_lens.device)
     per_unit = PROGRAMS_PER_UNIT - (tokens * group > DECODE_ROWS)
-    return Splits(min(most * heads[1], per_unit * num_units), own[1], own[0], parts, shares, counters)
+    return Splits(min(most * heads[1], per_unit * num_units), own_items, own_stops, parts, shares)
