@@ -132,7 +132,7 @@ def _attend(
     Of splits that requests share a tile holds the rows of ROWS / GROUP requests, which cost no more than those of one:
     N requests with L of their C keys in common read N (C - L) + L N GROUP / ROWS instead of N C. 256 requests of 2,560
     keys, 2,048 of them in common, two heads to a key head: 0.27 + 0.13 GB a layer instead of 2.7, 0.09 ms instead of
-    0.62 at full rate. To find them is a sort and a comparison of the page table, some ten launches and 20 us a step.
+    0.62 at full rate. They are found in one launch a step (`split_lists.py`).
 
     Prompts: a tile of R rows at context c does 4 * R * c * head_dim FLOP on 4 * c * head_dim bytes, mostly out of the
     L2 cache. 8,192 tokens: 275 GFLOP a layer, 0.35 ms at full rate, 0.6 to 0.7 ms expected, because products wait for
