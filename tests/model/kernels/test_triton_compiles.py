@@ -20,13 +20,12 @@ KEPT = ROOT / "build" / "kernels"
 # multiprocessor, or spill.
 REGISTERS = {
     "_attend": 240,
-    "_join": 72,
+    "_join": 104,
     "find_neighbours": 48,
-    "list_items": 48,
+    "list_items": 56,
     "_rms_norm": 56,
     "_layer_norm": 48,
     "_few_rows": 136,
-    "_few_heads": 232,
     "_place_heads": 224,
     "_gated": 40,
     "_gelu": 32,
