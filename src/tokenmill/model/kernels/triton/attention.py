@@ -33,7 +33,7 @@ SINGLE_ROWS = 64
 JOIN_WARPS = 1
 # Splits of so many tokens at most begin while the kernel in front ends, and let the join do so. On an H100 (27 November
 # 2026) a step of 1, 8 and 64 requests of Qwen3-0.6B at 1,024 tokens takes 1.19, 1.54 and 4.18 ms instead of 1.22, 1.70
-# and 4.34. Of 256 it takes 12.8 instead of 12.5: programs of the join that wait there are in the way.
+# and 4.34. Of 256 it takes 12.8 instead of 12.5: perhaps programs of the join that wait are in the way.
 MOST_EARLY = 64
 # A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
 THREE_STAGES_BYTES = 256
