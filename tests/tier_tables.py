@@ -48,7 +48,9 @@ SLOW = {
     ),
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
-    "engine/runner": "cuda_graphs draft_model drafts fake_gpu grammar_drafts not_numbers on_device torch_calls",
+    "engine/runner": (
+        "cuda_graphs draft_model drafts fake_gpu grammar_drafts launches not_numbers on_device torch_calls"
+    ),
     "engine/speculation": "bounds eagle_head exactness head_on_disk mutants",
     "house": "requirements",
     "lab/bench": "bench bench_serve quality",

@@ -213,7 +213,7 @@ def implementation_of(shape: Shape, platform: Any) -> Any:
     from tokenmill.model.attention.backends.triton import TritonDecodes, TritonPrompts
 
     spec = AttentionSpec(1, shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    return TritonPrompts() if shape.is_prompt else TritonDecodes(spec, platform.num_units(), platform.device)
+    return TritonPrompts() if shape.is_prompt else TritonDecodes(spec, platform.num_units())
 
 
 @contextmanager

@@ -50,6 +50,8 @@ class Seen:
         host_arguments: kernels that were given a tensor of the host.
         compiled: what each kernel was compiled for, by phase.
         launches: kernels by phase and name.
+        operations: those of torch that launch something, by phase and name.
+        captures: launches and operations of each capture, in the order of captures.
     """
 
     phase: str = "start"
@@ -57,11 +59,13 @@ class Seen:
     host_arguments: Counter[str] = field(default_factory=Counter)
     compiled: dict[str, set[Any]] = field(default_factory=dict)
     launches: Counter[tuple[str, str]] = field(default_factory=Counter)
+    operations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    captures: list[dict[str, int]] = field(default_factory=list)
 
     def reset(self) -> None:
         """Forget everything."""
         self.phase = "start"
-        for store in (self.copies, self.host_arguments, self.compiled, self.launches):
+        for store in (self.copies, self.host_arguments, self.compiled, self.launches, self.operations, self.captures):
             store.clear()
 
     def told(self) -> dict[str, Any]:
@@ -98,6 +102,9 @@ def _line() -> str:
     return "elsewhere"
 
 
+_ISSUE_NOTHING = ("prim.", "aten.empty", "aten.new_empty", "aten.flatten", "aten.scalar_tensor")
+
+
 class Watch(TorchDispatchMode):
     """Lists copies, and runs operations of the host alone for what they are."""
 
@@ -117,6 +124,8 @@ class Watch(TorchDispatchMode):
         if on_host and KIND not in str(kwargs.get("device", "")):
             with _disable_current_modes():
                 return function(*args, **kwargs)
+        if not (function.is_view or name.startswith(_ISSUE_NOTHING)):
+            SEEN.operations[SEEN.phase, name.split(".")[1]] += 1
         if name.startswith("aten.copy_"):
             SEEN.copy(args[1].device, args[0].device, not (kwargs.get("non_blocking") or args[2:3] == (True,)))
         return function(*args, **kwargs)
@@ -204,7 +213,11 @@ class FakeGpu(CpuPlatform):
         with SEEN.during("start"):
             work()
         with SEEN.during("capture"):
-            return FakeGraph(work())
+            before = SEEN.launches + SEEN.operations
+            graph = FakeGraph(work())
+            issued = SEEN.launches + SEEN.operations - before
+        SEEN.captures.append({name: count for (phase, name), count in issued.items() if phase == "capture"})
+        return graph
 
 
 class FakeStaging(ImmediateStream):

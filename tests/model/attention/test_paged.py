@@ -91,11 +91,11 @@ def implementations(kind: str, case: Case):
     # A wrapper holds the plan of one part of the batch: each part has its own.
     infer = [FlashInferAttention(spec, case.page_size, name_of(case.dtype), "cpu", library) for _ in range(2)]
     return {
-        "triton": (TritonPrompts(), TritonDecodes(spec, 12, DEVICE)),
+        "triton": (TritonPrompts(), TritonDecodes(spec, 12)),
         "invariant": (TritonPrompts(), TritonPrompts(are_single=bool(case.lengths[0] % 2))),
         "flash": (flash, flash),
         "flashinfer": tuple(infer),
-        "flash,triton": (flash, TritonDecodes(spec, 1, DEVICE)),
+        "flash,triton": (flash, TritonDecodes(spec, 1)),
     }[kind]
 
 

@@ -4,16 +4,19 @@
     TRITON_INTERPRET=0 python tests/model/kernels/compile_kernels.py 80,89,90,100 --types bf16,fp32
 
 A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units, how warps share a tile and
-the shapes of their instructions, most groups of copies left open at a wait, the loads that a program issues before
-it waits for the kernels in front (`-`: it is launched behind their end), and the fewest exponentials of a loop between
-the wait for one product and that for the next (`-`: it waits for both at once).
+the shapes of their instructions, most groups of copies left open at a wait, the loads that a program issues before it
+waits for the kernels in front (`-`: it is launched behind their end), registers of a thread, bytes that it spills, and
+the fewest exponentials of a loop between the waits for one product and for the next (`-`: it waits for both at once).
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import subprocess
+import tempfile
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -34,6 +37,8 @@ from tokenmill.model.kernels.triton import (
     matmul,
     norm,
     recurrence,
+    split_lists,
+    splits,
 )
 from tokenmill.model.sampling import triton_draw, triton_select
 
@@ -46,10 +51,10 @@ ACTIVATIONS = (
 POINTERS = {
     **dict.fromkeys(("parts", "scales", "inner", "memory", "weights"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
-    **dict.fromkeys(("shared", "part_stops", "groups"), "*i32"),
+    **dict.fromkeys(("shared", "part_stops", "part_items", "order", "groups"), "*i32"),
     **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
-    **dict.fromkeys(("rows", "ends", "places", "order", "experts"), "*i64"),
+    **dict.fromkeys(("rows", "ends", "places", "experts"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
     **dict.fromkeys(("rounded", "exponents"), "*u8"),
 }
@@ -66,6 +71,7 @@ NUMBERS = {
             "stride",
             "size",
             "window",
+            "after",
             "num_pages",
             "num_tokens",
             "num_work",
@@ -150,6 +156,8 @@ NORMS = (
     {"ROUNDS": False, "IS_OFFSET": True},
 )
 JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}
+LISTS = {"WIDTH": splits.MOST_CAPTURED, "SPLIT": splits.SPLIT_KEYS, "LEVEL": splits.LEVEL_SPLITS}
+LISTS["LEVELS"] = splits.LEVELS
 CONV = {"CHANNELS": 8192, "TAPS": 4, "HAS_BIAS": False, "SILU": True}
 DELTA = {"KEY_HEADS": 16, "HEADS": 32, "KEY_SIZE": 128, "VALUE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
 SPACE = {"GROUPS": 1, "HEADS": 48, "SIZE": 64, "STATE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
@@ -165,7 +173,9 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (heads._place_heads, {"NUM_HEADS": 8, "NUM_KV_HEADS": 1, "HALF": 256, "WIDTH": 256, **VALUES}, 1),
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
     *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
-    *((attention._join, {**JOIN, "HAS_SINKS": has}, 4) for has in (False, True)),
+    *((attention._join, {**JOIN, "HAS_SINKS": has}, attention.JOIN_WARPS) for has in (False, True)),
+    (split_lists.find_neighbours, {**LISTS, "PAGE_SIZE": 16, "TOGETHER": 8}, 4),
+    (split_lists.list_items, {**LISTS, "SHARES": True}, 4),
     *((matmul._multiply, {**TILES, **GROUPED, "IS_FP4": has, "BY_ROW": has}, 4) for has in (False, True)),
     (experts._place_pairs, {"PAIRS": experts.PAIRS, "COMPARED": experts.COMPARED}, 4),
     (experts._sum_experts, {"SIZE": 2048, "COUNT": 8, "WIDTH": 8, "COLUMNS": experts.COLUMNS}, 4),
@@ -249,6 +259,19 @@ def hidden_exponentials(compiled: Any) -> str:
     return str(min(part.count("MUFU.EX2") for part in between))
 
 
+def registers_of(compiled: Any) -> tuple[int, int]:
+    """Return the registers of a thread, and the bytes of its stack and local memory, as the machine code needs them."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [str(tools / "cuobjdump"), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
+    assert found is not None, text
+    return int(found[1]), int(found[2]) + int(found[3])
+
+
 def main() -> None:
     """Compile them all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -268,8 +291,8 @@ def main() -> None:
             compiled = compile_one(kernel, constants, warps, capability, dtype)
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
             ptx, layout = compiled.asm["ptx"], layout_of(compiled.asm["ttgir"])
-            found = units_of(ptx), layout, open_copies(ptx), loads_ahead(ptx), hidden_exponentials(compiled)
-            print(capability, dtype, kernel.__name__, code, shared, *found, flush=True)
+            found = units_of(ptx), layout, open_copies(ptx), loads_ahead(ptx), *registers_of(compiled)
+            print(capability, dtype, kernel.__name__, code, shared, *found, hidden_exponentials(compiled), flush=True)
 
 
 if __name__ == "__main__":

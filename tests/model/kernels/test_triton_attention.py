@@ -113,7 +113,7 @@ def test_texts_see_the_tokens_ahead(page_size: int, rng: np.random.Generator) ->
 def splits_of(
     lens: torch.Tensor, longest: np.ndarray, heads: tuple[int, int, int], units: int, *wanted: Any
 ) -> Splits | None:
-    splits = list_splits(lens, longest, torch.from_numpy(SPLIT_ENDS).to(DEVICE), heads, units, *wanted)
+    splits = list_splits(lens, longest, heads, units, *wanted)
     if splits is not None:
         # What no split has written must not be read.
         splits.parts.fill_(torch.nan)
@@ -221,6 +221,32 @@ def test_requests_with_a_prefix_in_common_read_it_once_a_tile(rng: np.random.Gen
     assert splits.shares.order.tolist() == order
     assert splits.shares.stops.tolist() == np.cumsum(wanted).tolist()
     assert splits.shares.items[: sum(wanted)].tolist() == np.repeat(np.arange(count), wanted).tolist()
+
+
+def test_the_lists_are_those_of_a_slow_search(rng: np.random.Generator) -> None:
+    """Tables of more pages than are compared at once, and lengths up to splits of the second level."""
+    page_size, count, group = int(rng.choice([1, 2])), int(rng.integers(2, 20)), int(rng.choice([1, 2, 8]))
+    lens = rng.integers(1, 6000, count).astype(np.int32)
+    table = rng.integers(1, 1 << 30, (count, 6000 // page_size + 1)).astype(np.int32)
+    for row in range(1, count):
+        leader, same = int(rng.integers(0, row)), int(rng.choice([0, 1, 700, 1024, 1500, table.shape[1]]))
+        table[row, :same] = table[leader, :same]
+    table[np.arange(table.shape[1]) * page_size >= lens[:, None]] = 0
+    pages = torch.from_numpy(table).to(DEVICE), page_size
+    splits = splits_of(torch.from_numpy(lens).to(DEVICE), lens + 300, (group, 1, 16), 4, 1, pages)
+    assert splits is not None and splits.shares is not None
+    counts = np.searchsorted(SPLIT_ENDS, lens) + 1
+    order = sorted(range(count), key=lambda row: (table[row, 0], row))
+    shared = np.zeros(count, dtype=np.int64)
+    for place in range(1, count):
+        own, other = order[place], order[place - 1]
+        differ = np.flatnonzero(table[own] != table[other])
+        keys = min((differ[0] if len(differ) else table.shape[1]) * page_size, min(lens[own], lens[other]) - 1)
+        shared[place] = np.searchsorted(SPLIT_ENDS, keys, side="right") if place % (16 // group) else 0
+    assert (splits.shares.order.tolist(), splits.shares.shared.tolist()) == (order, shared.tolist())
+    for lists, wanted in ((splits, counts), (splits.shares, counts[order] - shared)):
+        assert lists.stops.tolist() == np.cumsum(wanted).tolist()
+        assert lists.items[: wanted.sum()].tolist() == np.repeat(np.arange(count), wanted).tolist()
 
 
 @pytest.mark.parametrize(("most", "group"), [(3, 1), (3, 5), (9, 2), (9, 20)])

@@ -89,7 +89,7 @@ def test_a_step_reserves_logits_as_the_sampler_reads_them_and_the_parts_of_split
 
     rows, context = int(rng.integers(2, 300)), int(rng.integers(300, 40_000))
     heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
-    decodes = TritonDecodes(AttentionSpec(1, *heads), 4, DEVICE)
+    decodes = TritonDecodes(AttentionSpec(1, *heads), 4)
     lens = np.full(2, context, dtype=np.int32)
     own = DeviceLens(torch.from_numpy(lens).to(DEVICE), torch.arange(3, dtype=torch.int32, device=DEVICE))
     table = torch.zeros(2, 1, dtype=torch.int32, device=DEVICE)

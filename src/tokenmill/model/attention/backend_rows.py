@@ -111,7 +111,7 @@ def _triton(config: AttentionConfig) -> Parts:
         return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
     shares = config.shares_splits and not config.spec.is_windowed
     platform, page_size = config.platform, config.page_size if shares else None
-    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, page_size), None
+    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), page_size), None
 
 
 def _hopper(config: AttentionConfig) -> Parts:

@@ -24,7 +24,7 @@ import triton.language as tl
 
 from tokenmill.model.kernels.protocol import Gate
 from tokenmill.model.kernels.triton.gate import apply_gate
-from tokenmill.model.kernels.triton.launch import dependent, follow
+from tokenmill.model.kernels.triton.launch import dependent, follow, is_on_gpu
 
 # A line of the L2 cache in bytes, and how many of a row are asked for at once.
 LINE = tl.constexpr(128)
@@ -191,7 +191,7 @@ def few_rows(
 
 def suits(x: torch.Tensor, weight: torch.Tensor, has_gate: bool) -> bool:
     """Return whether `few_rows` is faster than the library: on a GPU, in half precision, where little is read."""
-    if not x.is_cuda or x.element_size() != 2 or len(x) > MOST_ROWS:
+    if not is_on_gpu(x) or x.element_size() != 2 or len(x) > MOST_ROWS:
         return False
     is_small, is_fewest = weight.nbytes <= MOST_BYTES, are_fewest(x)
     if weight.element_size() == 1:
@@ -201,7 +201,7 @@ def suits(x: torch.Tensor, weight: torch.Tensor, has_gate: bool) -> bool:
 
 def are_fewest(x: torch.Tensor) -> bool:
     """Return whether `few_rows` takes rows x whatever a weight of eight-bit floats is: they need not be rounded."""
-    return x.is_cuda and x.element_size() == 2 and len(x) <= FEWEST_ROWS
+    return is_on_gpu(x) and x.element_size() == 2 and len(x) <= FEWEST_ROWS
 
 
 def tiling_for(size: int, num_rows: int, has_gate: bool, is_fp8: bool = False) -> Tiling:

@@ -21,6 +21,11 @@ def dependent(x: torch.Tensor) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if x.is_cuda and _Switch.is_on and _is_possible() else {"PDL": False}
 
 
+def is_on_gpu(x: torch.Tensor) -> bool:
+    """Return whether x has memory of a GPU: kernels are compiled for it, not interpreted."""
+    return x.device.type not in ("cpu", "meta")
+
+
 def allow_dependent(is_allowed: bool) -> None:
     """Allow or forbid such launches in this process, before its first one."""
     _Switch.is_on = is_allowed

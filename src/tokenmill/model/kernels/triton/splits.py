@@ -8,11 +8,16 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import torch
+import triton
+
+from tokenmill.model.kernels.triton.launch import dependent
+from tokenmill.model.kernels.triton.split_lists import find_neighbours, list_items
 
 SPLIT_KEYS = 256
 # After so many splits they are twice as long.
 LEVEL_SPLITS = 16
-SPLIT_ENDS = np.cumsum(SPLIT_KEYS << np.arange(10 * LEVEL_SPLITS) // LEVEL_SPLITS).astype(np.int32)
+LEVELS = 10
+SPLIT_ENDS = np.cumsum(SPLIT_KEYS << np.arange(LEVELS * LEVEL_SPLITS) // LEVEL_SPLITS).astype(np.int32)
 # Behind the sum of a part: its highest score, its total weight, and what keeps sums aligned.
 PART_EXTRA = 4
 # Rows of a tile (tokens * heads of a group) of prompts; of decodes it is the smallest that matrix units take. Exact
@@ -22,6 +27,8 @@ DECODE_ROWS = 16
 # Programs on a multiprocessor hide each other's waits; at 70 KiB each, three fit into the shared memory of an H200's.
 # Of those whose tiles have more rows, for drafts, two do.
 PROGRAMS_PER_UNIT = 3
+# Requests of the largest graph.
+MOST_CAPTURED = 512
 
 
 class Shares(msgspec.Struct, frozen=True):
@@ -34,7 +41,7 @@ class Shares(msgspec.Struct, frozen=True):
     Attributes:
         items: [n] int32, the request that computes each split, by its place in the order.
         stops: [B] int32, the end of each request's items.
-        order: [B] int64, requests; those with the same first page are adjacent.
+        order: [B] int32, requests; those with the same first page are adjacent.
         shared: [B] int32, number of splits that a request shares with the one before it, 0 where a tile begins.
     """
 
@@ -65,7 +72,6 @@ class Splits(msgspec.Struct, frozen=True):
 def list_splits(
     context_lens: torch.Tensor,
     longest: np.ndarray,
-    ends: torch.Tensor,
     heads: tuple[int, int, int],
     num_units: int,
     tokens: int = 1,
@@ -76,7 +82,6 @@ def list_splits(
     Args:
         context_lens: [B] int32 on the device.
         longest: [B] on the host, upper bounds of the context lengths.
-        ends: `SPLIT_ENDS` on the device.
         heads: number of query heads, number of key heads, and head size.
         num_units: number of multiprocessors of the device.
         tokens: the most tokens that a request has.
@@ -85,35 +90,27 @@ def list_splits(
     Returns:
         The splits; None if no context is longer than one split, or if a tile cannot hold the tokens of a request.
     """
-    if longest.max() <= SPLIT_KEYS or tokens * (heads[0] // heads[1]) > PROMPT_ROWS:
+    group, count = heads[0] // heads[1], len(longest)
+    if longest.max() <= SPLIT_KEYS or tokens * group > PROMPT_ROWS:
         return None
-    most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + len(longest)
-    counts = torch.searchsorted(ends, context_lens, out_int32=True) + 1
-    stops = counts.cumsum(0, dtype=torch.int32)
-    numbers = torch.arange(most, dtype=torch.int32, device=stops.device)
-    items = torch.searchsorted(stops, numbers, right=True, out_int32=True)
-    shares, together = None, DECODE_ROWS // (heads[0] // heads[1])
-    if pages is not None and tokens == 1 and together > 1 and len(longest) > 1:
-        order, shared = _shared(context_lens, pages, ends, together)
-        own = (counts[order] - shared).cumsum(0, dtype=torch.int32)
-        shares = Shares(torch.searchsorted(own, numbers, right=True, out_int32=True), own, order, shared)
-    parts = torch.empty(most, tokens, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=stops.device)
-    per_unit = PROGRAMS_PER_UNIT - (tokens * (heads[0] // heads[1]) > DECODE_ROWS)
-    return Splits(min(most * heads[1], per_unit * num_units), items, stops, parts, shares)
-
-
-def _shared(
-    context_lens: torch.Tensor, pages: tuple[torch.Tensor, int], ends: torch.Tensor, together: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `order` and `shared` of `Shares`, for tiles that hold `together` requests."""
-    table, page_size = pages
-    order = table[:, 0].argsort(stable=True)
-    table, lens = table[order], context_lens[order]
-    differ = table[1:] != table[:-1]
-    same = torch.where(differ.any(1), differ.to(torch.uint8).argmax(1), table.shape[1])
-    # Whole splits only, and not those that the last tokens are in: these have keys that not all rows see.
-    keys = torch.minimum(same * page_size, torch.minimum(lens[1:], lens[:-1]) - 1)
-    shared = torch.zeros_like(context_lens)
-    shared[1:] = torch.searchsorted(ends, keys.to(torch.int32), right=True, out_int32=True)
-    shared[::together] = 0
-    return order, shared
+    most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + count
+    stops, items, own_stops, own_items, order, shared = (
+        context_lens.new_empty(size) for size in (count, most, count, most, count, count)
+    )
+    levels, options = (SPLIT_KEYS, LEVEL_SPLITS, LEVELS), dependent(context_lens)
+    # Compiled once for all steps that graphs hold.
+    width = max(MOST_CAPTURED, triton.next_power_of_2(count))
+    looks = pages is not None and tokens == 1 and DECODE_ROWS // group > 1 and count > 1
+    if pages is not None and looks:
+        table, page_size = pages
+        find_neighbours[(count,)](
+            *(context_lens, table, order, shared, count, table.stride(0)),
+            *(page_size, width, DECODE_ROWS // group, *levels),
+            **options,
+        )
+    lists = stops, items, own_stops, own_items
+    list_items[(1,)](*(context_lens, *lists, order, shared, count, width, *levels, looks), **options)
+    shares = Shares(items, stops, order, shared) if looks else None
+    parts = torch.empty(most, tokens, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=context_lens.device)
+    per_unit = PROGRAMS_PER_UNIT - (tokens * group > DECODE_ROWS)
+    return Splits(min(most * heads[1], per_unit * num_units), own_items, own_stops, parts, shares)
