@@ -30,8 +30,6 @@ SINGLE_ROWS = 64
 # Programs that join parts wait for memory: with one warp each, all of a step of 256 requests are there at once. On an
 # H100 that step of Qwen3-0.6B takes 0.2 ms less of 12.6 than with four.
 JOIN_WARPS = 1
-# As many tokens after a token as no text has.
-ALL_AFTER = 1 << 30
 # A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
 THREE_STAGES_BYTES = 256
 
@@ -176,8 +174,7 @@ def _attend(
             query = tl.load(q + token[:, None] * q_stride + head[:, None] * HEAD_DIM + column[None, :], loaded, 0.0)
 
             # |begin|<- keys that all rows see ->|clear|<- keys that some see ->|stop|
-            begin = 0
-            lowest = 0
+            begin, lowest = 0, 0
             stop = computed + tl.minimum(first + TILE_TOKENS + after, query_len)
             if IS_SPLIT:
                 length = SPLIT * (1 << split // LEVEL)
@@ -369,7 +366,7 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
 
 def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | None, scores: Scores, tile: Tile) -> None:
     (tokens, rows, tiles), window, sinks = tile, scores.window, scores.sinks
-    after = ALL_AFTER if scores.ahead is None else scores.ahead
+    after = 1 << 30 if scores.ahead is None else scores.ahead  # no text is as long
     shares = None if splits is None or window is not None else splits.shares
     listed = shares or splits
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
