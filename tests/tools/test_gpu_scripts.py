@@ -98,7 +98,14 @@ def test_a_wrong_product_fails_the_check(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_the_head_is_the_last_product_with_what_adds_up_its_parts() -> None:
-    names = ["_rms_norm", "nvjet_tst_64x8", "_attend", "_join", "sm90_xmma_gemm_bf16", "cublasLt::splitKreduce_kernel"]
+    names = [
+        "_rms_norm",
+        "nvjet_tst_64x8",
+        "_attend",
+        "join_splits",
+        "sm90_xmma_gemm_bf16",
+        "cublasLt::splitKreduce_kernel",
+    ]
     names += ["_gated", "nvjet_tst_128x8", "cublasLt::splitKreduce_kernel", "_draw"]
     kinds = ["rest", "products", "attention", "attention", "products", "products", "rest", "head", "head", "rest"]
     assert kinds_of([(name, 1.0) for name in names]) == kinds

@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 LAYERS, SECONDS = 28, 280
 # Of each layer, besides products and gate.
-LAYER = {"_rms_norm": 2, "_place_heads": 1, "_attend": 1, "_join": 1}
+LAYER = {"_rms_norm": 2, "_place_heads": 1, "_attend": 1, "join_splits": 1}
 # Products of few rows are this project's, with the gate inside; more rows, and wide outputs, are the library's.
 PRODUCTS = {
     1: {"_few_rows": 4},

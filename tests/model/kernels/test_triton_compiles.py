@@ -20,7 +20,7 @@ KEPT = ROOT / "build" / "kernels"
 # multiprocessor, or spill.
 REGISTERS = {
     "_attend": 240,
-    "_join": 104,
+    "join_splits": 104,
     "find_neighbours": 48,
     "list_items": 56,
     "_rms_norm": 56,

@@ -55,8 +55,12 @@ def _reference(config: AttentionConfig, kv: Any) -> AttentionBackend:
 
 
 def _no_extras(config: AttentionConfig) -> str | None:
-    if config.spec.has_sinks:
-        return "it has no sinks, which this model's attention has"
+    sinks = "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
+    return sinks or _sight_obstacle(config)
+
+
+def _sight_obstacle(config: AttentionConfig) -> str | None:
+    """Return why a backend cannot serve that reads all keys of a tile, up to the token itself; None: it can."""
     if config.spec.is_windowed:
         return "it reads pages behind windows, which are given up (--disable-hybrid-kv-cache-manager keeps them)"
     return "it sees no tokens ahead, which this model's attention does" if config.spec.sees_ahead else None
@@ -78,6 +82,8 @@ def _flashinfer_obstacle(config: AttentionConfig) -> str | None:
 
 
 def _hopper_obstacle(config: AttentionConfig) -> str | None:
+    if unsuited := _sight_obstacle(config):
+        return unsuited
     if find_spec("triton.experimental.gluon") is None:
         return "the kernel for Hopper needs triton 3.6 or later"
     from tokenmill.model.kernels.triton.hopper import shape_obstacle

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenmill.model.kernels.triton.join import JOIN_WARPS, join_splits
 from tokenmill.model.kernels.triton.launch import dependent, follow
 from tokenmill.model.kernels.triton.search import find_group, first_row
 from tokenmill.model.kernels.triton.splits import DECODE_ROWS, LEVEL_SPLITS, PART_EXTRA, PROMPT_ROWS, SPLIT_KEYS, Splits
@@ -28,14 +29,9 @@ TILE_KEYS = 64
 # Of a tile of one token whose sums must be those of a tile of many. On capability 9.0 both run the same instructions
 # on 64 rows, one group of four warps here and two there, so no row can tell; elsewhere warps would part the columns.
 SINGLE_ROWS = 64
-# Programs that join parts wait for memory: with one warp each, all of a step of 256 requests are there at once. On an
-# H100 that step of Qwen3-0.6B takes 0.2 ms less of 12.6 than with four.
-JOIN_WARPS = 1
-# As many tokens after a token as no text has.
-ALL_AFTER = 1 << 30
-# Splits of so many tokens at most begin while the kernel in front ends, and let the join do so. On an H100 (27 November
-# 2026) a step of 1, 8 and 64 requests of Qwen3-0.6B at 1,024 tokens takes 1.19, 1.54 and 4.18 ms instead of 1.22, 1.70
-# and 4.34. Of 256 it takes 12.8 instead of 12.5: perhaps programs of the join that wait are in the way.
+# Splits of so many tokens at most begin while the kernel in front ends, and let the join do so. On an H100 a step of 1,
+# 8 and 64 requests of Qwen3-0.6B at 1,024 tokens takes 1.19, 1.54 and 4.18 ms instead of 1.22, 1.70 and 4.34; of 256 it
+# takes 12.8 instead of 12.5.
 MOST_EARLY = 64
 # A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
 THREE_STAGES_BYTES = 256
@@ -183,8 +179,7 @@ def _attend(
             query = tl.load(q + token[:, None] * q_stride + head[:, None] * HEAD_DIM + column[None, :], loaded, 0.0)
 
             # |begin|<- keys that all rows see ->|clear|<- keys that some see ->|stop|
-            begin = 0
-            lowest = 0
+            begin, lowest = 0, 0
             stop = computed + tl.minimum(first + TILE_TOKENS + after, query_len)
             if IS_SPLIT:
                 length = SPLIT * (1 << split // LEVEL)
@@ -264,76 +259,6 @@ def _sharers(order, shared, rank, split, num_requests, GROUP: tl.constexpr, ROWS
     return is_row, tl.load(order + rank + member, is_row, 0)
 
 
-@triton.jit(do_not_specialize_on_alignment=["query_starts"])
-def _join(
-    parts,
-    stops,
-    output,
-    query_starts,
-    sinks,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PART: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Join the splits of one token and head per program, weighted by how high their scores were.
-
-    Estimated, not measured: 4 * head_dim bytes a split, just written, so out of the L2 cache; 2 to 3 us.
-    """
-    follow(PDL)
-    request = tl.program_id(0) // TOKENS
-    index = tl.program_id(0) % TOKENS
-    head = tl.program_id(1)
-    token = tl.load(query_starts + request) + index
-    if token < tl.load(query_starts + request + 1):
-        ends = (tl.load(stops + request - 1, request > 0, 0), tl.load(stops + request))
-        own = parts + (index * HEADS + head) * PART
-        target = output + (token.to(tl.int64) * HEADS + head) * HEAD_DIM
-        _join_parts(own, ends, target, sinks + head, TOKENS * HEADS * PART, HEAD_DIM, WIDTH, BLOCK, HAS_SINKS)
-
-
-@triton.jit
-def _join_parts(
-    parts,
-    ends,
-    target,
-    sink,
-    STRIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_SINK: tl.constexpr,
-):
-    """Join the parts of one token and head, `STRIDE` numbers apart, from and to the items in `ends`."""
-    column = tl.arange(0, WIDTH)
-    first, stop = ends
-    highest = float("-inf")
-    total = 0.0
-    joined = tl.zeros([WIDTH], tl.float32)
-    for block in range(first, stop, BLOCK):
-        item = block + tl.arange(0, BLOCK)
-        part = parts + item.to(tl.int64) * STRIDE
-        high = tl.load(part + HEAD_DIM, item < stop, float("-inf"))
-        weight = tl.load(part + HEAD_DIM + 1, item < stop, 0.0)
-        higher = tl.maximum(highest, tl.max(high, 0))
-        # Splits before a window have seen nothing.
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        factor = tl.exp2(high - base)
-        kept = tl.exp2(highest - base)
-        wanted = (weight > 0)[:, None] & (column < HEAD_DIM)[None, :]
-        attended = tl.load(part[:, None] + column[None, :], wanted, 0.0)
-        joined = joined * kept + tl.sum(attended * factor[:, None], 0)
-        total = total * kept + tl.sum(weight * factor, 0)
-        highest = higher
-    if HAS_SINK:
-        total += tl.exp2(tl.load(sink).to(tl.float32) * 1.4426950408889634 - highest)
-    tl.store(target + column, (joined / total).to(target.dtype.element_ty), column < HEAD_DIM)
-
-
 def attend_prompts(
     q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: Scores, *, are_single: bool = False
 ) -> None:
@@ -368,7 +293,7 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
     else:
         _launch(q, kv, output, splits, scores, (tokens, DECODE_ROWS, num_requests))
         has_sinks = scores.sinks is not None
-        _join[(num_requests * tokens, num_heads)](
+        join_splits[(num_requests * tokens, num_heads)](
             *(splits.parts, splits.stops, output, kv.query_starts, scores.sinks if has_sinks else output),
             *(num_heads, head_dim, triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS, tokens),
             HAS_SINKS=has_sinks,
@@ -379,7 +304,7 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
 
 def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | None, scores: Scores, tile: Tile) -> None:
     (tokens, rows, tiles), window, sinks = tile, scores.window, scores.sinks
-    after = ALL_AFTER if scores.ahead is None else scores.ahead
+    after = 1 << 30 if scores.ahead is None else scores.ahead  # no text is as long
     shares = None if splits is None or window is not None else splits.shares
     listed = shares or splits
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
