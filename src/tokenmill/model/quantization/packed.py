@@ -129,16 +129,40 @@ class BlockRows(msgspec.Struct, frozen=True):
         return self.unpacked().dequantize()
 
 
+class ErrorCosts(msgspec.Struct, frozen=True):
+    """The costs of errors in a row's numbers; see native/kernel_table.h.
+
+    Attributes:
+        importance: [in_size] float32, above 0, how much the square of an error in each input's number weighs; None: all
+            the same.
+        feedback: [spans, span, span] float32 or None; see feedback.py.
+    """
+
+    importance: Floats | None = None
+    feedback: Floats | None = None
+
+    def of_inputs(self, start: int, stop: int) -> ErrorCosts:
+        """Return the costs of some of the inputs, with feedback if they are whole spans."""
+        importance, feedback = self.importance, self.feedback
+        if feedback is not None:
+            span = feedback.shape[-1]
+            is_whole = start % span == 0 and (stop % span == 0 or (importance is not None and stop == len(importance)))
+            feedback = feedback[start // span : -(-stop // span)] if is_whole else None
+        return ErrorCosts(None if importance is None else importance[start:stop], feedback)
+
+
+EVEN = ErrorCosts()
+
+
 class WeightedRows(msgspec.Struct, frozen=True):
-    """n rows of a weight in floats, and how much the square of an error in each input's numbers weighs.
+    """n rows of a weight in floats, and what errors in their numbers cost.
 
     Attributes:
         values: [n, in_size].
-        importance: [in_size] float32, above 0.
     """
 
     values: StoredArray
-    importance: Floats
+    costs: ErrorCosts
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -162,7 +186,7 @@ def pick_rows(rows: Rows, index: Sequence[int]) -> Rows:
         case BlockRows():
             return BlockRows(rows.kind, rows.in_size, rows.blocks[index])
         case WeightedRows():
-            return WeightedRows(rows.values[index], rows.importance)
+            return WeightedRows(rows.values[index], rows.costs)
     return rows[index]
 
 
