@@ -39,28 +39,62 @@ def ids_of_llama_cpp(path: Path, texts: list[str], folder: Path) -> list[list[in
 
 @pytest.fixture
 def vocabulary(
-    request: pytest.FixtureRequest, vocabularies: Path, tmp_path: Path, model_file: Callable[[str], Path]
-) -> Path:
-    name: str = request.param
-    if name in GOLDEN:
-        return vocabularies / f"ggml-vocab-{name}.gguf"
-    if name in PUBLISHED:
-        stored = json.loads((request.getfixturevalue("published")(name) / "tokenizer.json").read_text())
-        return write_bytes_bpe(stored, PUBLISHED[name], tmp_path / "written.gguf")
-    return model_file(name)
+    vocabularies: Path, tmp_path: Path, model_file: Callable[[str], Path], published: Callable[[str], Path]
+) -> Callable[[str], Path]:
+    """The GGUF file of a vocabulary, by name."""
+
+    def find(name: str) -> Path:
+        if name in GOLDEN:
+            return vocabularies / f"ggml-vocab-{name}.gguf"
+        if name in PUBLISHED:
+            stored = json.loads((published(name) / "tokenizer.json").read_text())
+            return write_bytes_bpe(stored, PUBLISHED[name], tmp_path / "written.gguf")
+        return model_file(name)
+
+    if not PYTHON.exists():
+        pytest.skip("llama.cpp is not here: make real")
+    return find
+
+
+def has_marks(text: str) -> bool:
+    return any(unicodedata.category(character).startswith("M") for character in text)
+
+
+def is_not_composed(text: str) -> bool:
+    return unicodedata.normalize("NFC", text) != text
+
+
+def has_case_or_marks(text: str) -> bool:
+    return has_marks(text) or any(character.lower() != character.upper() for character in text if ord(character) > 127)
+
+
+# Texts in which llama.cpp is not the model: it takes off marks that BERT keeps, composes nothing, and knows case in
+# ASCII only. There ids are those of the model's own tokenizer.json (test_vocabularies.py).
+DEPARTURES: dict[str, Callable[[str], bool]] = {
+    "bert-bge": has_marks,
+    "qwen2": is_not_composed,
+    "qwen35": is_not_composed,
+    "qwen3": is_not_composed,
+    "gptoss": has_case_or_marks,
+    "mistral": has_case_or_marks,
+}
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("vocabulary", ["smollm2", "gemma3-270m", *GOLDEN, *PUBLISHED], indirect=True)
+@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m", *GOLDEN, *PUBLISHED])
 def test_ids_of_random_texts_are_those_of_llama_cpp(
-    vocabulary: Path, vocabularies: Path, tmp_path: Path, rng: np.random.Generator
+    name: str, vocabulary: Callable[[str], Path], vocabularies: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
+    path = vocabulary(name)
     texts = [*hard_texts(vocabularies), *random_texts(rng, COUNT)]
-    tokenizer = tokenizer_of(vocabulary)
-    ours = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    theirs = ids_of_llama_cpp(vocabulary, texts, tmp_path)
-    different = [text for text, own, other in zip(texts, ours, theirs, strict=True) if own != other]
-    print(f"{len(different)} of {len(texts)} texts differ")
-    for text in different[:8]:
-        print(repr(text), [i for i in ours[texts.index(text)]], theirs[texts.index(text)])
-    assert not different
+    tokenizer = tokenizer_of(path)
+    theirs = ids_of_llama_cpp(path, texts, tmp_path)
+    different = [
+        text
+        for text, ids in zip(texts, theirs, strict=True)
+        if tokenizer.encode(text, add_special_tokens=False).ids != ids
+    ]
+    departs = DEPARTURES.get(name, lambda _: False)
+    unlike = [text for text in different if not departs(text)]
+    print(f"{name}: {len(different)} of {len(texts)} texts differ, {len(unlike)} where llama.cpp is the model")
+    assert not unlike

@@ -11,7 +11,7 @@ from tokenmill.model.kernels import reference
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import Gate, WeightRole
 from tokenmill.model.kernels.stored_tensors import floats, stored
-from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows, WeightedRows
+from tokenmill.model.quantization.packed import ErrorCosts, PackedFormat, QuantizedRows, WeightedRows
 
 # What stands for 0 in formats of few bits without offsets.
 ZEROS = {PackedFormat.INT4: 8, PackedFormat.INT5: 16}
@@ -225,7 +225,7 @@ def test_errors_count_as_much_as_their_inputs_weigh(isa, rng):
         weight, importance = torch.randn(37, in_size), torch.randn(in_size).mul(2).exp()
         for format in INTEGERS:
             matrix = PackedWeight(kernels(isa), (37, in_size), format=format)
-            matrix.load_rows(0, WeightedRows(stored(weight), importance.numpy()))
+            matrix.load_rows(0, WeightedRows(stored(weight), ErrorCosts(importance.numpy())))
             wanted = floats(quantized(weight, format, importance))[:, :in_size]
             assert torch.equal(matrix.lookup(torch.arange(37)), wanted.bfloat16())
             plain = floats(quantized(weight, format))[:, :in_size]

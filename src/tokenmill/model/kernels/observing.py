@@ -68,6 +68,10 @@ class ObservedWeight(PackedWeight):
         return super().gated(x, bias, gate)
 
     def _note(self, x: torch.Tensor) -> None:
+        import torch
+
+        room = self._first[self.num_rows :]
+        room[: len(x)] = x[: len(room)].contiguous().view(torch.uint16).numpy()
         self._num_rows += len(x)
         self.squares += x.double().square_().sum(0).numpy()
 

@@ -16,8 +16,8 @@ SPAN = 128
 DAMPING = 0.01
 
 
-def feedback_of(inputs: npt.NDArray[np.float32], span: int = SPAN, damping: float = DAMPING) -> npt.NDArray[np.float32]:
-    """Return by which share of an input's error those of later inputs are changed, [spans, span, span] float32.
+def feedback_of(inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return by which share of the error of an input's number those of later inputs change, [spans, span, span] float32.
 
     Row i of a span is of the error of input i; it is 0 up to i. Of the last span inputs may be missing.
 
@@ -25,13 +25,12 @@ def feedback_of(inputs: npt.NDArray[np.float32], span: int = SPAN, damping: floa
         inputs: rows of x, [n, in_size].
     """
     count, size = inputs.shape
-    padded = np.zeros((count, -(-size // span) * span))
+    padded = np.zeros((count, -(-size // SPAN) * SPAN))
     padded[:, :size] = inputs
-    by_span = padded.reshape(count, -1, span).swapaxes(0, 1)
+    by_span = padded.reshape(count, -1, SPAN).swapaxes(0, 1)
     sums = by_span.swapaxes(1, 2) @ by_span
     squares = np.einsum("sii->si", sums)
-    squares += damping * squares.sum(1, keepdims=True) / span + np.finfo(np.float32).tiny
+    squares += DAMPING * squares.sum(1, keepdims=True) / SPAN + np.finfo(np.float32).tiny
     upper = np.linalg.cholesky(np.linalg.inv(sums)).swapaxes(1, 2)
     shares = upper / np.einsum("sii->si", upper)[:, :, None]
-    conditional = 1 / np.einsum("sii->si", upper).ravel() ** 2
-    return np.ascontiguousarray(np.triu(shares, 1), np.float32), conditional
+    return np.ascontiguousarray(np.triu(shares, 1), np.float32)

@@ -25,7 +25,7 @@ from tokenmill.model.kernels.observing import ObservedWeight, ObservingKernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.host_model import on_host
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.feedback import feedback_of
+from tokenmill.model.quantization.feedback import DAMPING, SPAN, feedback_of
 from tokenmill.model.quantization.packed import ErrorCosts
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.collective import Alone
@@ -59,6 +59,8 @@ class InputImportance(msgspec.Struct, frozen=True, dict=True):
         tokenizer: its file.
         make_attention: makes attention over this many pages.
         progress: called with (layers done, layers in all).
+        has_feedback: errors are fed back, too, in the matrices of layers; not in the vocabulary, whose rows are
+            embeddings as well.
     """
 
     folder: Path
@@ -69,11 +71,13 @@ class InputImportance(msgspec.Struct, frozen=True, dict=True):
     page_size: int
     make_attention: MakeAttention
     progress: Callable[[int, int], None]
+    has_feedback: bool = False
 
     @cached_property
     def digest(self) -> str:
         """Name of the text and of its tokens; what is packed depends on it."""
-        return blake2b(repr(_FB).encode() + TEXT.read_bytes() + self.tokenizer.read_bytes(), digest_size=16).hexdigest()
+        made_by = f"{SPAN} {DAMPING}".encode() if self.has_feedback else b""
+        return blake2b(made_by + TEXT.read_bytes() + self.tokenizer.read_bytes(), digest_size=16).hexdigest()
 
     @property
     def _head(self) -> WeightKey:
@@ -100,7 +104,7 @@ class InputImportance(msgspec.Struct, frozen=True, dict=True):
         if hidden is not None:
             # Of the last stage: normed, the inputs of the head.
             numbers = StoredArray(hidden, "BF16").float32()
-            found[self._head] = _costs(np.square(numbers, dtype=np.float64).sum(0), numbers, HEAD)
+            found[self._head] = _costs(np.square(numbers, dtype=np.float64).sum(0))
         return found
 
     def _sequences(self) -> list[list[int]]:
@@ -112,7 +116,7 @@ class InputImportance(msgspec.Struct, frozen=True, dict=True):
         return [[*first, *ids[start : start + most]] for start in range(0, len(ids), most)]
 
     def _load(self, layer: int, count: int) -> Decoder:
-        kernels, stage = ObservingKernels(self.kernels, MOST_ROWS), _Stage(layer, count)
+        kernels, stage = ObservingKernels(self.kernels, MOST_ROWS if self.has_feedback else 0), _Stage(layer, count)
         plan = plan_model(self.folder, self.architecture, kernels, self.load_format, stage, is_again=True)
         # The head comes with the first layer, and is not run.
         return msgspec.structs.replace(
@@ -124,26 +128,18 @@ def _importance(decoder: Decoder) -> dict[WeightKey, ErrorCosts]:
     found, of_matrices = dict[WeightKey, ErrorCosts](), dict[int, ErrorCosts]()
     for target in decoder.targets():
         matrix = target.matrix
-        if isinstance(matrix, ObservedWeight) and matrix.num_rows >= FEWEST_ROWS and matrix.squares.sum() > 0:
+        if isinstance(matrix, ObservedWeight) and matrix.num_rows >= FEWEST_ROWS and 0 < matrix.squares.sum() < np.inf:
             if id(matrix) not in of_matrices:
-                of_matrices[id(matrix)] = _costs(matrix.squares, StoredArray(matrix.first, "BF16").float32(), LAYERS)
+                of_matrices[id(matrix)] = _costs(matrix.squares, matrix.first)
             found[target.key] = of_matrices[id(matrix)]
     return found
 
 
-import os
-_FB = os.environ.get("TM_FB", "0,0,0,0.01").split(",")
-HEAD, LAYERS = int(_FB[0]), int(_FB[1])
-IMP, DAMP = int(_FB[2]), float(_FB[3])
-
-def _costs(squares, inputs, span) -> ErrorCosts:
+def _costs(squares: npt.NDArray[np.float64], inputs: npt.NDArray[np.uint16] | None = None) -> ErrorCosts:
+    """Return the costs by the sums of squares of inputs, and by the first of these in bfloat16, if any were kept."""
     importance = np.maximum(squares / squares.mean(), LEAST).astype(np.float32)
-    if span and len(inputs):
-        shares, conditional = feedback_of(inputs, min(span, -(-inputs.shape[1] // 64) * 64), DAMP)
-        if IMP:
-            importance = np.maximum(conditional / conditional.mean(), LEAST).astype(np.float32)[: inputs.shape[1]]
-        return ErrorCosts(np.ascontiguousarray(importance), shares)
-    return ErrorCosts(importance)
+    has_inputs = inputs is not None and len(inputs) > 0
+    return ErrorCosts(importance, feedback_of(StoredArray(inputs, "BF16").float32()) if has_inputs else None)
 
 
 def _batch(sequences: list[list[int]], page_size: int) -> ForwardBatch:

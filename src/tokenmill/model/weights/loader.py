@@ -57,14 +57,14 @@ class WeightRead(Protocol):
 
 
 class Importance(Protocol):
-    """Measures, before weights are rounded, how much errors in each of a matrix's inputs weigh."""
+    """Measures, before weights are rounded, what errors in their numbers cost."""
 
     @property
     def digest(self) -> str:
         """Name of all that the result depends on besides the model."""
 
-    def measure(self) -> Mapping[WeightKey, npt.NDArray[np.float32]]:
-        """Return [in_size] float32 for each matrix that it knows of."""
+    def measure(self) -> Mapping[WeightKey, ErrorCosts]:
+        """Return the costs of each matrix that it knows of."""
 
 
 class ModelPlan(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ LINK_NAME, TOWER_LINK_NAME = "model.gguf", "mmproj.gguf"
 MAPPED = "mapped"
 PROCESSOR = "preprocessor_config.json"
 # Changes what is written of the same file: folders of other versions are not found any more.
-VERSION = 6
+VERSION = 7
 # Files beside a GGUF file that are taken before its metadata.
 SIBLINGS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", PROCESSOR)
 TEMPLATE = "tokenizer.chat_template"
