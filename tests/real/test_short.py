@@ -19,7 +19,7 @@ from tokenmill.lab.bench.quality import BUNDLED, measure
 
 NUM_TOKENS = 200
 PROMPT = "The miller looked at the river, which had risen in the night, and"
-# Of llama.cpp's ids (llama-cpp-python 0.3.36) of `random_texts` with this seed; test_llama_cpp_ids.py asks it anew.
+# Of llama.cpp's ids (llama-cpp-python 0.3.36) of `random_texts` with this seed; test_llama_cpp.py asks it anew.
 TEXTS, TEXTS_SEED = 1000, 0
 LLAMA_CPP_IDS = "560278c0d5f2ba627ef3799bf6f2485f"
 
