@@ -5,8 +5,9 @@ python -m benchmarks.peers --peers TokenMill,llama.cpp --formats int4 --rounds 1
 python -m benchmarks.peers --report-only                     docs/performance.md again from the last results
 
 Formats are judged on published models, which `make real` installs: see quality.py. `--shape smollm2` times these, too:
-losses and speeds of the same weights, which docs/performance.md has in a part of its own. The table at the end counts processor time, which others on the machine do not
-take; with more than one thread it has what threads wait for each other.
+losses and speeds of the same weights, which docs/performance.md has in a part of its own. The table at the end counts
+processor time, which others on the machine do not take; with more than one thread it has what threads wait for each
+other.
 """
 
 from __future__ import annotations

@@ -60,13 +60,13 @@ def document(results: dict[str, Any], published: dict[str, Any] | None = None) -
 
 
 def published_part(results: dict[str, Any]) -> str:
-    """What one run of all engines on a published model has found; speeds by processor time."""
+    """The part of one run of all engines on a published model; speeds by processor time."""
     machine, runs = results["machine"], results["runs"]
     known = ", ".join(f"{name} {version}" for name, version in sorted(versions(runs).items()))
     words = (
-        f"### All engines in one run\n\n{results['shape']}, the same weights, {results['date']}, {machine['processor']}, "
-        f"load average {machine['load_average']:.1f}; {results['threads']} threads, medians of {results['rounds']} rounds, tokens by "
-        f"the second of processor time. {known}."
+        f"### All engines in one run\n\n{results['shape']}, the same weights, {results['date']}, "
+        f"{machine['processor']}, load average {machine['load_average']:.1f}; {results['threads']} threads, "
+        f"medians of {results['rounds']} rounds, tokens by the second of processor time. {known}."
     )
     return f"\n{words}\n\n{offline_table(runs, results['quality'], 'cpu_second')}\n"
 

@@ -92,7 +92,7 @@ def published(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def bytes_bpe(stored: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer that a file of Mistral's describes: tokens of bytes by rank, and the expression that cuts."""
+    """Return the tokenizer that a file of Mistral's describes: tokens of bytes by rank, and an expression that cuts."""
     config, alphabet = stored["config"], byte_alphabet()
     num_special = config["default_num_special_tokens"]
     count = config["default_vocab_size"] - num_special

@@ -9,8 +9,8 @@ from tests.model.kernels.native import every_isa, kernels
 from tests.model.kernels.test_native_linear import INTEGERS, quantized
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.stored_tensors import stored
-from tokenmill.model.quantization.feedback import DAMPING, SPAN, feedback_of
-from tokenmill.model.quantization.packed import ErrorCosts, PackedFormat, WeightedRows
+from tokenmill.model.quantization.error_costs import DAMPING, SPAN, ErrorCosts, feedback_of
+from tokenmill.model.quantization.packed import PackedFormat, WeightedRows
 
 GROUP = 32
 ENDS = {8: (-127, 127), 4: (0, 15), 5: (0, 31)}
@@ -93,7 +93,9 @@ def test_outputs_lose_less(isa: str, rng: np.random.Generator) -> None:
 
 
 def test_parts_of_inputs_keep_whole_spans_alone() -> None:
-    costs = ErrorCosts(np.ones(3 * SPAN, np.float32), np.arange(3 * SPAN * SPAN, dtype=np.float32).reshape(3, SPAN, SPAN))
+    costs = ErrorCosts(
+        np.ones(3 * SPAN, np.float32), np.arange(3 * SPAN * SPAN, dtype=np.float32).reshape(3, SPAN, SPAN)
+    )
     whole, torn = costs.of_inputs(SPAN, 3 * SPAN), costs.of_inputs(SPAN, 3 * SPAN - 8)
     assert whole.feedback is not None and np.array_equal(whole.feedback, costs.feedback[1:])
     assert torn.feedback is None and torn.importance is not None and len(torn.importance) == 2 * SPAN - 8

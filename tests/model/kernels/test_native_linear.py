@@ -11,7 +11,8 @@ from tokenmill.model.kernels import reference
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import Gate, WeightRole
 from tokenmill.model.kernels.stored_tensors import floats, stored
-from tokenmill.model.quantization.packed import ErrorCosts, PackedFormat, QuantizedRows, WeightedRows
+from tokenmill.model.quantization.error_costs import ErrorCosts
+from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows, WeightedRows
 
 # What stands for 0 in formats of few bits without offsets.
 ZEROS = {PackedFormat.INT4: 8, PackedFormat.INT5: 16}

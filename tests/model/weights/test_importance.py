@@ -21,7 +21,8 @@ from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.packed import QUANTIZATIONS, ErrorCosts, WeightedRows, pick_columns, pick_rows
+from tokenmill.model.quantization.error_costs import ErrorCosts
+from tokenmill.model.quantization.packed import QUANTIZATIONS, WeightedRows, pick_columns, pick_rows
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.importance import MOST_TOKENS, SEQUENCE, TEXT, InputImportance, MakeAttention
@@ -81,7 +82,11 @@ def test_inputs_are_those_of_a_model_in_floats(tmp_path, family, attention):
     assert wanted.keys() <= found.keys()
     for key, squares in wanted.items():
         torch.testing.assert_close(
-            torch.from_numpy(found[key].importance).double(), squares.clamp(min=1e-3), rtol=0.25, atol=0.02, msg=str(key)
+            torch.from_numpy(found[key].importance).double(),
+            squares.clamp(min=1e-3),
+            rtol=0.25,
+            atol=0.02,
+            msg=str(key),
         )
     count = read_architecture(folder).layers
     assert seen[0] == (0, len(count)) and seen[-1] == (len(count), len(count))

@@ -22,11 +22,10 @@ from tokenmill.model.kernels.operands import (
     stride,
 )
 from tokenmill.model.kernels.protocol import Gate, WeightRole
+from tokenmill.model.quantization.error_costs import EVEN, ErrorCosts
 from tokenmill.model.quantization.packed import (
     BLOCK_FORMATS,
-    EVEN,
     BlockRows,
-    ErrorCosts,
     Mxfp4Rows,
     PackedFormat,
     QuantizedRows,

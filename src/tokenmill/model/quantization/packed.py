@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.model.quantization.blocks import LAYOUTS, Bytes
+from tokenmill.model.quantization.error_costs import ErrorCosts
 from tokenmill.model.quantization.stored_array import StoredArray
 
 Numbers = npt.NDArray[Any]
@@ -127,31 +128,6 @@ class BlockRows(msgspec.Struct, frozen=True):
     def dequantize(self) -> Floats:
         """Return the weight as [n, in_size] float32."""
         return self.unpacked().dequantize()
-
-
-class ErrorCosts(msgspec.Struct, frozen=True):
-    """The costs of errors in a row's numbers; see native/kernel_table.h.
-
-    Attributes:
-        importance: [in_size] float32, above 0, how much the square of an error in each input's number weighs; None: all
-            the same.
-        feedback: [spans, span, span] float32 or None; see feedback.py.
-    """
-
-    importance: Floats | None = None
-    feedback: Floats | None = None
-
-    def of_inputs(self, start: int, stop: int) -> ErrorCosts:
-        """Return the costs of some of the inputs, with feedback if they are whole spans."""
-        importance, feedback = self.importance, self.feedback
-        if feedback is not None:
-            span = feedback.shape[-1]
-            is_whole = start % span == 0 and (stop % span == 0 or (importance is not None and stop == len(importance)))
-            feedback = feedback[start // span : -(-stop // span)] if is_whole else None
-        return ErrorCosts(None if importance is None else importance[start:stop], feedback)
-
-
-EVEN = ErrorCosts()
 
 
 class WeightedRows(msgspec.Struct, frozen=True):

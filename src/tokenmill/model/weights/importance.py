@@ -25,8 +25,7 @@ from tokenmill.model.kernels.observing import ObservedWeight, ObservingKernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.host_model import on_host
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.feedback import DAMPING, SPAN, feedback_of
-from tokenmill.model.quantization.packed import ErrorCosts
+from tokenmill.model.quantization.error_costs import DAMPING, SPAN, ErrorCosts, feedback_of
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.collective import Alone
 from tokenmill.model.sharding.shard import Shard

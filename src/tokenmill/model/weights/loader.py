@@ -9,7 +9,6 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
@@ -17,7 +16,14 @@ from tokenmill.model.kernels.measuring import MeasuringKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, ErrorCosts, PackedFormats, Rows, WeightedRows
+from tokenmill.model.quantization.error_costs import ErrorCosts
+from tokenmill.model.quantization.packed import (
+    QUANTIZATIONS,
+    UNQUANTIZED,
+    PackedFormats,
+    Rows,
+    WeightedRows,
+)
 from tokenmill.model.quantization.stored_array import StoredArray, seeded_normal
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.model.weights.checkpoint import open_checkpoint, stored_scheme

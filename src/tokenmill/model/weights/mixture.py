@@ -21,7 +21,8 @@ from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import WeightRole
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.packed import EVEN, ErrorCosts, PackedFormat, PackedFormats, WeightedRows
+from tokenmill.model.quantization.error_costs import EVEN, ErrorCosts
+from tokenmill.model.quantization.packed import PackedFormat, PackedFormats, WeightedRows
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.loader import ModelPlan
 from tokenmill.platform.arrays import address
