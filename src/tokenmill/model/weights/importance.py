@@ -137,8 +137,9 @@ def _importance(decoder: Decoder) -> dict[WeightKey, ErrorCosts]:
 def _costs(squares: npt.NDArray[np.float64], inputs: npt.NDArray[np.uint16] | None = None) -> ErrorCosts:
     """Return the costs by the sums of squares of inputs, and by the first of these in bfloat16, if any were kept."""
     importance = np.maximum(squares / squares.mean(), LEAST).astype(np.float32)
-    has_inputs = inputs is not None and len(inputs) > 0
-    return ErrorCosts(importance, feedback_of(StoredArray(inputs, "BF16").float32()) if has_inputs else None)
+    if inputs is None or not len(inputs):
+        return ErrorCosts(importance)
+    return ErrorCosts(importance, feedback_of(StoredArray(inputs, "BF16").float32()))
 
 
 def _batch(sequences: list[list[int]], page_size: int) -> ForwardBatch:
