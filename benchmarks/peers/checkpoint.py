@@ -92,7 +92,13 @@ def copy_gguf(folder: Path, file: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).save_pretrained(folder)
+    read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # As read it says of itself that it is quantized, and is not saved.
+    if hasattr(read.config, "quantization_config"):
+        del read.config.quantization_config
+    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 
 
