@@ -1,4 +1,4 @@
-"""Errors of rounding that later numbers of a row make up for: against least squares, and against a plain loop."""
+"""Errors of rounding, which cost what they cost: weighed, and fed back, against least squares and a plain loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from tests.model.kernels.native import every_isa, kernels
 from tests.model.kernels.test_native_linear import INTEGERS, quantized
 from tokenmill.model.kernels.native_weight import PackedWeight
-from tokenmill.model.kernels.stored_tensors import stored
+from tokenmill.model.kernels.stored_tensors import floats, stored
 from tokenmill.model.quantization.error_costs import DAMPING, SPAN, ErrorCosts, feedback_of
 from tokenmill.model.quantization.packed import PackedFormat, WeightedRows
 
@@ -63,6 +63,20 @@ def test_shares_are_those_of_least_squares(rng: np.random.Generator) -> None:
             shares = torch.from_numpy(found[first // SPAN, place]).double()
             torch.testing.assert_close(shares[place + 1 : last - first], wanted, rtol=1e-3, atol=1e-4)
             assert not shares[: place + 1].any() and not shares[last - first :].any()
+
+
+@every_isa
+def test_errors_count_as_much_as_their_inputs_weigh(isa: str, rng: np.random.Generator) -> None:
+    for in_size in (1, 31, 64, 200):
+        weight, importance = torch.randn(37, in_size), torch.randn(in_size).mul(2).exp()
+        for format in INTEGERS:
+            matrix = PackedWeight(kernels(isa), (37, in_size), format=format)
+            matrix.load_rows(0, WeightedRows(stored(weight), ErrorCosts(importance.numpy())))
+            wanted = floats(quantized(weight, format, importance))[:, :in_size]
+            assert torch.equal(matrix.lookup(torch.arange(37)), wanted.bfloat16())
+            plain = floats(quantized(weight, format))[:, :in_size]
+            losses = [(importance * (rounded - weight) ** 2).sum() for rounded in (wanted, plain)]
+            assert in_size < 60 or losses[0] < losses[1]
 
 
 @every_isa
