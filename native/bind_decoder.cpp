@@ -147,8 +147,10 @@ static void bind_projection(nb::module_& module) {
            },
            nb::arg("weights"), nb::arg("bias"), nb::arg("column"))
       .def("observe",
-           [](Projection& self, Address sums, Address rows) { self.squares = {at<double>(sums), at<int64_t>(rows)}; },
-           nb::arg("sums"), nb::arg("rows"));
+           [](Projection& self, Address sums, Address rows, Address first, int64_t most) {
+             self.squares = {at<double>(sums), at<int64_t>(rows), at<uint16_t>(first), most};
+           },
+           nb::arg("sums"), nb::arg("rows"), nb::arg("first"), nb::arg("most"));
 }
 
 static void bind_feed_forward(nb::module_& module) {

@@ -15,8 +15,8 @@ static void add(Experts& self, const Packed& gate_up, const Packed& down, Addres
 
 static void observe(Experts& self, int64_t number, Address gate_up, Address gate_up_rows, Address down,
                     Address down_rows) {
-  self.experts[number].gate_up.squares = {at<double>(gate_up), at<int64_t>(gate_up_rows)};
-  self.experts[number].down.squares = {at<double>(down), at<int64_t>(down_rows)};
+  self.experts[number].gate_up.squares = {at<double>(gate_up), at<int64_t>(gate_up_rows), nullptr, 0};
+  self.experts[number].down.squares = {at<double>(down), at<int64_t>(down_rows), nullptr, 0};
 }
 
 static void share(Experts& self, int64_t first, int64_t total) {

@@ -22,13 +22,13 @@ void add_part(Packed& self, const Packed& part) {
 }
 
 void pack(const Kernels& self, const Packed& weights, int64_t start, Address source, int64_t count, int64_t stride,
-          int element, Address importance) {
+          int element, Address importance, Address feedback, int64_t span) {
   const Format format = weights.format;
   if (format == Format::mxfp4 || format == Format::iq4 || has_levels(format)) {
     throw std::invalid_argument("numbers of this format are kept as they are stored, and made of nothing else");
   }
   self.table.pack(weights, start, {at<void>(source), count, stride}, static_cast<Element>(element),
-                  at<const float>(importance), self.threads);
+                  {at<const float>(importance), at<const float>(feedback), span}, self.threads);
 }
 
 void pack_integers(const Kernels& self, const Packed& weights, int64_t start, Address values, int64_t count,
@@ -71,7 +71,7 @@ void bind_linear(nb::module_& module, KernelsClass& kernels) {
       .def("place", [](Packed& self, Address data) { self.data = at<uint8_t>(data); }, nb::arg("data"))
       .def("add_part", add_part, nb::arg("part"));
   kernels.def("pack", pack, nb::arg("weights"), nb::arg("start"), nb::arg("source"), nb::arg("count"),
-              nb::arg("stride"), nb::arg("element"), nb::arg("importance"), ReleaseGil());
+              nb::arg("stride"), nb::arg("element"), nb::arg("importance"), nb::arg("feedback"), nb::arg("span"), ReleaseGil());
   kernels.def("pack_integers", pack_integers, nb::arg("weights"), nb::arg("start"), nb::arg("values"),
               nb::arg("count"), nb::arg("scales"), nb::arg("offsets"), nb::arg("groups"), ReleaseGil());
   kernels.def("pack_blocks", pack_blocks, nb::arg("weights"), nb::arg("start"), nb::arg("blocks"), nb::arg("count"),

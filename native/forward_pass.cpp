@@ -19,8 +19,8 @@ int64_t stride_of(int64_t size) { return ((size + LINE - 1) / LINE | 1) * LINE; 
 
 void InputSquares::add(const uint16_t* x, int64_t stride, int64_t count, int64_t depth) const {
   if (!sums) return;
-  *rows += count;
-  for (int64_t m = 0; m < count; ++m) {
+  for (int64_t m = 0; m < count; ++m, ++*rows) {
+    if (first && *rows < most) std::memcpy(first + *rows * depth, x + m * stride, depth * sizeof(uint16_t));
     for (int64_t k = 0; k < depth; ++k) {
       const double value = widened(x[m * stride + k]);
       sums[k] += value * value;

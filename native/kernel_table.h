@@ -45,12 +45,20 @@ struct Output {
   Gate gate;             // of a gated matrix
 };
 
+// What errors of a row's numbers cost when they are rounded to integers.
+struct ErrorCosts {
+  const float* importance;  // [depth], how much the square of each error weighs; null: all the same
+  // [depth / span, rounded up][span][span], zeros where an input is not later in its span than the other: by which share
+  // of the error of one input's number that of another is changed before its own turn; null: by none
+  const float* feedback;
+  int64_t span;  // whole K blocks
+};
+
 struct KernelTable {
   const char* name;
 
-  // Packs rows [start, start + source.count) of W; the source is row-major. `importance`, of each input or null, says how
-  // much errors of int4 and int5 weigh.
-  void (*pack)(const Packed& weights, int64_t start, const Rows& source, Element element, const float* importance,
+  // Packs rows [start, start + source.count) of W; the source is row-major.
+  void (*pack)(const Packed& weights, int64_t start, const Rows& source, Element element, const ErrorCosts& costs,
                int threads);
   // Packs quantized rows as they are: w = values * scales + offsets, by groups of inputs.
   void (*pack_integers)(const Packed& weights, int64_t start, const QuantizedRows& source, int threads);

@@ -7,11 +7,13 @@
 
 namespace tokenmill {
 
-// What is noted of the inputs of a matrix while a model runs a text: how many rows there were, and of each input the sum
-// of its squares.
+// What is noted of the inputs of a matrix while a model runs a text: how many rows there were, of each input the sum of
+// its squares, and the first rows themselves.
 struct InputSquares {
-  double* sums;   // [depth]; null: nothing is noted
-  int64_t* rows;  // [1]
+  double* sums;    // [depth]; null: nothing is noted
+  int64_t* rows;   // [1]
+  uint16_t* first;  // [most, depth] bf16; null: none are kept
+  int64_t most;
 
   void add(const uint16_t* x, int64_t stride, int64_t count, int64_t depth) const;
 };

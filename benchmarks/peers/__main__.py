@@ -5,8 +5,9 @@ python -m benchmarks.peers --peers TokenMill,llama.cpp --formats int4 --rounds 1
 python -m benchmarks.peers --report-only                     docs/performance.md again from the last results
 
 Formats are judged on published models, which `make real` installs: see quality.py. `--shape smollm2` times these, too:
-losses and speeds of the same weights. The table at the end counts processor time, which others on the machine do not
-take; with more than one thread it has what threads wait for each other.
+losses and speeds of the same weights, which docs/performance.md has in a part of its own. The table at the end counts
+processor time, which others on the machine do not take; with more than one thread it has what threads wait for each
+other.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ from typing import Any
 
 from benchmarks.peers.adapter_run import run_adapter
 from benchmarks.peers.adapters.adapter import Point, Setup
-from benchmarks.peers.environments import BUILD, HERE, python_of
+from benchmarks.peers.environments import BUILD, python_of
 from benchmarks.peers.models import BITS_VARIABLE, JUDGED, SHAPE_VARIABLE, SHAPES
 from benchmarks.peers.peers import FORMATS, PEERS, TOKENMILL, Peer
-from benchmarks.peers.report import offline_table, write_report
+from benchmarks.peers.report import PUBLISHED, RESULTS, offline_table, write_report
 
 from tokenmill.lab.bench.report import machine_facts
 
-RESULTS = HERE / "results.json"
 RUN_SECONDS = 900.0
 GIB = 1 << 30
 POINTS = (
@@ -52,8 +52,10 @@ def main() -> int:
     if options.bits is not None:
         os.environ[BITS_VARIABLE] = str(options.bits)
     if options.report_only:
-        write_report(json.loads(options.results.read_text()))
+        write_report()
         return 0
+    kept = {SHAPES[0]: RESULTS, JUDGED[0]: PUBLISHED}
+    options.results = options.results or kept.get(options.shape, BUILD / f"results-{options.shape}.json")
     chosen = [(peer, weights) for peer in PEERS for weights in FORMATS if weights in peer.formats]
     chosen = [(p, w) for p, w in chosen if p.name in options.peers and w in options.formats]
     chosen = [(p, w) for p, w in chosen if options.shape not in JUDGED or p.real is not None]
@@ -85,8 +87,8 @@ def main() -> int:
 
         results["serving"] = compare(options.threads, options.kv_gib, options.rounds, 16 if options.quick else 160)
         options.results.write_text(json.dumps(results, indent=1) + "\n")
-    if not options.quick and options.shape == SHAPES[0]:
-        write_report(results)
+    if not options.quick and options.rounds and options.results == kept.get(options.shape):
+        write_report()
     print(offline_table(results["runs"], results["quality"], "cpu_second"))
     return int(any("error" in entry for entry in results["runs"]))
 
@@ -141,7 +143,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--chunks", type=int, default=4, help="of 512 tokens, that formats are judged on (default: 4)")
     parser.add_argument("--bits", type=float, help="bits of a weight of TokenMill's int4 (default: its own)")
     parser.add_argument("--serving", action=argparse.BooleanOptionalAction, default=True, help="also over HTTP")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file for the results")
+    parser.add_argument("--results", type=Path, help="file for the results (default: one that the page is made of)")
     parser.add_argument("--report-only", action="store_true", help="only write the report of the results again")
     return parser.parse_args()
 

@@ -5,7 +5,9 @@ Or Gemma-3-1B's shape, with the same tokenizer, which has fewer tokens than the 
 Speed does not depend on what the weights say, so nothing is downloaded. The tokenizer is byte-level BPE with as many
 tokens as the real one; servers need one to write text.
 
-    python benchmarks/peers/checkpoint.py FOLDER [qwen3-0.6b|gemma3-1b]
+    python -m benchmarks.peers.checkpoint FOLDER [qwen3-0.6b|gemma3-1b|FILE.gguf]
+
+Of a GGUF file of floats it writes the same model in float32.
 """
 
 from __future__ import annotations
@@ -84,6 +86,22 @@ def gemma3() -> PreTrainedConfig:
     )
 
 
+def copy_gguf(folder: Path, file: Path) -> None:
+    """Write what transformers reads of a GGUF file, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # As read it says of itself that it is quantized, and is not saved.
+    if hasattr(read.config, "quantization_config"):
+        del read.config.quantization_config
+    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
 def write_tokenizer(folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json: 256 bytes, then merges of two and of three bytes."""
     alphabet = byte_alphabet()
@@ -144,4 +162,7 @@ def byte_alphabet() -> list[str]:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
-    make_checkpoint(target, *sys.argv[2:3])
+    if sys.argv[-1].endswith(".gguf"):
+        copy_gguf(target, Path(sys.argv[-1]))
+    else:
+        make_checkpoint(target, *sys.argv[2:3])

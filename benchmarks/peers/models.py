@@ -64,13 +64,32 @@ def _gguf(source: Path, target: str, name: str) -> Path:
     return _made(BUILD / "models" / target, "llama-cpp", command) / f"{name}.gguf"
 
 
+def real_checkpoint(model: str) -> Path:
+    """The same in the Hugging Face layout, float32."""
+    if model == DEMO:
+        return demo_model_path()
+    command = ["-m", "benchmarks.peers.checkpoint", "{target}", str(real(model))]
+    return _made(BUILD / "models" / f"{model}-reordered-checkpoint", "", command)
+
+
 def openvino(weights: str) -> Path:
-    """The folder of an OpenVINO model: bf16, or int8 weights."""
-    command = ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(checkpoint())]
+    """The folder of an OpenVINO model: bf16, or int8 or int4 weights."""
+    return _openvino(checkpoint(), f"{shape()}-openvino", weights)
+
+
+def real_openvino(model: str, weights: str) -> Path:
+    """The same of a published model."""
+    return _openvino(real_checkpoint(model), f"{model}-reordered-openvino", weights)
+
+
+def _openvino(source: Path, target: str, weights: str) -> Path:
+    command = ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(source)]
     command += ["--task", "text-generation-with-past"]
-    # Left to itself, the export keeps the checkpoint's bfloat16.
+    # Left to itself, the export keeps the checkpoint's floats.
     command += [] if weights == "bf16" else ["--weight-format", weights]
-    return _made(BUILD / "models" / f"{shape()}-openvino-{weights}", "openvino", [*command, "{target}"])
+    # Of 128 inputs by default, which rows of 576 are no multiple of.
+    command += ["--group-size", "64"] if weights == "int4" else []
+    return _made(BUILD / "models" / f"{target}-{weights}", "openvino", [*command, "{target}"])
 
 
 def _made(target: Path, environment: str, arguments: list[str]) -> Path:

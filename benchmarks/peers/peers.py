@@ -71,7 +71,14 @@ PEERS = (
     _llama_cpp("llama.cpp", {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}),
     # Its usual file of four bits, which has more of them where they count.
     _llama_cpp("llama.cpp mixture", {"int4": "Q4_K_M"}),
-    Peer("openvino-genai", "openvino", "openvino_peer", {"bf16": "bf16", "int8": "int8 weights"}, models.openvino),
+    Peer(
+        "openvino-genai",
+        "openvino",
+        "openvino_peer",
+        {"bf16": "bf16", "int8": "int8 weights", "int4": "int4 weights"},
+        models.openvino,
+        models.real_openvino,
+    ),
     VLLM,
 )
 FORMATS = ("bf16", "int8", "int4")

@@ -7,6 +7,7 @@ quality`, the demo model's conversations that it has not seen.
 
 from __future__ import annotations
 
+import random
 import sys
 import tempfile
 import time
@@ -19,7 +20,6 @@ from benchmarks.peers import models
 from benchmarks.peers.adapter_run import run_adapter
 from benchmarks.peers.adapters.adapter import Setup, Texts
 from benchmarks.peers.peers import PEERS, TOKENMILL, Peer
-from benchmarks.quantization import held_out
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidCheckpoint
@@ -71,7 +71,13 @@ def cut_text(model: Path, num_chunks: int, folder: Path) -> Texts:
 
 def conversations(model: Path, num_chunks: int, folder: Path) -> Texts:
     """Return beginnings of conversations that the demo model has not seen: eight for each chunk of other models."""
-    whole = (text.ids.tolist() for text in held_out(DEMO_SAMPLES, DEMO_SEED))
+    sys.path.insert(0, str(models.ROOT / "examples" / "train_demo"))
+    from data import Encoder
+    from skills import SKILLS
+
+    rng = random.Random(DEMO_SEED)
+    drawn = [SKILLS[name](rng, "heldout") for _ in range(DEMO_SAMPLES // len(SKILLS)) for name in SKILLS]
+    whole = (row.ids.tolist() for row in Encoder(model).rows(drawn))
     chunks = [ids[:DEMO_CONTEXT] for ids in whole if len(ids) >= DEMO_CONTEXT][: num_chunks * 8]
     scored = scored_positions(DEMO_CONTEXT)
     return Texts(chunks, scored.start, scored.stop, str(folder / "logits"))

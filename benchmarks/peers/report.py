@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from benchmarks.peers.peers import FORMATS, PEERS, TOKENMILL
 from tokenmill.lab.bench.plot import Line, Panel, draw
 
 HERE = Path(__file__).parent
+# Results that the page is made of: of a shape with random weights, and of a published model.
+RESULTS, PUBLISHED = HERE / "results.json", HERE / "results_published.json"
 DOCS = HERE.parents[1] / "docs"
 BATCH_SIZES = (1, 8, 32)
 ROWS = ("prefill 512", *(f"decode {size}" for size in BATCH_SIZES))
@@ -28,14 +31,16 @@ SERVING_TARGET = 1.5
 Entry = dict[str, Any]
 
 
-def write_report(results: dict[str, Any]) -> None:
-    """Write docs/performance.md and docs/performance.svg."""
+def write_report() -> None:
+    """Write docs/performance.md and docs/performance.svg of the results that are kept."""
+    results = json.loads(RESULTS.read_text())
+    published = json.loads(PUBLISHED.read_text()) if PUBLISHED.exists() else None
     draw(str(DOCS / "performance.svg"), panels(results["runs"]))
-    (DOCS / "performance.md").write_text(document(results), encoding="utf-8")
+    (DOCS / "performance.md").write_text(document(results, published), encoding="utf-8")
 
 
-def document(results: dict[str, Any]) -> str:
-    """The page, from its template."""
+def document(results: dict[str, Any], published: dict[str, Any] | None = None) -> str:
+    """The page, from its template. `published`: results of a published model, or none yet."""
     runs = results["runs"]
     machine = results["machine"]
     return Template((HERE / "performance_template.md").read_text(encoding="utf-8")).substitute(
@@ -50,7 +55,20 @@ def document(results: dict[str, Any]) -> str:
         ratios=ratio_table(runs, results.get("quality", ())),
         context=context_table(runs),
         serving=serving_table(results["serving"]),
+        published="" if published is None else published_part(published),
     )
+
+
+def published_part(results: dict[str, Any]) -> str:
+    """The part of one run of all engines on a published model; speeds by processor time."""
+    machine, runs = results["machine"], results["runs"]
+    known = ", ".join(f"{name} {version}" for name, version in sorted(versions(runs).items()))
+    words = (
+        f"### All engines in one run\n\n{results['shape']}, the same weights, {results['date']}, "
+        f"{machine['processor']}, load average {machine['load_average']:.1f}; {results['threads']} threads, "
+        f"medians of {results['rounds']} rounds, tokens by the second of processor time. {known}."
+    )
+    return f"\n{words}\n\n{offline_table(runs, results['quality'], 'cpu_second')}\n"
 
 
 def figure(runs: Iterable[Entry], peer: str, weights: str, take: Callable[[Entry], float | None]) -> float | None:

@@ -62,8 +62,7 @@ void micro_kernel_q5_k(const MicroTile& tile);
 void micro_kernel_q6_k(const MicroTile& tile);
 void micro_kernel_iq4(const MicroTile& tile);
 
-void pack(const Packed& weights, int64_t start, const Rows& source, Element element, const float* importance,
-          int threads);
+void pack(const Packed& weights, int64_t start, const Rows& source, Element element, const ErrorCosts& costs, int threads);
 void pack_integers(const Packed& weights, int64_t start, const QuantizedRows& source, int threads);
 void pack_blocks(const Packed& weights, int64_t start, const BlockRows& source, int threads);
 void linear(const Packed& weights, const Rows& x, const Output& output, int threads);

@@ -56,25 +56,24 @@ void pack_bf16(const PanelSlice& slice, const Packed& weights, const Rows& sourc
 }
 
 void pack_quantized(const PanelSlice& slice, const Packed& weights, const Rows& source, Element element,
-                    const float* importance) {
+                    const ErrorCosts& costs) {
   const int64_t depth = weights.k_blocks() * K_BLOCK, bytes = element == Element::float32 ? 4 : 2;
   const std::unique_ptr<float[]> numbers(new float[depth]()), padded(new float[depth]());
-  for (int64_t k = 0; k < weights.depth; ++k) padded[k] = importance ? importance[k] : 1;
+  for (int64_t k = 0; k < weights.depth; ++k) padded[k] = costs.importance ? costs.importance[k] : 1;
   for (int64_t i = 0; i < slice.count; ++i) {
     const auto* from = static_cast<const uint8_t*>(source.data) + (slice.first + i) * source.stride * bytes;
     for (int64_t k = 0; k < weights.depth; ++k) numbers[k] = as_float(from, k, element);
-    quantize_row(weights, slice.panel, slice.lane + i, numbers.get(), padded.get());
+    quantize_row(weights, slice.panel, slice.lane + i, numbers.get(), {padded.get(), costs.feedback, costs.span});
   }
 }
 
 }  // namespace
 
-void pack(const Packed& weights, int64_t start, const Rows& source, Element element, const float* importance,
-          int threads) {
+void pack(const Packed& weights, int64_t start, const Rows& source, Element element, const ErrorCosts& costs, int threads) {
   const auto slices = cut_into_slices(weights, start, source.count);
   parallel_for(static_cast<int64_t>(slices.size()), threads, [&](int64_t i) {
     weights.format == Format::bf16 ? pack_bf16(slices[i], weights, source, element)
-                                   : pack_quantized(slices[i], weights, source, element, importance);
+                                   : pack_quantized(slices[i], weights, source, element, costs);
   });
 }
 

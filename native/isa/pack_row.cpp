@@ -10,10 +10,42 @@ namespace {
 
 inline float inverse(float value) { return value == 0 ? 0 : 1 / value; }
 
-// Stores (numbers - offset) / scale, rounded to integers from low to high; NaN becomes low. What stands for 0 is added.
-inline void round_group(const Group& group, const float* numbers, float offset, float scale, float low, float high,
-                        int zero) {
+// The part of `ErrorCosts` that the numbers of one group need.
+struct Costs {
+  const float* importance;  // [32]
+  const float* feedback;    // of the group's first number, as far as that of itself; null: none
+  int64_t span, later;      // numbers of a row of feedback, and from the group on in its span
+};
+
+// Integers that numbers are rounded to: (number - offset) / scale, from low to high, stored with what stands for 0 added.
+struct Grid {
+  float offset, scale, low, high;
+  int zero;
+};
+
+// Rounds one number after the other; each error changes those that are later in the span (GPTQ, arXiv:2210.17323).
+void round_in_turn(const Grid& grid, float* numbers, const Costs& costs, uint8_t* whole) {
+  const float factor = inverse(grid.scale);
+  for (int64_t k = 0; k < GROUP_SIZE; ++k) {
+    const float scaled = (numbers[k] - grid.offset) * factor, above = scaled > grid.low ? scaled : grid.low;
+    const float integer = std::nearbyint(above < grid.high ? above : grid.high);
+    const float error = numbers[k] - std::fma(integer, grid.scale, grid.offset), *shares = costs.feedback + k * costs.span;
+    whole[k] = static_cast<uint8_t>(static_cast<int>(integer) + grid.zero);
+    for (int64_t i = k / LANES * LANES; i < costs.later; i += LANES) {
+      store(numbers + i, fma(broadcast(-error), load(shares + i), load(numbers + i)));
+    }
+  }
+}
+
+// Stores rounded numbers; NaN becomes the lowest.
+inline void round_group(const Group& group, float* numbers, const Costs& costs, float offset, float scale, float low,
+                        float high, int zero) {
   uint8_t whole[GROUP_SIZE];
+  if (costs.feedback) {
+    round_in_turn({offset, scale, low, high, zero}, numbers, costs, whole);
+    group.set(whole);
+    return;
+  }
   for (int64_t i = 0; i < GROUP_SIZE; i += LANES) {
     const F32 scaled = mul(sub(load(numbers + i), broadcast(offset)), broadcast(inverse(scale)));
     const F32 clamped = min(max(scaled, broadcast(low)), broadcast(high));  // max(NaN, low) is low
@@ -84,18 +116,18 @@ float best_scale(const float* numbers, const float* importance, float unit, cons
 }
 
 // int8: -127 to 127 times a scale. The largest magnitude is tried as 119 to 127.
-void quantize_bytes(const Group& group, const float* numbers, const float* importance) {
+void quantize_bytes(const Group& group, float* numbers, const Costs& costs) {
   const Range range(numbers);
   const Search search = {-127, 127, 123, 0.5f};
-  const float scale = range.is_finite ? best_scale(numbers, importance, inverse(range.magnitude()), search) : NAN;
+  const float scale = range.is_finite ? best_scale(numbers, costs.importance, inverse(range.magnitude()), search) : NAN;
   const uint16_t half = to_fp16(scale);
-  round_group(group, numbers, 0, fp16_to_float(half), -127, 127, INT8_ZERO);
+  round_group(group, numbers, costs, 0, fp16_to_float(half), -127, 127, INT8_ZERO);
   group.set_scale(half);
 }
 
 // Without offsets: -8 to 7 or -16 to 15 times the scale, tried an eighth apart around that of which the largest magnitude
 // is -8 or -16 times.
-void quantize_group(const Group& group, const float* numbers, const float* importance) {
+void quantize_group(const Group& group, float* numbers, const Costs& costs) {
   const Range range(numbers);
   float extreme = range.high > -range.low ? range.high : range.low;
   if (range.high == -range.low) {  // two have the largest magnitude: take the first
@@ -104,18 +136,18 @@ void quantize_group(const Group& group, const float* numbers, const float* impor
     }
   }
   const float low = static_cast<float>(-group.zero), high = -low - 1;
-  const float scale = range.is_finite ? best_scale(numbers, importance, inverse(extreme), {low, high, low, 0.125f}) : NAN;
+  const float scale = range.is_finite ? best_scale(numbers, costs.importance, inverse(extreme), {low, high, low, 0.125f}) : NAN;
   const uint16_t half = to_fp16(scale);
-  round_group(group, numbers, 0, fp16_to_float(half), low, high, group.zero);
+  round_group(group, numbers, costs, 0, fp16_to_float(half), low, high, group.zero);
   group.set_scale(half);
 }
 
 // With offsets: an offset plus 0 to `most` times the scale. The two are searched for around the smallest number and that
 // part of the range: each candidate's integers have them by least squares, of errors that weigh as much as `importance` says.
-void quantize_range(const Group& group, const float* numbers, const float* importance) {
+void quantize_range(const Group& group, float* numbers, const Costs& costs) {
   const float most = bits_of(group.format) == 5 ? 31 : 15;
   const Range range(numbers);
-  const Numbers x = {load(numbers), load(numbers + LANES)}, weights = {load(importance), load(importance + LANES)};
+  const Numbers x = {load(numbers), load(numbers + LANES)}, weights = {load(costs.importance), load(costs.importance + LANES)};
   const float total = weights.sum(), mean = weights.times(x).sum() / total, unit = inverse(range.high - range.low);
   const Numbers distances = x.minus(range.low), centred = x.minus(mean);
   float scale = 0, start = range.low, best = 0;
@@ -128,20 +160,26 @@ void quantize_range(const Group& group, const float* numbers, const float* impor
     if (saved > best) best = saved, scale = slope, start = mean - slope * middle;
   }
   const uint16_t offset = to_fp16(start), half = to_fp16(range.is_finite ? scale : NAN);
-  round_group(group, numbers, fp16_to_float(offset), fp16_to_float(half), 0, most, 0);
+  round_group(group, numbers, costs, fp16_to_float(offset), fp16_to_float(half), 0, most, 0);
   group.set_scale(half);
   group.set_offset(offset);
 }
 
 }  // namespace
 
-void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const float* numbers, const float* importance) {
-  for (int64_t g = 0; g < weights.k_blocks() * 2; ++g) {
-    const Group group(weights, panel, lane, g);
-    const float *of_group = numbers + g * GROUP_SIZE, *weights_of_group = importance + g * GROUP_SIZE;
-    if (weights.format == Format::int8) quantize_bytes(group, of_group, weights_of_group);
-    else if (has_offsets(weights.format)) quantize_range(group, of_group, weights_of_group);
-    else quantize_group(group, of_group, weights_of_group);
+void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, float* numbers, const ErrorCosts& costs) {
+  const int64_t depth = weights.k_blocks() * K_BLOCK;
+  for (int64_t k = 0; k < depth; k += GROUP_SIZE) {
+    const Group group(weights, panel, lane, k / GROUP_SIZE);
+    Costs own = {costs.importance + k, nullptr, costs.span, 0};
+    if (costs.feedback) {
+      const int64_t within = k % costs.span, begin = k - within;
+      own.feedback = costs.feedback + begin * costs.span + within * costs.span + within;
+      own.later = (begin + costs.span < depth ? begin + costs.span : depth) - k;
+    }
+    if (weights.format == Format::int8) quantize_bytes(group, numbers + k, own);
+    else if (has_offsets(weights.format)) quantize_range(group, numbers + k, own);
+    else quantize_group(group, numbers + k, own);
   }
 }
 

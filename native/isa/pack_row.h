@@ -12,9 +12,9 @@ struct QuantizedRow {
   int64_t groups;
 };
 
-// Rounds `numbers`, padded to whole K blocks, to integers. With offsets, `importance` says how much the square of each
-// error weighs; it is not negative, and padded with zeros.
-void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const float* numbers, const float* importance);
+// Rounds `numbers`, padded to whole K blocks, to integers; with feedback they change. The importance is not negative, and
+// padded with zeros.
+void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, float* numbers, const ErrorCosts& costs);
 
 // Stores integers as they are.
 void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const QuantizedRow& row);

@@ -26,6 +26,8 @@ class Kernels:
         stride: int,
         element: int,
         importance: Address,
+        feedback: Address,
+        span: int,
     ) -> None: ...
     def pack_integers(
         self,
@@ -322,8 +324,8 @@ class Projection:
     """
 
     def __init__(self, weights: Packed, bias: Address, column: int) -> None: ...
-    def observe(self, sums: Address, rows: Address) -> None:
-        """Note its inputs: squares [depth] of float64, and the number of rows, int64."""
+    def observe(self, sums: Address, rows: Address, first: Address, most: int) -> None:
+        """Note its inputs: squares [depth] of float64, the number of rows, int64, and the first rows, [most, depth]."""
 
 class Norm:
     """A norm of hidden states: without a weight it is absent, and without a bias nothing is added."""

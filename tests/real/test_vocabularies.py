@@ -28,6 +28,9 @@ PUBLISHED = {
     "qwen3": "qwen2",
     "deepseek_v3": "deepseek-v3",
     "gptoss": "gpt-4o",
+    # Phi-4's.
+    "gpt35turbo": "dbrx",
+    "mistral": "tekken",
 }
 NORMAL, CONTROL, USER = 1, 3, 4
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino
@@ -18,12 +20,17 @@ class OpenVINO:
     packages = ("openvino-genai", "openvino")
 
     def __init__(self, setup: Setup) -> None:
+        self._model = Path(setup.model)
+        options = {"INFERENCE_NUM_THREADS": setup.threads, "INFERENCE_PRECISION_HINT": "bf16"}
+        if setup.texts is not None:  # the pipeline keeps its logits to itself
+            compiled = openvino.compile_model(self._model / "openvino_model.xml", "CPU", options)
+            self._request = compiled.create_infer_request()
+            return
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = max(1, setup.kv_bytes // GIB)
         scheduler.max_num_seqs = setup.max_batch_size
         scheduler.max_num_batched_tokens = 4096
         scheduler.enable_prefix_caching = False
-        options = {"INFERENCE_NUM_THREADS": setup.threads, "INFERENCE_PRECISION_HINT": "bf16"}
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(setup.model, scheduler, "CPU", options)
         self._ids = itertools.count()
 
@@ -47,6 +54,22 @@ class OpenVINO:
                 while handle.can_read():
                     counts[number] += sum(len(output.generated_ids) for output in handle.read().values())
             on_step(counts)
+
+    def logits(self, chunk: list[int]) -> Any:
+        """Return those of one pass, KV in the format of the pipeline."""
+        self._request.reset_state()
+        inputs = {
+            "input_ids": np.array([chunk], np.int64),
+            "attention_mask": np.ones((1, len(chunk)), np.int64),
+            "position_ids": np.arange(len(chunk), dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        self._request.infer(inputs)
+        return np.array(self._request.get_tensor("logits").data[0], np.float32)
+
+    def weight_bytes(self) -> int:
+        """Return the size of the weights' file."""
+        return (self._model / "openvino_model.bin").stat().st_size
 
 
 if __name__ == "__main__":

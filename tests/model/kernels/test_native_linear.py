@@ -10,8 +10,8 @@ from tests.model.kernels.native import BEST, ISAS, every_isa, kernels
 from tokenmill.model.kernels import reference
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import Gate, WeightRole
-from tokenmill.model.kernels.stored_tensors import floats, stored
-from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows, WeightedRows
+from tokenmill.model.kernels.stored_tensors import floats
+from tokenmill.model.quantization.packed import PackedFormat, QuantizedRows
 
 # What stands for 0 in formats of few bits without offsets.
 ZEROS = {PackedFormat.INT4: 8, PackedFormat.INT5: 16}
@@ -217,20 +217,6 @@ def test_weights_are_rounded_as_the_reference_says(isa, format, rng):
             found = packed(isa, source, format=format).lookup(torch.arange(37))
             assert torch.equal(found, floats(quantized(source, format))[:, :in_size].bfloat16())
         assert torch.equal(packed(isa, weight, format=format).lookup(torch.tensor([5, 36])), expected[[5, 36]])
-
-
-@every_isa
-def test_errors_count_as_much_as_their_inputs_weigh(isa, rng):
-    for in_size in (1, 31, 64, 200):
-        weight, importance = torch.randn(37, in_size), torch.randn(in_size).mul(2).exp()
-        for format in INTEGERS:
-            matrix = PackedWeight(kernels(isa), (37, in_size), format=format)
-            matrix.load_rows(0, WeightedRows(stored(weight), importance.numpy()))
-            wanted = floats(quantized(weight, format, importance))[:, :in_size]
-            assert torch.equal(matrix.lookup(torch.arange(37)), wanted.bfloat16())
-            plain = floats(quantized(weight, format))[:, :in_size]
-            losses = [(importance * (rounded - weight) ** 2).sum() for rounded in (wanted, plain)]
-            assert in_size < 60 or losses[0] < losses[1]
 
 
 def test_integers_of_a_weight_are_close_to_it(rng):

@@ -22,7 +22,9 @@ from tokenmill.model.models.layer import Layer
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.mlp import MLP
 from tokenmill.model.weights.checkpoint import open_checkpoint, read_architecture
+from tokenmill.model.weights.gguf.file import open_gguf
 from tokenmill.model.weights.loader import load_model
+from tokenmill.model.weights.safetensors_header import read_header
 
 INDEX = "model.safetensors.index.json"
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -219,6 +221,14 @@ def test_a_file_cut_anywhere_is_refused(folder: Path, rng: np.random.Generator) 
         message = refusal(folder)
         assert message.startswith(f"{path} is "), size
         assert "truncated" in message or "not a safetensors file" in message, size
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_a_pointer_of_git_lfs_is_named(name: str, folder: Path) -> None:
+    path = folder / name
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n")
+    with pytest.raises(InvalidCheckpoint, match=f"{name} is a Git LFS pointer.*: run `git lfs pull`"):
+        read_header(path) if name.endswith("safetensors") else open_gguf(path)
 
 
 def test_a_truncated_file_names_the_tensor_that_is_cut(folder: Path) -> None:

@@ -250,12 +250,15 @@ def test_word_pieces_are_the_longest(tmp_path: Path) -> None:
 
 def test_gemma_4_merges_text_and_keeps_lines(tmp_path: Path) -> None:
     tokens = [("<bos>", CONTROL, 0.0), ("<eos>", CONTROL, 0.0), *BYTES]
-    tokens += [(token, NORMAL, 0.0) for token in ["a", "b", "▁", "ab", "▁ab", "\n", "\n\n"]]
-    path = write(tmp_path / "x.gguf", "gemma4", tokens, merges=["a b", "▁ ab"], bos_token_id=0, eos_token_id=1)
+    tokens += [(token, NORMAL, 0.0) for token in ["a", "b", "▁", "ab", "▁ab", "\n", "\n\n", "ba"]]
+    merges = ["a b", "▁ ab", "\n \n"]
+    path = write(tmp_path / "x.gguf", "gemma4", tokens, merges=merges, bos_token_id=0, eos_token_id=1)
     tokenizer = load(path)
     spelled = [tokenizer.token(number) for number in tokenizer.encode("ab ab\n\nab é")]
     assert spelled == ["<bos>", "ab", "▁ab", "\n\n", "ab", "▁", "<0xC3>", "<0xA9>"]
     assert tokenizer.decode(tokenizer.encode("ab ab\n\nab é")) == "ab ab\n\nab é"
+    spelled = [tokenizer.token(number) for number in tokenizer.encode("ba\nba")]
+    assert spelled == ["<bos>", "b", "a", "\n", "b", "a"], "no merges lead to the token of the whole line"
 
 
 def test_tokens_that_end_a_message_but_not_a_text_do_not_end_it(tmp_path: Path) -> None:
@@ -284,10 +287,11 @@ def test_without_a_key_no_comma_is_bos(tmp_path: Path) -> None:
 
 
 def test_white_space_after_phi_3s_special_tokens_is_taken(tmp_path: Path, rng: np.random.Generator) -> None:
-    tokens = [*sentence_pieces(rng, "a"), ("<|user|>", CONTROL, 0.0)]
+    tokens = [*sentence_pieces(rng, "a"), ("<|user|>", CONTROL, 0.0), ("</end>", USER, 0.0)]
     path = write(tmp_path / "x.gguf", "llama", tokens, name="Phi-3 mini", add_bos_token=False, add_space_prefix=False)
     tokenizer = load(path)
     assert tokenizer.encode("<|user|>\n a") == tokenizer.encode("<|user|>a")
+    assert tokenizer.encode("</end>\n a") == tokenizer.encode("</end>a")
 
 
 def test_several_templates_are_named(tmp_path: Path) -> None:

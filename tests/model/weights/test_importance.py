@@ -21,6 +21,7 @@ from tokenmill.model.kernels.native_kernels import NativeKernels
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.stored_tensors import floats
 from tokenmill.model.models.weight_names import WeightKey
+from tokenmill.model.quantization.error_costs import ErrorCosts
 from tokenmill.model.quantization.packed import QUANTIZATIONS, WeightedRows, pick_columns, pick_rows
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.checkpoint import read_architecture
@@ -81,7 +82,11 @@ def test_inputs_are_those_of_a_model_in_floats(tmp_path, family, attention):
     assert wanted.keys() <= found.keys()
     for key, squares in wanted.items():
         torch.testing.assert_close(
-            torch.from_numpy(found[key]).double(), squares.clamp(min=1e-3), rtol=0.25, atol=0.02, msg=str(key)
+            torch.from_numpy(found[key].importance).double(),
+            squares.clamp(min=1e-3),
+            rtol=0.25,
+            atol=0.02,
+            msg=str(key),
         )
     count = read_architecture(folder).layers
     assert seen[0] == (0, len(count)) and seen[-1] == (len(count), len(count))
@@ -93,7 +98,7 @@ def test_one_call_notes_the_inputs_of_the_same_matrices(tmp_path, family):
     in_parts, whole = (importance_of(folder, attention=attention).measure() for attention in (in_torch, in_one_call))
     assert whole.keys() == in_parts.keys() and len(whole) > 8
     for key, values in whole.items():
-        distance = np.abs(values - in_parts[key]).mean()
+        distance = np.abs(values.importance - in_parts[key].importance).mean()
         assert distance < 0.2, f"{key}: {distance}"  # another attention rounds otherwise
 
 
@@ -129,15 +134,15 @@ def test_a_plan_hands_the_importance_to_its_matrices(tmp_path):
     weight = floats(reads[key].rows()).float()
     for name, matrices in zip(("plain", "weighed"), packed, strict=True):
         rows = matrices[key].lookup(torch.arange(len(weight))).float()
-        found[name] = float((torch.from_numpy(importance[key]) * (rows - weight) ** 2).sum())
+        found[name] = float((torch.from_numpy(importance[key].importance) * (rows - weight) ** 2).sum())
     assert found["weighed"] < found["plain"]
 
 
 def test_parts_of_weighted_rows_keep_their_importance():
-    rows = WeightedRows(StoredArray(torch.randn(4, 6).numpy(), "F32"), torch.rand(6).numpy())
+    rows = WeightedRows(StoredArray(torch.randn(4, 6).numpy(), "F32"), ErrorCosts(torch.rand(6).numpy()))
     picked = pick_rows(rows, [2, 0])
     assert isinstance(picked, WeightedRows) and np.array_equal(picked.values.values, rows.values.values[[2, 0]])
-    assert picked.importance is rows.importance
+    assert picked.costs is rows.costs
     assert np.array_equal(pick_columns(rows, [1, 3]).values, rows.values.values[:, [1, 3]])
 
 

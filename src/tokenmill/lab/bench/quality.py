@@ -64,6 +64,8 @@ def run(arguments: Sequence[str]) -> int:
     at_least("--context", namespace.context, 8)
     formats = _names("--formats", namespace.formats, tuple(FORMATS))
     kv_types = _names("--kv", namespace.kv, KV_TYPES)
+    if namespace.positional_model is not None:
+        namespace.model = namespace.positional_model
     base, text = engine_config(namespace), _read(namespace.text)
     document = measure(base, text, formats, kv_types, namespace.context, namespace.chunks)
     document["text"] = str(namespace.text or "bundled")
@@ -81,7 +83,15 @@ def run(arguments: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     """Return the parser of `bench quality`."""
-    parser = Parser("bench quality", "Measure what formats lose against float32 on a text; the last line is JSON.")
+    parser = Parser(
+        "bench quality", "Measure what formats lose against float32 on a text; the last line is JSON.", "[MODEL]"
+    )
+    parser.add_argument(
+        "positional_model",
+        nargs="?",
+        metavar="MODEL",
+        help="folder, .gguf file, hub id or name of the catalogue (default: the bundled demo model)",
+    )
     parser.add_argument("--text", metavar="FILE", help="a UTF-8 text (default: one that comes with TokenMill)")
     parser.add_argument(
         "--formats", default="", metavar="LIST", help=f"of {','.join(FORMATS)} (default: all that the model can have)"

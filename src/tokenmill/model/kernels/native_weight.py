@@ -22,6 +22,7 @@ from tokenmill.model.kernels.operands import (
     stride,
 )
 from tokenmill.model.kernels.protocol import Gate, WeightRole
+from tokenmill.model.quantization.error_costs import EVEN, ErrorCosts
 from tokenmill.model.quantization.packed import (
     BLOCK_FORMATS,
     BlockRows,
@@ -129,18 +130,26 @@ class PackedWeight:
         elif isinstance(rows, QuantizedRows) and self._takes(rows):
             self._load_integers(start, rows)
         else:
-            self._load_floats(start, dense(rows), rows.importance if isinstance(rows, WeightedRows) else None)
+            self._load_floats(start, dense(rows), rows.costs if isinstance(rows, WeightedRows) else EVEN)
 
-    def _load_floats(self, start: int, rows: StoredArray, importance: npt.NDArray[np.float32] | None) -> None:
+    def _load_floats(self, start: int, rows: StoredArray, costs: ErrorCosts) -> None:
         if rows.dtype not in STORED_ELEMENTS:
             rows = StoredArray(rows.float32(), "F32")
         values, element = rows.values, STORED_ELEMENTS[rows.dtype]
         stride, rest = divmod(values.strides[0], values.itemsize)
         if rest or values.strides[1] != values.itemsize:
             values, stride = np.ascontiguousarray(values), values.shape[1]
-        importance = None if importance is None else np.ascontiguousarray(importance, np.float32)
-        address = 0 if importance is None else importance.ctypes.data
-        self._kernels.pack(self.packed, start, values.ctypes.data, len(values), stride, element, address)
+        self._kernels.pack(
+            self.packed,
+            start,
+            values.ctypes.data,
+            len(values),
+            stride,
+            element,
+            0 if costs.importance is None else address(costs.importance),
+            0 if costs.feedback is None else address(costs.feedback),
+            0 if costs.feedback is None else costs.feedback.shape[-1],
+        )
 
     def _load_integers(self, start: int, rows: QuantizedRows) -> None:
         values = np.ascontiguousarray(rows.values)

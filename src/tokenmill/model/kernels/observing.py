@@ -24,14 +24,18 @@ if TYPE_CHECKING:
 class ObservedWeight(PackedWeight):
     """A `PackedWeight` that adds up the squares of its inputs; a native pass to which it is bound does so too.
 
+    Args:
+        most: rows of x that a native pass keeps.
+
     Attributes:
         squares: [in_size], the sum over the rows of x so far of x squared.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, most: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.squares: npt.NDArray[np.float64] = np.zeros(self.shape[1])
         self._num_rows = np.zeros(1, np.int64)
+        self._first = np.zeros((most, self.shape[1]), np.uint16)
 
     @property
     def num_rows(self) -> int:
@@ -42,6 +46,16 @@ class ObservedWeight(PackedWeight):
     def notes(self) -> tuple[int, int]:
         """Addresses of the squares and of the number of rows."""
         return address(self.squares), address(self._num_rows)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Address of the first rows, and how many there is room for."""
+        return address(self._first), len(self._first)
+
+    @property
+    def first(self) -> npt.NDArray[np.uint16]:
+        """The first rows of x that a native pass saw, in bfloat16."""
+        return self._first[: self.num_rows]
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Note x, and multiply."""
@@ -54,6 +68,10 @@ class ObservedWeight(PackedWeight):
         return super().gated(x, bias, gate)
 
     def _note(self, x: torch.Tensor) -> None:
+        import torch
+
+        room = self._first[self.num_rows :]
+        room[: len(x)] = x[: len(room)].contiguous().view(torch.uint16).numpy()
         self._num_rows += len(x)
         self.squares += x.double().square_().sum(0).numpy()
 
@@ -77,9 +95,10 @@ class ObservedExperts(NativeExperts):
 
 
 class ObservingKernels(NativeKernels):
-    """`NativeKernels` in int8 whose matrices are `ObservedWeight`s."""
+    """`NativeKernels` in int8 whose matrices are `ObservedWeight`s. `most`: rows of inputs that these keep."""
 
-    def __init__(self, kernels: NativeKernels) -> None:
+    def __init__(self, kernels: NativeKernels, most: int) -> None:
+        self._most = most
         super().__init__(kernels.native, PackedFormats(PackedFormat.INT8, PackedFormat.INT8))
 
     def of_layer(self, index: int) -> ObservingKernels:
@@ -90,7 +109,7 @@ class ObservingKernels(NativeKernels):
         self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR, parts: Parts = NO_PARTS
     ) -> LinearWeight:
         """Make an unfilled matrix."""
-        return ObservedWeight(self.native, (out_size, in_size), role, self._format(role))
+        return ObservedWeight(self.native, (out_size, in_size), role, self._format(role), most=self._most)
 
     def _expert_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         return ObservedWeight(self.native, (out_size, in_size), role, self.formats.layers)

@@ -23,7 +23,7 @@ def bind_projection(linear: Linear, column: int = 0) -> _native.Projection:
         linear.weight.packed, address_of(linear.bias), column
     )
     if isinstance(linear.weight, ObservedWeight):
-        projection.observe(*linear.weight.notes)
+        projection.observe(*linear.weight.notes, *linear.weight.kept)
     return projection
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.model.quantization.blocks import LAYOUTS, Bytes
+from tokenmill.model.quantization.error_costs import ErrorCosts
 from tokenmill.model.quantization.stored_array import StoredArray
 
 Numbers = npt.NDArray[Any]
@@ -130,15 +131,14 @@ class BlockRows(msgspec.Struct, frozen=True):
 
 
 class WeightedRows(msgspec.Struct, frozen=True):
-    """n rows of a weight in floats, and how much the square of an error in each input's numbers weighs.
+    """n rows of a weight in floats, and what errors in their numbers cost.
 
     Attributes:
         values: [n, in_size].
-        importance: [in_size] float32, above 0.
     """
 
     values: StoredArray
-    importance: Floats
+    costs: ErrorCosts
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -162,7 +162,7 @@ def pick_rows(rows: Rows, index: Sequence[int]) -> Rows:
         case BlockRows():
             return BlockRows(rows.kind, rows.in_size, rows.blocks[index])
         case WeightedRows():
-            return WeightedRows(rows.values[index], rows.importance)
+            return WeightedRows(rows.values[index], rows.costs)
     return rows[index]
 
 

@@ -25,6 +25,7 @@ from tokenmill.model.kernels.observing import ObservedWeight, ObservingKernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.host_model import on_host
 from tokenmill.model.models.weight_names import WeightKey
+from tokenmill.model.quantization.error_costs import DAMPING, SPAN, ErrorCosts, feedback_of
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.sharding.collective import Alone
 from tokenmill.model.sharding.shard import Shard
@@ -33,6 +34,8 @@ from tokenmill.model.weights.loader import plan_model
 TEXT = Path(__file__).with_name("importance_text.txt")
 # Tokens of the text that run, in sequences of at most this length.
 MOST_TOKENS, SEQUENCE = 1024, 256
+# Inputs of a matrix that are kept: all of these, and the first token of each sequence.
+MOST_ROWS = MOST_TOKENS + MOST_TOKENS // SEQUENCE + 2
 # The least importance where the mean is 1: an input that a short text does not use may matter elsewhere.
 LEAST = 1e-3
 # An expert that meets fewer tokens than this has all inputs weigh the same.
@@ -55,6 +58,8 @@ class InputImportance(msgspec.Struct, frozen=True, dict=True):
         tokenizer: its file.
         make_attention: makes attention over this many pages.
         progress: called with (layers done, layers in all).
+        has_feedback: errors are fed back, too, in the matrices of layers; not in the vocabulary, whose rows are
+            embeddings as well.
     """
 
     folder: Path
@@ -65,24 +70,26 @@ class InputImportance(msgspec.Struct, frozen=True, dict=True):
     page_size: int
     make_attention: MakeAttention
     progress: Callable[[int, int], None]
+    has_feedback: bool = False
 
     @cached_property
     def digest(self) -> str:
         """Name of the text and of its tokens; what is packed depends on it."""
-        return blake2b(TEXT.read_bytes() + self.tokenizer.read_bytes(), digest_size=16).hexdigest()
+        made_by = f"{SPAN} {DAMPING}".encode() if self.has_feedback else b""
+        return blake2b(made_by + TEXT.read_bytes() + self.tokenizer.read_bytes(), digest_size=16).hexdigest()
 
     @property
     def _head(self) -> WeightKey:
         return WeightKey("embedding" if self.architecture.tie_embeddings else "head")
 
-    def measure(self) -> Mapping[WeightKey, npt.NDArray[np.float32]]:
-        """Return the importance of the inputs of each matrix, [in_size] float32 with a mean of about 1."""
+    def measure(self) -> Mapping[WeightKey, ErrorCosts]:
+        """Return the costs of errors in each matrix; importances have a mean of about 1."""
         return self._measured
 
     @cached_property
-    def _measured(self) -> Mapping[WeightKey, npt.NDArray[np.float32]]:
+    def _measured(self) -> Mapping[WeightKey, ErrorCosts]:
         sequences = self._sequences()
-        count, found = len(self.architecture.layers), dict[WeightKey, npt.NDArray[np.float32]]()
+        count, found = len(self.architecture.layers), dict[WeightKey, ErrorCosts]()
         hidden: npt.NDArray[np.uint16] | None = None
         for layer in range(count):
             self.progress(layer, count)
@@ -96,7 +103,7 @@ class InputImportance(msgspec.Struct, frozen=True, dict=True):
         if hidden is not None:
             # Of the last stage: normed, the inputs of the head.
             numbers = StoredArray(hidden, "BF16").float32()
-            found[self._head] = _relative(np.square(numbers, dtype=np.float64).sum(0))
+            found[self._head] = _costs(np.square(numbers, dtype=np.float64).sum(0))
         return found
 
     def _sequences(self) -> list[list[int]]:
@@ -108,7 +115,7 @@ class InputImportance(msgspec.Struct, frozen=True, dict=True):
         return [[*first, *ids[start : start + most]] for start in range(0, len(ids), most)]
 
     def _load(self, layer: int, count: int) -> Decoder:
-        kernels, stage = ObservingKernels(self.kernels), _Stage(layer, count)
+        kernels, stage = ObservingKernels(self.kernels, MOST_ROWS if self.has_feedback else 0), _Stage(layer, count)
         plan = plan_model(self.folder, self.architecture, kernels, self.load_format, stage, is_again=True)
         # The head comes with the first layer, and is not run.
         return msgspec.structs.replace(
@@ -116,17 +123,23 @@ class InputImportance(msgspec.Struct, frozen=True, dict=True):
         ).load()
 
 
-def _importance(decoder: Decoder) -> dict[WeightKey, npt.NDArray[np.float32]]:
-    found = {}
+def _importance(decoder: Decoder) -> dict[WeightKey, ErrorCosts]:
+    found, of_matrices = dict[WeightKey, ErrorCosts](), dict[int, ErrorCosts]()
     for target in decoder.targets():
         matrix = target.matrix
-        if isinstance(matrix, ObservedWeight) and matrix.num_rows >= FEWEST_ROWS and matrix.squares.sum() > 0:
-            found[target.key] = _relative(matrix.squares)
+        if isinstance(matrix, ObservedWeight) and matrix.num_rows >= FEWEST_ROWS and 0 < matrix.squares.sum() < np.inf:
+            if id(matrix) not in of_matrices:
+                of_matrices[id(matrix)] = _costs(matrix.squares, matrix.first)
+            found[target.key] = of_matrices[id(matrix)]
     return found
 
 
-def _relative(squares: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    return np.maximum(squares / squares.mean(), LEAST).astype(np.float32)
+def _costs(squares: npt.NDArray[np.float64], inputs: npt.NDArray[np.uint16] | None = None) -> ErrorCosts:
+    """Return the costs by the sums of squares of inputs, and by the first of these in bfloat16, if any were kept."""
+    importance = np.maximum(squares / squares.mean(), LEAST).astype(np.float32)
+    if inputs is None or not len(inputs):
+        return ErrorCosts(importance)
+    return ErrorCosts(importance, feedback_of(StoredArray(inputs, "BF16").float32()))
 
 
 def _batch(sequences: list[list[int]], page_size: int) -> ForwardBatch:

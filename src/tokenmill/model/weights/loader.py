@@ -9,7 +9,6 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
@@ -17,7 +16,14 @@ from tokenmill.model.kernels.measuring import MeasuringKernels
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.weight_names import WeightKey
-from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormats, Rows, WeightedRows
+from tokenmill.model.quantization.error_costs import ErrorCosts
+from tokenmill.model.quantization.packed import (
+    QUANTIZATIONS,
+    UNQUANTIZED,
+    PackedFormats,
+    Rows,
+    WeightedRows,
+)
 from tokenmill.model.quantization.stored_array import StoredArray, seeded_normal
 from tokenmill.model.sharding.collective import ALONE, Collective
 from tokenmill.model.weights.checkpoint import open_checkpoint, stored_scheme
@@ -57,14 +63,14 @@ class WeightRead(Protocol):
 
 
 class Importance(Protocol):
-    """Measures, before weights are rounded, how much errors in each of a matrix's inputs weigh."""
+    """Measures, before weights are rounded, what errors in their numbers cost."""
 
     @property
     def digest(self) -> str:
         """Name of all that the result depends on besides the model."""
 
-    def measure(self) -> Mapping[WeightKey, npt.NDArray[np.float32]]:
-        """Return [in_size] float32 for each matrix that it knows of."""
+    def measure(self) -> Mapping[WeightKey, ErrorCosts]:
+        """Return the costs of each matrix that it knows of."""
 
 
 class ModelPlan(msgspec.Struct, frozen=True):
@@ -218,7 +224,7 @@ def _fill(
     decoder: Decoder,
     reads: Sequence[WeightRead],
     report: Progress,
-    importance: Mapping[WeightKey, npt.NDArray[np.float32]],
+    importance: Mapping[WeightKey, ErrorCosts],
 ) -> None:
     targets = {target.key: target for target in decoder.targets()}
     total, done = sum(read.num_bytes for read in reads), 0
@@ -226,8 +232,8 @@ def _fill(
     for read in reads:
         target, rows = targets[read.key], read.rows()
         if read.key in importance and isinstance(rows, StoredArray):
-            inputs, columns = importance[read.key], target.columns
-            rows = WeightedRows(rows, inputs if columns is None else inputs[columns.start : columns.stop])
+            costs, columns = importance[read.key], target.columns
+            rows = WeightedRows(rows, costs if columns is None else costs.of_inputs(columns.start, columns.stop))
         target.fill(rows)
         done += read.num_bytes
         report(done, total)

@@ -21,6 +21,7 @@ from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import WeightRole
 from tokenmill.model.models.decoder import Decoder
 from tokenmill.model.models.weight_names import WeightKey
+from tokenmill.model.quantization.error_costs import EVEN, ErrorCosts
 from tokenmill.model.quantization.packed import PackedFormat, PackedFormats, WeightedRows
 from tokenmill.model.quantization.stored_array import StoredArray
 from tokenmill.model.weights.loader import ModelPlan
@@ -87,7 +88,7 @@ def typical_formats(architecture: Architecture, kernels: NativeKernels, bits: fl
 def measured_formats(
     plan: ModelPlan,
     kernels: NativeKernels,
-    importance: Mapping[WeightKey, npt.NDArray[np.float32]],
+    importance: Mapping[WeightKey, ErrorCosts],
     bits: float,
     progress: Callable[[int, int], None],
 ) -> PackedFormats:
@@ -210,13 +211,14 @@ class _Errors:
         self._energy = 0.0
         self._lost = dict.fromkeys(BITS, 0.0)
 
-    def add(self, rows: StoredArray, weights: npt.NDArray[np.float32]) -> None:
-        """Try some rows in each format. `weights`: of the squares of errors in each input's numbers."""
+    def add(self, rows: StoredArray, costs: ErrorCosts) -> None:
+        """Try some rows in each format, without feedback, which makes up for the same part in all of them."""
         exact = rows.float32()
+        weights = np.ones(rows.shape[1], np.float32) if costs.importance is None else costs.importance
         self._energy += _energy(exact, weights)
         for format in BITS:
             packed = PackedWeight(self._native, (rows.shape[0], rows.shape[1]), format=format)
-            packed.load_rows(0, WeightedRows(rows, weights))
+            packed.load_rows(0, WeightedRows(rows, ErrorCosts(weights)))
             self._lost[format] += _energy(self._numbers(packed) - exact, weights)
 
     def _numbers(self, packed: PackedWeight) -> npt.NDArray[np.float32]:
@@ -236,7 +238,7 @@ def _energy(numbers: npt.NDArray[np.float32], weights: npt.NDArray[np.float32]) 
 def _measured_losses(
     plan: ModelPlan,
     kernels: NativeKernels,
-    importance: Mapping[WeightKey, npt.NDArray[np.float32]],
+    importance: Mapping[WeightKey, ErrorCosts],
     progress: Callable[[int, int], None],
 ) -> Losses:
     places = {key: (group, matrix) for key, group, matrix in _matrices(plan.shapes)}
@@ -247,7 +249,7 @@ def _measured_losses(
         progress(done, total)
         rows = read.rows()
         assert isinstance(rows, StoredArray), "weights that are chosen for are floats"
-        weights = importance.get(read.key, np.ones(rows.shape[1], np.float32))
+        weights = importance.get(read.key, EVEN)
         errors[id(places[read.key][1])][1].add(rows[::SAMPLED], weights)
         done += read.num_bytes
     progress(total, total)

@@ -16,6 +16,8 @@ import msgspec
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import open_regular
 
+# The beginning of what a clone without Git LFS has in place of a large file.
+POINTER = b"version https://git-lfs"
 # The limit of the format's own reader: a longer header is an attack or garbage.
 MAX_HEADER_BYTES = 100_000_000
 
@@ -50,6 +52,16 @@ class StoredTensor(msgspec.Struct, frozen=True):
         return self.end - self.begin
 
 
+def refuse_pointer(path: Path, begin: bytes | bytearray) -> None:
+    """Check that a file is not the pointer to itself that Git LFS keeps; `begin`: its first bytes, 8 at least.
+
+    Raises:
+        InvalidCheckpoint: it is.
+    """
+    if len(begin) >= 8 and begin[: len(POINTER)] == POINTER[: len(begin)]:
+        raise InvalidCheckpoint(f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder")
+
+
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file by name, each checked to lie inside it.
 
@@ -76,6 +88,7 @@ def parse_header(data: bytes | bytearray, path: Path) -> dict[str, StoredTensor]
 
 
 def _header_length(path: Path, begin: bytes | bytearray, size: int) -> int:
+    refuse_pointer(path, begin)
     length = int.from_bytes(begin, "little")
     if size < 8 or length > MAX_HEADER_BYTES:
         raise InvalidCheckpoint(f"{path} is not a safetensors file")

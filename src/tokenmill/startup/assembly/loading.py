@@ -224,7 +224,9 @@ def _weighed(plan: ModelPlan, folder: Path, config: EngineConfig, platform: Plat
         timer.report(f"measuring inputs for {config.quantization}", done, total)
 
     shape = folder, tokenizer, architecture, kernels, config.load_format, config.page_size
-    return msgspec.structs.replace(plan, importance=InputImportance(*shape, make_attention, report))
+    return msgspec.structs.replace(
+        plan, importance=InputImportance(*shape, make_attention, report, config.quantization == "int4")
+    )
 
 
 def _mixed(plan: ModelPlan, folder: Path, config: EngineConfig, timer: StartupTimer) -> ModelPlan:

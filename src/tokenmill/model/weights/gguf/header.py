@@ -22,6 +22,7 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import open_regular
 from tokenmill.model.vocabulary.mapped_file import native_module
 from tokenmill.model.weights.gguf.types import TYPES, TensorType
+from tokenmill.model.weights.safetensors_header import POINTER, refuse_pointer
 
 VERSIONS = (2, 3)
 # By llama.cpp's numbers of value types; 8 is a string, 9 an array.
@@ -97,7 +98,10 @@ def read_header(path: Path) -> Header:
             if not os.fstat(file.fileno()).st_size:
                 raise ValueError("the file is empty")
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        refuse_pointer(path, bytes(data[: len(POINTER)]))
         return _Reader(data).header()
+    except InvalidCheckpoint:
+        raise
     except (OSError, ValueError, struct.error, IndexError, OverflowError) as error:
         raise InvalidCheckpoint(f"cannot read {path} as GGUF: {_reason(error)}") from error
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SPACE = "▁"
 # llama.cpp knows no longest word; the library asks for one.
 _LONGEST_WORD = 10_000
-# Special tokens of Phi-3 that leave the white space after them.
+# Tokens of Phi-3 that are cut out of the text and leave the white space after them.
 _KEEPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -64,8 +64,7 @@ def _merged_pairs(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> Tokeni
     assert cut is not None, "it was read with the vocabulary"
     places = {token: number for number, token in enumerate(vocabulary.tokens)}
     merges = [_pair(merge) for merge in metadata.get(f"{PREFIX}merges", ())]
-    keeps_whole = cut.ignore_merges or cut.is_raw
-    tokenizer = Tokenizer(models.BPE(places, merges, ignore_merges=keeps_whole, byte_fallback=cut.is_raw))
+    tokenizer = Tokenizer(models.BPE(places, merges, ignore_merges=cut.ignore_merges, byte_fallback=cut.is_raw))
     cuts: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.cuts]
     if cut.is_raw:
         tokenizer.normalizer = normalizers.Replace(" ", SPACE)
@@ -157,7 +156,7 @@ def _added_entries(vocabulary: Vocabulary) -> list[dict[str, Any]]:
             "content": token,
             "single_word": False,
             "lstrip": False,
-            "rstrip": vocabulary.strips_after and is_special and token not in _KEEPING,
+            "rstrip": vocabulary.strips_after and token not in _KEEPING,
             "normalized": False,
             "special": is_special,
         }

@@ -94,7 +94,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         adds_bos, adds_eos: what stands around every text. adds_sep: of word pieces the same at the end; of others, what
             stands between the texts of a pair.
         has_space_prefix: a text begins as if after a space.
-        strips_after: special tokens take the white space after them (Phi-3).
+        strips_after: tokens that are cut out of the text take the white space after them (Phi-3).
     """
 
     model: str
