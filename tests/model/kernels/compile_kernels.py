@@ -160,9 +160,25 @@ NORMS = (
 JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}
 LISTS = {"WIDTH": splits.MOST_CAPTURED, "SPLIT": splits.SPLIT_KEYS, "LEVEL": splits.LEVEL_SPLITS}
 LISTS["LEVELS"] = splits.LEVELS
-CONV = {"CHANNELS": 8192, "TAPS": 4, "HAS_BIAS": False, "SILU": True}
-DELTA = {"KEY_HEADS": 16, "HEADS": 32, "KEY_SIZE": 128, "VALUE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
-SPACE = {"GROUPS": 1, "HEADS": 48, "SIZE": 64, "STATE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
+CONV = {"KEEPS": True, "CHANNELS": 8192, "TAPS": 4, "HAS_BIAS": False, "SILU": True}
+DELTA = {
+    "KEEPS": True,
+    "KEY_HEADS": 16,
+    "HEADS": 32,
+    "KEY_SIZE": 128,
+    "VALUE_SIZE": 128,
+    "ROWS": 128,
+    "BLOCK": recurrence.COLUMNS,
+}
+SPACE = {
+    "KEEPS": True,
+    "GROUPS": 1,
+    "HEADS": 48,
+    "SIZE": 64,
+    "STATE_SIZE": 128,
+    "ROWS": 128,
+    "BLOCK": recurrence.COLUMNS,
+}
 GATED_NORM = {"HEADS": 32, "SIZE": 128, "WIDTH": 128, "TILE": recurrence.HEADS_TILE}
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [

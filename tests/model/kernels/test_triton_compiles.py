@@ -20,6 +20,7 @@ KEPT = ROOT / "build" / "kernels"
 # multiprocessor, or spill.
 REGISTERS = {
     "_attend": 240,
+    "_attend_prompts": 168,
     "join_splits": 104,
     "find_neighbours": 48,
     "list_items": 56,
@@ -34,6 +35,9 @@ REGISTERS = {
     "_shrink": 64,
     "_expand": 40,
     "_decode_inputs": 40,
+    "_window_inputs": 40,
+    "_place_pairs": 136,
+    "_sum_experts": 40,
     "_short_conv": 112,
     "_delta_rule": 176,
     "_state_space": 176,
@@ -43,8 +47,9 @@ REGISTERS = {
     "select": 128,
     "_finish": 255,
 }
-# The search of one program through a row, which the assembler gives a word of stack.
-SPILLS = {"_finish": 8}
+# The search of one program through a row, and a kernel whose warps have tasks of their own: the assembler gives both some
+# stack.
+SPILLS = {"_finish": 8, "_attend_prompts": 8}
 
 
 def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there() -> None:
@@ -60,7 +65,7 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert len(rows) == 52
+    assert len(rows) == 53
     # A multiprocessor of capability 9.0 has 227 KiB for a program.
     assert all(int(code) > 1000 and int(shared) <= 227 << 10 for _, _, _, code, shared, *_ in rows)
     attention = [row for row in rows if row[2] == "_attend"]
@@ -85,4 +90,7 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there() -> None:
     ahead = {row[2] for row in rows if row[8] not in ("-", "0")}
     assert ahead == {"_rms_norm"}
     behind = {row[2] for row in rows if row[8] == "-"}
-    assert behind == {"_multiply", "_shrink", "_expand", "_decode_inputs", "_summarize", "select", "_finish"}
+    of_experts = {"_place_pairs", "_sum_experts"}
+    inputs = {"_decode_inputs", "_window_inputs"}
+    others = {"_attend_prompts", "_multiply", "_shrink", "_expand", "_summarize", "select", "_finish"}
+    assert behind == others | inputs | of_experts
