@@ -47,8 +47,8 @@ REGISTERS = {
     "select": 128,
     "_finish": 255,
 }
-# The search of one program through a row, and a kernel whose warps have tasks of their own: the assembler gives both some
-# stack.
+# The search of one program through a row, and a kernel whose warps have tasks of their own: the assembler gives both
+# some stack.
 SPILLS = {"_finish": 8, "_attend_prompts": 8}
 
 
