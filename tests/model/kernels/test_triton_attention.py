@@ -29,7 +29,9 @@ class Case:
         contexts: list[int] | None = None,
         group: int | None = None,
         head_dim: int | None = None,
+        keeps_pages: bool = False,
     ) -> None:
+        """`keeps_pages`: those that all windows of a request have left are still its own."""
         self.kv_heads, self.group = int(rng.integers(1, 3)), group or int(rng.choice([1, 2, 3, 7]))
         self.head_dim = head_dim or int(rng.choice([8, 16, 20]))
         self.scale = self.head_dim**-0.5
@@ -52,7 +54,11 @@ class Case:
                 memory[table[row, positions // page_size], positions % page_size] = new
             self.sequences.append((k, v))
             # Pages that all of a request's windows have left may be gone: page 0 has no numbers.
-            gone = 0 if self.window is None else max(0, context - query_lens[row] - self.window + 1) // page_size
+            gone = (
+                0
+                if self.window is None or keeps_pages
+                else max(0, context - query_lens[row] - self.window + 1) // page_size
+            )
             table[row, :gone] = 0
         starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
         self.kv = PagedKV(

@@ -11,7 +11,7 @@ import torch
 
 from tests.model.kernels.gpu import DEVICE, HALF, IS_INTERPRETED
 from tokenmill.model.kernels.triton.attention import PagedKV, Scores, attend_decodes, attend_prompts
-from tokenmill.model.kernels.triton.splits import SPLIT_ENDS, list_splits
+from tokenmill.model.kernels.triton.splits import list_splits
 
 HEAD_DIM, PAGE_SIZE = 128, 16
 SCALE = HEAD_DIM**-0.5
@@ -83,7 +83,6 @@ def test_decodes_of_long_and_short_contexts(group: int, window: int | None, rng:
     kv, sequences = paged(rng, lens, kv_heads=1 if IS_INTERPRETED else 8)
     q = torch.randn(len(lens), group * sequences[0].shape[2], HEAD_DIM).to(HALF).to(DEVICE)
     got = torch.full_like(q, torch.nan)
-    ends = torch.from_numpy(SPLIT_ENDS).to(DEVICE)
-    splits = list_splits(kv.context_lens, np.array(DECODES), ends, (q.shape[1], kv.keys.shape[2], HEAD_DIM), 132)
+    splits = list_splits(kv.context_lens, np.array(DECODES), (q.shape[1], kv.keys.shape[2], HEAD_DIM), 132)
     attend_decodes(q, kv, got, Scores(SCALE, window), splits)
     compare(got, q, lens, sequences, window)

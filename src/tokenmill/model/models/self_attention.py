@@ -82,7 +82,7 @@ class SelfAttention:
         qkv, start = self.qkv.forward(x, adapted), 0
         for norm in self.joint_norms.values():
             columns = qkv[:, start : start + len(norm.weight)]
-            columns.copy_(norm.forward(columns))
+            columns.copy_(norm.forward(columns.contiguous()))
             start += len(norm.weight)
         own = attention.forward(qkv, self.layer, plan)
         if self.gate is not None:
