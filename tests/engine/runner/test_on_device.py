@@ -151,9 +151,9 @@ def test_a_mixture_of_experts_is_captured_too(tmp_path: Path) -> None:
         assert tokens(run(engine, prompts, [GREEDY] * 3)) == expected, f"seed {SEED}"
 
 
-@pytest.mark.parametrize("family", ["gemma3", "phi3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["gemma3", "phi3", "gpt_oss", "olmo2"])
 def test_families_with_parts_of_their_own(family: str, tmp_path: Path) -> None:
-    layer_types = {} if family == "phi3" else {"layer_types": LAYER_TYPES}
+    layer_types = {} if family in ("phi3", "olmo2") else {"layer_types": LAYER_TYPES}
     model = make_checkpoint(tmp_path, family, seed=SEED, num_hidden_layers=2, **layer_types)
     prompts, expected = make_cases(model)
     with running(model, FakePlatform(), async_scheduling=True) as engine:
