@@ -21,7 +21,7 @@ from tokenmill.config.configs import EngineConfig
 # What is the server's, and the same for all that may use it; see docs/serving.md.
 EVERYBODYS = {
     "/engines/{index}/drain", "/engines/{index}/remove",
-    "/engines/{index}/prefixes/{number}",  # where there are several keys it is refused
+    "/engines/{index}/prefixes/{number}", "/slots/{id_slot}",  # where there are several keys these are refused
     "/api/v0/models/{model:path}",
     "/v1/models/{model:path}",
     "/web/{name}",

@@ -33,7 +33,6 @@ from tokenmill.engine.loop.engine import Engine
 from tokenmill.engine.runner.captured_decodes import CapturedDecodes
 from tokenmill.engine.runner.cuda_graphs import DecodeGraphs
 from tokenmill.engine.runner.samples import Samples
-from tokenmill.model.attention.backends import triton
 from tokenmill.model.kernels.triton import attention, splits
 from tokenmill.startup.assembly import device_runners
 
@@ -162,7 +161,6 @@ def test_nor_on_a_device(models: dict[str, Path], options: dict[str, Any], monke
         (attention, "SPLIT_KEYS", 16),
         (splits, "SPLIT_KEYS", 16),
         (splits, "SPLIT_ENDS", ends),
-        (triton, "SPLIT_ENDS", ends),
     ):
         monkeypatch.setattr(module, name, value)
 

@@ -100,6 +100,7 @@ OTHER = {
     "pipeline_parallel_size": 2,
     "speculative_config": '{"method": "ngram"}',
     "kv_disk": "/nowhere",
+    "slot_save_path": "/nowhere",
     "kv_host_size": 1 << 20,
     "kv_source": "module:name",
     "kv_transfer_config": '{"kv_connector": "NixlConnector"}',

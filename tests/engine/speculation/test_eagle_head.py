@@ -196,14 +196,19 @@ def test_also_in_batches_behind_right_and_wrong_drafts_and_preemptions(model: Pa
     oracle.check(watch, options["dtype"])
 
 
-@pytest.mark.parametrize("family", ["llama", "granite", "gemma3", "gemma4", "olmo2", "gpt_oss", "qwen3_moe", "phi3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "granite", "gemma3", "gemma4", "olmo2", "gpt_oss", "qwen3_moe", "phi3", "lfm2", "qwen3_5"]
+)
 def test_hidden_states_are_those_of_each_family(tmp_path: Path, family: str) -> None:
     print(f"seed {SEED}")
     target = make_checkpoint(tmp_path / "model", family, seed=SEED)
     head = make_head(tmp_path / "head", target, HeadShape(boundaries=(0, 1, 1)), SEED)
+    wanted = [greedy("one", prompts(random.Random(SEED), [30])[0], 10)]
+    with drafting(target, None, **TORCH) as (engine, _):
+        plain = answers(engine, wanted)
     with drafting(target, head, **TORCH) as (engine, _):
         watch = Watch(head_of(engine))
-        run(engine, [greedy("one", prompts(random.Random(SEED), [30])[0], 10)])
+        assert_same(plain, answers(engine, wanted), False)
     Oracle(target, head, (0, 1, 1)).check(watch, "float32")
 
 
@@ -367,9 +372,6 @@ def test_what_is_not_there_is_refused_before_weights_are_read(tmp_path: Path, mo
         refused(model, head, pipeline_parallel_size=2)
     with pytest.raises(InvalidCheckpoint, match="is no EAGLE-3 head that is supported"):
         refused(model, model)
-    recurrent = make_checkpoint(tmp_path / "recurrent", "lfm2", seed=SEED)
-    with pytest.raises(InvalidConfig, match="--speculative-config"):
-        refused(recurrent, head)
     chosen = {"method": "eagle3", "model": str(head), "eagle_aux_hidden_state_layer_ids": [0, 1, 3]}
     with pytest.raises(InvalidConfig, match=r"must be 3 numbers from 0 to 2 .*got \[0, 1, 3\]"):
         refused(model, head, speculative_config=json.dumps(chosen))

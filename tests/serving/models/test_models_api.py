@@ -103,7 +103,7 @@ def test_models_are_loaded_and_unloaded_as_by_llama_cpp(server):
 def test_ollamas_client_finds_all_models_and_says_how_long_they_stay(server):
     client = ollama.Client(host=server.url, timeout=120)
     assert {model.model for model in client.list().models} >= {"ant:latest", "small:latest", "dog:latest"}
-    assert client.show("dog").modelinfo["qwen3forcausallm.context_length"] == 512
+    assert client.show("dog").modelinfo["qwen3.context_length"] == 512
     reply = client.generate("dog", PROMPT, options={"num_predict": 4}, keep_alive="5m")
     assert reply.eval_count == 4
     running = {model.model: model for model in client.ps().models}

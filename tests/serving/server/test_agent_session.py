@@ -95,12 +95,14 @@ def test_what_no_rule_prevents_is_told_to_the_operator(engine, rng):
                     if "content_block_start" in line:
                         started.set()
 
-        long, started = {"stream": True, "max_tokens": 900}, threading.Event()
+        long, started = {"stream": True, "max_tokens": 900, "ignore_eos": True}, threading.Event()
         thread = threading.Thread(target=stream)
         thread.start()
         assert started.wait(60)
+        server.post("/pause?mode=keep&clear_cache=false")  # else it may have ended before it is asked for
         report = server.http.get(f"{server.url}/v1/requests/{watched['id']}").json()
         server.post("/abort_requests", {"abort_all": True})
+        server.post("/resume")
         thread.join(60)
         change = report["prefix"]["change"]
         assert report["prefix"]["volatile"] == []

@@ -86,8 +86,12 @@ def test_open_requests_are_listed(slow_echo):
     assert httpx.get(f"{url}/v1/requests").status_code == 401
 
 
-def test_several_keys_see_no_prefixes_since_they_share_one_tree(stub_model):
+def test_several_keys_see_no_prefixes_and_no_slots_since_they_share_them(stub_model):
     with start_server(EngineConfig(model=str(stub_model)), api_key=("one", "two")) as server:
-        reply = httpx.get(f"{server.url}/engines/0/prefixes/0", headers={"Authorization": "Bearer one"})
-    assert reply.status_code == 403
-    assert "several keys" in reply.json()["error"]["message"]
+        key = {"Authorization": "Bearer one"}
+        replies = [
+            httpx.get(f"{server.url}/engines/0/prefixes/0", headers=key),
+            httpx.post(f"{server.url}/slots/0?action=restore", headers=key, json={"filename": "another's"}),
+        ]
+    assert [reply.status_code for reply in replies] == [403, 403]
+    assert all("several keys" in reply.json()["error"]["message"] for reply in replies)

@@ -72,14 +72,15 @@ def test_parts_are_all_there_is_and_nothing_twice() -> None:
         ({"enable_expert_parallel": True}, "it needs --tensor-parallel-size"),
         ({"enable_expert_parallel": True, "tensor_parallel_size": 2}, "this model has no experts"),
         ({"pipeline_parallel_size": 3}, "--pipeline-parallel-size 3: each stage needs a layer, and the model has 2"),
-        ({"pipeline_parallel_size": 2, "kv_host_size": 1 << 20}, "KV from elsewhere needs an engine of one rank"),
+        ({"pipeline_parallel_size": 2, "kv_host_size": 1 << 20}, "need an engine of one rank"),
         ({"nnodes": 2}, "--pipeline-parallel-size must be a multiple of it"),
         ({"nnodes": 2, "pipeline_parallel_size": 2, "node_rank": 2}, "--node-rank must be below --nnodes"),
         ({"nnodes": 2, "pipeline_parallel_size": 2}, "--nnodes needs --master-secret FILE"),
         ({"context_parallel_size": 2, "tensor_parallel_size": 2}, "--context-parallel-size 2: .* leave out --tensor"),
         ({"context_parallel_size": 0}, "--context-parallel-size must be at least 1"),
         ({"context_parallel_size": 2, "attention_backend": "reference"}, "--context-parallel-size needs native or cpu"),
-        ({"context_parallel_size": 2, "kv_host_size": 1 << 20}, "KV from elsewhere needs an engine of one rank"),
+        ({"context_parallel_size": 2, "kv_host_size": 1 << 20}, "need an engine of one rank"),
+        ({"context_parallel_size": 2, "kv_disk": "/nowhere"}, "ranks that share one KV have no --kv-disk"),
     ],
 )
 def test_what_an_engine_refuses(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:

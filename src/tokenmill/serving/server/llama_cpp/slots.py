@@ -14,7 +14,9 @@ from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.fields import Label
 from tokenmill.serving.server.http.body import read_body, read_query
+from tokenmill.serving.server.http.errors import Forbidden
 from tokenmill.serving.server.http.json_response import json_response
+from tokenmill.serving.server.http.middleware import tenant_of
 
 _IDLE = -1  # llama.cpp's task of a slot that has none
 
@@ -61,7 +63,13 @@ class SlotRoutes:
         )
 
     async def act(self, request: Request) -> Response:
-        """Save, restore or erase the conversation of a slot, in llama.cpp's form."""
+        """Save, restore or erase the conversation of a slot, in llama.cpp's form.
+
+        Raises:
+            Forbidden: the server has several keys, which share slots and files.
+        """
+        if tenant_of(request.scope):
+            raise Forbidden("slots and their files belong to all keys; a server of several keys saves none")
         # llama.cpp's clients send none to erase.
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         body = await read_body(request, SlotBody, self._context.bodies) if has_body else SlotBody()
