@@ -13,6 +13,7 @@ from tests.serving.server.test_page_texts import LANGUAGES, table
 from tests.serving.web.conftest import echo_server
 from tests.serving.web.firefox import FIREFOX, firefox
 from tests.serving.web.test_kept import QUESTION, demo_server, engine_of, kill_all_of, plain
+from tests.serving.web.test_pdf import pdf
 
 pytestmark = [
     pytest.mark.nightly,
@@ -217,3 +218,27 @@ def test_formulas_and_colours_of_code_are_shown(slow, open_page):
     page = open_page(slow.url)
     ask(page, "So $x^2$ and `a`")
     until(lambda: page.run("() => document.querySelectorAll('article.assistant .katex').length > 0"))
+
+
+def test_a_diagram_is_drawn(slow, open_page):
+    page = open_page(slow.url)
+    ask(page, '```mermaid\npie\n "a" : 1\n```\n')
+    until(lambda: is_over(page) and page.press("Draw"))
+    until(lambda: page.run("() => (document.querySelector('img.diagram')?.naturalWidth ?? 0) > 50"))
+
+
+def test_a_pdf_is_read(slow, open_page):
+    page = open_page(slow.url)
+    page.run(
+        """(text) => {
+          const transfer = new DataTransfer();
+          const bytes = Uint8Array.from(text, (one) => one.charCodeAt(0));
+          transfer.items.add(new File([bytes], "mill.pdf", { type: "application/pdf" }));
+          const input = document.querySelector("form.composer input[type=file]");
+          input.files = transfer.files;
+          input.dispatchEvent(new Event("change", { bubbles: true }));
+        }""",
+        pdf(["grinds grain"]).decode("latin-1"),
+    )
+    until(lambda: "mill.pdf" in page.text("form.composer .file"))
+    until(lambda: "grinds grain" in page.run("() => document.querySelector('form.composer .file pre').textContent"))
