@@ -47,7 +47,7 @@ class MtpLayer(torch.nn.Module):
             embedded = self.inner.embed_tokens(torch.tensor([tokens]))
             x = self.fc(torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), -1))
             count = x.shape[1]
-            mask = torch.full((count, count), -torch.inf).triu(1)[None, None]
+            mask = torch.full((count, count), -torch.inf, dtype=x.dtype).triu(1)[None, None]
             turned = self.inner.rotary_emb(x, torch.arange(count)[None])
             normed = self.norm(self.layer(x, position_embeddings=turned, attention_mask=mask))
             found.append(head(normed[0, -1]))
