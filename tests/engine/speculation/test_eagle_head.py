@@ -262,7 +262,7 @@ def test_a_prefix_from_the_cache_has_all_that_the_head_needs(model: Path, head: 
 def test_no_output_changes_whatever_is_asked_for(tmp_path: Path, family: str, options: Any) -> None:
     print(f"seed {SEED}")
     rng = random.Random(SEED)
-    shape = {"mistral": {"sliding_window": 20}, "qwen3": {}, "gemma3": {}}.get(family, {})
+    shape = {"mistral": {"sliding_window": 20, "head_dim": 16}, "qwen3": {}, "gemma3": {}}.get(family, {})
     target = make_checkpoint(tmp_path / "model", family, seed=SEED, **{"hidden_size": 64, **shape})
     head = make_head(tmp_path / "head", target, HeadShape(num_draft_tokens=150, boundaries=(0, 1, 1)), SEED)
     wanted = requests(rng, KINDS, 40)
