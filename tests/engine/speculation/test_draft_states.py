@@ -11,13 +11,12 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.engine.runner.fake_platform import FakePlatform
 from tests.engine.runner.test_draft_model import greedy, prompts
-from tests.engine.runner.test_drafts import KINDS, NATIVE, LyingDrafter, requests
+from tests.engine.runner.test_drafts import KINDS, NATIVE, LyingDrafter, check, nan_in_new_memory, requests
 from tests.engine.runner.test_not_numbers import run, running
 from tests.engine.runner.told import assert_same, told
 from tests.model.kernels.gpu import DEVICE
 from tests.seeding import seed_for
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.engine.loop.engine import Engine
 
@@ -122,10 +121,12 @@ def test_drafters_of_text_bring_more_than_a_token_a_step(tmp_path: Path, family:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="interpreted")
-def test_on_a_device_drafts_are_refused(tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path, "lfm2", seed=SEED)
-    with (
-        pytest.raises(InvalidConfig, match="on a GPU models with recurrent states run without drafts"),
-        running(model, FakePlatform(), dtype="float32", num_pages=60, speculative_config="ngram"),
-    ):
-        pass
+def test_nor_on_a_device(tmp_path: Path) -> None:
+    """Steps with drafts run in no graph: which states stay is told for each request."""
+    rng, shape = random.Random(SEED), {"num_key_value_heads": 1, "num_attention_heads": 2}
+    model = make_checkpoint(tmp_path, "lfm2", seed=SEED, **shape)
+    small = {"dtype": "float32", "num_pages": 60, "batch_invariant": True, "async_scheduling": False}
+    small |= {"max_num_seqs": 4, "max_num_batched_tokens": 40}
+    with nan_in_new_memory(), running(model, FakePlatform(), **small) as engine:
+        _, drafted = check(engine, requests(rng, [KINDS[1], KINDS[4]], 12), rng, is_exact=False, lengths=(1, 3))
+        assert max(drafted) > 1

@@ -59,6 +59,7 @@ class CapturedDecodes:
         padding = pack(np.array([Draw(row=spare_row)], dtype=RECORD))
         num_drafts = num_speculative_tokens if attention.takes_drafts else 0
         self._has_any = hooks(extensions, RowExtension.has_any)
+        self._fits = hooks(extensions, RowExtension.fits_graph)
         always = [one for one in extensions if not hooks([one], RowExtension.has_any)]
         plain, full = (hooks(parts, RowExtension.extend_decodes) for parts in (always, extensions))
         self._graphs = DecodeGraphs(platform, stream, partial(self._decode, plain), padding, spare_row, num_drafts)
@@ -90,11 +91,13 @@ class CapturedDecodes:
         return self._full if any(has_any(rows) for has_any in self._has_any) else self._graphs
 
     def fit(self, arrays: Arrays, rows: npt.NDArray[np.int32], num_samples: npt.NDArray[np.int32]) -> bool:
-        """Add a step's first draws to `arrays`, padded to the size of a graph. Return False if none is that large.
+        """Add a step's first draws to `arrays`, padded to the size of a graph. Return False if none holds them.
 
         Args:
             rows, num_samples: [n], of the first n requests, each of whose tokens is sampled from.
         """
+        if not all(fits(num_samples) for fits in self._fits):
+            return False
         padded = self._graphs_for(rows).padded(arrays["draws"][: num_samples.sum()], num_samples)
         if padded is not None:
             arrays["decodes"], starts = padded

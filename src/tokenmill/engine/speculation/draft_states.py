@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.model.attention.batch import ForwardBatch
@@ -41,6 +42,10 @@ class DraftStates(RowExtension):
         self._replay = replay
         # By step: the slots of the requests that have drafts, and what is kept of these.
         self._steps: dict[int, tuple[AnyArray, KeptInputs]] = {}
+
+    def fits_graph(self, num_samples: npt.NDArray[np.integer]) -> bool:
+        """Return False for drafts: in a graph each token is a row, which would advance its state."""
+        return bool((num_samples == 1).all())
 
     def extend(self, batch: ForwardBatch, plan: StepPlan, first: int, arrays: Arrays, sent: Sent) -> ForwardBatch:
         """Remember where the pass will keep the inputs of its drafts."""

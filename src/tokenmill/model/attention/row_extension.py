@@ -2,7 +2,8 @@
 
     plan ─> enter, split ─> arrays are sent ─> apply ─> extend the batch ─> forward, sample with `head_of` each row
     its outcome is there: ended
-    decodes in graphs: extend_decodes, once for all replays; `has_any` chooses the graphs; decoded behind each replay
+    decodes in graphs: extend_decodes, once for all replays; `has_any` chooses the graphs, `fits_graph` if there is one;
+                      decoded behind each replay
 
 Hooks do nothing unless a subclass overrides them. Plans name rows by number; whatever a row means is kept here.
 """
@@ -63,6 +64,10 @@ class RowExtension:
     def has_any(self, rows: npt.NDArray[np.integer]) -> bool:
         """Return True if decodes of these rows need graphs with `extend_decodes`; others then run in graphs without."""
         return False
+
+    def fits_graph(self, num_samples: npt.NDArray[np.integer]) -> bool:
+        """Return False if decodes with these numbers of samples, drafts among them, must not run in a graph."""
+        return True
 
     def extend_decodes(self, batch: ForwardBatch, rows: Array) -> ForwardBatch:
         """Return a batch of decodes with the inputs that this capability adds.

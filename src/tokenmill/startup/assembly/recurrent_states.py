@@ -8,7 +8,6 @@ import msgspec
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.core.errors import InvalidConfig
 from tokenmill.engine.runner.row_recurrences import RowRecurrences
 from tokenmill.engine.speculation.draft_states import DraftStates, Replay
 from tokenmill.model.architecture.architecture import Architecture
@@ -17,7 +16,6 @@ from tokenmill.model.models.host_model import replay_on_host
 from tokenmill.platform.arrays import ArrayLibrary
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
-from tokenmill.startup.assembly.drafting import speculation_of
 from tokenmill.startup.assembly.memory import StepMemory
 from tokenmill.startup.sizing.kv_size import KVSize
 from tokenmill.startup.sizing.state_size import check_recurrences, num_states, with_states
@@ -35,10 +33,6 @@ class RecurrentStates(Capability):
     def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
         """Refuse features that models with recurrent states do not support yet."""
         check_recurrences(config, architecture)
-        if architecture.recurrences and platform.is_accelerator and speculation_of(config, platform) is not None:
-            raise InvalidConfig(
-                "--speculative-config: on a GPU models with recurrent states run without drafts; leave it out"
-            )
 
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
