@@ -194,7 +194,7 @@ def test_pages_in_common_are_read_once_and_give_the_bits_of_pages_read_by_each(
 ) -> None:
     page_size, contexts = int(rng.choice([1, 16, 64])), [int(context) for context in rng.integers(500, 700, count)]
     contexts[0] = 513  # the last token alone in a split
-    case = Case(rng, page_size, [1] * count, 900, contexts, group)
+    case = Case(rng, page_size, [1] * count, 900, contexts, group, keeps_pages=True)
     with_common_pages(case, page_size, rng)
     heads, kv = (case.kv_heads * case.group, case.kv_heads, case.head_dim), case.kv
     results = []
