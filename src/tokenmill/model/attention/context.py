@@ -66,7 +66,7 @@ def own_rows(batch: ForwardBatch, rank: int, size: int) -> tuple[ForwardBatch, n
         |rank 0|rank 1| ... |rank 1|rank 0|
     """
     starts = batch.query_starts
-    cuts = np.arange(2 * size + 1) * len(batch.token_ids) // (2 * size)
+    cuts = _cuts(batch, 2 * size)
     edges = np.unique(np.concatenate([starts, cuts]))
     begins, ends = edges[:-1], edges[1:]
     chunks = np.searchsorted(cuts, begins, "right") - 1
@@ -95,3 +95,17 @@ def own_rows(batch: ForwardBatch, rank: int, size: int) -> tuple[ForwardBatch, n
         are_own_rows=True,
     )
     return own, np.flatnonzero(outputs >= 0)
+
+
+def _cuts(batch: ForwardBatch, chunks: int) -> npt.NDArray[np.int64]:
+    """Return where chunks of about as many tokens begin and end, [chunks + 1].
+
+    A request is cut at even positions: the values of two tokens lie side by side in packed pages, and whoever writes
+    one of them writes its neighbour's again.
+    """
+    cuts = np.arange(chunks + 1) * len(batch.token_ids) // chunks
+    inner = cuts[1:-1]
+    requests = np.searchsorted(batch.query_starts, inner, "right") - 1
+    positions = batch.context_lens[requests] - (batch.query_starts[requests + 1] - inner)
+    cuts[1:-1] -= np.where(inner > batch.query_starts[requests], positions % 2, 0)
+    return cuts
