@@ -132,9 +132,9 @@ def test_a_stream_learns_that_it_was_aborted(server):
 
 def test_paused_requests_go_on_with_the_same_tokens(server):
     async def scenario(client):
-        body = LONG | {"max_tokens": 1500, "request_id": "p"}
+        body = LONG | {"max_tokens": 3000, "request_id": "p"}
         expected = (await client.post("/v1/completions", json=body)).json()["choices"]
-        task = start(client, max_tokens=1500, request_id="p")
+        task = start(client, max_tokens=3000, request_id="p")
         await state_of(client, "p", lambda states: states[0]["num_output_tokens"] > 5)
         assert (await client.post("/pause?mode=keep")).json() == {"status": "paused"}
         before = (await client.get("/v1/requests/cmpl-p")).json()["requests"][0]
@@ -173,13 +173,13 @@ def test_the_cache_is_reset_only_when_nothing_runs_or_when_told_to_preempt(serve
         return server.post("/v1/completions", prompt).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     async def scenario(client):
-        task = start(client, max_tokens=1000, request_id="c", seed=1, temperature=1.0)
+        task = start(client, max_tokens=3000, request_id="c", seed=1, temperature=1.0)
         await state_of(client, "c", lambda states: states[0]["num_output_tokens"] > 5)
         assert (await client.post("/reset_prefix_cache")).status_code == 409
         assert (await client.post("/reset_prefix_cache?reset_running_requests=true")).status_code == 200
         reply = (await task).json()
         alone = await client.post(
-            "/v1/completions", json=LONG | {"max_tokens": 1000, "seed": 1, "temperature": 1.0, "request_id": "c"}
+            "/v1/completions", json=LONG | {"max_tokens": 3000, "seed": 1, "temperature": 1.0, "request_id": "c"}
         )
         assert reply["choices"] == alone.json()["choices"]
 
@@ -194,11 +194,12 @@ def test_an_engine_sleeps_only_when_nothing_runs_and_the_next_request_wakes_it(s
     prompt = SHORT | {"prompt": list(range(64)), "seed": 1}
 
     async def scenario(client):
-        task = start(client, max_tokens=300, request_id="s")
+        task = start(client, request_id="s")
         await state_of(client, "s", lambda states: states[0]["num_output_tokens"] > 5)
         refused = await client.post("/sleep")
         assert refused.status_code == 409 and "requests or sessions are open" in refused.text
-        assert (await task).status_code == 200
+        await client.post("/abort_requests", json={"request_ids": ["cmpl-s"]})
+        assert (await task).json()["choices"][0]["finish_reason"] == "abort"
 
     awake = server.post("/v1/completions", prompt).json()
     together(server, scenario)
