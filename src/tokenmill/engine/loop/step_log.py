@@ -109,6 +109,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
     transfers: TransferSettings | None = None
     window: WindowSettings | None = None
     keeps_kv: bool = True
+    least_copied: int = 0
 
     @classmethod
     def from_config(
@@ -158,6 +159,10 @@ class LogHeader(msgspec.Struct, kw_only=True):
             from tokenmill.engine.transfer.state import TransferState
 
             standard.append(TransferState(kv, self.transfers, standard))
+        if self.least_copied:
+            from tokenmill.engine.transfer.page_copies import PageCopies
+
+            standard.append(PageCopies(kv, self.least_copied))
         make = find_scheduler(self.scheduler.scheduler_cls)
         return make(self.scheduler, kv, (*standard, *resources), () if drafter is None else (drafter,))
 

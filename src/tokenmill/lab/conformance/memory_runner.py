@@ -127,6 +127,8 @@ class PagedMemoryRunner:
             self.owners[new.row] = new
             self.token_table[new.row, : len(new.token_ids)] = new.token_ids
         self.page_table[plan.page_rows, plan.page_numbers] = plan.page_ids
+        for source, target in () if plan.page_copies is None else plan.page_copies.T.tolist():
+            self.memory[target] = self.memory[source]
         self.enter_drafts(plan)
         if self.windows is not None:
             self.windows.execute(plan, self.token_table)
