@@ -1,4 +1,4 @@
-"""A request that begins inside a page, behind a copy of the equal beginning, answers as one that ran all of its tokens."""
+"""A request that begins inside a page, behind a copy of the equal beginning, answers as one that ran all tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def answers(outputs: list[RequestOutput]) -> tuple[list[list[int]], np.ndarray]:
         pytest.param({**NATIVE, "page_size": 256, "kv_cache_dtype": "int8"}, marks=needs_native),
         pytest.param({**NATIVE, "page_size": 128, "kv_cache_dtype": "int4"}, marks=needs_native),
         pytest.param({**NATIVE, "page_size": 64, "kv_cache_dtype": "int8-int4"}, marks=needs_native),
-        pytest.param({**NATIVE, "page_size": 64, "kv_layout": "page-first", "async_scheduling": True}, marks=needs_native),
+        pytest.param(
+            {**NATIVE, "page_size": 64, "kv_layout": "page-first", "async_scheduling": True}, marks=needs_native
+        ),
         {"dtype": "float32", "page_size": 32, "kernels": "torch"},
     ],
     ids=["bf16", "int8", "int4", "int8-int4", "page-first", "torch"],

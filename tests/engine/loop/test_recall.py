@@ -1,4 +1,4 @@
-"""What stands far back is found exactly, in each format of KV: by weights that retrieve, not by training."""
+"""Recall of what stands far back, exact in each format of KV: by weights that retrieve, not by training."""
 
 from __future__ import annotations
 

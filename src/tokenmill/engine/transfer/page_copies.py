@@ -133,8 +133,9 @@ class PageCopies(Resource):
     def check_invariants(self, owners: Sequence[Request], plans: Sequence[StepPlan]) -> None:
         """Raise AssertionError if a page that a launched step reads may go, or no launched step reads one."""
         assert not self._ordered, "a copy that no plan has ordered"
-        launched = [tuple(pair) for plan in plans if plan.page_copies is not None for pair in plan.page_copies.T.tolist()]
-        assert [(copy.source, copy.target) for copy in self._read] == launched, "copies of no launched step"
+        ordered = [plan.page_copies.T.tolist() for plan in plans if plan.page_copies is not None]
+        read = [[copy.source, copy.target] for copy in self._read]
+        assert read == [pair for pairs in ordered for pair in pairs], "copies of no launched step"
         for copy in self._read:
             if copy.node is not None:
                 assert copy.node.locks and copy.node.pages.tolist() == [copy.source], "a page that is read may go"
