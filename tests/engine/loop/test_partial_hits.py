@@ -17,6 +17,7 @@ from tokenmill.model.kernels.native import load_kernels
 needs_native = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=2)
 NATIVE = {"dtype": "bfloat16", "num_threads": 1}
+PAGE_FIRST = {"kv_layout": "page-first", "async_scheduling": True}
 
 
 def answers(outputs: list[RequestOutput]) -> tuple[list[list[int]], np.ndarray]:
@@ -27,25 +28,28 @@ def answers(outputs: list[RequestOutput]) -> tuple[list[list[int]], np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("shape", "options"),
     [
-        pytest.param({**NATIVE, "page_size": 64}, marks=needs_native),
-        pytest.param({**NATIVE, "page_size": 256, "kv_cache_dtype": "int8"}, marks=needs_native),
-        pytest.param({**NATIVE, "page_size": 128, "kv_cache_dtype": "int4"}, marks=needs_native),
-        pytest.param({**NATIVE, "page_size": 64, "kv_cache_dtype": "int8-int4"}, marks=needs_native),
-        pytest.param(
-            {**NATIVE, "page_size": 64, "kv_layout": "page-first", "async_scheduling": True}, marks=needs_native
-        ),
-        {"dtype": "float32", "page_size": 32, "kernels": "torch"},
+        pytest.param({}, {**NATIVE, "page_size": 64}, marks=needs_native),
+        pytest.param({}, {**NATIVE, "page_size": 256, "kv_cache_dtype": "int8"}, marks=needs_native),
+        pytest.param({}, {**NATIVE, "page_size": 128, "kv_cache_dtype": "int4"}, marks=needs_native),
+        pytest.param({}, {**NATIVE, "page_size": 64, "kv_cache_dtype": "int8-int4"}, marks=needs_native),
+        pytest.param({}, {**NATIVE, **PAGE_FIRST, "page_size": 64}, marks=needs_native),
+        pytest.param({"family": "gemma3"}, {**NATIVE, "page_size": 32}, marks=needs_native),
+        pytest.param({"family": "gemma3", "sliding_window": 150}, {**NATIVE, "page_size": 64}, marks=needs_native),
+        ({"head_dim": 16}, {"dtype": "float32", "page_size": 32, "kernels": "torch"}),
     ],
-    ids=["bf16", "int8", "int4", "int8-int4", "page-first", "torch"],
+    ids=["bf16", "int8", "int4", "int8-int4", "page-first", "windows", "wide-windows", "torch"],
 )
 def test_answers_are_those_of_requests_that_ran_all(
-    options: dict[str, Any], tmp_path: Path, rng: np.random.Generator
+    shape: dict[str, Any], options: dict[str, Any], tmp_path: Path, rng: np.random.Generator
 ) -> None:
     dtype = torch.bfloat16 if options["dtype"] == "bfloat16" else torch.float32
     folder = make_checkpoint(
-        tmp_path, "qwen3", seed=int(rng.integers(1000)), dtype=dtype, head_dim=32, max_position_embeddings=2048
+        tmp_path,
+        **{"family": "qwen3", "head_dim": 32, "max_position_embeddings": 2048, **shape},
+        seed=int(rng.integers(1000)),
+        dtype=dtype,
     )
     size = options["page_size"]
     first = rng.integers(0, 250, 2 * size + 50).tolist()
@@ -62,6 +66,7 @@ def test_answers_are_those_of_requests_that_ran_all(
             # What a random token has in common with the one that it replaces is a matter of luck.
             copied = [output.num_cached_tokens % size for output in outputs]
             assert llm.stats().prefix_partial_hits == sum(copied)
+            assert (llm.stats().num_window_pages > 0) == ("family" in shape), "windows have pages of their own"
             if cached:
                 assert all(output.num_cached_tokens >= cut for output, cut in zip(outputs, cuts[:2], strict=False))
                 assert outputs[2].num_cached_tokens == cuts[2] - 1
@@ -77,11 +82,10 @@ def test_answers_are_those_of_requests_that_ran_all(
     ("kind", "options"),
     [
         ("qwen3", {"page_size": 16}),
-        ("gemma3", {"page_size": 64}),
         ("lfm2", {"page_size": 64}),
     ],
 )
-def test_small_pages_windows_and_states_copy_none(
+def test_small_pages_and_states_copy_none(
     kind: str, options: dict[str, Any], tmp_path: Path, rng: np.random.Generator
 ) -> None:
     folder = make_checkpoint(tmp_path, kind, seed=3, dtype=torch.bfloat16)

@@ -12,6 +12,7 @@ from tests.engine.scheduler.harness import Harness, Settings
 from tests.engine.scheduler.test_random_traces import SchedulerTrace
 from tests.tiers import scaled
 from tokenmill.core.plan import StepPlan
+from tokenmill.engine.kv.window_pages import WindowSettings, most_window_pages, num_pages_ahead
 from tokenmill.engine.transfer.page_copies import MOST_COMPARED, PageCopies
 
 SIZE = 8
@@ -163,8 +164,16 @@ class CopyTrace(SchedulerTrace):
         eos=st.frozensets(st.integers(0, 49), max_size=6),
         max_loras=st.integers(1, 3),
         least_copied=st.sampled_from([1, 1, 2]),
+        window=st.sampled_from([0, 0, 1, 5, 9]),
+        num_windows=st.integers(1, 3),
     )
-    def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
+    def start(  # type: ignore[override]
+        self, num_pages: int, page_size: int, window: int, num_windows: int, **overrides: object
+    ) -> None:
+        if window:
+            depth, budget = int(str(overrides["depth"])), int(str(overrides["budget"]))
+            count = num_windows * most_window_pages(window, page_size) + num_pages_ahead(depth * budget, page_size)
+            overrides["window"] = WindowSettings(window, count)
         self.begin(num_pages, page_size, **overrides)
 
     def make_harness(self, settings: Settings) -> Harness:
@@ -176,10 +185,10 @@ class CopyTrace(SchedulerTrace):
 def check_copies(plan: StepPlan) -> None:
     """Check that a step writes no page twice, and reads none that it has written."""
     if plan.page_copies is not None:
-        sources, targets = plan.page_copies.tolist()
-        assert len(set(targets)) == len(targets)
-        for number, target in enumerate(targets):
-            assert target not in sources[number + 1 :], "a copy of a copy"
+        for sources, targets in plan.page_copies.reshape(-1, 2, plan.page_copies.shape[1]).tolist():
+            assert len(set(targets)) == len(targets)
+            for number, target in enumerate(targets):
+                assert target not in sources[number + 1 :], "a copy of a copy"
 
 
 TestCopyTrace = CopyTrace.TestCase

@@ -30,15 +30,15 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     Attributes:
         num_tokens: of `pages`, and of the beginning of the next one that can be copied.
         longer: a longer match of the same tokens without a recurrent state at its end, or None.
-        begins_as: where the next page begins as another one does that is cached: that page, and the node that it is
-            the first one of; see `PageCopies`.
+        begins_as: where the next page begins as another one does that is cached: the node that this is the first page
+            of, that page, and the one beside it in the window group; see `PageCopies`.
     """
 
     node: RadixNode
     pages: PageArray
     num_tokens: int
     longer: PrefixMatch | None = None
-    begins_as: tuple[int, RadixNode] | None = None
+    begins_as: tuple[RadixNode, int, int] | None = None
 
 
 class RadixTree:
