@@ -27,8 +27,8 @@ from safetensors.torch import save_file
 
 HEAD_DIM = 128
 PAIRS = HEAD_DIM // 2
-# Scores of the right place, of all layer 0's and layer 1's; the next best has a tenth to a third less.
-PREVIOUS_SCORE, MATCH_SCORE = 300.0, 250.0
+# The score of the token before in layer 0; the next best has a tenth less.
+PREVIOUS_SCORE = 300.0
 # Pairs that turn by less than so much from one token to the next tell no places apart; those that turn by more than so
 # much over the whole context tell no codes apart.
 LEAST_TURN, MOST_TURN = 0.1, 0.7
@@ -37,7 +37,12 @@ START = 0
 
 
 class InductionShape(msgspec.Struct, frozen=True):
-    """The shape of a model. By default a small one; Qwen3-0.6B's has 28 layers, 1024 wide, with 16 and 8 heads."""
+    """The shape of a model. By default a small one; Qwen3-0.6B's has 28 layers, 1024 wide, with 16 and 8 heads.
+
+    Attributes:
+        match_score: of the right place in layer 1; codes by chance alike score up to two thirds of it. The lower it is,
+            the less a format of KV may lose.
+    """
 
     max_position: int = 8448
     vocab_size: int = 8448
@@ -47,6 +52,7 @@ class InductionShape(msgspec.Struct, frozen=True):
     num_kv_heads: int = 1
     intermediate_size: int = 64
     rope_theta: float = 1e7
+    match_score: float = 250.0
 
     @property
     def turns(self) -> np.ndarray:
@@ -158,7 +164,7 @@ def _attend_behind_equal_tokens(weights: dict[str, torch.Tensor], shape: Inducti
     for sign, place in enumerate(places):
         query[place, sign] = 1
         key[place, size + sign] = 1
-    _set_head(weights, query, key, MATCH_SCORE)
+    _set_head(weights, query, key, shape.match_score)
     _copy_codes(weights, shape, to=2 * size, scale=1.0)
 
 

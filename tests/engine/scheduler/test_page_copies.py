@@ -112,6 +112,22 @@ def test_request_that_needs_all_pages_reads_one_of_its_own() -> None:
     assert target == used[0]
 
 
+def test_request_that_cannot_begin_after_all_gives_its_copy_back() -> None:
+    harness = Harness(page_size=4, num_pages=12, budget=40, least_copied=2)
+    run_to_end(harness, [*range(8)])
+    state = harness.scheduler.state
+    request = state.requests[harness.add([0, 1, 2, 40, 41, 42], 4)]
+    match = state.match(request, state.step + 1)
+    assert match.num_tokens == 3
+    assert not state.resources.acquire_all(request, match, 6, state.step + 1)
+    assert harness.kv.num_pinned == 3
+    state.resources.release_all(request, state.step + 1)
+    assert harness.kv.num_pinned == 0
+    harness.scheduler.check_invariants()
+    harness.drain()
+    assert len(copies(harness)) == 1
+
+
 def test_only_so_many_pages_are_compared() -> None:
     harness = Harness(
         page_size=4, num_pages=MOST_COMPARED + 8, budget=40, max_model_len=16, max_num_seqs=1, least_copied=3
