@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kern
 
 FORMATS = ["auto", "int8", "int8-int4", "int4"]
 LENGTHS = [1024, 2048, 4096, 8192]
-# Near the least at which each format recalls all at this length (6 once; at 5 int4 recalled 7% of a copy, bfloat16 55%).
+# Near the least at which each format recalls all at this length: 6; at 5 int4 copied 7% of a text, bfloat16 55%.
 SHAPE = InductionShape(match_score=10.0)
 
 
