@@ -44,7 +44,8 @@ PROCESSES = {
 SLOW = {
     "cli": "embed estimate",
     "engine/loop": (
-        "bad_starts greedy_equality kv_bits kv_matrix memory_fit native_pass shared_prefix states_on_disk window_groups"
+        "bad_starts greedy_equality kv_bits kv_matrix memory_fit native_pass partial_hits recall shared_prefix "
+        "states_on_disk window_groups"
     ),
     "engine/parallel": "exactness forward slices",
     "engine/parallel/devices": "collective",
@@ -80,6 +81,8 @@ DRAWN = {
     "cli": {"bad_starts": 2, "bad_starts::*": 5, "main": 3, "serve": 2},
     "engine/loop": {
         "greedy_equality": 4,
+        "partial_hits": 3,
+        "recall": 2,
         "shared_prefix": 2,
         "window_groups": 2,
         "window_groups::test_tokens_are_those_of_whole_pages_in_float32": 1,

@@ -88,6 +88,7 @@ class EngineStats(EngineMessage, kw_only=True):
             elsewhere; encoder_failed_loads: outputs that were to come, and were encoded here.
         num_states_kept, num_state_hits, num_states_given_up: recurrent states that were kept of prefixes, those that
             requests began with, and those that were given up.
+        prefix_partial_hits: those of the prefix hits that were copied out of pages which end otherwise.
         num_loaded_tokens, num_stored_tokens: tokens whose KV was loaded from a source, and stored in one.
         num_window_pages, num_window_pages_pinned, num_window_pages_evictable: as those above, of the window group.
         kv_lifetime, kv_idle, kv_reuse_gap: seconds of a sample of cached pages, see `PageLives`.
@@ -105,6 +106,7 @@ class EngineStats(EngineMessage, kw_only=True):
     prefix_hits: int
     prompt_tokens: int
     generation_tokens: int
+    prefix_partial_hits: int = 0
     num_corrupted: int = 0
     num_queued: int = 0
     is_stuck: bool = False

@@ -96,6 +96,8 @@ class StepPlan(msgspec.Struct, frozen=True):
         window_pages: new entries of the page table of layers with a window, if they have a table of their own. Entries
             of pages behind a window stay in it: they are never read again.
         states: recurrent states to load and keep; None: none.
+        page_copies: [2, C] int32, pages and those that become copies of them before the step, in this order; with a
+            window group [4, C], the same of that group. None: absent.
         transfers: pages to load and save beside the step, which may then have no requests; None: none.
     """
 
@@ -116,6 +118,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     window_pages: PageEntries | None = None
     states: PlanStates | None = None
     load: tuple[str, ...] = ()
+    page_copies: IntArray | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -128,7 +128,7 @@ def test_what_lies_behind_windows_and_on_page_0_is_never_read(
                 plan: Any, previous: Any, start: Any = start, runner: Any = runner, pool: Any = windows.pages
             ) -> Any:
                 free = [0, *(page for page in range(1, pool.pool.num_pages) if pool.pool._is_free[page])]
-                groups = zip(runner._attention.backends, runner._attention._are_windowed, strict=True)
+                groups = zip(runner._attention.backends, runner._attention.are_windowed, strict=True)
                 for backend, is_windowed in groups:
                     if is_windowed:
                         for tensor in tensors_of(backend.kv):

@@ -66,6 +66,7 @@ class Settings:
     state_slots: int = 0
     connect: Callable[[Harness], KVConnector] | None = None
     window: WindowSettings | None = None
+    least_copied: int = 0
 
 
 @dataclass
@@ -127,6 +128,7 @@ class Harness:
             speculation=s.speculation,
             transfers=s.transfers,
             window=s.window,
+            least_copied=s.least_copied,
         )
         drafter = HalfRightDrafter(s.drafts) if s.drafts else None
         self.scheduler = self.header.make_scheduler(drafter=drafter)

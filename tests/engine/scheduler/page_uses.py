@@ -48,6 +48,8 @@ class PageUses:
             if windows is not None:
                 first = max(0, start - windows.window + 1) // page_size
                 behind |= {self._window_table[row, number] for number in range(first, last + 1)}
+        if plan.page_copies is not None:
+            full |= {*plan.page_copies[:2].flatten().tolist()}
         self._by_step[plan.step] = full, behind
 
     def _watch(self, pool: PagePool, in_use: Callable[[], set[int]]) -> None:

@@ -34,6 +34,7 @@ class TransferTrace(SchedulerTrace):
         eos=st.frozensets(st.integers(0, 49), max_size=6),
         seed=st.integers(0, 2**32),
         trouble=st.sampled_from([0.0, 0.1, 0.4]),
+        least_copied=st.sampled_from([0, 1, 2]),
     )
     def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
         self.begin_with_sources(num_pages, page_size, **overrides)

@@ -136,10 +136,10 @@ class KVManager:
     def missing_page(self, request: Request, match: PrefixMatch) -> PageKey | None:
         """Return the page that would lengthen a match; None if it could not be matched anyway."""
         match = match.longer or match
-        end = match.num_tokens + self.page_size
-        if request.needs_whole_prompt or not self.shares_prefixes or end >= request.num_tokens:
+        start = len(match.pages) * self.page_size
+        if request.needs_whole_prompt or not self.shares_prefixes or start + self.page_size >= request.num_tokens:
             return None
-        return match.node, request.token_ids[match.num_tokens : end].tobytes()
+        return match.node, request.token_ids[start : start + self.page_size].tobytes()
 
     def num_common_tokens(self, request: Request, other: Request) -> int:
         """Return how many of a waiting request's matchable tokens another one begins with, in whole pages."""

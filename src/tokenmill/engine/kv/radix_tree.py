@@ -28,13 +28,17 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     """Longest cached prefix of a token sequence. `node` is its deepest node, to be locked before anything else.
 
     Attributes:
+        num_tokens: of `pages`, and of the beginning of the next one that can be copied.
         longer: a longer match of the same tokens without a recurrent state at its end, or None.
+        begins_as: where the next page begins as another one does that is cached: the node that this is the first page
+            of, that page, and the one beside it in the window group; see `PageCopies`.
     """
 
     node: RadixNode
     pages: PageArray
     num_tokens: int
     longer: PrefixMatch | None = None
+    begins_as: tuple[RadixNode, int, int] | None = None
 
 
 class RadixTree:
@@ -66,7 +70,7 @@ class RadixTree:
         while (child := self._child(node, tokens[depth:])) is not None:
             common = child.num_common_pages(tokens[depth:])
             if common < child.num_pages:
-                child = self._split(child, common)
+                child = self.split(child, common)
             child.last_used = step
             self._offer(child)
             found.append(child.pages)
@@ -104,7 +108,7 @@ class RadixTree:
         while (child := self._child(node, tokens[depth * self.page_size :])) is not None:
             common = child.num_common_pages(tokens[depth * self.page_size :])
             if common < child.num_pages:
-                child = self._split(child, common)
+                child = self.split(child, common)
             depth += common
             node = child
         duplicates, new = pages[:depth], pages[depth:]
@@ -212,7 +216,7 @@ class RadixTree:
             return None
         return node.children.get(tokens[: self.page_size].tobytes())
 
-    def _split(self, node: RadixNode, count: int) -> RadixNode:
+    def split(self, node: RadixNode, count: int) -> RadixNode:
         """Put the first `count` pages of an edge into a new node above it; requests that hold `node` keep it."""
         parent = node.parent
         assert parent is not None, "a root has no edge to split"

@@ -182,10 +182,7 @@ class WindowPages:
             Entries of the page table that are in no plan yet: the number of the first, and the pages.
         """
         table = self._tables[request_id]
-        end = table.first + len(table.pages)
-        missing = -(-num_tokens // self.page_size) - end
-        if missing <= 0 and table.num_sent == end:
-            return end, []
+        missing = -(-num_tokens // self.page_size) - table.end
         if missing > 0:
             self._evict(missing - self.pool.num_free)
             fresh = self.pool.allocate(missing)
@@ -194,6 +191,11 @@ class WindowPages:
             table.pages += fresh
         first, table.num_sent = table.num_sent, table.end
         return first, table.pages[first - table.first :]
+
+    def page_at(self, request_id: str, number: int) -> int:
+        """Return a request's page of that number, which it has."""
+        table = self._tables[request_id]
+        return table.pages[number - table.first]
 
     def keep(self, request_id: str, num_computed: int, is_idle: bool) -> None:
         """Release the pages behind the window: a step is committed, and later ones begin at `num_computed` or behind.

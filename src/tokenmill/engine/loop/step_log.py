@@ -109,6 +109,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
     transfers: TransferSettings | None = None
     window: WindowSettings | None = None
     keeps_kv: bool = True
+    least_copied: int = 0
 
     @classmethod
     def from_config(
@@ -150,14 +151,17 @@ class LogHeader(msgspec.Struct, kw_only=True):
             drafter = Speculation(self.speculation)
         make_cache = RadixTree if self.enable_prefix_caching else NullCache
         cache = make_cache(self.page_size, policy=policies_of(self.scheduler).eviction)
-        kv: KVManager = NoKV(self.page_size)
-        if self.keeps_kv:
-            kv = KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size)
+        pool = PagePool(self.num_pages + RESERVED_PAGES)
+        kv = KVManager(pool, cache, self.page_size) if self.keeps_kv else NoKV(self.page_size)
         standard = standard_resources(self.scheduler, kv, self.window, self.depth)
         if self.transfers is not None:
             from tokenmill.engine.transfer.state import TransferState
 
             standard.append(TransferState(kv, self.transfers, standard))
+        if self.least_copied:
+            from tokenmill.engine.transfer.page_copies import PageCopies
+
+            standard.append(PageCopies(kv, self.least_copied, standard))
         make = find_scheduler(self.scheduler.scheduler_cls)
         return make(self.scheduler, kv, (*standard, *resources), () if drafter is None else (drafter,))
 

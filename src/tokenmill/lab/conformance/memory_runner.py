@@ -127,6 +127,8 @@ class PagedMemoryRunner:
             self.owners[new.row] = new
             self.token_table[new.row, : len(new.token_ids)] = new.token_ids
         self.page_table[plan.page_rows, plan.page_numbers] = plan.page_ids
+        if plan.page_copies is not None:
+            self.copy_pages(plan.page_copies)
         self.enter_drafts(plan)
         if self.windows is not None:
             self.windows.execute(plan, self.token_table)
@@ -149,6 +151,14 @@ class PagedMemoryRunner:
         result = result_of(plan, brought, prompt_logprobs=logprobs, embeddings=vectors)
         self.starts.append(result.token_starts)
         return result
+
+    def copy_pages(self, copies: np.ndarray) -> None:
+        """Copy pages one after the other, [source, target] of the full group, then of the windows if there are some."""
+        for source, target, *beside in copies.T.tolist():
+            self.memory[target] = self.memory[source]
+            if self.windows is not None:
+                window_source, window_target = beside
+                self.windows.memory[window_target] = self.windows.memory[window_source]
 
     def run_states(self, plan: StepPlan) -> None:
         """Run "recurrent states": each is the tokens that it has seen, exactly those before the step's; no drafts."""

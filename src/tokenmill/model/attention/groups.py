@@ -24,7 +24,7 @@ class GroupedAttention:
     """A backend for each group of layers, chosen by `AttentionLayer.group`.
 
     Attributes:
-        backends: one per group.
+        backends: one per group. are_windowed: True for each with pages of the window group.
     """
 
     def __init__(self, backends: Sequence[AttentionBackend], are_windowed: Sequence[bool] = ()) -> None:
@@ -34,15 +34,15 @@ class GroupedAttention:
             are_windowed: True for each group with pages of the window group; empty if no group has them.
         """
         self.backends = tuple(backends)
-        self._are_windowed = tuple(are_windowed) or (False,) * len(self.backends)
+        self.are_windowed = tuple(are_windowed) or (False,) * len(self.backends)
         kvs = [backend.kv for backend in backends]
         assert all(isinstance(kv, KVCache) for kv in kvs), "a group has one memory"
         self.kv = GroupedKV([kv for kv in kvs if isinstance(kv, KVCache)])
 
     def plan(self, batch: ForwardBatch) -> tuple[Any, ...]:
         """Return the plan of each group's backend for the batch."""
-        batches = batch, batch.in_windows if any(self._are_windowed) else batch
-        pairs = zip(self.backends, self._are_windowed, strict=True)
+        batches = batch, batch.in_windows if any(self.are_windowed) else batch
+        pairs = zip(self.backends, self.are_windowed, strict=True)
         return tuple(backend.plan(batches[is_windowed]) for backend, is_windowed in pairs)
 
     def forward(self, qkv: AnyArray, layer: AttentionLayer, plan: tuple[Any, ...]) -> AnyArray:
@@ -64,7 +64,7 @@ class GroupedPagedAttention(GroupedAttention):
 
     def in_graphs(self) -> GroupedPagedAttention:
         """Return a backend over the same memories that attends as in CUDA graphs."""
-        return GroupedPagedAttention([backend.in_graphs() for backend in self._paged], self._are_windowed)
+        return GroupedPagedAttention([backend.in_graphs() for backend in self._paged], self.are_windowed)
 
     def before_replay(self, context_lens: np.ndarray) -> bool:
         """Plan every group before a replay."""

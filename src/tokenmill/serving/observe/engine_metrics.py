@@ -116,6 +116,7 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "engine_steps", "Steps of the engine", stats.step
     yield "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prefix_queries
     yield "prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits
+    yield "prefix_cache_partial_hits", "Those of them in pages that end otherwise, copied", stats.prefix_partial_hits
     yield "num_preemptions", "Requests preempted", stats.num_preemptions
     yield "external_prefix_cache_hits", "Prompt tokens whose KV came from elsewhere", stats.num_loaded_tokens
     yield "kv_stored_tokens", "Tokens whose KV was stored elsewhere", stats.num_stored_tokens

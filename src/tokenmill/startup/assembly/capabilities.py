@@ -13,6 +13,7 @@ from tokenmill.startup.assembly.grammars import Grammars
 from tokenmill.startup.assembly.kv_metrics import KVMetrics
 from tokenmill.startup.assembly.kv_transfer import KVEvents, KVTransfers
 from tokenmill.startup.assembly.media import Images, Sound
+from tokenmill.startup.assembly.partial_hits import PartialHits
 from tokenmill.startup.assembly.pooling import Pooling
 from tokenmill.startup.assembly.prompt_progress import PromptsInProgress
 from tokenmill.startup.assembly.recurrent_states import RecurrentStates
@@ -31,6 +32,7 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     RecurrentStates,  # layers with a state instead of KV
     Windows,  # layers that attend to the last tokens only
     Speculation,  # drafts: by n-grams, by a suffix tree, by a draft model
+    PartialHits,  # prompts that differ inside a large page begin there
     KVTransfers,  # KV on disk, in the host's memory, from plug-ins and other engines
     Sleep,  # the memory of KV is given back while nobody asks
     PromptsInProgress,  # how far the prompts of those that ask are computed

@@ -49,7 +49,7 @@ class Resource:
         return ""
 
     def shorten(self, request: Request, match: PrefixMatch, step: int) -> PrefixMatch:
-        """Return the part of a cached prefix behind which the request can begin."""
+        """Return the part of a cached prefix behind which the request can begin; `PageCopies` alone makes it longer."""
         return match
 
     def can_follow(self, request: Request, writer: Request, match: PrefixMatch) -> bool:

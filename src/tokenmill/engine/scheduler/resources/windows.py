@@ -62,8 +62,6 @@ class Windows(PageGroup):
 
     def shorten(self, request: Request, match: PrefixMatch, step: int) -> PrefixMatch:
         """Return the longest part of a match that is a hit in this group too."""
-        if not match.num_tokens:
-            return match
         num_tokens = self.pages.reach(match.pages) * self._kv.page_size
         return match if num_tokens == match.num_tokens else self._kv.match(request, step, num_tokens)
 
