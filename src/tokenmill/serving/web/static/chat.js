@@ -33,7 +33,7 @@ export function Chat({ isShown }) {
   const acts = {
     edit: (...given) => desk.edit(...given), again: (one) => desk.again(one), choose: (one) => desk.choose(one),
     goOn: (one) => desk.goOn(one), branchAt: (...given) => desk.branchAt(...given),
-    watch: (draw) => desk.answers.watch(desk.open.id, draw),
+    fail: (text) => desk.fail(text), watch: (draw) => desk.answers.watch(desk.open.id, draw),
   };
   return html`<div class="chat" hidden=${!isShown}>
     <nav class="list ${panel === "list" ? "shown" : ""}" aria-label=${t("chat.conversations")}
@@ -56,7 +56,7 @@ export function Chat({ isShown }) {
             <${Tools} text=${desk.open.settings.tools} />
             ${shown.map((message) => html`<${Message} key=${desk.open.id + message.id} message=${message} acts=${acts}
               choices=${siblings(desk.open, message)} isBusy=${desk.writes !== ""}
-              canGoOn=${message === last && canGoOn(message)} />`)}
+              canGoOn=${message === last && canGoOn(message)} passages=${asked(shown, message)?.passages} />`)}
             ${desk.error && html`<p class="error" role="alert">${desk.error}</p>`}
           </div>
         </div>
@@ -66,7 +66,7 @@ export function Chat({ isShown }) {
       <${Announcer} answers=${desk.answers} id=${desk.open.id} writes=${desk.writes} />
       <${Composer} desk=${desk} last=${last} isShown=${isShown} onSend=${follow.toEnd} />
     </section>
-    ${panel === "settings" && html`<${Settings} settings=${desk.open.settings} defaults=${model.defaults}
+    ${panel === "settings" && html`<${Settings} settings=${desk.open.settings} model=${model}
       change=${(settings) => desk.set(settings)} close=${() => showPanel("")} />`}
     ${panel === "models" && html`<${ModelsPanel} chosen=${model.name} choose=${(id) => desk.useModel(id)} close=${() => showPanel("")} />`}
     ${desk.removed && html`<${Removed} desk=${desk} />`}
@@ -85,7 +85,8 @@ function useModel(desk) {
     if (!id || (models.areSeveral && state !== "ready")) return undefined;
     let isOver = false;
     getJson(models.path("server_info", card.parent ?? id)).then(({ engine, default_sampling: defaults }) => {
-      if (!isOver) setInfo({ id, defaults, takesImages: engine.takes_images, takesSound: engine.max_clip_seconds > 0 });
+      if (!isOver) setInfo({ id, defaults, takesImages: engine.takes_images, takesSound: engine.max_clip_seconds > 0,
+        mostSeconds: engine.max_clip_seconds });
     }, () => {});
     return () => {
       isOver = true;
@@ -95,8 +96,13 @@ function useModel(desk) {
   const isKnown = info.id === id && id !== "";
   return { name: id, state, progress: card?.progress, defaults: isKnown ? info.defaults : {},
     takesImages: isKnown ? info.takesImages : capabilities.includes("vision"),
+    context: card?.max_model_len ?? 0, mostSeconds: isKnown ? info.mostSeconds : 0,
     takesSound: isKnown ? info.takesSound : capabilities.includes("audio") };
 }
+
+// The message of a person that an answer answers.
+const asked = (shown, { role, id }) => (role === "assistant"
+  ? shown.slice(0, shown.findIndex((one) => one.id === id)).findLast((one) => one.role === "user") : undefined);
 
 function ModelButton({ model: { name, state, progress }, isOpen, open }) {
   return html`<button type="button" class="quiet model" title=${name} aria-expanded=${isOpen} onClick=${open}>${name}
