@@ -14,7 +14,7 @@ from tests.serving.web.test_pdf import attach, pdf
 WORDS = ["river", "bank", "stone", "wheel", "sack", "flour", "road", "cart", "horse", "bread", "wind", "sail", "rope"]
 FACTS = {
     "The bishop of Wexley owed the mill eleven geese.": "How many geese did the bishop owe?",
-    "磨坊主的女儿名叫秋水，她养了三只猫。": "秋水养了几只猫",
+    "磨坊主的女儿名叫秋水。她养了三只猫。": "秋水养了几只猫",
     "Die Mühle brannte im Jahr 1731 völlig ab.": "In welchem Jahr brannte die MUHLE?",
 }
 HOSTILE = '``````\n</pre><script>globalThis.hacked=1</script><img src=x onerror="globalThis.hacked=2"> zebra'
@@ -144,7 +144,8 @@ AGE = """() => new Promise((resolve) => {
   const request = indexedDB.open("tokenmill");
   request.onsuccess = () => {
     const transaction = request.result.transaction(["conversations", "heads"], "readwrite");
-    for (const name of ["conversations", "heads"]) transaction.objectStore(name).openCursor().onsuccess = ({ target }) => {
+    for (const name of ["conversations", "heads"])
+     transaction.objectStore(name).openCursor().onsuccess = ({ target }) => {
       if (!target.result) return;
       if (target.result.value.deleted) target.result.update({ ...target.result.value, deleted: 1 });
       target.result.continue();

@@ -29,7 +29,18 @@ SYNTHESIS = """(() => {
 FOREIGN = ("Far away", "en-US", False)
 OWN = ("At home", "en-GB", True)
 GERMAN = ("Zu Hause", "de-DE", True)
-ANSWER = "# The mill\n\nIt **grinds** grain. Is it old?\n\n- one\n- two\n\n```python\nunspoken = 1\n```\n\nAnd $x^2$ ends it."
+ANSWER = """# The mill
+
+It **grinds** grain. Is it old?
+
+- one
+- two
+
+```python
+unspoken = 1
+```
+
+And $x^2$ ends it."""
 
 
 @pytest.fixture

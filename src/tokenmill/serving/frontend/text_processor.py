@@ -223,6 +223,7 @@ class TextProcessor:
                     kv_transfer_params=message.kv_transfer_params,
                     adapter=message.adapter,
                     media=prepared.media,
+                    deadline=message.deadline,
                 )
             )
         return requests
