@@ -52,7 +52,10 @@ export function Chat({ isShown }) {
       <div class="scroller">
         <div class="messages" tabindex="0" role="region" aria-label=${t("chat.messages")} ref=${box} ...${follow.handlers}>
           <div class="sheet" ref=${sheet}>
-            ${shown.length === 0 && html`<${Greeting} model=${model} ask=${(text) => desk.send(text, [])} />`}
+            ${shown.length === 0 && html`<${Greeting} model=${model} ask=${(text) => desk.send(text, [])} askOfFile=${(text) => {
+              desk.setDraft(text);
+              document.querySelector(".composer input[type=file]").click();
+            }} />`}
             <${Tools} text=${desk.open.settings.tools} />
             ${shown.map((message) => html`<${Message} key=${desk.open.id + message.id} message=${message} acts=${acts}
               choices=${siblings(desk.open, message)} isBusy=${desk.writes !== ""}
@@ -132,15 +135,21 @@ function useKeys(isShown, desk, toggle, showPanel) {
   });
 }
 
-// Things to try: of what most models can do, in a few seconds each.
-const TRIES = ["try.story", "try.token", "try.code"];
+// Three things to try, of what the model can do, in a few seconds each. The demo model knows English alone, and TokenMill.
+const DEMO = "tokenmill-demo";
+const WITH_FILE = ["try.image", "try.sound"];
 
-function Greeting({ model, ask }) {
+function triesOf({ name, takesImages, takesSound }) {
+  if (name === DEMO) return ["try.demo.story", "try.demo.mill", "try.demo.preempted"];
+  return [takesImages && "try.image", takesSound && "try.sound", "try.story", "try.token", "try.code"].filter(Boolean).slice(0, 3);
+}
+
+function Greeting({ model, ask, askOfFile }) {
   const key = (text) => html`<kbd>${text}</kbd>`;
   const keys = { enter: key("Enter"), shift: key("Shift"), esc: key("Esc"), ctrl: key("Ctrl"), k: key("K"), o: key("O"), s: key("S") };
   return html`<div class="greeting"><h2>${model.name ? t("greeting", { model: model.name }) : t("greeting.noModel")}</h2>
-    <div class="tries">${TRIES.map((name) => html`<button type="button" class="quiet" key=${name}
-      onClick=${() => ask(t(name))}>${t(name)}</button>`)}</div>
+    <div class="tries">${triesOf(model).map((name) => html`<button type="button" class="quiet" key=${name}
+      onClick=${() => (WITH_FILE.includes(name) ? askOfFile : ask)(t(name))}>${t(name)}</button>`)}</div>
     <p>${t("greeting.kept")}</p>
     <p class="keys">${parts("greeting.keys", keys)}</p></div>`;
 }
