@@ -233,10 +233,10 @@ def test_passages_are_the_text_and_ranks_are_those_of_the_formula(echo, open_pag
 
 def bm25(passages, question):
     """The slow way: Robertson and Zaragoza (2009), with k1 1.2 and b 0.75."""
-    split = [re.findall(r"\w+", unaccented(passage)) for passage in passages]
+    split = [stemmed(passage) for passage in passages]
     average = sum(map(len, split)) / len(split)
     scores = [0.0] * len(split)
-    for word in set(re.findall(r"\w+", unaccented(question))):
+    for word in set(stemmed(question)):
         holders = sum(word in words for words in split)
         weight = math.log(1 + (len(split) - holders + 0.5) / (holders + 0.5))
         for place, words in enumerate(split):
@@ -245,9 +245,41 @@ def bm25(passages, question):
     return sorted(((place, score) for place, score in enumerate(scores) if score), key=lambda one: -one[1])
 
 
-def unaccented(text):
+def stemmed(text):
+    """Words without accents, and the beginnings of those of more than five letters beside them."""
     parts = unicodedata.normalize("NFKD", text)
-    return "".join(one for one in parts if not unicodedata.combining(one)).lower()
+    found = re.findall(r"\w+", "".join(one for one in parts if not unicodedata.combining(one)).lower())
+    return [form for word in found for form in ([word, word[:5] + "*"] if len(word) > 5 else [word])]
+
+
+RANKED = {
+    "Why is a request preempted?": [
+        "Why? Why is it so, and what is a why?",
+        "A preemption takes the pages of a request.",
+    ],
+    "Warum werden Anfragen verdrängt?": [
+        "Warum, warum werden wir das?",
+        "Die Verdrängung nimmt einer Anfrage die Seiten.",
+    ],
+    "Pourquoi une requête est-elle évincée ?": ["Pourquoi est-elle une ?", "Les requêtes évincées attendent."],
+    "¿Por qué se desalojan las peticiones?": ["¿Por qué? ¿Por qué?", "Una petición desalojada espera."],
+    "为什么请求被抢占": ["为什么。为什么。", "抢占会拿走请求的页。"],
+    "who": ["Nobody knows.", "Who is there?"],
+}
+
+
+@pytest.mark.parametrize("question", RANKED)
+def test_what_a_question_is_about_counts_not_what_questions_are_made_of(echo, open_page, question):
+    page = open_page(echo.url)
+    page.get_by_label("Your message").wait_for()
+    best = page.evaluate(
+        """async ([texts, question]) => {
+          const { Index, rank } = await import("/web/passages.js");
+          return rank(await Promise.all(texts.map((text) => Index.of(text))), question)[0]?.which;
+        }""",
+        [RANKED[question], question],
+    )
+    assert best == 1
 
 
 @pytest.mark.parametrize("text", ["", "x", "漢" * 5000, "😀" * 5000, "a" * 5000, "ที่นี่มีโรงสี" * 300])

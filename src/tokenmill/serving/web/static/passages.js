@@ -18,6 +18,21 @@ const SCRIPTS = ["Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer"
 const LETTERS = "\\p{L}\\p{N}\\p{M}";
 const RUNS = new RegExp(`([[${SCRIPTS}]&&[${LETTERS}]]+)|[[${LETTERS}]--[${SCRIPTS}]]+`, "gv");
 const BREATH_MS = 10;
+// The beginnings of words stand for their stems: in the languages of Europe that finds "preemption" by "preempted".
+const STEM = 5;
+const NONE = new Set();
+// What questions are made of, whatever they are about; it would find passages that ask something.
+const ASIDE = new Set(`a about an and are as at be been but by can could did do does for from had has have how i if in into is it its
+  me my no not of on or say says she should so tell that the their them then there these they this to was we were what when where
+  which who whom whose why will with would you your
+  aber als am auch auf aus bei das dass dem den der des die du ein eine einem einen einer er es fur hat haben ich ihr im in ist kann
+  man mit nach nicht nur oder sich sie sind und uber um von vom wann war warum was welche welchem welchen welcher welches wem wen wenn
+  wer werden wessen wie wieso wir wird wo wofur wurde zu zum zur
+  au aux avec ce ces cette combien comment dans de des du elle en est et etait il ils je la le les leur lui mais ne nous on ou
+  par pas pour pourquoi quand que quel quelle quelles quels qui quoi sa se ses son sont sur tu un une vous
+  al como con cual cuales cuando cuanta cuantas cuanto cuantos del donde el ella en era es esta este estos hay la las lo los no
+  para pero por porque que quien quienes se si sin son su sus te una uno unos y
+  什么 为什 怎么 如何 哪里 哪个 哪些 多少 这个 那个 是否 可以`.split(/\s+/));
 
 // The places of the passages of a text, [from, to]: one after the other they are the text.
 export function cut(text) {
@@ -47,19 +62,21 @@ function endOf(text, from, most) {
   return isTorn ? last - 1 : last;
 }
 
-// What is looked for: small letters without accents. Of scripts without spaces pairs, and in texts (`withSingles`)
-// single characters too, since a question may be one.
-export function words(text, withSingles) {
+// What is looked for: small letters without accents, and the beginnings of long words. Of scripts without spaces pairs, and
+// in texts (`singles`) single characters too, since a question may be one. `aside`: words that are left out.
+export function words(text, { singles = false, aside = NONE } = {}) {
   const found = [];
   const plain = text.normalize("NFKD").replaceAll(/[\u0300-\u036f]/g, "").normalize("NFC").toLowerCase();
+  const take = (word) => aside.has(word) || found.push(word);
   for (const [run, dense] of plain.matchAll(RUNS)) {
-    if (!dense) {
+    if (dense) {
+      const characters = [...run];
+      if (singles || characters.length === 1) found.push(...characters);
+      for (let at = 1; at < characters.length; at += 1) take(characters[at - 1] + characters[at]);
+    } else if (!aside.has(run)) {
       found.push(run);
-      continue;
+      if (run.length > STEM) found.push(`${run.slice(0, STEM)}*`);
     }
-    const characters = [...run];
-    if (withSingles || characters.length === 1) found.push(...characters);
-    for (let at = 1; at < characters.length; at += 1) found.push(characters[at - 1] + characters[at]);
   }
   return found;
 }
@@ -87,7 +104,7 @@ export class Index {
   }
 
   #read(passage) {
-    const found = words(this.text.slice(...this.places[passage]), true);
+    const found = words(this.text.slice(...this.places[passage]), { singles: true });
     const counts = new Map();
     for (const word of found) counts.set(word, (counts.get(word) ?? 0) + 1);
     for (const [word, count] of counts) {
@@ -100,12 +117,17 @@ export class Index {
 
 const sum = (numbers) => numbers.reduce((total, one) => total + one, 0);
 
+function wantedOf(question) {
+  const own = words(question, { aside: ASIDE });
+  return new Set(own.length ? own : words(question));
+}
+
 // [{which, passage, score}] of all passages that have a word of the question, the best first; `which`: of the indexes.
 export function rank(indexes, question) {
   const total = sum(indexes.map(({ lengths }) => lengths.length));
   const average = Math.max(1, sum(indexes.map(({ lengths }) => sum(lengths))) / Math.max(1, total));
   const scores = indexes.map(({ lengths }) => new Float64Array(lengths.length));
-  for (const word of new Set(words(question, false))) {
+  for (const word of wantedOf(question)) {
     const lists = indexes.map(({ postings }) => postings.get(word) ?? []);
     const holders = sum(lists.map(({ length }) => length / 2));
     const weight = Math.log(1 + (total - holders + 0.5) / (holders + 0.5));
