@@ -177,6 +177,33 @@ def test_a_document_that_the_browser_does_not_keep_is_not_sent(echo, open_page, 
     assert "hello" in asked(page, "hello")
 
 
+def test_files_of_a_draft_stay_with_it(echo, open_page):
+    page = open_page(echo.url)
+    composer = page.locator("form.composer")
+    asked(page, "the first")
+    add_file(page, "one.txt", "first")
+    composer.get_by_text("one.txt").wait_for()
+    page.get_by_role("button", name="New conversation").click()
+    until(page, lambda: composer.get_by_text("one.txt").count() == 0)
+    add_file(page, "two.txt", "second")
+    composer.get_by_text("two.txt").wait_for()
+    page.reload()
+    composer.get_by_text("two.txt").wait_for()
+    assert composer.locator(".file").count() == 1, "of the conversation that is open"
+    page.get_by_role("button", name="Remove two.txt").click()
+    page.get_by_role("button", name="the first", exact=True).click()
+    composer.get_by_text("one.txt").wait_for()
+    assert composer.locator(".file").count() == 1
+    page.reload()
+    composer.get_by_text("one.txt").wait_for()
+    assert "one.txt\n```\nfirst\n```" in asked(page, "what is in it")
+    page.reload()
+    answers(page).last.wait_for()
+    page.get_by_role("button", name="New conversation").click()
+    page.get_by_role("heading", name=re.compile("^Ask ")).wait_for()
+    assert composer.locator(".file").count() == 0
+
+
 def test_the_text_of_a_long_pdf_is_searched(echo, open_page):
     page = open_page(echo.url)
     fact = "the miller counts nine zebras"

@@ -32,10 +32,7 @@ export function Composer({ desk, last, isShown, onSend }) {
     event.preventDefault();
     desk.addFiles(found);
   };
-  const remove = (list) => (index) => {
-    list.splice(index, 1);
-    desk.redraw();
-  };
+  const remove = (list) => (index) => desk.removeFile(list, index);
   const onKey = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   };

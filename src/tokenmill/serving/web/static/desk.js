@@ -5,9 +5,9 @@ import { Answers, BROKEN, STOPPED } from "./answers.js";
 import { bodyOf } from "./body.js";
 import { add, ancestors, branch, choose, imported, newConversation } from "./conversation.js";
 import { fitted, importedDocuments, passagesFor } from "./documents.js";
-import { place } from "./place.js";
-import { allHeads, documentsOf, eachConversation, forget, keep, keepDocuments, KEPT_DELETED_MS, load, markDeleted, watchStore,
-  whyNotKept } from "./store.js";
+import { draftId, place } from "./place.js";
+import { allHeads, documentsOf, draftOf, eachConversation, forget, keep, keepDocuments, keepDraft, KEPT_DELETED_MS, load, markDeleted,
+  watchStore, whyNotKept } from "./store.js";
 import { t } from "./texts.js";
 import { prefixBefore } from "./tokens.js";
 import { download, oncePerFrame } from "./ui.js";
@@ -21,6 +21,8 @@ export class Desk {
   removed = null; // the head of the conversation that was deleted last
   #taking = new Set();
   #asking = null;
+  #draftRead;
+  #drafting = new Promise((resolve) => { this.#draftRead = resolve; }); // until files of the draft are there
 
   constructor(redraw) {
     this.redraw = redraw;
@@ -41,7 +43,11 @@ export class Desk {
     });
     const id = place.openId();
     const found = id && await load(id);
-    if (found && !found.deleted && !this.open.messages.length) this.show(found);
+    const isShown = found && !found.deleted && !this.open.messages.length;
+    const begun = this.#drafting;
+    if (isShown) this.show(found);
+    await (begun === this.#drafting ? this.#readDraft() : this.#drafting);
+    this.#draftRead();
     await this.#list();
     const gone = this.heads.filter(({ deleted }) => deleted && deleted < Date.now() - KEPT_DELETED_MS);
     for (const head of gone) await forget(head.id);
@@ -121,10 +127,7 @@ export class Desk {
     const found = await this.#prepared(asked, text, before, files);
     if (!found) return;
     this.#answerTo((conversation) => {
-      if (conversation === this.open) this.setDraft("");
-      else place.setDraft(conversation, "");
-      this.images = [];
-      this.files = [];
+      this.#clearDraft(conversation);
       return add(conversation, before.at(-1)?.id ?? null, { role: "user", content: text, ...(images.length && { images }), ...found });
     }, asked);
     // Chromium decides by itself; other browsers would ask, and what they keep lasts long enough unasked.
@@ -219,8 +222,38 @@ export class Desk {
     this.redraw();
   }
 
+  // What is not sent yet goes with the conversation that it was written in.
+  #clearDraft(conversation) {
+    if (conversation === this.open) Object.assign(this, { draft: "", images: [], files: [] });
+    place.setDraft(conversation, "");
+    keepDraft(draftId(conversation), [], []).catch(() => {});
+  }
+
+  async #readDraft() {
+    const conversation = this.open;
+    const { images, files } = await draftOf(draftId(conversation)).catch(() => ({ images: [], files: [] }));
+    if (this.open !== conversation || !images.length && !files.length) return;
+    Object.assign(this, { images, files });
+    this.redraw();
+  }
+
+  #filesChanged() {
+    keepDraft(draftId(this.open), this.images, this.files).catch(async (error) => this.fail(await whyNotKept(error)));
+    this.redraw();
+  }
+
+  removeFile(list, index) {
+    list.splice(index, 1);
+    this.#filesChanged();
+  }
+
   show(conversation) {
+    const isAnother = conversation.id !== this.open.id;
     this.open = conversation;
+    if (isAnother) {
+      Object.assign(this, { images: [], files: [] });
+      this.#drafting = this.#readDraft();
+    }
     this.error = "";
     this.draft = place.draft(conversation);
     place.setOpenId(conversation.id);
@@ -311,6 +344,7 @@ export class Desk {
 
   async addFiles(files) {
     this.error = "";
+    await this.#drafting;
     for (const file of files) {
       try {
         const found = await attachmentOf(file, this.model);
@@ -321,7 +355,7 @@ export class Desk {
         this.error = error.message;
       }
     }
-    this.redraw();
+    this.#filesChanged();
   }
 
   #filesSoFar() {

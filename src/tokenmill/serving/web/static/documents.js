@@ -16,7 +16,7 @@ const CONTEXT = 4096;
 const SAMPLE = 20_000;
 const BYTES_OF_A_TOKEN = 3;
 const INDEXES_KEPT = 16;
-const indexes = new Map();
+const indexes = new Map(); // id -> promise
 
 // How many tokens files may have that are sent whole, if no setting says it.
 export const wholeTokens = ({ context }) => Math.floor((context || CONTEXT) * SHARE_WHOLE);
@@ -43,11 +43,13 @@ export async function fitted(file, others, model, settings) {
   const room = settings.fileTokens ?? wholeTokens(model);
   if (taken + tokens <= room) return { ...file, tokens };
   const id = crypto.randomUUID?.() ?? String(Date.now() + Math.random());
-  return { ...file, kind: "document", id, tokens, count: cut(file.text).length };
+  const document = { ...file, kind: "document", id, tokens, count: cut(file.text).length };
+  indexOf(document); // while somebody writes the question
+  return document;
 }
 
-async function indexOf({ id, text }) {
-  const found = indexes.get(id) ?? (await Index.of(text));
+function indexOf({ id, text }) {
+  const found = indexes.get(id) ?? Index.of(text);
   indexes.delete(id);
   indexes.set(id, found); // the last used is the last
   if (indexes.size > INDEXES_KEPT) indexes.delete(indexes.keys().next().value);
