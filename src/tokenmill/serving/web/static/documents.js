@@ -90,7 +90,7 @@ function joined(chosen) {
 // Which passages an answer was given, folded.
 export function Sources({ passages }) {
   return html`<details class="sources"><summary>${t("sources", { count: passages.length })}</summary>
-    ${passages.map(({ name, from, to, all, text }) => html`<figure key=${`${name} ${from}`}>
+    ${passages.map(({ name, from, to, all, text }, index) => html`<figure key=${index}>
       <figcaption>${t(from === to ? "sources.one" : "sources.place", { name, from: number.format(from), to: number.format(to), all: number.format(all) })}</figcaption>
       <pre tabindex="0">${text}</pre></figure>`)}</details>`;
 }
