@@ -170,8 +170,8 @@ POOLS = {
     ),
     "pages in a browser": Pool(
         16,
-        "serving/web/answers serving/web/browser serving/web/everybody serving/web/images serving/web/kept "
-        "serving/web/languages serving/web/live serving/web/live_route serving/web/models serving/web/pdf "
-        "serving/web/reading serving/web/texts",
+        "serving/web/answers serving/web/browser serving/web/documents serving/web/everybody serving/web/images "
+        "serving/web/kept serving/web/languages serving/web/live serving/web/live_route serving/web/models "
+        "serving/web/pdf serving/web/reading serving/web/texts serving/web/voice",
     ),
 }

@@ -2,6 +2,8 @@
 
     python tools/screenshots.py [--out docs/pictures] [--only live]
 
+One more, `sources`, is of an answer about a long file.
+
 Starts a server of the demo model with two engines short of rows and pages, lets clients ask it, and looks at the
 page in a headless Chromium (`make browser`). Pictures have 128 colours, a third of the bytes.
 """
@@ -34,6 +36,7 @@ LOOKS = (("light", "light", 1200, 720), ("dark", "dark", 1200, 720), ("phone", "
 SERVER = ("--data-parallel-size", "2", "--max-num-seqs", "8", "--num-pages", "110", "--max-num-batched-tokens", "256")
 NUM_CLIENTS = 30
 LOAD_SECONDS = 20
+LONG_FILE = Path("docs/scheduler.md")
 PREFIXES = ("Tell me a story about a dog. ", "Once there was a mill by a quiet river. ", "What is a token? ")
 
 
@@ -99,6 +102,17 @@ def show_chat(page: Page, is_wide: bool) -> None:
     page.locator("article.assistant").last.locator(".token.sure-3").first.click()
 
 
+def show_sources(page: Page, is_wide: bool) -> None:
+    """A question about a long file, answered, with the passages that went with it."""
+    page.locator("form.composer input[type=file]").set_input_files(LONG_FILE)
+    page.locator("form.composer .file").wait_for()
+    page.get_by_label("Your message").fill("Why is a request preempted?")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Stop").wait_for()
+    page.get_by_role("button", name="Send").wait_for()
+    page.locator(".sources summary").click()
+
+
 def show_compare(page: Page, is_wide: bool) -> None:
     """Two answers to one question, one of them by a preset."""
     page.evaluate("""localStorage.setItem("tokenmill-presets", '{"careful": {"temperature": 0}}')""")
@@ -133,7 +147,7 @@ def show_api(page: Page, is_wide: bool) -> None:
     page.evaluate("node => node.scrollIntoView({block: 'start'})", route.element_handle())
 
 
-TABS = {"chat": show_chat, "compare": show_compare, "live": show_live, "api": show_api}
+TABS = {"chat": show_chat, "sources": show_sources, "compare": show_compare, "live": show_live, "api": show_api}
 
 
 def take(browser: Browser, url: str, tab: str, look: tuple[str, str, int, int], folder: Path) -> None:
@@ -143,7 +157,7 @@ def take(browser: Browser, url: str, tab: str, look: tuple[str, str, int, int], 
     tall = height + (520 if tab == "live" else 0)
     context = browser.new_context(viewport={"width": width, "height": tall}, color_scheme=scheme)
     page = context.new_page()
-    page.goto(f"{url}/#{tab}")
+    page.goto(f"{url}/#{'chat' if tab == 'sources' else tab}")
     TABS[tab](page, width > 1000)
     page.mouse.move(0, 0)
     page.wait_for_timeout(500)
@@ -168,6 +182,8 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=program)
         for look in LOOKS:
             for tab in (one for one in tabs if one != "live"):
+                if tab == "sources" and look is not LOOKS[0]:
+                    continue
                 take(browser, url, tab, look, options.out)
         if "live" in tabs:
             with load(url):

@@ -52,8 +52,10 @@ class LiveRequest(msgspec.Struct, array_like=True):
     """The current state of a request, in the words of `Request`. `row` -1: it has no row.
 
     Attributes:
+        num_left_tokens: that it may still write until its limit.
         arrived_at, row_at, first_at: when it arrived, took its row and got its first token, in seconds of the clock of
             `LiveTurn.at`; 0: not yet, or not known.
+        deadline: when its client gives it up, by the same clock; 0: its client has not said.
     """
 
     id: str
@@ -68,6 +70,8 @@ class LiveRequest(msgspec.Struct, array_like=True):
     arrived_at: float = 0.0
     row_at: float = 0.0
     first_at: float = 0.0
+    num_left_tokens: int = 0
+    deadline: float = 0.0
 
 
 class LiveSpan(msgspec.Struct, array_like=True):

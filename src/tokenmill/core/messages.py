@@ -90,6 +90,7 @@ class GenerateText(Message, kw_only=True):
         kv_transfer_params: the client's parameters for the sources of KV.
         adapter: the LoRA adapter to apply; None: the base model.
         num_estimated: estimated tokens of the prompt; None: no estimate yet.
+        deadline: when its call is given up, in seconds of a monotonic clock; 0: never. Engines only show it.
         forced_text: the only text that the answer may be; "": any. Outputs and calls then add no grammar.
         resumed: set if the text worker that had the call has died: the tokens of each delta already sent to the
             client, by the ids of the requests that are still open.
@@ -124,6 +125,7 @@ class GenerateText(Message, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     adapter: AdapterRef | None = None
     num_estimated: int | None = None
+    deadline: float = 0.0
     forced_text: str = ""
     resumed: dict[str, list[list[int]]] | None = None
 
@@ -155,7 +157,7 @@ class AddRequest(Message, kw_only=True):
         media: its images, whose placeholders in the prompt are surrogates; see `core/media.py`.
         output_token_ids: its output so far, from an engine that died; it goes on behind it.
         wants_progress: outputs tell how far its prompt is computed, until its first token.
-        needs_no_output: see `GenerateText`.
+        needs_no_output, deadline: see `GenerateText`.
         worker: the inbox of the text worker that its outputs go to.
         num_missing_tokens: prompt tokens without KV in the engine when it was chosen, as far as was known; 0: all.
         kv_transfer_params: the client's parameters for the sources of KV, which alone read them.
@@ -181,6 +183,7 @@ class AddRequest(Message, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     adapter: AdapterRef | None = None
     media: list[MediaInput] = []
+    deadline: float = 0.0
 
 
 class ContinueRequest(Message):

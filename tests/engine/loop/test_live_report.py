@@ -4,6 +4,8 @@ import pytest
 
 from tests.engine.scheduler.harness import Harness
 from tokenmill.core.live import ShowTurns
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.loop import live_report as live
 from tokenmill.engine.loop.live_report import live_report
 
@@ -92,6 +94,20 @@ def test_requests_are_shown_with_their_rows_and_reasons(rng):
     assert [(one.id, one.status, one.row) for one in shown[:2]] == [(ids[0], "running", 0), (ids[1], "running", 1)]
     assert all(one.status == "waiting" and one.row == -1 and one.wait_reason for one in shown[2:])
     assert [one.num_prompt_tokens for one in shown] == [5] * 4
+
+
+def test_what_a_request_has_left_is_shown(rng):
+    harness = Harness(max_num_seqs=1)
+    watcher = Watcher(harness)
+    for deadline in (0.0, 1e9):
+        params = SamplingParams(max_tokens=8, ignore_eos=True)
+        harness.engine.add(AddRequest(id=str(deadline), prompt_token_ids=[1, 2], params=params, deadline=deadline))
+    for _ in range(4):
+        harness.engine.step()
+    first, second = watcher.ask().requests
+    assert first.num_output_tokens > 0 and first.num_left_tokens == 8 - first.num_output_tokens
+    assert (second.row, second.num_left_tokens) == (-1, 8)
+    assert (first.deadline, second.deadline) == (0.0, 1e9)
 
 
 def test_the_tree_is_shown_by_sizes_and_its_tokens_when_they_are_asked_for(rng, monkeypatch):

@@ -6,7 +6,14 @@ import pytest
 from tests.serving.frontend.test_text_processor import ready
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import EngineDead, InvalidRequest, Unavailable
-from tokenmill.core.messages import AbortRequests, GenerateText, RequestRejected, TextOutput, TextOutputs
+from tokenmill.core.messages import (
+    AbortRequests,
+    GenerateText,
+    PromptProgress,
+    RequestRejected,
+    TextOutput,
+    TextOutputs,
+)
 from tokenmill.core.plan import Logprob, TokenLogprobs
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
@@ -133,6 +140,14 @@ def test_merging_keeps_logprobs_with_their_tokens():
     assert [position.sampled.token_id for position in merged.logprobs] == [1, 2, 3]
     assert merged.token_bytes == {1: b"\1", 2: b"\2", 3: b"\3"}
     assert merged.finish_reason is FinishReason.STOP
+
+
+def test_merging_loses_no_token_to_the_progress_of_its_prompt():
+    progress = TextOutput("r", "", [], 9, 0, progress=PromptProgress(9, 0, 9, None))
+    for parts in ([progress, delta("r", "x")], [delta("r", "x"), progress], [progress, delta("r", "x"), progress]):
+        merged = merge(parts)
+        assert (merged.text, len(merged.token_ids), merged.progress) == ("x", 1, None)
+    assert merge([progress, progress]).progress == progress.progress
 
 
 def test_a_rejection_refuses_the_call_and_aborts_its_other_prompts():

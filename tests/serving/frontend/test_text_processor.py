@@ -12,6 +12,7 @@ from tokenmill.core.messages import (
     AddRequest,
     CallRules,
     GenerateText,
+    PromptProgress,
     RequestRejected,
     StepOutputs,
     TextOutputs,
@@ -305,6 +306,15 @@ def test_outputs_are_sent_as_one_message_a_step(processor):
     start(processor, ids=("a", "b"))
     routed = processor.process(StepOutputs(1, [TokenOutput("a", [50]), TokenOutput("b", [51])]))
     assert [type(message) for message in routed.to_api] == [TextOutputs]
+
+
+def test_the_progress_of_a_prompt_is_sent_before_its_first_token(processor):
+    start(processor, ("a",))
+    progress = TokenOutput("a", [], progress=PromptProgress(2, 0, 2, None))
+    routed = processor.process(StepOutputs(1, [progress, TokenOutput("a", [50])]))
+    first, second = routed.to_api[0].outputs
+    assert first.progress is not None and not first.token_ids
+    assert second.progress is None and second.token_ids == [50]
 
 
 def test_first_tokens_are_sent_before_those_of_others(processor):

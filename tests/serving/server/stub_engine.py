@@ -139,7 +139,19 @@ class StubEngine:
 
     def report(self, asked: ShowTurns) -> LiveReport:
         requests = [
-            LiveRequest(one, "running", row, "", 1, running.num_output, 1, 0, 0)
+            LiveRequest(
+                one,
+                "running",
+                row,
+                "",
+                1,
+                running.num_output,
+                1,
+                0,
+                0,
+                num_left_tokens=(running.request.params.max_tokens or MAX_MODEL_LEN) - running.num_output,
+                deadline=running.request.deadline,
+            )
             for row, (one, running) in enumerate(self.running.items())
         ]
         return LiveReport(

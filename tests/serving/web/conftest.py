@@ -24,6 +24,12 @@ WATCH = """addEventListener("securitypolicyviolation", (event) => {
   (globalThis.violations ??= []).push(`${event.violatedDirective} ${event.blockedURI} ${event.sample}`);
 });"""
 PATIENCE_MS = 60_000
+# A microphone that beeps, and a name of this machine under which a page is no secure one.
+FLAGS = (
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+    "--host-resolver-rules=MAP *.local 127.0.0.1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +42,7 @@ def browser():
     if CHROMIUM is None:
         pytest.skip("there is no chromium on this machine (Debian: apt-get install chromium-headless-shell)")
     # A root has no sandbox; machines of tests often are one's.
-    flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+    flags = [*FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield browser

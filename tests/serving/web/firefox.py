@@ -29,6 +29,8 @@ user_pref("browser.shell.checkDefaultBrowser", false);
 user_pref("datareporting.policy.dataSubmissionEnabled", false);
 user_pref("dom.disable_open_during_load", false);
 user_pref("intl.accept_languages", "en-US");
+user_pref("media.navigator.permission.disabled", true);
+user_pref("media.navigator.streams.fake", true);
 user_pref("network.captive-portal-service.enabled", false);
 user_pref("network.connectivity-service.enabled", false);
 user_pref("toolkit.telemetry.enabled", false);

@@ -8,12 +8,16 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from tests.audio_checkpoints import make_audio_checkpoint
 from tests.eventually import eventually
+from tests.serving.server.running_server import start_server
 from tests.serving.server.test_page_texts import LANGUAGES, table
 from tests.serving.web.conftest import echo_server
 from tests.serving.web.firefox import FIREFOX, firefox
 from tests.serving.web.test_kept import QUESTION, demo_server, engine_of, kill_all_of, plain
 from tests.serving.web.test_pdf import pdf
+from tokenmill.config.configs import EngineConfig
+from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
 pytestmark = [
     pytest.mark.nightly,
@@ -225,6 +229,37 @@ def test_a_diagram_is_drawn(slow, open_page):
     ask(page, '```mermaid\npie\n "a" : 1\n```\n')
     until(lambda: is_over(page) and page.press("Draw"))
     until(lambda: page.run("() => (document.querySelector('img.diagram')?.naturalWidth ?? 0) > 50"))
+
+
+def test_a_long_file_is_searched(slow, open_page):
+    page = open_page(slow.url)
+    text = "The wheel turns. " * 600 + "\n\nThe bishop owed eleven geese.\n\n" + "The sail turns. " * 600
+    page.run(
+        """(text) => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([text], "mill.txt", { type: "text/plain" }));
+          const input = document.querySelector("form.composer input[type=file]");
+          input.files = transfer.files;
+          input.dispatchEvent(new Event("change", { bubbles: true }));
+        }""",
+        text,
+    )
+    until(lambda: "passages" in page.text("form.composer .file"))
+    ask(page, "geese of the bishop")
+    until(lambda: "Sources" in page.text("article.assistant .sources"))
+    assert "eleven geese" in page.run("() => document.querySelector('.sources').textContent")
+
+
+def test_what_is_said_becomes_a_file_of_the_message(open_page, tmp_path):
+    config = EngineConfig(model=str(make_audio_checkpoint(tmp_path / "hearing")), dtype="float32", num_pages=200)
+    with start_server(config, ENGINE_MODULE) as hearing:
+        page = open_page(hearing.url)
+        until(lambda: page.press("Record"))
+        until(lambda: page.text("form.composer button.stop").startswith("Stop recording"))
+        time.sleep(0.7)
+        page.run("() => document.querySelector('form.composer button.stop').click()")
+        until(lambda: ".wav" in page.text("form.composer .file"))
+        assert page.text("[role=alert]") == ""
 
 
 def test_a_pdf_is_read(slow, open_page):

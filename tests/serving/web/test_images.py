@@ -63,6 +63,16 @@ def test_an_image_is_added_dropped_and_sent(seeing, open_page):
     seeing.wait_for(lambda: seeing.metric("mm_cache_queries_total") >= 2)
 
 
+def test_an_image_is_among_the_things_to_try(seeing, open_page):
+    page = open_page(seeing.url)
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="What does this image show?").click()
+    chooser.value.set_files([{"name": "red.png", "mimeType": "image/png", "buffer": png("red")}])
+    page.locator("form.composer").get_by_role("img", name="Image 1").wait_for()
+    assert page.get_by_label("Your message").input_value() == "What does this image show?"
+    assert page.locator(".tries button").count() == 3
+
+
 def test_a_model_of_texts_is_shown_none(echo, open_page):
     page = open_page(echo.url)
     page.get_by_role("button", name="Settings").click()

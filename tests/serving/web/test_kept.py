@@ -39,6 +39,15 @@ def whole(mill):
     return text
 
 
+def test_three_things_to_try_are_what_the_model_can_do(mill, open_page):
+    page = open_page(mill.url, locale="de-DE")
+    tries = page.locator(".tries button")
+    until(page, lambda: "What is TokenMill?" in tries.all_inner_texts())
+    assert tries.count() == 3
+    tries.filter(has_text="What is TokenMill?").click()
+    until(page, lambda: "serving engine" in said(page))
+
+
 def plain(text):
     return re.sub(r"\s+", " ", text).strip()
 

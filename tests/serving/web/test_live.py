@@ -14,7 +14,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.scheduler.harness import Harness
 from tests.serving.server.running_server import start_server
 from tests.serving.web.conftest import keep_asking
-from tests.serving.web.test_browser import until
+from tests.serving.web.test_browser import until, use_key
 from tests.serving.web.test_everybody import serious
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
@@ -178,3 +178,22 @@ def hover(canvas, engine):
     """Point at the map, and say whether the beginning of a prefix is shown."""
     canvas.hover(position={"x": 20, "y": 60})
     return engine.get_by_label("How the prefix begins").count()
+
+
+def test_the_table_shows_what_requests_have_left(slow_echo, open_page):
+    body = {"prompt": "one two three four five", "max_tokens": 400, "stream": True}
+    with (
+        slow_echo.http.stream("POST", f"{slow_echo.url}/v1/completions", json=body | {"timeout": 500}),
+        slow_echo.http.stream("POST", f"{slow_echo.url}/v1/completions", json=body),
+    ):
+        page = open_page(f"{slow_echo.url}/#live")
+        use_key(page)
+        table = page.get_by_role("article", name="Engine 0").get_by_role("region", name="Requests")
+        until(page, lambda: table.get_by_role("row").count() == 3)
+        heads = table.get_by_role("columnheader")
+        names = heads.all_inner_texts()
+        assert "timeout" in heads.nth(names.index("Slack")).get_attribute("title")
+        rows = [table.get_by_role("row").nth(place).get_by_role("cell").all_inner_texts() for place in (1, 2)]
+        assert sorted(bool(re.fullmatch(r"4\d\d\.\d\d s", row[names.index("Slack")])) for row in rows) == [False, True]
+        assert {row[names.index("Slack")] for row in rows} & {"\N{EN DASH}"}
+        assert all(0 < int(row[names.index("Left")]) <= 400 for row in rows)

@@ -81,9 +81,20 @@ def test_open_requests_are_listed(slow_echo):
         listed = http.get(f"{url}/v1/requests").json()
         (request,) = listed["data"]
         assert listed["num_requests"] == 1
+        assert request["slack"] is None
         assert (request["engine"], request["status"], request["phase"], request["row"]) == (0, "running", "decode", 0)
         assert http.get(f"{url}/v1/requests/{request['id']}").json()["requests"][0]["status"] == "running"
     assert httpx.get(f"{url}/v1/requests").status_code == 401
+
+
+def test_slack_is_the_time_until_the_timeout_of_a_request(slow_echo):
+    http, url = slow_echo.http, slow_echo.url
+    body = {"prompt": "one two three four five", "max_tokens": 400, "stream": True, "timeout": 500}
+    with http.stream("POST", f"{url}/v1/completions", json=body) as reply:
+        next(reply.iter_lines())
+        (first,) = http.get(f"{url}/v1/requests").json()["data"]
+        slow_echo.wait_for(lambda: http.get(f"{url}/v1/requests").json()["data"][0]["slack"] < first["slack"])
+    assert 0 < first["slack"] <= 500 and 0 < first["num_left_tokens"] < 400
 
 
 def test_several_keys_see_no_prefixes_and_no_slots_since_they_share_them(stub_model):

@@ -33,7 +33,6 @@ UNREADABLE = {
     "scanned": (pdf(["", ""]), "this PDF holds no text"),
     "broken": (b"%PDF-1.7\0\xff", "this is no PDF that can be read"),
     "text": (b"plain words", "this is no PDF that can be read"),
-    "huge": (pdf(["word " * 1000] * 90), "a text may have 400 kB at most"),
 }
 
 

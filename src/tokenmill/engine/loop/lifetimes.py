@@ -22,13 +22,18 @@ _NEVER = 0.0
 
 
 class Lifetime(msgspec.Struct):
-    """The times of a live request by the engine's clock, 0: not yet; `row` is the one that it took last."""
+    """The times of a live request by the engine's clock, 0: not yet; `row` is the one that it took last.
+
+    Attributes:
+        deadline: when its client gives it up; 0: its client has not said.
+    """
 
     num_prompt_tokens: int
     arrived_at: float
     row: int = -1
     row_at: float = _NEVER
     first_at: float = _NEVER
+    deadline: float = _NEVER
 
 
 _UNKNOWN = Lifetime(0, _NEVER)
@@ -39,12 +44,12 @@ class Lifetimes:
 
     def __init__(self) -> None:
         self._live: dict[str, Lifetime] = {}
-        self._unstarted: set[str] = set()  # live requests without a token
+        self._unstarted: dict[str, float] = {}  # live requests without a token, and their deadlines
         self._left: deque[tuple[float, LiveSpan]] = deque(maxlen=SPANS_KEPT)
 
-    def expect(self, request_id: str) -> None:
+    def expect(self, request_id: str, deadline: float) -> None:
         """Expect the first token of a request, which may come before its first iteration has ended."""
-        self._unstarted.add(request_id)
+        self._unstarted[request_id] = deadline
 
     def started(self, outputs: Sequence[TokenOutput]) -> list[str]:
         """Return the requests whose first tokens are among `outputs`."""
@@ -54,8 +59,8 @@ class Lifetimes:
 
     def add(self, plan: StepPlan | None, news: News, ended_at: float) -> None:
         """Take in an iteration, which began at `news.at` and ended at `ended_at`."""
-        for request_id, num_prompt_tokens in news.arrived:
-            self._live[request_id] = Lifetime(num_prompt_tokens, news.at)
+        for request_id, count in news.arrived:
+            self._live[request_id] = Lifetime(count, news.at, deadline=self._unstarted.get(request_id, _NEVER))
         for request_id in news.preempted:
             self._leave(request_id, news.at)
         for new in () if plan is None else plan.new_rows:
@@ -64,11 +69,11 @@ class Lifetimes:
             lifetime.row, lifetime.row_at = new.row, news.at
         for request_id in news.first:
             self._live.setdefault(request_id, Lifetime(0, _NEVER)).first_at = ended_at
-            self._unstarted.discard(request_id)
+            self._unstarted.pop(request_id, None)
         for request_id, _ in news.ended:
             self._leave(request_id, ended_at)
             self._live.pop(request_id, None)
-            self._unstarted.discard(request_id)
+            self._unstarted.pop(request_id, None)
 
     def _leave(self, request_id: str, at: float) -> None:
         """Note that a request has left the row that it may have."""

@@ -122,6 +122,8 @@ def _request(request: Request, lifetime: Lifetime) -> LiveRequest:
         lifetime.arrived_at,
         lifetime.row_at,
         lifetime.first_at,
+        request.max_tokens_total - request.num_tokens,
+        lifetime.deadline,
     )
 
 

@@ -43,7 +43,7 @@ class Observer:
         match arrived:
             case Added():
                 self._news.arrived.append((arrived.message.id, len(arrived.message.prompt_token_ids)))
-                self.lifetimes.expect(arrived.message.id)
+                self.lifetimes.expect(arrived.message.id, arrived.message.deadline)
                 self.stats.prompt_tokens += len(arrived.message.prompt_token_ids)
             case Extended():
                 self.stats.prompt_tokens += len(arrived.token_ids)

@@ -87,7 +87,8 @@ class Generation:
 
 
 def merge(outputs: Sequence[TextOutput]) -> TextOutput:
-    """Join consecutive deltas of one request into one."""
+    """Join consecutive deltas of one request into one. Progress of its prompt beside tokens is old news."""
+    outputs = [output for output in outputs if output.progress is None] or outputs[-1:]
     if len(outputs) == 1:
         return outputs[0]
     with_logprobs = [output.logprobs for output in outputs if output.logprobs is not None]

@@ -54,6 +54,7 @@ class OpenTexts:
                     session=message.session,
                     is_background=message.is_background,
                     adapter=message.adapter,
+                    deadline=message.deadline,
                 )
             )
         return requests

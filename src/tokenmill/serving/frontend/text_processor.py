@@ -223,6 +223,7 @@ class TextProcessor:
                     kv_transfer_params=message.kv_transfer_params,
                     adapter=message.adapter,
                     media=prepared.media,
+                    deadline=message.deadline,
                 )
             )
         return requests
@@ -262,7 +263,7 @@ class TextProcessor:
             if output.progress is not None:
                 progress = output.progress
                 told = TextOutput(output.id, "", [], progress.num_tokens, progress.num_cached_tokens, progress=progress)
-                later_outputs.append(told)
+                first_outputs.append(told)  # before its own first token
                 continue
             prompt = None if request.reporter is None else request.reporter.add_output(output)
             if not (output.token_ids or output.finish_reason):

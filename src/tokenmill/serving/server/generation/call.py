@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,6 +102,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
         add_special_tokens=call.add_special_tokens,
         kv_transfer_params=_checked_transfer(call, context),
         adapter=context.adapters.find(call.model),
+        deadline=deadline_of(call.timeout),
     )
     if call.messages is None:
         whole = [msgspec.structs.replace(message, **_prompt_field(one)) for one in _checked(call.prompts, message)]
@@ -119,6 +121,11 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
         )
         whole = [chat]
     return [msgspec.structs.replace(one, num_estimated=estimated_tokens(one)) for one in whole]
+
+
+def deadline_of(timeout: float | None) -> float:
+    """Return when a call is given up that begins now, in seconds of the machine's monotonic clock; 0: never."""
+    return 0.0 if timeout is None else time.perf_counter() + timeout
 
 
 def split_prompts(

@@ -14,7 +14,7 @@ from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.core.pooling import PooledTexts, PoolingParams
 from tokenmill.serving.frontend.pooled_texts import POOLED
 from tokenmill.serving.server.context import ServerContext
-from tokenmill.serving.server.generation.call import GenerationCall
+from tokenmill.serving.server.generation.call import GenerationCall, deadline_of
 from tokenmill.serving.server.generation.writer import PING, UsageCounter
 
 Truncation = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
@@ -46,6 +46,7 @@ class PooledCall(msgspec.Struct, frozen=True, kw_only=True):
             needs_no_output=True,
             pooling=self.pooling,
             adapter=context.adapters.find(self.model),
+            deadline=deadline_of(self.timeout),
         )
         call = GenerationCall(params={}, priority=self.priority, timeout=self.timeout, model=self.model)
         return call, [msgspec.structs.replace(message, texts=group) for group in self.texts]

@@ -36,6 +36,8 @@ class OpenRequest(msgspec.Struct):
         phase: waiting, prefill, decode or preempted.
         wait_reason: why it waits; empty while it runs. row: the one that it owns; None: it has none.
         seconds: since it arrived.
+        slack: seconds until its own `timeout` ends it; None: it has none.
+        num_left_tokens: that it may still write until its limit (`max_tokens`, or the context).
     """
 
     id: str
@@ -45,8 +47,10 @@ class OpenRequest(msgspec.Struct):
     wait_reason: str
     row: int | None
     seconds: float
+    slack: float | None
     num_prompt_tokens: int
     num_output_tokens: int
+    num_left_tokens: int
     num_computed_tokens: int
     num_cached_tokens: int
     num_preemptions: int
@@ -128,8 +132,10 @@ def _shown(request: LiveRequest, engine: int, now: float) -> OpenRequest:
         wait_reason="" if has_row else request.wait_reason,
         row=request.row if has_row else None,
         seconds=round(max(0.0, now - request.arrived_at), 3) if request.arrived_at else 0.0,
+        slack=round(max(0.0, request.deadline - now), 3) if request.deadline else None,
         num_prompt_tokens=request.num_prompt_tokens,
         num_output_tokens=request.num_output_tokens,
+        num_left_tokens=request.num_left_tokens,
         num_computed_tokens=request.num_computed_tokens,
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,

@@ -52,9 +52,9 @@ function goOn(body, { content, reasoning, count = 0, since = 0 }) {
   if (body.max_tokens) body.max_tokens = Math.max(1, body.max_tokens - (count - since));
 }
 
-function sent({ role, content, images = [], files = [], calls, callId }) {
+function sent({ role, content, images = [], files = [], passages, calls, callId }) {
   if (role === "tool") return { role, content, tool_call_id: callId };
-  const text = withFiles(content, files);
+  const text = withFiles(content, files, passages);
   const seen = images.map((url) => ({ type: "image_url", image_url: { url } }));
   const heard = files.filter(({ kind }) => kind === "sound").map(({ url }) => ({ type: "audio_url", audio_url: { url } }));
   if (seen.length + heard.length) return { role, content: [...seen, ...heard, { type: "text", text }] };

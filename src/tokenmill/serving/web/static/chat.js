@@ -33,7 +33,7 @@ export function Chat({ isShown }) {
   const acts = {
     edit: (...given) => desk.edit(...given), again: (one) => desk.again(one), choose: (one) => desk.choose(one),
     goOn: (one) => desk.goOn(one), branchAt: (...given) => desk.branchAt(...given),
-    watch: (draw) => desk.answers.watch(desk.open.id, draw),
+    fail: (text) => desk.fail(text), watch: (draw) => desk.answers.watch(desk.open.id, draw),
   };
   return html`<div class="chat" hidden=${!isShown}>
     <nav class="list ${panel === "list" ? "shown" : ""}" aria-label=${t("chat.conversations")}
@@ -52,11 +52,14 @@ export function Chat({ isShown }) {
       <div class="scroller">
         <div class="messages" tabindex="0" role="region" aria-label=${t("chat.messages")} ref=${box} ...${follow.handlers}>
           <div class="sheet" ref=${sheet}>
-            ${shown.length === 0 && html`<${Greeting} model=${model} ask=${(text) => desk.send(text, [])} />`}
+            ${shown.length === 0 && html`<${Greeting} model=${model} ask=${(text) => desk.send(text, [])} askOfFile=${(text) => {
+              desk.setDraft(text);
+              document.querySelector(".composer input[type=file]").click();
+            }} />`}
             <${Tools} text=${desk.open.settings.tools} />
             ${shown.map((message) => html`<${Message} key=${desk.open.id + message.id} message=${message} acts=${acts}
               choices=${siblings(desk.open, message)} isBusy=${desk.writes !== ""}
-              canGoOn=${message === last && canGoOn(message)} />`)}
+              canGoOn=${message === last && canGoOn(message)} passages=${asked(shown, message)?.passages} />`)}
             ${desk.error && html`<p class="error" role="alert">${desk.error}</p>`}
           </div>
         </div>
@@ -66,7 +69,7 @@ export function Chat({ isShown }) {
       <${Announcer} answers=${desk.answers} id=${desk.open.id} writes=${desk.writes} />
       <${Composer} desk=${desk} last=${last} isShown=${isShown} onSend=${follow.toEnd} />
     </section>
-    ${panel === "settings" && html`<${Settings} settings=${desk.open.settings} defaults=${model.defaults}
+    ${panel === "settings" && html`<${Settings} settings=${desk.open.settings} model=${model}
       change=${(settings) => desk.set(settings)} close=${() => showPanel("")} />`}
     ${panel === "models" && html`<${ModelsPanel} chosen=${model.name} choose=${(id) => desk.useModel(id)} close=${() => showPanel("")} />`}
     ${desk.removed && html`<${Removed} desk=${desk} />`}
@@ -85,7 +88,8 @@ function useModel(desk) {
     if (!id || (models.areSeveral && state !== "ready")) return undefined;
     let isOver = false;
     getJson(models.path("server_info", card.parent ?? id)).then(({ engine, default_sampling: defaults }) => {
-      if (!isOver) setInfo({ id, defaults, takesImages: engine.takes_images, takesSound: engine.max_clip_seconds > 0 });
+      if (!isOver) setInfo({ id, defaults, takesImages: engine.takes_images, takesSound: engine.max_clip_seconds > 0,
+        mostSeconds: engine.max_clip_seconds });
     }, () => {});
     return () => {
       isOver = true;
@@ -95,8 +99,13 @@ function useModel(desk) {
   const isKnown = info.id === id && id !== "";
   return { name: id, state, progress: card?.progress, defaults: isKnown ? info.defaults : {},
     takesImages: isKnown ? info.takesImages : capabilities.includes("vision"),
+    context: card?.max_model_len ?? 0, mostSeconds: isKnown ? info.mostSeconds : 0,
     takesSound: isKnown ? info.takesSound : capabilities.includes("audio") };
 }
+
+// The message of a person that an answer answers.
+const asked = (shown, { role, id }) => (role === "assistant"
+  ? shown.slice(0, shown.findIndex((one) => one.id === id)).findLast((one) => one.role === "user") : undefined);
 
 function ModelButton({ model: { name, state, progress }, isOpen, open }) {
   return html`<button type="button" class="quiet model" title=${name} aria-expanded=${isOpen} onClick=${open}>${name}
@@ -126,15 +135,21 @@ function useKeys(isShown, desk, toggle, showPanel) {
   });
 }
 
-// Things to try: of what most models can do, in a few seconds each.
-const TRIES = ["try.story", "try.token", "try.code"];
+// Three things to try, of what the model can do, in a few seconds each. The demo model knows English alone, and TokenMill.
+const DEMO = "tokenmill-demo";
+const WITH_FILE = ["try.image", "try.sound"];
 
-function Greeting({ model, ask }) {
+function triesOf({ name, takesImages, takesSound }) {
+  if (name === DEMO) return ["try.demo.story", "try.demo.mill", "try.demo.preempted"];
+  return [takesImages && "try.image", takesSound && "try.sound", "try.story", "try.token", "try.code"].filter(Boolean).slice(0, 3);
+}
+
+function Greeting({ model, ask, askOfFile }) {
   const key = (text) => html`<kbd>${text}</kbd>`;
   const keys = { enter: key("Enter"), shift: key("Shift"), esc: key("Esc"), ctrl: key("Ctrl"), k: key("K"), o: key("O"), s: key("S") };
   return html`<div class="greeting"><h2>${model.name ? t("greeting", { model: model.name }) : t("greeting.noModel")}</h2>
-    <div class="tries">${TRIES.map((name) => html`<button type="button" class="quiet" key=${name}
-      onClick=${() => ask(t(name))}>${t(name)}</button>`)}</div>
+    <div class="tries">${triesOf(model).map((name) => html`<button type="button" class="quiet" key=${name}
+      onClick=${() => (WITH_FILE.includes(name) ? askOfFile : ask)(t(name))}>${t(name)}</button>`)}</div>
     <p>${t("greeting.kept")}</p>
     <p class="keys">${parts("greeting.keys", keys)}</p></div>`;
 }

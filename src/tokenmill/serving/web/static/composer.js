@@ -2,6 +2,7 @@
 
 import { accepted, Files } from "./attachments.js";
 import { Images } from "./message.js";
+import { Microphone } from "./recorder.js";
 import { t } from "./texts.js";
 import { FileButton, html, useEffect, useRef, useState } from "./ui.js";
 
@@ -31,10 +32,7 @@ export function Composer({ desk, last, isShown, onSend }) {
     event.preventDefault();
     desk.addFiles(found);
   };
-  const remove = (list) => (index) => {
-    list.splice(index, 1);
-    desk.redraw();
-  };
+  const remove = (list) => (index) => desk.removeFile(list, index);
   const onKey = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   };
@@ -50,6 +48,8 @@ export function Composer({ desk, last, isShown, onSend }) {
           onInput=${(event) => desk.setDraft(event.target.value)} onKeyDown=${onKey}></textarea>`}
     ${!calls.length && html`<${FileButton} label=${t(model.takesImages ? "composer.image" : "composer.file")} accept=${accepted(model)}
       onFile=${(file) => desk.addFiles([file])} />`}
+    ${!calls.length && model.takesSound && html`<${Microphone} key=${desk.open.id} mostSeconds=${model.mostSeconds}
+      take=${(file) => desk.addFiles([file])} fail=${(text) => desk.fail(text)} />`}
     ${writes === "here" ? html`<button type="button" class="stop" onClick=${() => desk.stop()}>${t("composer.stop")}</button>`
       : writes ? html`<span class="hint" role="status">${t("composer.elsewhere")}</span>`
       : html`<button type="submit">${t("composer.send")}</button>`}

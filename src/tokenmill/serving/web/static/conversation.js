@@ -2,6 +2,7 @@
 // `messages` is a flat list with parents (null: a first message); `chosen` says which child of each is shown.
 
 import { areFiles } from "./attachments.js";
+import { arePassages } from "./documents.js";
 import { t } from "./texts.js";
 
 export function newConversation() {
@@ -70,7 +71,7 @@ export function imported(data) {
     const follows = message.parent === null || ids.has(message.parent);
     if (!Number.isInteger(message.id) || ids.has(message.id) || !follows || !roles.includes(message.role) ||
       !isText(message.content) || ![message.images, message.calls, message.tokens, message.files].every(isList) ||
-      !areFiles(message.files ?? []) ||
+      !areFiles(message.files ?? []) || !arePassages(message.passages ?? []) ||
       !(message.images ?? []).every(isImage)) throw new Error(t("file.damaged"));
     ids.add(message.id);
   }

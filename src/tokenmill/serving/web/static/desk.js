@@ -3,9 +3,11 @@
 import { attachmentOf } from "./attachments.js";
 import { Answers, BROKEN, STOPPED } from "./answers.js";
 import { bodyOf } from "./body.js";
-import { add, branch, choose, imported, newConversation } from "./conversation.js";
-import { place } from "./place.js";
-import { allHeads, eachConversation, forget, keep, KEPT_DELETED_MS, load, markDeleted, watchStore, whyNotKept } from "./store.js";
+import { add, ancestors, branch, choose, imported, newConversation } from "./conversation.js";
+import { fitted, importedDocuments, passagesFor } from "./documents.js";
+import { draftId, place } from "./place.js";
+import { allHeads, documentsOf, draftOf, eachConversation, forget, keep, keepDocuments, keepDraft, KEPT_DELETED_MS, load, markDeleted,
+  watchStore, whyNotKept } from "./store.js";
 import { t } from "./texts.js";
 import { prefixBefore } from "./tokens.js";
 import { download, oncePerFrame } from "./ui.js";
@@ -19,6 +21,8 @@ export class Desk {
   removed = null; // the head of the conversation that was deleted last
   #taking = new Set();
   #asking = null;
+  #draftRead;
+  #drafting = new Promise((resolve) => { this.#draftRead = resolve; }); // until files of the draft are there
 
   constructor(redraw) {
     this.redraw = redraw;
@@ -39,7 +43,11 @@ export class Desk {
     });
     const id = place.openId();
     const found = id && await load(id);
-    if (found && !found.deleted && !this.open.messages.length) this.show(found);
+    const isShown = found && !found.deleted && !this.open.messages.length;
+    const begun = this.#drafting;
+    if (isShown) this.show(found);
+    await (begun === this.#drafting ? this.#readDraft() : this.#drafting);
+    this.#draftRead();
     await this.#list();
     const gone = this.heads.filter(({ deleted }) => deleted && deleted < Date.now() - KEPT_DELETED_MS);
     for (const head of gone) await forget(head.id);
@@ -84,12 +92,11 @@ export class Desk {
     return this.open.messages.some(({ state }) => state === "writing") ? "elsewhere" : "";
   }
 
-  #save() {
-    if (this.open.messages.length) keep(this.open).catch(async (error) => this.fail(await whyNotKept(error)));
+  #save(conversation = this.open) {
+    if (conversation.messages.length) keep(conversation).catch(async (error) => this.fail(await whyNotKept(error)));
   }
 
-  async #write(make, how) {
-    const conversation = this.open;
+  async #write(make, how, conversation = this.open) {
     try {
       bodyOf(conversation.settings, [], this.model.name); // refuses what is not JSON before anything is added
     } catch (error) {
@@ -107,23 +114,46 @@ export class Desk {
     return isDone;
   }
 
-  // Answers the message that `parent` names or adds, in the conversation that is open now.
-  #answerTo(parent) {
-    const conversation = this.open;
-    return this.#write(() => add(conversation, parent(conversation).id, { role: "assistant", content: "", model: this.model.name }));
+  // Answers the message that `parent` names or adds, in the conversation that is open now or was when somebody asked.
+  #answerTo(parent, conversation = this.open) {
+    return this.#write(() => add(conversation, parent(conversation).id, { role: "assistant", content: "", model: this.model.name }),
+      {}, conversation);
   }
 
-  send(text, images = [], files = []) {
+  async send(text, images = [], files = []) {
     if (this.writes) return;
-    const last = branch(this.open).at(-1)?.id ?? null;
+    const asked = this.open;
+    const before = branch(asked);
+    const found = await this.#prepared(asked, text, before, files);
+    if (!found) return;
     this.#answerTo((conversation) => {
-      this.setDraft("");
-      this.images = [];
-      this.files = [];
-      return add(conversation, last, { role: "user", content: text, ...(images.length && { images }), ...(files.length && { files }) });
-    });
+      this.#clearDraft(conversation);
+      return add(conversation, before.at(-1)?.id ?? null, { role: "user", content: text, ...(images.length && { images }), ...found });
+    }, asked);
     // Chromium decides by itself; other browsers would ask, and what they keep lasts long enough unasked.
     if (navigator.userAgentData) navigator.storage?.persist?.().catch(() => {});
+  }
+
+  // The files of a message as it keeps them, and of the documents up to there the passages that it is about; null: the
+  // browser does not keep them.
+  async #prepared(conversation, text, before, files) {
+    const isLong = ({ kind }) => kind === "document";
+    const named = [...before.flatMap((message) => message.files ?? []), ...files].filter(isLong).map(({ id }) => id);
+    if (!named.length) return files.length ? { files } : {};
+    this.#asking = conversation;
+    this.redraw();
+    try {
+      const added = files.filter((one) => isLong(one) && one.text !== undefined);
+      if (added.length) await keepDocuments(conversation.id, added);
+      const documents = (await documentsOf(conversation.id)).filter(({ id }) => named.includes(id));
+      const kept = files.map((one) => (isLong(one) ? { kind: one.kind, id: one.id, name: one.name, count: one.count } : one));
+      return { passages: await passagesFor(text, documents, this.model), ...(kept.length && { files: kept }) };
+    } catch (error) {
+      this.fail(await whyNotKept(error));
+      return null;
+    } finally {
+      this.#asking = null;
+    }
   }
 
   give(calls, results) {
@@ -136,12 +166,16 @@ export class Desk {
     });
   }
 
-  edit(message, text) {
-    const { state, finish, usage, seconds, error, ...rest } = message;
-    const copy = add(this.open, message.parent, { ...rest, content: text, tokens: [], count: 0 });
-    this.#save();
+  async edit(message, text) {
+    const { state, finish, usage, seconds, error, passages, ...rest } = message;
+    const asked = this.open;
+    const isQuestion = message.role === "user";
+    const found = isQuestion ? await this.#prepared(asked, text, ancestors(asked, message), message.files ?? []) : {};
+    if (!found) return;
+    const copy = add(asked, message.parent, { ...rest, ...found, content: text, tokens: [], count: 0 });
+    this.#save(asked);
     this.redraw();
-    if (message.role === "user") this.#answerTo(() => copy);
+    if (isQuestion) this.#answerTo(() => copy, asked);
   }
 
   again(message) {
@@ -188,8 +222,38 @@ export class Desk {
     this.redraw();
   }
 
+  // What is not sent yet goes with the conversation that it was written in.
+  #clearDraft(conversation) {
+    if (conversation === this.open) Object.assign(this, { draft: "", images: [], files: [] });
+    place.setDraft(conversation, "");
+    keepDraft(draftId(conversation), [], []).catch(() => {});
+  }
+
+  async #readDraft() {
+    const conversation = this.open;
+    const { images, files } = await draftOf(draftId(conversation)).catch(() => ({ images: [], files: [] }));
+    if (this.open !== conversation || !images.length && !files.length) return;
+    Object.assign(this, { images, files });
+    this.redraw();
+  }
+
+  #filesChanged() {
+    keepDraft(draftId(this.open), this.images, this.files).catch(async (error) => this.fail(await whyNotKept(error)));
+    this.redraw();
+  }
+
+  removeFile(list, index) {
+    list.splice(index, 1);
+    this.#filesChanged();
+  }
+
   show(conversation) {
+    const isAnother = conversation.id !== this.open.id;
     this.open = conversation;
+    if (isAnother) {
+      Object.assign(this, { images: [], files: [] });
+      this.#drafting = this.#readDraft();
+    }
     this.error = "";
     this.draft = place.draft(conversation);
     place.setOpenId(conversation.id);
@@ -253,15 +317,23 @@ export class Desk {
 
   async exportAll() {
     const texts = [];
-    await eachConversation((conversation) => texts.push(JSON.stringify(conversation, null, 1)));
+    for (const { id } of this.heads.filter(({ deleted }) => !deleted)) {
+      const documents = await documentsOf(id);
+      texts.push(JSON.stringify({ ...(await load(id)), ...(documents.length && { documents }) }, null, 1));
+    }
     download("conversations.json", `[${texts.join(",\n")}]`);
   }
 
   async take(file) {
     try {
       const data = JSON.parse(await file.text());
-      const found = (Array.isArray(data) ? data : [data]).map(imported);
-      for (const conversation of found) await keep(conversation);
+      const given = Array.isArray(data) ? data : [data];
+      const found = given.map(imported);
+      const documents = found.map((conversation, index) => importedDocuments(given[index], conversation));
+      for (const [index, conversation] of found.entries()) {
+        if (documents[index].length) await keepDocuments(conversation.id, documents[index]);
+        await keep(conversation);
+      }
       this.error = "";
       if (found.length) this.show(found[0]);
     } catch (error) {
@@ -272,16 +344,22 @@ export class Desk {
 
   async addFiles(files) {
     this.error = "";
+    await this.#drafting;
     for (const file of files) {
       try {
         const found = await attachmentOf(file, this.model);
         if (found.kind === "image") this.images.push(found.url);
+        else if (found.kind === "text") this.files.push(await fitted(found, this.#filesSoFar(), this.model, this.open.settings));
         else this.files.push(found);
       } catch (error) {
         this.error = error.message;
       }
     }
-    this.redraw();
+    this.#filesChanged();
+  }
+
+  #filesSoFar() {
+    return [...branch(this.open).flatMap(({ files = [] }) => files), ...this.files];
   }
 
   // Which model answers from now on in this conversation and in new ones.

@@ -5,7 +5,7 @@
 const FIELDS = ["number", "at", "schedule", "run", "commit", "brought", "waiting", "error", "preempted", "arrived",
   "ended", "step", "requests", "decode", "prefill", "draft", "newPages", "admitted", "chunks", "first"];
 const REQUEST_FIELDS = ["id", "status", "row", "reason", "prompt", "output", "computed", "cached", "preemptions", "arrivedAt",
-  "rowAt", "firstAt"];
+  "rowAt", "firstAt", "left", "deadline"];
 const OWNER_FIELDS = ["id", "row", "since", "prompt", "arrived", "first"];
 const SAMPLE_FIELDS = ["at", "running", "waiting", "pages", "pinned", "evictable", "queries", "hits", "prompts", "outputs"];
 export const MOST_TURNS = 1000;

@@ -1,14 +1,17 @@
 // One message as it is shown: its text, thinking, calls, tokens, what it cost, and what can be done with it.
 
 import { Files } from "./attachments.js";
+import { Sources } from "./documents.js";
 import { speed } from "./generate.js";
 import { Markdown } from "./markdown.js";
+import { ReadAloud } from "./speech.js";
 import { number, t } from "./texts.js";
 import { Tokens } from "./tokens.js";
-import { Copy, html, oncePerFrame, useEffect, useRedraw, useState } from "./ui.js";
+import { Copy, html, oncePerFrame, useEffect, useRedraw, useRef, useState } from "./ui.js";
 
-export function Message({ message, choices, isBusy, canGoOn, acts }) {
+export function Message({ message, choices, isBusy, canGoOn, passages = [], acts }) {
   const redraw = useRedraw();
+  const place = useRef();
   const isWriting = message.state === "writing";
   // Only this message is drawn anew with what comes, not the page.
   useEffect(() => (isWriting ? acts.watch(oncePerFrame(redraw)) : undefined), [message, isWriting, isBusy]);
@@ -20,7 +23,7 @@ export function Message({ message, choices, isBusy, canGoOn, acts }) {
     edit(false);
     acts.edit(message, text);
   };
-  return html`<article class="message ${role}" aria-label=${t(`message.${role}`)}>
+  return html`<article class="message ${role}" ref=${place} aria-label=${t(`message.${role}`)}>
     <header><b>${role === "tool" ? t("message.result", { name: message.name }) : t(`message.${role}`)}</b>
       ${choices.length > 1 && html`<${Branches} ...${{ message, choices, acts, isBusy }} />`}</header>
     ${reasoning && html`<details class="reasoning"><summary>${t("message.thinking")}</summary><${Markdown} text=${reasoning} isOpen=${isWriting} /></details>`}
@@ -31,6 +34,7 @@ export function Message({ message, choices, isBusy, canGoOn, acts }) {
       : html`<div class="plain">${content}</div>`}
     <${Images} urls=${images} />
     <${Files} files=${files} />
+    ${passages.length > 0 && html`<${Sources} passages=${passages} />`}
     ${calls.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
     ${error && html`<p class="error" role="alert">${error}</p>`}
     ${message.waits && html`<p class="hint waits" role="status">${t("message.waits", { reason: message.waits })}</p>`}
@@ -38,6 +42,7 @@ export function Message({ message, choices, isBusy, canGoOn, acts }) {
       ${isAnswer && html`<${Cost} message=${message} />`}
       <span class="actions">
         <${Copy} text=${content} />
+        ${isAnswer && !isWriting && content && html`<${ReadAloud} place=${place} text=${content} fail=${acts.fail} />`}
         ${tokens.length > 0 && html`<button type="button" class="quiet" aria-pressed=${showsTokens}
           onClick=${() => showTokens(!showsTokens)}>${t("message.tokens")}</button>`}
         ${!isBusy && html`<button type="button" class="quiet" onClick=${() => edit(true)}>${t("message.edit")}</button>`}

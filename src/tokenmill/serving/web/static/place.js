@@ -23,7 +23,8 @@ function write(name, value) {
 }
 
 // What is typed before a conversation has a message belongs to the next new one, whichever that is.
-const draftOf = ({ id, messages }) => `draft:${messages.length ? id : "new"}`;
+export const draftId = ({ id, messages }) => (messages.length ? id : "new");
+const draftOf = (conversation) => `draft:${draftId(conversation)}`;
 
 export const place = {
   openId: () => read("open"),

@@ -5,6 +5,8 @@ import { number, t } from "./texts.js";
 import { html } from "./ui.js";
 
 const MOST_ROWS = 60;
+// What headings mean that do not say it by themselves.
+const HINTS = { left: "requests.leftHint", slack: "requests.slackHint" };
 
 export function RequestTable({ view, pick }) {
   const requests = requestsOf(view);
@@ -13,14 +15,21 @@ export function RequestTable({ view, pick }) {
   return html`<div class="requests"><h3>${t("requests.title")} <small>${reasons.map(([reason, count]) =>
       t("requests.reason", { count, reason })).join(", ") || t("requests.noneWaits")}</small></h3>
     ${requests.length > 0 && html`<div class="wide" tabindex="0" role="region" aria-label=${t("requests.title")}><table><thead><tr>
-      ${["id", "phase", "row", "age", "prompt", "cached", "output", "preemptions", "why"].map((name) => html`<th key=${name} scope="col">
-        ${t(`requests.${name}`)}</th>`)}</tr></thead><tbody>${requests.slice(0, MOST_ROWS).map((request) => html`<tr key=${request.id}>
+      ${["id", "phase", "row", "age", "prompt", "cached", "output", "left", "slack", "preemptions", "why"].map((name) => html`<th key=${name} scope="col"
+        title=${HINTS[name] && t(HINTS[name])}>${t(`requests.${name}`)}</th>`)}</tr></thead><tbody>${requests.slice(0, MOST_ROWS).map((request) => html`<tr key=${request.id}>
       <td><button type="button" class="quiet" onClick=${() => pick(request)}><code class="id">${request.id.slice(0, 8)}</code></button></td>
       <td>${t(`phase.${phase(view, request)}`)}</td><td>${request.row < 0 ? "–" : request.row}</td><td>${age(view, request)}</td>
-      <td>${count(request.prompt)}</td><td>${count(request.cached)}</td><td>${count(request.output)}</td><td>${count(request.preemptions)}</td>
+      <td>${count(request.prompt)}</td><td>${count(request.cached)}</td><td>${count(request.output)}</td><td>${count(request.left)}</td>
+      <td>${slack(view, request)}</td><td>${count(request.preemptions)}</td>
       <td>${request.row < 0 ? why(request) : ""}</td></tr>`)}
     </tbody></table></div>`}
     ${rest > 0 && html`<p class="hint">${t("requests.more", { count: number.format(rest) })}</p>`}</div>`;
+}
+
+// Requests have no deadlines but those that their clients give them.
+function slack(view, { deadline }) {
+  if (deadline === undefined) return "";
+  return deadline ? seconds(Math.max(0, deadline - view.now)) : "–";
 }
 
 // A file says only who had rows.

@@ -1,14 +1,17 @@
 // The drawer: system prompt, sampling (empty fields: what the model's makers say), tools and the schema of answers.
 
 import { MOST_ALTERNATIVES, SAMPLING } from "./body.js";
+import { wholeTokens } from "./documents.js";
 import { Presets } from "./presets.js";
 import { t } from "./texts.js";
 import { closesByEscape, html, useFocusInside, useRef } from "./ui.js";
 
 // Tokens of thinking at most: a model that thinks longer is told to answer.
 const BUDGET = { name: "budget", step: 1, min: 0 };
+// Tokens of files that are sent whole at most: of longer ones the passages that a message is about.
+const FILE_TOKENS = { name: "fileTokens", step: 1, min: 0 };
 
-export function Settings({ settings, defaults, change, close }) {
+export function Settings({ settings, model, change, close }) {
   const place = useRef();
   useFocusInside(place);
   const set = (name, value) => change({ ...settings, [name]: value });
@@ -21,10 +24,11 @@ export function Settings({ settings, defaults, change, close }) {
     <${Presets} settings=${settings} change=${(taken) => change({ ...taken, model: settings.model })} />
     ${area("system", t("settings.system"), 4, t("none"))}
     <div class="grid">${SAMPLING.map((field) => html`<${Field} key=${field.name} field=${field} settings=${settings}
-      set=${set} fallback=${defaults[field.name]} />`)}</div>
+      set=${set} fallback=${model.defaults[field.name]} />`)}</div>
     <div class="grid"><label>${t("thinking")}<select value=${settings.thinking ?? ""} onChange=${(event) => set("thinking", event.target.value)}>
         ${["", "on", "off"].map((one) => html`<option key=${one} value=${one}>${t(`thinking.${one || "default"}`)}</option>`)}</select></label>
-      <${Field} field=${BUDGET} settings=${settings} set=${set} /></div>
+      <${Field} field=${BUDGET} settings=${settings} set=${set} />
+      <${Field} field=${FILE_TOKENS} settings=${settings} set=${set} fallback=${wholeTokens(model)} /></div>
     ${area("stop", t("settings.stop"), 2, t("none"))}
     <label class="check"><input type="checkbox" checked=${settings.alternatives !== false}
       onChange=${(event) => set("alternatives", event.target.checked)} />

@@ -1,18 +1,21 @@
 // Conversations, kept in this browser (IndexedDB). Where it refuses, they last as long as the page.
 //
-// Three tables: `conversations` whole, `heads` with what a list shows of them, and `parts`, the journal of answers that
+// Five tables: `conversations` whole, `heads` with what a list shows of them, and `parts`, the journal of answers that
 // are being written: a long answer is not written anew with each of its pieces. A part says where it begins, so it may
-// be taken in twice.
+// be taken in twice. The texts of `documents`, which a conversation searches, are written once; `drafts` are files of
+// messages that are not sent yet.
 
 import { number, t } from "./texts.js";
 
 const NAME = "tokenmill";
-const VERSION = 2;
-const ALL = ["conversations", "heads", "parts"];
+const VERSION = 3;
+const ALL = ["conversations", "heads", "parts", "documents", "drafts"];
 // How long a deleted conversation can be had back.
 export const KEPT_DELETED_MS = 3_600_000;
 
 const memory = new Map();
+const texts = new Map(); // the documents of those in memory
+const unsent = new Map(); // and the drafts
 const watchers = new Set();
 const channel = new BroadcastChannel("tokenmill");
 let opened;
@@ -57,6 +60,11 @@ function open() {
 
 function upgrade(database, transaction, oldVersion) {
   if (oldVersion < 1) database.createObjectStore("conversations", { keyPath: "id" });
+  if (oldVersion < 3) {
+    database.createObjectStore("documents", { keyPath: ["conversation", "id"] });
+    database.createObjectStore("drafts", { keyPath: "id" });
+  }
+  if (oldVersion >= 2) return;
   const heads = database.createObjectStore("heads", { keyPath: "id" });
   database.createObjectStore("parts", { autoIncrement: true }).createIndex("conversation", "conversation");
   each(transaction.objectStore("conversations"), (conversation) => heads.put(headOf(conversation)));
@@ -153,11 +161,51 @@ export async function markDeleted(id, deleted) {
   if (conversation) await keep(Object.assign(conversation, { deleted }));
 }
 
+const ofConversation = (id) => IDBKeyRange.bound([id], [id, []]);
+
+// Keeps the texts of documents of a conversation: {id, name, text, tokens}.
+export async function keepDocuments(conversation, list) {
+  texts.set(conversation, [...(texts.get(conversation) ?? []), ...list]);
+  await run("readwrite", ({ documents }) => {
+    for (const { id, name, text, tokens } of list) documents.put({ conversation, id, name, text, tokens });
+    return () => undefined;
+  });
+}
+
+export async function documentsOf(id) {
+  const found = await run("readonly", ({ documents }) => {
+    const request = documents.getAll(ofConversation(id));
+    return () => request.result;
+  });
+  return found ?? texts.get(id) ?? [];
+}
+
+// Keeps what a message that is not sent yet brings besides words; `id`: of the conversation, or `new`.
+export async function keepDraft(id, images, files) {
+  unsent.set(id, { images: [...images], files: [...files] });
+  await run("readwrite", ({ drafts }) => {
+    if (images.length + files.length) drafts.put({ id, images, files });
+    else drafts.delete(id);
+    return () => undefined;
+  });
+}
+
+export async function draftOf(id) {
+  const found = await run("readonly", ({ drafts }) => {
+    const request = drafts.get(id);
+    return () => request.result;
+  });
+  return found ?? unsent.get(id) ?? { images: [], files: [] };
+}
+
 export async function forget(id) {
   memory.delete(id);
-  await run("readwrite", ({ conversations, heads, parts }) => {
+  texts.delete(id);
+  await run("readwrite", ({ conversations, heads, parts, documents, drafts }) => {
+    drafts.delete(id);
     conversations.delete(id);
     heads.delete(id);
+    documents.delete(ofConversation(id));
     clear(parts, id);
     return () => undefined;
   });
