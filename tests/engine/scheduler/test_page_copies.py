@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +16,7 @@ from tests.tiers import scaled
 from tokenmill.core.plan import StepPlan
 from tokenmill.engine.kv.window_pages import WindowSettings, most_window_pages, num_pages_ahead
 from tokenmill.engine.transfer.page_copies import MOST_COMPARED, PageCopies
+from tokenmill.lab.simulate.replay import replay
 
 SIZE = 8
 
@@ -128,6 +131,24 @@ def test_request_that_cannot_begin_after_all_gives_its_copy_back() -> None:
     assert len(copies(harness)) == 1
 
 
+def test_page_that_was_evicted_since_the_match_is_not_read() -> None:
+    harness = Harness(page_size=4, num_pages=12, budget=40, least_copied=2)
+    run_to_end(harness, [*range(8)])
+    state = harness.scheduler.state
+    request = state.requests[harness.add([0, 1, 2, 40, 41, 42], 4)]
+    match = state.match(request, state.step + 1)
+    assert harness.kv.clear_cache()
+    harness.kv.pool.allocate(12)  # by whoever
+    assert match.begins_as is not None
+    source = match.begins_as[1]
+    harness.kv.pool.free([page for page in range(1, 13) if page != source])
+    assert "evicted" in state.resources.acquire_all(request, match, 6, state.step + 1)
+    harness.kv.pool.free([source])
+    harness.scheduler.check_invariants()
+    harness.drain()
+    assert not copies(harness)
+
+
 def test_only_so_many_pages_are_compared() -> None:
     harness = Harness(
         page_size=4, num_pages=MOST_COMPARED + 8, budget=40, max_model_len=16, max_num_seqs=1, least_copied=3
@@ -216,8 +237,17 @@ TestCopyTrace.settings = settings(
 )
 
 
-def test_replay_orders_the_same_copies() -> None:
-    """A header says whether pages are copied; one that says nothing, of an older log, copies none."""
-    plain, copying = Harness(page_size=SIZE), Harness(page_size=SIZE, least_copied=2)
-    assert plain.scheduler.resource(PageCopies) is None
-    assert copying.header.make_scheduler().resource(PageCopies) is not None
+def test_replay_orders_the_same_copies(tmp_path: Path) -> None:
+    log = tmp_path / "steps"
+    harness = Harness(page_size=SIZE, num_pages=12, budget=32, least_copied=2, log=log)
+    for last in (40, 41, 42):
+        run_to_end(harness, [*range(6), *[last] * 10])
+    harness.engine.close()
+    assert len(copies(harness)) == 2
+    outcome = replay(log)
+    assert outcome.difference is None
+    assert outcome.num_plans == len(harness.runner.plans)
+
+
+def test_header_of_an_older_log_copies_none() -> None:
+    assert Harness(page_size=SIZE).scheduler.resource(PageCopies) is None

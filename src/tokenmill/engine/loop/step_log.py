@@ -151,8 +151,8 @@ class LogHeader(msgspec.Struct, kw_only=True):
             drafter = Speculation(self.speculation)
         make_cache = RadixTree if self.enable_prefix_caching else NullCache
         cache = make_cache(self.page_size, policy=policies_of(self.scheduler).eviction)
-        pool = PagePool(self.num_pages + RESERVED_PAGES)
-        kv = KVManager(pool, cache, self.page_size) if self.keeps_kv else NoKV(self.page_size)
+        num_pages = self.num_pages + RESERVED_PAGES
+        kv = KVManager(PagePool(num_pages), cache, self.page_size) if self.keeps_kv else NoKV(self.page_size)
         standard = standard_resources(self.scheduler, kv, self.window, self.depth)
         if self.transfers is not None:
             from tokenmill.engine.transfer.state import TransferState

@@ -98,13 +98,14 @@ class PageCopies(Resource):
             return ""
         (node, source, window_source), pages, cache = match.begins_as, self._kv.pages(request), self._kv.cache
         number, is_cached = len(match.pages), node.parent is not None
-        assert is_cached or source in pages, "a page was evicted for another request than the one that reads it"
+        if not is_cached and source not in pages:  # evicted by a try before this one, which then lacked something else
+            return "the cached page that it begins as was evicted: it is looked for again"
         if is_cached:
             node = cache.split(node, 1) if node.num_pages > 1 else node
             cache.lock(node)
         count = match.num_tokens - number * self._kv.page_size
-        lock = node if is_cached else None
-        self._ordered[request.id] = PageCopy(step, source, window_source, number, pages[number], count, lock)
+        read = node if is_cached else None
+        self._ordered[request.id] = PageCopy(step, source, window_source, number, pages[number], count, read)
         return ""
 
     def release(self, request: Request, step: int) -> None:
