@@ -155,6 +155,33 @@ AGE = """() => new Promise((resolve) => {
 })"""
 
 
+# The store as pages had it before there were documents.
+OLD_STORE = """(conversation) => new Promise((resolve) => {
+  const request = indexedDB.open("tokenmill", 2);
+  request.onupgradeneeded = () => {
+    for (const name of ["conversations", "heads"]) request.result.createObjectStore(name, { keyPath: "id" });
+    request.result.createObjectStore("parts", { autoIncrement: true }).createIndex("conversation", "conversation");
+  };
+  request.onsuccess = () => {
+    const transaction = request.result.transaction(["conversations", "heads"], "readwrite");
+    transaction.objectStore("conversations").put(conversation);
+    transaction.objectStore("heads").put({ ...conversation, isWriting: false, deleted: 0, count: 1 });
+    transaction.oncomplete = () => { request.result.close(); resolve(); };
+  };
+})"""
+
+
+def test_conversations_of_older_pages_stay(echo, open_page):
+    page = open_page(f"{echo.url}/web/icon.svg")
+    message = {"id": 1, "parent": None, "role": "user", "content": "from before"}
+    old = {"id": "old", "title": "Of old", "created": 1, "updated": 1, "chosen": {}, "settings": {}}
+    page.evaluate(OLD_STORE, old | {"messages": [message]})
+    page.goto(echo.url)
+    page.get_by_role("button", name="Of old", exact=True).click()
+    page.get_by_role("article", name="You").get_by_text("from before").wait_for()
+    assert count_kept(page) == 0
+
+
 def test_a_document_that_the_browser_does_not_keep_is_not_sent(echo, open_page, rng):
     page = open_page(echo.url)
     send_whole_at_most(page, 100)
