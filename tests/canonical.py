@@ -67,7 +67,7 @@ def to_canonical(kv: KVCache, *parts: torch.Tensor) -> torch.Tensor:
 
 
 def from_canonical(kv: KVCache, data: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Pages in the canonical layout as those of all tensors; integers are rotated, and get a scale per token and head."""
+    """Pages in the canonical layout as those of all tensors; integers are rotated, with a scale per token and head."""
     if not isinstance(kv, PackedKV):
         return (data.transpose(3, 4) if isinstance(kv, HeadMajorKV) else data).unbind(1)
     scales: Sequence[torch.Tensor] = ()
