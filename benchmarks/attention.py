@@ -28,6 +28,7 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.sampling.sampler import Sampler
 from tokenmill.model.sampling.state import SamplingState
 
@@ -94,7 +95,7 @@ class Layers:
         """Milliseconds a layer on one backend."""
         attention = make_attention(name, self.spec, self.paged.num_pages, PAGE_SIZE, torch.bfloat16, **native)
         for memory in (attention.kv.keys, attention.kv.values):
-            memory.random_(-9, 9)
+            tensor_over(memory).random_(-9, 9)
 
         def step() -> None:
             plan = attention.plan(self.batch)
@@ -124,7 +125,7 @@ def attention_rows(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             "bandwidth": (probed := bandwidth()),
             "floor_ms": round(kv_bytes / probed / 1e6, 4),
             "native": layers.time("native", options.repeats, native=native),
-            "native, int8 KV": layers.time("native", options.repeats, native=native, kv_dtype=torch.int8),
+            "native, int8 KV": layers.time("native", options.repeats, native=native, kv_dtype="int8"),
             "torch": layers.time("cpu", max(3, options.repeats // 10)),
         }
         print(f"{name}: " + ", ".join(f"{way} {cost}" for way, cost in rows[name].items()), file=sys.stderr)

@@ -65,7 +65,7 @@ struct AttentionStep {
 enum class KVFormat : int { bf16 = 0, int8 = 1, int4 = 2 };
 
 // Keys or values of a layer. Those of 8 and 4 bits have a scale, a float32, for each slot and KV head: [kv_heads]
-// [page_size] of a page. Those of 4 bits are rotated, see isa/kv_codes.h.
+// [page_size] of a page, and are rotated, see isa/kv_rotation.h.
 struct KVNumbers {
   void* numbers;
   float* scales;

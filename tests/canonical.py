@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tests.model.attention.kv_codes import decoded, encoded, packed, unpacked
+from tests.model.attention.kv_codes import decoded, encoded, packed, rotated, unpacked
 from tokenmill.model.attention.packed_kv import SUBPAGE, PackedKV
 from tokenmill.model.attention.protocol import GroupedKV, KVCache
 from tokenmill.model.attention.tensor_kv import HeadMajorKV
@@ -63,11 +63,11 @@ def to_canonical(kv: KVCache, *parts: torch.Tensor) -> torch.Tensor:
     if len(parts) == 2:
         return both
     scales = torch.stack(parts[2:], 1).transpose(3, 4)
-    return (both * scales.unsqueeze(-1)).to(torch.bfloat16)
+    return rotated(both * scales.unsqueeze(-1)).to(torch.bfloat16)
 
 
 def from_canonical(kv: KVCache, data: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Pages in the canonical layout as those of all tensors; integers get a scale per token and head."""
+    """Pages in the canonical layout as those of all tensors; integers are rotated, with a scale per token and head."""
     if not isinstance(kv, PackedKV):
         return (data.transpose(3, 4) if isinstance(kv, HeadMajorKV) else data).unbind(1)
     scales: Sequence[torch.Tensor] = ()
@@ -76,7 +76,8 @@ def from_canonical(kv: KVCache, data: torch.Tensor) -> Sequence[torch.Tensor]:
         codes, steps = encoded(data.transpose(3, 4).float())
         return *packed(*codes.unbind(1), kv.page_size), *steps.unbind(1)
     if dtype == torch.int8:
-        steps = data.abs().amax(-1).float() / LARGEST_INT8
+        data = rotated(data)
+        steps = data.abs().amax(-1) / LARGEST_INT8
         data = (data / steps.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)).round()
         scales = steps.transpose(3, 4).unbind(1)
     if kv.page_size % SUBPAGE:

@@ -175,7 +175,7 @@ class TileWork {
       return call_.step.angle(at.request, at.row / call_.shape.group());
     };
     norm_and_rotate_heads(call_, call_.layer.norms.q, tile_.rows, source, angle, q_);
-    if (pages_.memory.keys.is_int4()) {
+    if (!pages_.memory.keys.is_bf16()) {
       for (int row = 0; row < tile_.rows; ++row) rotate(q_ + row * head_dim_, head_dim_);
     }
     for (int row = 0; row < tile_.rows; ++row) {
@@ -375,7 +375,7 @@ class TileWork {
   void write_output(int row) {
     uint16_t* out = call_.out + token(row) * call_.out_stride + head_start(row);
     float* values = partials_[row].values;
-    if (pages_.memory.values.is_int4()) rotate(values, head_dim_);
+    if (!pages_.memory.values.is_bf16()) rotate(values, head_dim_);
     const F32 factor = broadcast(output_factor(row));
     for (int d = 0; d < head_dim_; d += LANES) {
       // Adding 0 turns -0 into 0: the sign of a zero may come from hidden tokens.

@@ -1,10 +1,10 @@
-// KV in 4 bits: the heads of keys and values are rotated, and each number is a code for one of 16 levels, times a scale
-// of its token and head. The levels are integers of at most 7 bits, exact in bf16: what follows is the attention over
-// int8.
+// KV in 4 bits: each number of a rotated head is a code for one of 16 levels, times a scale of its token and head. The
+// levels are integers of at most 7 bits, exact in bf16: what follows is the attention over int8.
 #pragma once
 
 #include <cmath>
 
+#include "isa/kv_rotation.h"
 #include "isa/pairs.h"
 #include "isa/simd.h"
 #include "isa/unroll.h"
@@ -26,46 +26,6 @@ constexpr float POSITIVE_LEVELS[HALF_LEVELS] = {6, 18, 30, 43, 58, 74, 95, 126};
 // Shares of the root mean square that one is taken for, of which the best is kept: few numbers are not normal.
 constexpr float SHARES[] = {0.85f, 1.0f, 1.15f, 1.35f};
 
-template <int HALF>
-inline void add_and_subtract(float* x, int size) {
-  for (int i = 0; i < size; i += 2 * HALF) {
-    for (int j = i; j < i + HALF; ++j) {
-      const float a = x[j], b = x[j + HALF];
-      x[j] = a + b;
-      x[j + HALF] = a - b;
-    }
-  }
-}
-
-// The Walsh-Hadamard transform of a head, in place, in blocks of the largest power of two that divides its size, a
-// multiple of 16. It is orthonormal and its own inverse.
-inline void rotate(float* x, int size) {
-  const int block = size & -size;
-  add_and_subtract<1>(x, size);
-  add_and_subtract<2>(x, size);
-  add_and_subtract<4>(x, size);
-  add_and_subtract<8>(x, size);
-  for (int half = LANES; half < block; half *= 2) {
-    for (int i = 0; i < size; i += 2 * half) {
-      for (int j = i; j < i + half; j += LANES) {
-        const F32 a = load(x + j), b = load(x + j + half);
-        store(x + j, add(a, b));
-        store(x + j + half, sub(a, b));
-      }
-    }
-  }
-  const F32 factor = broadcast(1.0f / std::sqrt(static_cast<float>(block)));
-  for (int d = 0; d < size; d += LANES) store(x + d, mul(load(x + d), factor));
-}
-
-// The same of bf16 numbers.
-inline void rotate(uint16_t* x, int size) {
-  alignas(64) float wide[MAX_HEAD_DIM];
-  for (int d = 0; d < size; d += LANES) store(wide + d, load_bf16(x + d));
-  rotate(wide, size);
-  for (int d = 0; d < size; d += LANES) store_bf16(x + d, load(wide + d));
-}
-
 // Fills in the nearest level of each number, and its code.
 inline void find_levels(const float* x, float factor, int size, float* levels, uint8_t* codes) {
   for (int d = 0; d < size; ++d) {
@@ -86,22 +46,11 @@ inline void find_levels(const float* x, float factor, int size, float* levels, u
 // infinite. Of all scales for the same codes it is the one with the least squared error.
 inline float encode(const uint16_t* head, int size, uint8_t* codes) {
   alignas(64) float x[MAX_HEAD_DIM], levels[MAX_HEAD_DIM];
-  F32 maximum = zero(), zeros = zero();
-  for (int d = 0; d < size; d += LANES) {
-    const F32 value = load_bf16(head + d);
-    maximum = max(maximum, max(value, sub(zero(), value)));
-    zeros = fma(value, zero(), zeros);
-    store(x + d, value);
-  }
-  const float zero_or_nan = reduce_add(zeros), largest = reduce_max(maximum);
-  constexpr float LEAST = 1e-30f;
-  if (!(zero_or_nan == 0 && largest > LEAST)) {
+  const float largest = read_rotated(head, size, x);
+  if (!(largest > 0)) {
     std::memset(codes, 0, size);
-    return zero_or_nan;
+    return largest;
   }
-  const F32 inverse = broadcast(1.0f / largest);
-  for (int d = 0; d < size; d += LANES) store(x + d, mul(load(x + d), inverse));
-  rotate(x, size);
   F32 squares = zero();
   for (int d = 0; d < size; d += LANES) squares = fma(load(x + d), load(x + d), squares);
   const float unit = LEVEL_UNIT / std::sqrt(reduce_add(squares) / static_cast<float>(size));

@@ -1,9 +1,8 @@
 // Sub-pages of the KV memory: writing tokens into them, and reading them as bf16.
 #pragma once
 
-#include <cmath>
-
 #include "isa/kv_codes.h"
+#include "isa/kv_rotation.h"
 #include "isa/simd.h"
 #include "paged_attention.h"
 
@@ -37,24 +36,25 @@ struct Pages {
 inline int64_t key_index(int d, int place) { return (d / 2 * SUBPAGE + place) * 2 + d % 2; }
 inline int64_t value_index(int d, int place, int head_dim) { return (place / 2 * head_dim + d) * 2 + place % 2; }
 
-// Symmetric int8: fills `numbers` and returns the scale, which is NaN where one of x is NaN or infinite. `size` is a
-// multiple of 16.
-inline float quantize(const uint16_t* x, int size, int8_t* numbers) {
-  F32 maximum = zero(), zeros = zero();
-  for (int d = 0; d < size; d += LANES) {
-    const F32 value = load_bf16(x + d);
-    maximum = max(maximum, max(value, sub(zero(), value)));
-    zeros = fma(value, zero(), zeros);
+// Symmetric int8 of a head's numbers before their rotation. Returns the scale, which is NaN where one of them is NaN or
+// infinite.
+inline float quantize(const uint16_t* head, int size, int8_t* numbers) {
+  alignas(64) float x[MAX_HEAD_DIM];
+  const float factor = read_rotated(head, size, x);
+  if (!(factor > 0)) {
+    std::memset(numbers, 0, size);
+    return factor;
   }
-  const float zero_or_nan = reduce_add(zeros), largest = reduce_max(maximum);
-  const float inverse = largest > 0 && zero_or_nan == 0 ? 127.0f / largest : 0.0f;
+  F32 maximum = zero();
+  for (int d = 0; d < size; d += LANES) maximum = max(maximum, max(load(x + d), sub(zero(), load(x + d))));
+  const float largest = reduce_max(maximum);
+  const F32 inverse = broadcast(127.0f / largest);
   for (int d = 0; d < size; d += LANES) {
-    float rounded[LANES];
-    store(rounded, round_to_integer(mul(load_bf16(x + d), broadcast(inverse))));
-    // Converting a NaN to int8 is undefined.
-    for (int i = 0; i < LANES; ++i) numbers[d + i] = inverse > 0 ? static_cast<int8_t>(rounded[i]) : int8_t{0};
+    alignas(64) float rounded[LANES];
+    store(rounded, round_to_integer(mul(load(x + d), inverse)));
+    for (int i = 0; i < LANES; ++i) numbers[d + i] = static_cast<int8_t>(rounded[i]);
   }
-  return largest / 127.0f + zero_or_nan;
+  return largest / 127.0f * factor;
 }
 
 // Converts int8 numbers, a multiple of 32, and prefetches as many from `next`.

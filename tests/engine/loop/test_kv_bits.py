@@ -27,6 +27,8 @@ RECORDS = {
     1: ["764414aa", "f3ffc048", "2a4ac410", "992ad4b9", "1d65467c", "c66fa318"],
     # Weights in int4 are rounded with regard to the errors of those before them.
     2: ["764414aa", "f3ffc048", "2a4ac410", "992ad4b9", "1d65467c", "2dddd1f5"],
+    # Heads are rotated before they are rounded to int8.
+    3: ["764414aa", "7fd44809", "104eb380", "992ad4b9", "1d65467c", "2dddd1f5"],
 }
 
 

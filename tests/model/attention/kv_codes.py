@@ -1,4 +1,5 @@
-"""KV in 4 bits, spelled out: levels, rotation and the layout of codes; the slow model of native/isa/kv_codes.h."""
+"""KV in 4 bits, spelled out: levels, rotation and the layout of codes; the slow model of native/isa/kv_codes.h and
+kv_rotation.h."""
 
 from __future__ import annotations
 

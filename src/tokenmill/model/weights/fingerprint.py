@@ -10,7 +10,7 @@ from tokenmill.core.regular_file import open_regular
 # The version of the numbers that are computed. It goes up with each change after which the same files and tokens give
 # other bits on any processor: in kernels, the order of a decoder's operations, quantizers or the preparation of images.
 # Nothing else of a release makes what earlier ones have stored worthless; tests/engine/loop/test_kv_bits.py watches it.
-NUMERICS = 2
+NUMERICS = 3
 SUFFIXES = (".json", ".safetensors", ".gguf")
 # A change of weights changes them nearly everywhere, so samples of a file tell it from another, in milliseconds.
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096
