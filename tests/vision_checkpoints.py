@@ -1,4 +1,4 @@
-"""Small random checkpoints of Qwen3-VL and Qwen2.5-VL, and transformers' answers on them."""
+"""Small random checkpoints of Qwen3-VL, Qwen2.5-VL and Gemma 3, and transformers' answers on them."""
 
 from __future__ import annotations
 
@@ -124,6 +124,71 @@ def make_qwen25_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
     model.to(dtype).save_pretrained(folder)
     _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
     _write(folder / "preprocessor_config.json", {"min_pixels": 28 * 28, "max_pixels": 140 * 140})
+    return folder
+
+
+GEMMA_MARKS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+GEMMA_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<start_of_image>' }}{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+GEMMA_SIDE, GEMMA_TOKENS = 84, 9
+
+
+def make_gemma3_checkpoint(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any
+) -> Path:
+    """The same of Gemma 3: an image of nine tokens, more than a window sees; averages of two by two patches.
+
+    Args:
+        more: of the text model.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    special = make_tokenizer(folder, VOCAB_SIZE)
+    ids = add_marks(folder, GEMMA_MARKS, GEMMA_TEMPLATE)
+    text = {
+        "vocab_size": VOCAB_SIZE + len(GEMMA_MARKS),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "max_position_embeddings": 512,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+        "eos_token_id": special["<|im_end|>"],
+        "pad_token_id": special["<|endoftext|>"],
+        "bos_token_id": None,
+    }
+    tower = {
+        "hidden_size": 48,
+        "intermediate_size": 90,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "image_size": GEMMA_SIDE,
+        "patch_size": 14,
+    }
+    start, end, image = (ids[mark] for mark in GEMMA_MARKS)
+    config = transformers.Gemma3Config(
+        text_config=text | more,
+        vision_config=tower,
+        mm_tokens_per_image=GEMMA_TOKENS,
+        boi_token_index=start,
+        eoi_token_index=end,
+        image_token_index=image,
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    randomize(model, seed)
+    model.to(dtype).save_pretrained(folder)
+    _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
+    size = {"height": GEMMA_SIDE, "width": GEMMA_SIDE}
+    processor = {"size": size, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_pan_and_scan": None}
+    _write(folder / "preprocessor_config.json", processor)
     return folder
 
 

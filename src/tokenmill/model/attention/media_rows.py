@@ -6,6 +6,7 @@ Knows no towers: how a content becomes embeddings, and how its places turn the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ from tokenmill.core.media import MediaInput, MediaSpan
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import RequestStatus
-from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
+from tokenmill.model.attention.batch import ForwardBatch, MediaAngles, MediaTokens
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.platform.arrays import AnyArray
@@ -135,8 +136,9 @@ class Encoder(RowExtension):
     """Encodes the media of plans, and gives steps the embeddings and positions of their tokens.
 
     Args:
-        rotary: the tables of the text model.
+        rotary: the tables of the text model; of one with several, whose media turn as text does, any of them.
         num_rows: of the engine; the device's tables have one more, that of padding.
+        spans_see_ahead: see `Architecture`.
 
     Attributes:
         source: where outputs are loaded from and offered to.
@@ -145,13 +147,21 @@ class Encoder(RowExtension):
     """
 
     def __init__(
-        self, encode: Encode, turns: MediaTurns, store: MediaStore, rotary: RotaryTables, num_rows: int
+        self,
+        encode: Encode,
+        turns: MediaTurns,
+        store: MediaStore,
+        rotary: RotaryTables,
+        num_rows: int,
+        *,
+        spans_see_ahead: bool = False,
     ) -> None:
         self.source: OutputSource = NoSource()
         self._encode = encode
         self._turns = turns
         self._store = store
         self._rotary = rotary
+        self._spans_see_ahead = spans_see_ahead
         self._device: torch.device = rotary.in_torch().cos.device
         self._axes = torch.from_numpy(turns.axes(rotary.cos.shape[1])).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
@@ -205,6 +215,7 @@ class Encoder(RowExtension):
             rows, computed: of its requests; `computed`: where each begins.
             positions: [T], of its tokens in their sequences, on the host.
         """
+        sights = positions.astype(np.int32)
         positions = np.tile(positions, (3, 1))
         indices: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
@@ -221,12 +232,16 @@ class Encoder(RowExtension):
                 if low < high:
                     indices.append(torch.arange(low - start + first, high - start + first))
                     values.append(self._output(span.digest)[low - span.offset : high - span.offset])
+                    assert high == span.end or not self._spans_see_ahead, "no step ends within such a span"
+                    sights[low - start + first : high - start + first] = span.end - 1
         places = torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
-        embeddings = torch.cat(values) if values else None
-        parts = (torch.from_numpy(positions), self._axes, places)
-        turned, axes, at = (_like(batch.token_ids, part) for part in parts)
-        given = None if embeddings is None else _like(batch.token_ids, embeddings)
-        return MediaTokens(turned, axes, self._rotary, at, given)
+        like = partial(_like, batch.token_ids)
+        angles = None
+        if self._turns.sections:
+            angles = MediaAngles(like(torch.from_numpy(positions)), like(self._axes), self._rotary)
+        given = like(torch.cat(values)) if values else None
+        seen = like(torch.from_numpy(sights)) if values and self._spans_see_ahead else None
+        return MediaTokens(angles, like(places), given, seen)
 
     def _row(self, new: AdmittedRequest) -> _Row:
         return _Row(new.media, *self._turns.positions(new.num_prompt_tokens, new.media))

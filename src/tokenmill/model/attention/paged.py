@@ -133,9 +133,10 @@ class PagedAttention:
             if first < end:
                 requests = _part(batch, lens, first, end)
                 parts.append((implementation, requests.tokens, implementation.plan(requests)))
-        turned, rotary, media = batch.positions if batch.turned is None else batch.turned, None, batch.media
-        if media is not None:
-            rotary = RotaryTables(*media.rotary.rows(media.positions, media.axes))
+        turned, rotary = batch.positions if batch.turned is None else batch.turned, None
+        angles = None if batch.media is None else batch.media.angles
+        if angles is not None:
+            rotary = RotaryTables(*angles.rotary.rows(angles.positions, angles.axes))
             turned = torch.arange(len(turned), device=turned.device)
         return PagedPlan((turned, batch.slots), tuple(parts), rotary)
 

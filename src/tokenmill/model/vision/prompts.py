@@ -64,9 +64,10 @@ class ImageReader:
         self._spec = spec
         self._limits = limits
         self.placeholders: tuple[int, ...] = spec.image_token_id, spec.video_token_id
-        marks = (spec.start_token_id, spec.video_token_id, spec.end_token_id)
-        self._start, self._video, self._end = (special_tokens.get(token_id, "") for token_id in marks)
+        marks = (spec.start_token_id, spec.image_token_id, spec.video_token_id, spec.end_token_id)
+        self._start, self._image, self._video, self._end = (special_tokens.get(token_id, "") for token_id in marks)
         self._processor = f"{spec.patch_size}/{spec.factor}/{spec.min_pixels}/{spec.max_pixels}/{spec.mean}/{spec.std}"
+        self._processor += f"/{spec.side}/{spec.filter}" if spec.side else ""
         self._decoder = ImageDecoder()
 
     def take(self, part: dict[str, Any]) -> tuple[dict[str, Any], MediaItem]:
@@ -98,7 +99,10 @@ class ImageReader:
         self._decoder.close()
 
     def shown(self, text: str, items: Sequence[MediaItem]) -> str:
-        """Return a rendered chat with a placeholder for each span of a video, its time before it."""
+        """Return a rendered chat with a placeholder for each image, and for each span of a video, its time before it."""
+        if self._spec.is_start_shown:
+            shown = f"\n\n{self._start}{self._image}{self._end}\n\n"
+            return text.replace(self._start, shown) if self._start else text
         videos = [item for item in items if item.fps]
         if not videos:
             return text

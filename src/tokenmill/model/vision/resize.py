@@ -21,6 +21,8 @@ class SizeRule(msgspec.Struct, frozen=True):
         min_pixels, max_pixels: of an image; of all frames of a video together.
         num_frames: of the video that it is of; 0: an image by itself.
         together: frames of a video that are encoded as one.
+        side: of the square to which every image is brought, whatever its proportions; 0: these are kept.
+        filter: Pillow's name of how pixels are resampled.
     """
 
     factor: int
@@ -28,13 +30,17 @@ class SizeRule(msgspec.Struct, frozen=True):
     max_pixels: int
     num_frames: int = 0
     together: int = 2
+    side: int = 0
+    filter: str = "BICUBIC"
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Return the resized height and width of an image of this size.
 
         Raises:
-            InvalidRequest: one side is more than 200 times the other.
+            InvalidRequest: one side is more than 200 times the other, and proportions are kept.
         """
+        if self.side:
+            return self.side, self.side
         if not self.num_frames:
             return smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels)
         return frame_resize(self, height, width)

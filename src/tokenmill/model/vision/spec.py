@@ -16,20 +16,25 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         depth: blocks. hidden_size, intermediate_size, num_heads: of each of them. out_size: of the text model.
         is_gated: blocks have RMSNorm and SwiGLU, as in Qwen2.5-VL; else LayerNorm and GELU.
+        is_pooled: an embedding is the average of the patches that are merged, normed and projected, as in Gemma 3; else
+            they stand side by side before an MLP.
         deepstack: the blocks whose output also goes into the text model, behind its layers 0, 1, ...
         window: side of the squares that attention stays within, in merged patches; 0: it is within the image.
         full_blocks: the blocks that attend to the whole image in spite of that.
         table_side: side of the square of learned positions; 0: absent.
-        theta: base of the rotary embedding.
+        theta: base of the rotary embedding; 0: absent.
         merge: patches in each direction that become one embedding. frames: how often an image is repeated.
-        sections: frequencies of the text model's rotary embedding that turn by time, row and column.
+        sections: frequencies of the text model's rotary embedding that turn by time, row and column; (): an image's
+            tokens turn as text does.
         is_interleaved: these take turns; else they follow each other.
         takes_videos: videos are spans of their own for each pair of frames.
-        min_pixels, max_pixels: to which an image is resized.
+        min_pixels, max_pixels: to which an image is resized. side, filter: see `SizeRule`.
         min_video_pixels, max_video_pixels: to which all frames of a video are, together.
         frame_tokens: embeddings of one frame at most; 0: only a video is bounded.
         mean, std: of each channel, on a scale of 0 to 1.
-        image_token_id, video_token_id: their placeholders. start_token_id, end_token_id: what stands around them.
+        image_token_id, video_token_id: their placeholders; one and the same where videos are not taken. start_token_id,
+            end_token_id: what stands around them.
+        is_start_shown: a template shows the token before an image alone: the rest is put behind it, between empty lines.
     """
 
     depth: int
@@ -38,6 +43,7 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_heads: int
     out_size: int
     is_gated: bool = False
+    is_pooled: bool = False
     deepstack: tuple[int, ...] = ()
     window: int = 0
     full_blocks: tuple[int, ...] = ()
@@ -46,11 +52,13 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     patch_size: int
     merge: int
     frames: int
-    sections: tuple[int, int, int]
+    sections: tuple[int, int, int] | tuple[()]
     is_interleaved: bool = True
     takes_videos: bool = True
-    min_pixels: int
-    max_pixels: int
+    min_pixels: int = 0
+    max_pixels: int = 0
+    side: int = 0
+    filter: str = "BICUBIC"
     min_video_pixels: int = 0
     max_video_pixels: int = 0
     frame_tokens: int = 0
@@ -60,6 +68,7 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     video_token_id: int
     start_token_id: int
     end_token_id: int
+    is_start_shown: bool = False
 
     @property
     def factor(self) -> int:
@@ -74,7 +83,7 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     def size_rule(self, num_frames: int = 0) -> SizeRule:
         """Return the rule that resizes images or, with `num_frames`, the frames of a video of that many."""
         if not num_frames:
-            return SizeRule(self.factor, self.min_pixels, self.max_pixels)
+            return SizeRule(self.factor, self.min_pixels, self.max_pixels, side=self.side, filter=self.filter)
         most = self.max_video_pixels
         if self.frame_tokens:
             own = min(self.frame_tokens * self.factor**2, most // num_frames)

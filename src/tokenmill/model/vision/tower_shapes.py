@@ -5,6 +5,8 @@ from __future__ import annotations
 from tokenmill.model.vision.spec import VisionSpec
 
 PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed.weight"
+# Of averages of patches; as offsets from 1.
+POOLED_NORM = "merger.pooled_norm.weight"
 
 
 def tower_shapes(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
@@ -17,7 +19,8 @@ def tower_shapes(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
         if has_bias:
             shapes[f"{name}.bias"] = shape[:1]
 
-    patch = (hidden, 3, spec.frames, spec.patch_size, spec.patch_size)
+    frames = () if spec.is_pooled else (spec.frames,)
+    patch = (hidden, 3, *frames, spec.patch_size, spec.patch_size)
     add("patch_embed.proj", *patch, has_bias=not spec.is_gated)
     if spec.table_side:
         shapes[POSITIONS] = (spec.table_side**2, hidden)
@@ -28,6 +31,11 @@ def tower_shapes(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
         add(f"blocks.{block}.attn.proj", hidden, hidden)
         add(f"blocks.{block}.mlp.linear_fc1", middle * (2 if spec.is_gated else 1), hidden)
         add(f"blocks.{block}.mlp.linear_fc2", hidden, middle)
+    if spec.is_pooled:
+        add("merger.norm", hidden)
+        add("merger.linear", spec.out_size, hidden, has_bias=False)
+        shapes[POOLED_NORM] = (hidden,)
+        return shapes
     for name in ("merger", *(f"deepstack_merger_list.{i}" for i in range(len(spec.deepstack)))):
         add(f"{name}.norm", hidden if name == "merger" else wide, has_bias=not spec.is_gated)
         add(f"{name}.linear_fc1", wide, wide)

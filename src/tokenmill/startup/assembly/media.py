@@ -59,6 +59,8 @@ class Media(Capability):
 class Images(Media):
     """Prompts with images."""
 
+    _sees_ahead = False
+
     @classmethod
     def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
         """Refuse features that models with images or sound do not support yet."""
@@ -87,11 +89,22 @@ class Images(Media):
 
         platform.set_num_threads(model.num_threads)
         contents, tower = MediaStore(), load_tower(model.folder, spec, model.kernels)
-        (rotary,) = model.decoder.rotary.values()
+        rotary, *_ = model.decoder.rotary.values()
         turns = MediaTurns(sections=spec.sections, is_interleaved=spec.is_interleaved, merge=spec.merge)
-        encoder = Encoder(tower.encode_input, turns, contents, rotary, config.max_num_seqs)
+        sees_ahead = model.architecture.spans_see_ahead
+        parts = tower.encode_input, turns, contents, rotary, config.max_num_seqs
+        encoder = Encoder(*parts, spans_see_ahead=sees_ahead)
         reserved = reserved_bytes(config, spec, BYTES_OF[config.dtype])
-        return cls(config, contents, encoder, TowerMemory(tower.num_bytes, reserved))
+        images = cls(config, contents, encoder, TowerMemory(tower.num_bytes, reserved))
+        images._sees_ahead = sees_ahead
+        return images
+
+    def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
+        """Let steps encode; no step ends within an image whose tokens see each other."""
+        header = super().settle(header, memory, executor)
+        if self._sees_ahead:
+            header.scheduler = msgspec.structs.replace(header.scheduler, disable_chunked_mm_input=True)
+        return header
 
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
         """Tell that prompts may have images, and what the tower weighs."""
@@ -155,6 +168,9 @@ def check_media(config: EngineConfig, architecture: Architecture) -> None:
     what = "images" if architecture.takes_images else "sound"
     for flag, is_given in refused.items():
         if is_given:
-            raise InvalidConfig(f"{flag}: {architecture.name} takes {what}, and models that do cannot have it yet")
+            raise InvalidConfig(
+                f"{flag}: {architecture.name} takes {what}, and models that do cannot have it yet; "
+                "--language-model-only leaves out what takes them"
+            )
     if min(config.encoder_budget, config.encoder_cache_tokens) < 1:
         raise InvalidConfig("--encoder-budget and --encoder-cache-tokens must be at least 1")
