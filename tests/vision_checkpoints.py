@@ -138,9 +138,7 @@ GEMMA_TEMPLATE = (
 GEMMA_SIDE, GEMMA_TOKENS = 84, 9
 
 
-def make_gemma3_checkpoint(
-    folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any
-) -> Path:
+def make_gemma3_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any) -> Path:
     """The same of Gemma 3: an image of nine tokens, more than a window sees; averages of two by two patches.
 
     Args:

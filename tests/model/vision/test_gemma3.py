@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ import transformers
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
+from tests.engine.runner.fake_platform import FakePlatform
+from tests.engine.runner.test_not_numbers import run
+from tests.engine.runner.told import assert_same, told
+from tests.model.kernels.gpu import DEVICE
 from tests.model.vision.test_llm import GREEDY, NUM_TOKENS, chat, encoder_of, picture, tokens
 from tests.vision_checkpoints import (
     GEMMA_MARKS,
@@ -23,13 +28,21 @@ from tests.vision_checkpoints import (
     make_gemma3_checkpoint,
 )
 from tokenmill import LLM, SamplingParams
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
+from tokenmill.core.media import MediaInput, MediaSpan, content_digest, with_surrogates
+from tokenmill.core.messages import AddRequest
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.architecture_config import read_architecture
+from tokenmill.model.vision.decoding import decode_image
+from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.vision.tower import load_tower
+from tokenmill.startup.assembly.setup import build_engine
 
 Images = Sequence[Image.Image]
+SMALL: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_pages": 80, "page_size": 4}
+SMALL |= {"max_model_len": 64, "dtype": "float32", "num_threads": 1, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +94,6 @@ def test_the_tower_is_that_of_transformers(
 
 @pytest.mark.parametrize("shape", [(60, 150), (300, 90), (GEMMA_SIDE, GEMMA_SIDE)])
 def test_pixels_are_those_of_transformers(checkpoint: Path, shape: tuple[int, int], rng: np.random.Generator) -> None:
-    from io import BytesIO
-
-    from tokenmill.model.vision.decoding import decode_image
-
     image, file = picture(rng, *shape), BytesIO()
     image.save(file, "PNG")
     spec = read_vision(checkpoint)
@@ -164,17 +173,19 @@ def test_an_image_is_found_again_up_to_a_page_within_it(checkpoint: Path, rng: n
         (before,) = llm.chat(chat(image, "a"), GREEDY)
         (again,) = llm.chat(chat(image, "a"), GREEDY)
         assert encoder.num_encoded == GEMMA_TOKENS
-        assert again.num_cached_tokens > before.prompt_token_ids.index(1 + max(before.prompt_token_ids) - 1)
+        first = before.prompt_token_ids.index(max(before.prompt_token_ids))  # of the image
+        assert again.num_cached_tokens > first
         (different,) = llm.chat(chat(other, "a"), GREEDY)
         assert encoder.num_encoded == 2 * GEMMA_TOKENS
-        assert different.num_cached_tokens < before.prompt_token_ids.index(max(before.prompt_token_ids))
+        assert different.num_cached_tokens <= first
     assert tokens(again) == tokens(before)
 
 
 def test_an_image_larger_than_a_step_is_refused(checkpoint: Path, rng: np.random.Generator) -> None:
-    with LLM(checkpoint, dtype="float32", num_pages=50, max_num_batched_tokens=8, max_num_seqs=2) as llm:
-        with pytest.raises(InvalidRequest, match=r"9 tokens is run in one step, and a step runs 8 \(--max-num"):
-            llm.chat(chat(picture(rng, 50, 60), "hello"), GREEDY)
+    small = {"max_num_batched_tokens": 8, "max_num_seqs": 2}
+    refusal = pytest.raises(InvalidRequest, match=r"9 tokens is run in one step, and a step runs 8 \(--max-num")
+    with LLM(checkpoint, dtype="float32", num_pages=50, **small) as llm, refusal:
+        llm.chat(chat(picture(rng, 50, 60), "hello"), GREEDY)
 
 
 def test_videos_are_refused(checkpoint: Path, rng: np.random.Generator) -> None:
@@ -188,14 +199,14 @@ def test_the_text_half_alone_has_the_features_of_text(checkpoint: Path) -> None:
     speculation = {"method": "ngram", "num_speculative_tokens": 2}
     with pytest.raises(InvalidConfig, match="--language-model-only"):
         LLM(checkpoint, dtype="float32", num_pages=50, speculative_config=speculation)
-    told = []
+    answers = []
     for options in ({}, {"language_model_only": True, "speculative_config": speculation}):
         with LLM(checkpoint, dtype="float32", num_pages=50, **options) as llm:
-            told.append([tokens(one) for one in llm.generate([[5, 3, 8, 200, 7]], GREEDY)])
+            answers.append([tokens(one) for one in llm.generate([[5, 3, 8, 200, 7]], GREEDY)])
             if options:
                 with pytest.raises(InvalidRequest, match="image"):
                     llm.chat(chat(Image.new("RGB", (9, 9)), "hello"), GREEDY)
-    assert told[0] == told[1]
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(
@@ -233,3 +244,36 @@ def test_a_config_without_a_tower_is_one_of_text(checkpoint: Path, tmp_path: Pat
     assert read_vision(tmp_path) is None
     architecture = read_architecture(fields)
     assert not (architecture.takes_images or architecture.spans_see_ahead)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="interpreted")
+def test_an_engine_on_a_gpu_tells_what_one_on_a_cpu_tells(checkpoint: Path, rng: np.random.Generator) -> None:
+    spec = read_vision(checkpoint)
+    assert spec is not None
+    wanted = [request_of(spec, rng, number, count) for number, count in enumerate([1, 0, 2, 1])]
+    config = EngineConfig(model=str(checkpoint), **SMALL).resolve()
+    told_by = []
+    for platform in (None, FakePlatform()):
+        engine = build_engine(config, platform=platform).engine
+        try:
+            first, again = run(engine, wanted), run(engine, wanted[:1])  # from the caches
+            told_by.append([told(first[one.id]) for one in wanted] + [told(again["0"])])
+        finally:
+            engine.close()
+    assert_same(*told_by, is_exact=False)
+
+
+def request_of(spec: VisionSpec, rng: np.random.Generator, name: int, num_images: int) -> AddRequest:
+    """Text and images in turns."""
+    ids: list[int] = rng.integers(0, 200, int(rng.integers(1, 6))).tolist()
+    media = []
+    for _ in range(num_images):
+        pixels = rng.integers(0, 256, (1, spec.side, spec.side, 3), dtype=np.uint8).tobytes()
+        rows = spec.side // spec.patch_size
+        digest = content_digest(pixels, spec.side, spec.side, "")
+        span = MediaSpan(len(ids) + 1, GEMMA_TOKENS, digest, rows, rows, spec.image_token_id)
+        media.append(MediaInput(span, pixels))
+        ids += [spec.start_token_id, *[spec.image_token_id] * span.length, spec.end_token_id]
+        ids += rng.integers(0, 200, int(rng.integers(1, 6))).tolist()
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=2)
+    return AddRequest(id=str(name), prompt_token_ids=with_surrogates(ids, media), params=params, media=media)

@@ -99,7 +99,7 @@ class ImageReader:
         self._decoder.close()
 
     def shown(self, text: str, items: Sequence[MediaItem]) -> str:
-        """Return a rendered chat with a placeholder for each image, and for each span of a video, its time before it."""
+        """Return a rendered chat with a placeholder for each image and each span of a video, its time before it."""
         if self._spec.is_start_shown:
             shown = f"\n\n{self._start}{self._image}{self._end}\n\n"
             return text.replace(self._start, shown) if self._start else text

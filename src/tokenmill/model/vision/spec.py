@@ -34,7 +34,7 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
         mean, std: of each channel, on a scale of 0 to 1.
         image_token_id, video_token_id: their placeholders; one and the same where videos are not taken. start_token_id,
             end_token_id: what stands around them.
-        is_start_shown: a template shows the token before an image alone: the rest is put behind it, between empty lines.
+        is_start_shown: a template shows the token before an image alone; the rest is put behind it, in empty lines.
     """
 
     depth: int

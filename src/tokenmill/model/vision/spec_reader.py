@@ -263,9 +263,7 @@ def _read_gemma3(fields: Mapping[str, Any], image: _Processor, video: _Processor
     )
 
 
-_READERS = MappingProxyType(
-    {QWEN3: _read_qwen3, QWEN3_MOE: _read_qwen3, QWEN25: _read_qwen25, GEMMA3: _read_gemma3}
-)
+_READERS = MappingProxyType({QWEN3: _read_qwen3, QWEN3_MOE: _read_qwen3, QWEN25: _read_qwen25, GEMMA3: _read_gemma3})
 
 
 def _common(fields: Mapping[str, Any], tower: _Tower, text: _Text, sections: list[int]) -> dict[str, Any]:

@@ -22,21 +22,16 @@ from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.stored_tensors import tensor_over
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.tower_parts import EPS, TorchParts, TowerParts
-from tokenmill.model.vision.tower_shapes import PATCHES, POOLED_NORM, tower_shapes
+from tokenmill.model.vision.tower_shapes import PATCHES, tower_shapes
 from tokenmill.model.vision.tower_weights import read_tower
 
 
 class Tower:
-    """A tower over its parts, which have the weights.
+    """A tower over its parts, which have the weights."""
 
-    Args:
-        pooled_norm: of averages of patches, [hidden_size]; None: nothing is averaged.
-    """
-
-    def __init__(self, spec: VisionSpec, parts: TowerParts, pooled_norm: torch.Tensor | None = None) -> None:
+    def __init__(self, spec: VisionSpec, parts: TowerParts) -> None:
         self.spec = spec
         self._parts = parts
-        self._pooled_norm = pooled_norm
 
     @property
     def num_bytes(self) -> int:
@@ -86,8 +81,8 @@ class Tower:
                 name = f"deepstack_merger_list.{spec.deepstack.index(block)}"
                 outputs.append(self._merged(name, parts.norm(f"{name}.norm", self._side_by_side(x))))
         normed = parts.norm("merger.norm", x, delta)
-        if self._pooled_norm is not None:
-            return self._pooled(normed, self._pooled_norm).unsqueeze(1)
+        if parts.pooled_norm is not None:
+            return self._pooled(normed, parts.pooled_norm).unsqueeze(1)
         merged = self._side_by_side(normed)
         encoded = torch.stack([self._merged("merger", merged), *outputs], dim=1)
         return encoded if order is None else torch.empty_like(encoded).index_copy_(0, order, encoded)
@@ -150,8 +145,7 @@ def load_tower(folder: Path, spec: VisionSpec, kernels: Kernels) -> Tower:
         InvalidCheckpoint: a tensor is missing, misshapen or surplus.
     """
     weights = read_tower(folder, spec, tower_shapes(spec), tensor_over(kernels.vector(0)))
-    pooled_norm = weights.pop(POOLED_NORM, None)
-    return Tower(spec, make_parts(spec, weights, kernels), pooled_norm)
+    return Tower(spec, make_parts(spec, weights, kernels))
 
 
 def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kernels) -> TowerParts:

@@ -121,9 +121,7 @@ def _pooled_in_checkpoint(folder: Path) -> _Stored:
         name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower."): one
         for name, one in checkpoint.tensors.items()
     }
-    tensors = {
-        name: one for name, one in bare.items() if name.startswith(_POOLED_ROOTS) and _POOLED_UNUSED not in name
-    }
+    tensors = {name: one for name, one in bare.items() if name.startswith(_POOLED_ROOTS) and _POOLED_UNUSED not in name}
     turned = _POOLED_NAMES["merger.linear.weight"]
 
     def read(name: str) -> torch.Tensor:
