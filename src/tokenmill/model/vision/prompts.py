@@ -101,8 +101,8 @@ class ImageReader:
     def shown(self, text: str, items: Sequence[MediaItem]) -> str:
         """Return a rendered chat with a placeholder for each image and each span of a video, its time before it."""
         if self._spec.is_start_shown:
-            shown = f"\n\n{self._start}{self._image}{self._end}\n\n"
-            return text.replace(self._start, shown) if self._start else text
+            whole = f"\n\n{self._start}{self._image}{self._end}\n\n"
+            return text.replace(self._start, whole) if self._start else text
         videos = [item for item in items if item.fps]
         if not videos:
             return text
