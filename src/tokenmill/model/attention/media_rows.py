@@ -76,12 +76,20 @@ class MediaTurns(msgspec.Struct, frozen=True, kw_only=True):
         return prompt_positions(num_tokens, media if self.sections else (), self.merge)
 
 
+TURNS_OF_TEXT = MediaTurns()
+
+
 class MediaStore:
-    """The contents of all media of living requests: a gate that lets every request through at once."""
+    """The contents of all media of living requests: a gate that lets every request through at once.
+
+    Args:
+        turns: where media of the model stand. num_positions: of its rotary embedding; 0: they are not counted.
+    """
 
     status = RequestStatus.WAITING
 
-    def __init__(self) -> None:
+    def __init__(self, turns: MediaTurns = TURNS_OF_TEXT, num_positions: int = 0) -> None:
+        self._turns, self._num_positions = turns, num_positions
         self._requests: dict[str, list[MediaInput]] = {}
         self._users: dict[str, dict[str, MediaInput]] = {}  # digest -> request -> one that shows it
 
@@ -89,18 +97,34 @@ class MediaStore:
         """Keep the contents that a request brings.
 
         Raises:
-            InvalidRequest: its media lie over each other, or at the prompt's end.
+            InvalidRequest: its media lie over each other or at the prompt's end, or a video takes more time than the
+                model has positions for.
         """
         end = 0
         for one in message.media:
             if one.span.offset < end or one.span.end >= len(message.prompt_token_ids):
                 raise InvalidRequest(f"the placeholders of {one.span.noun} are out of place", "messages")
             end = one.span.end
+        if any(one.span.time for one in message.media):
+            self._check_positions(message)
         if message.media:
             self._requests[message.id] = message.media
             for one in message.media:
                 self._users.setdefault(one.span.digest, {})[message.id] = one
         return True
+
+    def _check_positions(self, message: AddRequest) -> None:
+        count = len(message.prompt_token_ids)
+        positions, shift = self._turns.positions(count, [one.span for one in message.media])
+        # Without a limit answers end with the context, which has no more tokens than there are positions.
+        most = count + message.params.max_tokens if message.params.max_tokens else self._num_positions
+        needed = max(int(positions.max()) + 1, most + shift)
+        if needed > self._num_positions:
+            raise InvalidRequest(
+                f"the times of a video and {most} tokens need {needed} positions, and the model has "
+                f"{self._num_positions}: ask for fewer max_tokens, or say more frames a second (fps)",
+                "messages",
+            )
 
     def collect(self, timeout: float) -> dict[str, InvalidRequest | None]:
         """Return nothing: no request waits here."""
@@ -266,20 +290,26 @@ def prompt_positions(num_tokens: int, media: Sequence[MediaSpan], merge: int) ->
 
     Text goes on along all three axes at once. An image stands at one time, its embeddings at their rows and columns
     from there on, and the text behind it goes on behind its longer side (Qwen2-VL's rule, with time not in frames).
+    Frames of a video whose times are positions stand at their own, all at rows and columns from where the video begins;
+    text goes on behind the largest position of all (Qwen2.5-VL's rule as its makers and vLLM have it; transformers
+    since 5.3 lets text go on behind the longer side, however long the video is).
 
     Args:
         media: in the order of their places, none over another.
         merge: patches of a grid in each direction that are one embedding.
     """
     positions = np.empty((3, num_tokens), dtype=np.int64)
-    done = shift = 0
+    done = shift = start = last = 0
     for span in media:
         positions[:, done : span.offset] = np.arange(done, span.offset) + shift
-        start, rows, columns = span.offset + shift, span.rows // merge, span.columns // merge
-        positions[0, span.offset : span.end] = start
+        rows, columns = span.rows // merge, span.columns // merge
+        if not span.before:
+            start = last = span.offset + shift
+        positions[0, span.offset : span.end] = start + span.time
         positions[1, span.offset : span.end] = start + np.repeat(np.arange(rows), columns)
         positions[2, span.offset : span.end] = start + np.tile(np.arange(columns), rows)
-        done, shift = span.end, shift + max(rows, columns) - span.length
+        last = max(last, start + span.time, start + max(rows, columns) - 1)
+        done, shift = span.end, last + 1 - span.end
     positions[:, done:] = np.arange(done, num_tokens) + shift
     return positions, shift
 

@@ -7,8 +7,10 @@ which they are shown before it as text: "<0.2 seconds>".
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tokenmill.config.vision import MediaLimits
 from tokenmill.core.data_url import data_of
@@ -92,7 +94,12 @@ class ImageReader:
 
     def inputs(self, item: MediaItem, check_time: Callable[[], None]) -> Iterator[MediaInput]:
         """Decode an image, or a video's frames."""
-        return map(self._input, self._contents(item, check_time))
+        inputs = map(self._input, self._contents(item, check_time))
+        if not (item.fps and self._spec.tokens_per_second):
+            return inputs
+        # As transformers rounds: in float32, at the end.
+        step = np.float32(self._spec.tokens_per_second) * np.float32(self._spec.frames / item.fps)
+        return (_at(one, number, step) for number, one in enumerate(inputs))
 
     def close(self) -> None:
         """End the process that decodes."""
@@ -110,7 +117,11 @@ class ImageReader:
         pieces = text.split(mark)
         if len(pieces) != len(videos) + 1 or not all((self._start, self._video, self._end)):
             raise InvalidRequest("the chat template does not show every video once", "messages")
-        shown = ("".join(f"<{at:.1f} seconds>{mark}" for at in self._times(video)) for video in videos)
+        shown: Iterable[str]
+        if self._spec.tokens_per_second:
+            shown = (self._start + self._video * len(self.pads(video)) + self._end for video in videos)
+        else:
+            shown = ("".join(f"<{at:.1f} seconds>{mark}" for at in self._times(video)) for video in videos)
         return pieces[0] + "".join(one + piece for one, piece in zip(shown, pieces[1:], strict=True))
 
     def _times(self, video: MediaItem) -> list[float]:
@@ -144,6 +155,12 @@ class ImageReader:
         digest = content_digest(content.pixels, content.height, content.width, self._processor)
         length = rows * columns // self._spec.merge**2
         return MediaInput(MediaSpan(0, length, digest, rows, columns, content.token_id), content.pixels)
+
+
+def _at(one: MediaInput, number: int, step: np.float32) -> MediaInput:
+    """Return frames of a video at their place in it: the `number`-th, `step` positions behind those before them."""
+    span = one.span._replace(time=int(np.float32(number) * step), before=number * one.span.length)
+    return MediaInput(span, one.content)
 
 
 def _item(part: dict[str, Any]) -> MediaItem:

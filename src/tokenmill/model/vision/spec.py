@@ -28,9 +28,13 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
             tokens turn as text does.
         is_interleaved: these take turns; else they follow each other.
         takes_videos: videos are spans of their own for each pair of frames.
+        tokens_per_second: positions of a second of a video, whose frames have no text between them; 0: the time stands
+            before each pair as text.
         min_pixels, max_pixels: to which an image is resized. side, filter: see `SizeRule`.
-        min_video_pixels, max_video_pixels: to which all frames of a video are, together.
+        min_video_pixels, max_video_pixels: to which all frames of a video are, together; each, with
+            `tokens_per_second`.
         frame_tokens: embeddings of one frame at most; 0: only a video is bounded.
+        video_tokens: of which nine tenths bound a video whose frames are resized one by one; 0: it is not bounded.
         mean, std: of each channel, on a scale of 0 to 1.
         image_token_id, video_token_id: their placeholders; one and the same where videos are not taken. start_token_id,
             end_token_id: what stands around them.
@@ -55,6 +59,7 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     sections: tuple[int, int, int] | tuple[()]
     is_interleaved: bool = True
     takes_videos: bool = True
+    tokens_per_second: float = 0.0
     min_pixels: int = 0
     max_pixels: int = 0
     side: int = 0
@@ -62,6 +67,7 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_video_pixels: int = 0
     max_video_pixels: int = 0
     frame_tokens: int = 0
+    video_tokens: int = 0
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     image_token_id: int
@@ -85,6 +91,11 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not num_frames:
             return SizeRule(self.factor, self.min_pixels, self.max_pixels, side=self.side, filter=self.filter)
         most = self.max_video_pixels
+        if self.tokens_per_second:
+            if self.video_tokens:
+                share = int(self.video_tokens * self.factor**2 * 0.9) * self.frames // num_frames
+                most = max(min(most, share), int(1.05 * self.min_video_pixels))
+            return SizeRule(self.factor, self.min_video_pixels, most)
         if self.frame_tokens:
             own = min(self.frame_tokens * self.factor**2, most // num_frames)
             most = num_frames * max(own, int(1.05 * self.min_video_pixels))

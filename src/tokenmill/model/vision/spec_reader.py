@@ -46,6 +46,7 @@ class _Qwen25Tower(_Tower, kw_only=True):
     patch_size: int = 14
     hidden_act: str = "silu"
     fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
+    tokens_per_second: float = 4
     window_size: int = 112
 
 
@@ -116,7 +117,7 @@ class _Processor(msgspec.Struct):
     image_mean: Three | None = None
     image_std: Three | None = None
     cap_pixels_per_frame: bool | None = None
-    max_video_tokens: int = 768
+    max_video_tokens: int | None = None
     resample: int | None = None
     do_pan_and_scan: bool | None = None
     do_resize: bool | None = None
@@ -142,6 +143,8 @@ def read_vision(folder: Path) -> VisionSpec | None:
     try:
         image = _processor(folder, "preprocessor_config.json", "image_processor")
         video = _processor(folder, "video_preprocessor_config.json", "video_processor")
+        # As transformers does: older folders have one file for both.
+        video = image if read is _read_qwen25 and video == _Processor() else video
         return read(fields, image, video)
     except msgspec.ValidationError as error:
         raise InvalidCheckpoint(f"{folder}: {error}") from error
@@ -182,7 +185,7 @@ def _read_qwen3(fields: Mapping[str, Any], image: _Processor, video: _Processor)
         max_pixels=most,
         min_video_pixels=video_least,
         max_video_pixels=video_most,
-        frame_tokens=video.max_video_tokens if video.cap_pixels_per_frame else 0,
+        frame_tokens=(video.max_video_tokens or 768) if video.cap_pixels_per_frame else 0,
         mean=image.image_mean or (0.5, 0.5, 0.5),
         std=image.image_std or (0.5, 0.5, 0.5),
     )
@@ -198,18 +201,23 @@ def _read_qwen25(fields: Mapping[str, Any], image: _Processor, video: _Processor
             "vision_config.hidden_act": tower.hidden_act == "silu",
             "vision_config.fullatt_block_indexes": all(0 <= index < tower.depth for index in full),
             "vision_config.window_size": window > 0,
+            "vision_config.tokens_per_second": tower.tokens_per_second > 0,
         }
     )
     least, most = image.pixels((3136, 12845056))
+    video_least, video_most = video.pixels((100352, 602112))
     return VisionSpec(
         **_common(fields, tower, text, [16, 24, 24]),
         is_gated=True,
         window=window,
         full_blocks=full,
         is_interleaved=False,
-        takes_videos=False,
+        tokens_per_second=tower.tokens_per_second,
         min_pixels=least,
         max_pixels=most,
+        min_video_pixels=video_least,
+        max_video_pixels=video_most,
+        video_tokens=(video.max_video_tokens or 128000) if video.cap_pixels_per_frame else 0,
         mean=image.image_mean or (0.48145466, 0.4578275, 0.40821073),
         std=image.image_std or (0.26862954, 0.26130258, 0.27577711),
     )

@@ -88,9 +88,10 @@ class Images(Media):
         from tokenmill.model.vision.tower import load_tower
 
         platform.set_num_threads(model.num_threads)
-        contents, tower = MediaStore(), load_tower(model.folder, spec, model.kernels)
+        tower = load_tower(model.folder, spec, model.kernels)
         rotary, *_ = model.decoder.rotary.values()
         turns = MediaTurns(sections=spec.sections, is_interleaved=spec.is_interleaved, merge=spec.merge)
+        contents = MediaStore(turns, len(rotary.cos))
         sees_ahead = model.architecture.spans_see_ahead
         parts = tower.encode_input, turns, contents, rotary, config.max_num_seqs
         encoder = Encoder(*parts, spans_see_ahead=sees_ahead)
