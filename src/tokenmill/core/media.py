@@ -28,8 +28,8 @@ class MediaSpan(NamedTuple):
         digest: hash of its pixels, after it was resized, or of its samples, after they were resampled.
         rows, columns: patches of its grid; `length` is their product, less the patches that are merged. Sound: 0.
         token_id: the model's own placeholder.
-        time, before: of frames of a video whose times are positions: their place in time, counted from the first frames;
-            and how many placeholders of the video stand directly before theirs. Else 0.
+        time, before: of frames of a video whose times are positions: their place in time, counted from the first; and
+            how many placeholders of the video stand directly before theirs. Else 0.
     """
 
     offset: int

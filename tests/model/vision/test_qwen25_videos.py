@@ -5,6 +5,7 @@ Since 5.3 transformers lets text go on behind a video's longer side, not behind 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -202,8 +203,9 @@ def test_frames_are_bounded_as_the_processor_says(checkpoint: Path, tmp_path: Pa
     spec = read_vision(tmp_path)  # one file for images and videos, as in published folders
     assert spec is not None
     assert spec.size_rule(10) == spec.size_rule()
-    text = '{"size": {"shortest_edge": 784, "longest_edge": 602112}, "cap_pixels_per_frame": true, "max_video_tokens": 100}'
-    (tmp_path / "video_preprocessor_config.json").write_text(text)
+    size = {"shortest_edge": 784, "longest_edge": 602112}
+    fields = {"size": size, "cap_pixels_per_frame": True, "max_video_tokens": 100}
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(fields))
     spec = read_vision(tmp_path)
     assert spec is not None
     total = int(100 * 28 * 28 * 0.9)
