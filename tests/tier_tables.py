@@ -17,7 +17,7 @@ PROCESSES = {
     "ipc": "python_child server_registry",
     "model/kernels": "native_workers triton_compiles",
     "model/audio": "server",
-    "model/vision": "bombs encoder_server server split",
+    "model/vision": "bombs encoder_server ranks server split",
     "model/weights": "hub hub_pull",
     "nixl": "*",
     "ray": "*",

@@ -11,6 +11,7 @@ from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.audio.spec import read_audio
+from tokenmill.model.sharding.shard import stage_layers
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
@@ -64,7 +65,7 @@ class Images(Media):
     @classmethod
     def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
         """Refuse features that models with images or sound do not support yet."""
-        check_media(config, architecture)
+        check_media(config, architecture, platform)
 
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
@@ -83,6 +84,12 @@ class Images(Media):
         spec = read_vision(model.folder)
         if spec is None:
             return None
+        num_first = len(stage_layers(model.architecture, config.pipeline_parallel_size)[0])
+        if len(spec.deepstack) >= num_first and config.pipeline_parallel_size > 1:
+            raise InvalidConfig(
+                f"--pipeline-parallel-size: {len(spec.deepstack)} layers add to an image's tokens, and the first stage "
+                f"has {num_first} layers: have fewer stages"
+            )
         # Towers run on torch, which models of text do without.
         from tokenmill.model.attention.media_rows import Encoder, MediaStore, MediaTurns
         from tokenmill.model.vision.tower import load_tower
@@ -149,7 +156,7 @@ class Sound(Media):
         ready.max_clip_seconds = self._max_seconds
 
 
-def check_media(config: EngineConfig, architecture: Architecture) -> None:
+def check_media(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
     """Refuse features that models with images or sound do not support yet.
 
     Raises:
@@ -158,7 +165,8 @@ def check_media(config: EngineConfig, architecture: Architecture) -> None:
     if not (architecture.takes_images or architecture.takes_sound):
         return
     refused = {
-        "--tensor-parallel-size, --pipeline-parallel-size, --context-parallel-size": config.num_ranks > 1,
+        "--context-parallel-size": config.context_parallel_size > 1,
+        "ranks on GPUs": config.num_ranks > 1 and platform.is_accelerator,
         "--enable-lora": config.enable_lora,
         "--lora-merge": config.lora_merge is not None,
         "--speculative-config": config.speculative_config is not None,
