@@ -190,6 +190,76 @@ def make_gemma3_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
     return folder
 
 
+GEMMA4_TEMPLATE = GEMMA_TEMPLATE.replace("<start_of_image>", "<image_soft_token>")
+GEMMA4_TOKENS = 70
+
+
+def make_gemma4_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any) -> Path:
+    """The same of Gemma 4: per-layer embeddings, axial blocks with bounds, images of 70 tokens at most.
+
+    Args:
+        more: of the text model.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    special = make_tokenizer(folder, VOCAB_SIZE)
+    ids = add_marks(folder, GEMMA_MARKS, GEMMA4_TEMPLATE)
+    size = VOCAB_SIZE + len(GEMMA_MARKS)
+    text = {
+        "vocab_size": size,
+        "vocab_size_per_layer_input": size,
+        "hidden_size_per_layer_input": 16,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 1,
+        "max_position_embeddings": 512,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "use_bidirectional_attention": None,
+        "eos_token_id": special["<|im_end|>"],
+        "pad_token_id": 5,
+        "bos_token_id": None,
+    }
+    tower = {
+        "hidden_size": 40,
+        "intermediate_size": 52,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "position_embedding_size": 256,
+        "use_clipped_linears": True,
+        "standardize": True,
+    }
+    start, end, image = (ids[mark] for mark in GEMMA_MARKS)
+    config = transformers.Gemma4Config(
+        text_config=text | more,
+        vision_config=tower,
+        audio_config=None,
+        boi_token_id=start,
+        eoi_token_id=end,
+        image_token_id=image,
+    )
+    model = transformers.Gemma4ForConditionalGeneration(config)
+    randomize(model, seed)
+    draws = torch.Generator().manual_seed(seed)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("_min", "_max")):  # some inputs and outputs are cut
+            bound = 1.0 + float(torch.rand((), generator=draws))
+            buffer.fill_(bound if name.endswith("_max") else -bound)
+        elif "std_" in name:
+            buffer.copy_(torch.rand(buffer.shape, generator=draws) + 0.5)
+    model.to(dtype).save_pretrained(folder)
+    _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
+    image_processor = {"max_soft_tokens": GEMMA4_TOKENS, "patch_size": 16, "pooling_kernel_size": 3, "resample": 3}
+    _write(folder / "processor_config.json", {"image_processor": image_processor | {"do_normalize": False}})
+    return folder
+
+
 def load_vision_oracle(folder: Path) -> transformers.PreTrainedModel:
     """The checkpoint as a transformers model: float32, eager attention, eval mode."""
     return transformers.AutoModelForImageTextToText.from_pretrained(

@@ -23,6 +23,7 @@ from tokenmill.model.attention.batch import ForwardBatch, MediaAngles, MediaToke
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.platform.arrays import AnyArray
+from tokenmill.platform.host_arrays import library_of
 from tokenmill.platform.tensor_memory import array_of
 
 Positions = npt.NDArray[np.int64]
@@ -163,6 +164,7 @@ class Encoder(RowExtension):
         rotary: the tables of the text model; of one with several, whose media turn as text does, any of them.
         num_rows: of the engine; the device's tables have one more, that of padding.
         spans_see_ahead: see `Architecture`.
+        stand_in: token that the model is told in the place of placeholders; None: these.
 
     Attributes:
         source: where outputs are loaded from and offered to.
@@ -179,6 +181,7 @@ class Encoder(RowExtension):
         num_rows: int,
         *,
         spans_see_ahead: bool = False,
+        stand_in: int | None = None,
     ) -> None:
         self.source: OutputSource = NoSource()
         self._encode = encode
@@ -186,6 +189,7 @@ class Encoder(RowExtension):
         self._store = store
         self._rotary = rotary
         self._spans_see_ahead = spans_see_ahead
+        self._stand_in = stand_in
         self._device: torch.device = rotary.in_torch().cos.device
         self._axes = torch.from_numpy(turns.axes(rotary.cos.shape[1])).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
@@ -222,9 +226,12 @@ class Encoder(RowExtension):
         rows = plan.rows[first:].tolist()
         if not any(row in self._rows for row in rows):
             return batch
-        return msgspec.structs.replace(
-            batch, media=self._media(batch, rows, plan.num_computed[first:].tolist(), arrays["positions"])
-        )
+        media = self._media(batch, rows, plan.num_computed[first:].tolist(), arrays["positions"])
+        token_ids = batch.token_ids
+        if self._stand_in is not None and media.embeddings is not None:
+            token_ids = library_of(token_ids).copy(token_ids)
+            token_ids[media.indices] = self._stand_in
+        return msgspec.structs.replace(batch, media=media, token_ids=token_ids)
 
     def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
         """Rotate generated tokens by their positions behind media."""

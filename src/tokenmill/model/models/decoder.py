@@ -164,12 +164,12 @@ class Decoder:
         embeddings = self.embed(batch.token_ids) if isinstance(self.draft_inputs, DraftInputs) else None
         hidden = self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden
         hidden = hidden if self.inputs is None else self.inputs.forward(hidden, batch)
+        media = None if batch.media is None else batch.media.embeddings
+        if batch.media is not None and media is not None:
+            hidden[batch.media.indices] = media[:, 0].to(hidden.dtype)
         given = None if self.per_layer is None else self.per_layer.forward(batch.token_ids, hidden)
         taps = None if batch.taps is None else Taps(self.boundaries, batch.taps)
         stream = ResidualStream(hidden, given, embeddings, taps)
-        media = None if batch.media is None else batch.media.embeddings
-        if batch.media is not None and media is not None:
-            stream.hidden[batch.media.indices] = media[:, 0].to(stream.hidden.dtype)
         adapted: Sequence[AdaptedLayer | None] = [None] * len(self.layers)
         if batch.adapters is not None:
             adapted = batch.adapters.layers(len(self.layers))

@@ -70,6 +70,7 @@ class ImageReader:
         self._start, self._image, self._video, self._end = (special_tokens.get(token_id, "") for token_id in marks)
         self._processor = f"{spec.patch_size}/{spec.factor}/{spec.min_pixels}/{spec.max_pixels}/{spec.mean}/{spec.std}"
         self._processor += f"/{spec.side}/{spec.filter}" if spec.side else ""
+        self._processor += f"/{spec.most_tokens}" if spec.most_tokens else ""
         self._decoder = ImageDecoder()
 
     def take(self, part: dict[str, Any]) -> tuple[dict[str, Any], MediaItem]:
@@ -110,6 +111,8 @@ class ImageReader:
         if self._spec.is_start_shown:
             whole = f"\n\n{self._start}{self._image}{self._end}\n\n"
             return text.replace(self._start, whole) if self._start else text
+        if self._spec.is_image_shown:
+            return text.replace(self._image, f"{self._start}{self._image}{self._end}") if self._image else text
         videos = [item for item in items if item.fps]
         if not videos:
             return text

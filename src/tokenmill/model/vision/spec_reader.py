@@ -1,4 +1,4 @@
-"""Read `VisionSpec` from a checkpoint's files: the configs of Qwen3-VL, of Qwen2.5-VL and of Gemma 3."""
+"""Read `VisionSpec` from a checkpoint's files: the configs of Qwen3-VL, Qwen2.5-VL, Gemma 3 and Gemma 4."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import msgspec
 
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.vision.gemma_reader import read_gemma3, read_gemma4
+from tokenmill.model.vision.processor_config import Processor, Unsupported, check
 from tokenmill.model.vision.spec import VisionSpec
 
 QWEN3, QWEN3_MOE = "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"
-QWEN25, GEMMA3 = "Qwen2_5_VLForConditionalGeneration", "Gemma3ForConditionalGeneration"
-# Pillow's numbers of how pixels are resampled, as processors have them.
-_FILTERS = MappingProxyType({2: "BILINEAR", 3: "BICUBIC"})
-Three = tuple[float, float, float]
+QWEN25 = "Qwen2_5_VLForConditionalGeneration"
+GEMMA3, GEMMA4 = "Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration"
 
 
 class _Tower(msgspec.Struct, kw_only=True):
@@ -70,66 +70,6 @@ class _Tokens(msgspec.Struct):
     vision_end_token_id: int = 151653
 
 
-class _SiglipTower(msgspec.Struct, kw_only=True):
-    """The tower of Gemma 3. Its defaults are transformers'."""
-
-    hidden_size: int = 768
-    intermediate_size: int = 3072
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    num_channels: int = 3
-    image_size: int = 224
-    patch_size: int = 16
-    hidden_act: str = "gelu_pytorch_tanh"
-    layer_norm_eps: float = 1e-6
-
-
-class _Gemma3Text(msgspec.Struct, kw_only=True):
-    hidden_size: int = 2304
-    vocab_size: int = 262208
-
-
-class _Gemma3(msgspec.Struct, kw_only=True):
-    vision_config: _SiglipTower
-    text_config: _Gemma3Text = msgspec.field(default_factory=_Gemma3Text)
-    mm_tokens_per_image: int = 256
-    boi_token_index: int = 255999
-    eoi_token_index: int = 256000
-    image_token_index: int = 262144
-
-
-class _Size(msgspec.Struct, kw_only=True):
-    """Pixels of an image; or both sides of the square that each is brought to."""
-
-    shortest_edge: int = 0
-    longest_edge: int = 0
-    height: int = 0
-    width: int = 0
-
-
-class _Processor(msgspec.Struct):
-    """The image processor's config. Its defaults are those of published checkpoints; transformers' are of older
-    models."""
-
-    size: _Size | None = None
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    image_mean: Three | None = None
-    image_std: Three | None = None
-    cap_pixels_per_frame: bool | None = None
-    max_video_tokens: int | None = None
-    resample: int | None = None
-    do_pan_and_scan: bool | None = None
-    do_resize: bool | None = None
-    do_normalize: bool | None = None
-
-    def pixels(self, default: tuple[int, int]) -> tuple[int, int]:
-        """Return the least and the most pixels, as newer or as older files name them."""
-        if self.size is not None:
-            return self.size.shortest_edge, self.size.longest_edge
-        return self.min_pixels or default[0], self.max_pixels or default[1]
-
-
 def read_vision(folder: Path) -> VisionSpec | None:
     """Read the vision part of a checkpoint; None: its model takes text only.
 
@@ -144,29 +84,25 @@ def read_vision(folder: Path) -> VisionSpec | None:
         image = _processor(folder, "preprocessor_config.json", "image_processor")
         video = _processor(folder, "video_preprocessor_config.json", "video_processor")
         # As transformers does: older folders have one file for both.
-        video = image if read is _read_qwen25 and video == _Processor() else video
+        video = image if read is _read_qwen25 and video == Processor() else video
         return read(fields, image, video)
     except msgspec.ValidationError as error:
         raise InvalidCheckpoint(f"{folder}: {error}") from error
-    except _Unsupported as error:
+    except Unsupported as error:
         raise InvalidCheckpoint(f"{folder}/config.json: this value of {error} is not supported") from None
 
 
-class _Unsupported(Exception):
-    """A field with a value that is not supported."""
-
-
-def _processor(folder: Path, file: str, part: str) -> _Processor:
+def _processor(folder: Path, file: str, part: str) -> Processor:
     stored = read_json(folder, file) or read_json(folder, "processor_config.json").get(part) or {}
-    return msgspec.convert(stored, _Processor)
+    return msgspec.convert(stored, Processor)
 
 
-def _read_qwen3(fields: Mapping[str, Any], image: _Processor, video: _Processor) -> VisionSpec:
+def _read_qwen3(fields: Mapping[str, Any], image: Processor, video: Processor) -> VisionSpec:
     tower = msgspec.convert(fields.get("vision_config"), _Qwen3Tower)
     text = msgspec.convert(fields.get("text_config"), _Text)
     side, deepstack = isqrt(tower.num_position_embeddings), tower.deepstack_visual_indexes
     is_rising = deepstack == sorted(set(deepstack)) and all(0 <= index < tower.depth for index in deepstack)
-    _check(
+    check(
         {
             "vision_config.hidden_act": tower.hidden_act == "gelu_pytorch_tanh",
             "vision_config.num_position_embeddings": side > 0 and side * side == tower.num_position_embeddings,
@@ -191,12 +127,12 @@ def _read_qwen3(fields: Mapping[str, Any], image: _Processor, video: _Processor)
     )
 
 
-def _read_qwen25(fields: Mapping[str, Any], image: _Processor, video: _Processor) -> VisionSpec:
+def _read_qwen25(fields: Mapping[str, Any], image: Processor, video: Processor) -> VisionSpec:
     tower = msgspec.convert(fields.get("vision_config"), _Qwen25Tower)
     text = msgspec.convert(fields.get("text_config", fields), _Text)
     full = tower.fullatt_block_indexes
     window = tower.window_size // max(1, tower.patch_size * tower.spatial_merge_size)
-    _check(
+    check(
         {
             "vision_config.hidden_act": tower.hidden_act == "silu",
             "vision_config.fullatt_block_indexes": all(0 <= index < tower.depth for index in full),
@@ -223,62 +159,16 @@ def _read_qwen25(fields: Mapping[str, Any], image: _Processor, video: _Processor
     )
 
 
-def _read_gemma3(fields: Mapping[str, Any], image: _Processor, video: _Processor) -> VisionSpec:
-    model = msgspec.convert(dict(fields), _Gemma3)
-    tower, text = model.vision_config, model.text_config
-    patches, tokens = tower.image_size // max(1, tower.patch_size), isqrt(max(0, model.mm_tokens_per_image))
-    size = image.size or _Size(height=tower.image_size, width=tower.image_size)
-    heads, resample = tower.num_attention_heads, 2 if image.resample is None else image.resample
-    _check(
-        {
-            "vision_config.hidden_act": tower.hidden_act == "gelu_pytorch_tanh",
-            "vision_config.layer_norm_eps": tower.layer_norm_eps == 1e-6,
-            "vision_config.num_channels": tower.num_channels == 3,
-            "vision_config.num_attention_heads": heads > 0 and tower.hidden_size % (2 * heads) == 0,
-            "vision_config.patch_size": tower.patch_size > 0 and tower.image_size == patches * tower.patch_size > 0,
-            "mm_tokens_per_image": tokens > 0 and tokens**2 == model.mm_tokens_per_image and patches % tokens == 0,
-            "image_token_index": 0 <= model.image_token_index < text.vocab_size,
-            "size, of the image processor,": (size.height, size.width) == (tower.image_size,) * 2,
-            "resample, of the image processor,": resample in _FILTERS,
-            "do_pan_and_scan": not image.do_pan_and_scan,
-            "do_resize": image.do_resize is not False,
-            "do_normalize": image.do_normalize is not False,
-        }
-    )
-    return VisionSpec(
-        depth=tower.num_hidden_layers,
-        hidden_size=tower.hidden_size,
-        intermediate_size=tower.intermediate_size,
-        num_heads=heads,
-        out_size=text.hidden_size,
-        is_pooled=True,
-        table_side=patches,
-        theta=0.0,
-        patch_size=tower.patch_size,
-        merge=patches // tokens,
-        frames=1,
-        sections=(),
-        takes_videos=False,
-        side=tower.image_size,
-        filter=_FILTERS[resample],
-        mean=image.image_mean or (0.5, 0.5, 0.5),
-        std=image.image_std or (0.5, 0.5, 0.5),
-        image_token_id=model.image_token_index,
-        video_token_id=model.image_token_index,
-        start_token_id=model.boi_token_index,
-        end_token_id=model.eoi_token_index,
-        is_start_shown=True,
-    )
-
-
-_READERS = MappingProxyType({QWEN3: _read_qwen3, QWEN3_MOE: _read_qwen3, QWEN25: _read_qwen25, GEMMA3: _read_gemma3})
+_READERS = MappingProxyType(
+    {QWEN3: _read_qwen3, QWEN3_MOE: _read_qwen3, QWEN25: _read_qwen25, GEMMA3: read_gemma3, GEMMA4: read_gemma4}
+)
 
 
 def _common(fields: Mapping[str, Any], tower: _Tower, text: _Text, sections: list[int]) -> dict[str, Any]:
     """Return the fields that both models share, checked."""
     tokens = msgspec.convert(dict(fields), _Tokens)
     sections = text.rope.get("mrope_section", sections)
-    _check(
+    check(
         {
             "vision_config.in_channels": tower.in_channels == 3,
             "vision_config.num_heads": tower.num_heads > 0 and tower.hidden_size % (4 * tower.num_heads) == 0,
@@ -303,10 +193,3 @@ def _common(fields: Mapping[str, Any], tower: _Tower, text: _Text, sections: lis
         "start_token_id": tokens.vision_start_token_id,
         "end_token_id": tokens.vision_end_token_id,
     }
-
-
-def _check(fields: Mapping[str, bool]) -> None:
-    """Raise `_Unsupported` for the first that is false."""
-    for field, is_right in fields.items():
-        if not is_right:
-            raise _Unsupported(field)

@@ -20,6 +20,7 @@ from torch.nn import functional
 from tokenmill.core.media import MediaInput
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.stored_tensors import tensor_over
+from tokenmill.model.vision.axial_tower import AxialTower
 from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.tower_parts import EPS, TorchParts, TowerParts
 from tokenmill.model.vision.tower_shapes import PATCHES, tower_shapes
@@ -138,14 +139,14 @@ class Tower:
         return torch.cat((torch.outer(row.float(), frequencies), torch.outer(column.float(), frequencies)), 1)
 
 
-def load_tower(folder: Path, spec: VisionSpec, kernels: Kernels) -> Tower:
+def load_tower(folder: Path, spec: VisionSpec, kernels: Kernels) -> Tower | AxialTower:
     """Read the tower of a checkpoint, for the kernels that the model runs on.
 
     Raises:
         InvalidCheckpoint: a tensor is missing, misshapen or surplus.
     """
     weights = read_tower(folder, spec, tower_shapes(spec), tensor_over(kernels.vector(0)))
-    return Tower(spec, make_parts(spec, weights, kernels))
+    return Tower(spec, make_parts(spec, weights, kernels)) if spec.axial is None else AxialTower(spec, weights)
 
 
 def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kernels) -> TowerParts:

@@ -63,11 +63,13 @@ class _Stored(msgspec.Struct, frozen=True):
         """Return the shape of each of `count` pieces of a weight."""
         if self.has_split_patches and name == PATCHES:
             return (*shape[:2], *shape[3:])
-        return (shape[0] // count, *shape[1:])
+        return tuple(shape) if count == 1 else (shape[0] // count, *shape[1:])
 
     def join(self, name: str, pieces: list[torch.Tensor]) -> torch.Tensor:
         """Return a weight of its pieces."""
-        return torch.stack(pieces, 2) if self.has_split_patches and name == PATCHES else torch.cat(pieces)
+        if self.has_split_patches and name == PATCHES:
+            return torch.stack(pieces, 2)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def read_tower(
@@ -81,7 +83,9 @@ def read_tower(
     Raises:
         InvalidCheckpoint: a tensor is missing, misshapen or surplus.
     """
-    if spec.is_pooled:
+    if spec.axial is not None:
+        stored = _axial_in_checkpoint(folder)
+    elif spec.is_pooled:
         stored = _pooled_in_checkpoint(folder)
     else:
         stored = _in_gguf(folder, spec) if (folder / TOWER_LINK_NAME).exists() else _in_checkpoint(folder, spec)
@@ -110,6 +114,20 @@ def _in_checkpoint(folder: Path, spec: VisionSpec) -> _Stored:
         lambda name: [PREFIX + one for one in _names_in_checkpoint(name, spec)],
         {name: tuple(one.shape) for name, one in tensors.items()},
         lambda name: tensor_of(read_part(tensors[name], None, Part.whole(tensors[name].shape[0]))),
+        has_split_patches=False,
+    )
+
+
+def _axial_in_checkpoint(folder: Path) -> _Stored:
+    """Return the tensors of Gemma 4's tower, whose names are kept."""
+    checkpoint = open_checkpoint(folder)
+    bare = {name.removeprefix("model."): one for name, one in checkpoint.tensors.items()}
+    tensors = {name: one for name, one in bare.items() if name.startswith(("vision_tower.", "embed_vision."))}
+    return _Stored(
+        checkpoint.source,
+        lambda name: [name],
+        {name: tuple(one.shape) for name, one in tensors.items()},
+        lambda name: tensor_of(read_part(tensors[name], None, Part.whole(1))),
         has_split_patches=False,
     )
 

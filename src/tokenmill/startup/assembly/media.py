@@ -101,7 +101,7 @@ class Images(Media):
         contents = MediaStore(turns, len(rotary.cos))
         sees_ahead = model.architecture.spans_see_ahead
         parts = tower.encode_input, turns, contents, rotary, config.max_num_seqs
-        encoder = Encoder(*parts, spans_see_ahead=sees_ahead)
+        encoder = Encoder(*parts, spans_see_ahead=sees_ahead, stand_in=spec.stand_in_id)
         reserved = reserved_bytes(config, spec, BYTES_OF[config.dtype])
         images = cls(config, contents, encoder, TowerMemory(tower.num_bytes, reserved))
         images._sees_ahead = sees_ahead
