@@ -18,6 +18,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from tests.engine.runner.fake_platform import FakePlatform
 from tests.engine.runner.test_not_numbers import run
 from tests.engine.runner.told import assert_same, told
+from tests.lab.conformance.faulty import Plain
 from tests.model.kernels.gpu import DEVICE
 from tests.model.vision.test_llm import GREEDY, NUM_TOKENS, chat, encoder_of, picture, tokens
 from tests.vision_checkpoints import (
@@ -32,6 +33,7 @@ from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
 from tokenmill.core.media import MediaInput, MediaSpan, content_digest, with_surrogates
 from tokenmill.core.messages import AddRequest
+from tokenmill.core.scheduling import Feature
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.models.architecture_config import read_architecture
 from tokenmill.model.vision.decoding import decode_image
@@ -207,6 +209,21 @@ def test_the_text_half_alone_has_the_features_of_text(checkpoint: Path) -> None:
                 with pytest.raises(InvalidRequest, match="image"):
                     llm.chat(chat(Image.new("RGB", (9, 9)), "hello"), GREEDY)
     assert answers[0] == answers[1]
+
+
+class Cutting(Plain):
+    """Runs as many tokens of a request as it likes, of images too."""
+
+    serves = Plain.serves | {Feature.IMAGES}
+
+
+def test_a_scheduler_that_may_cut_an_image_is_refused(checkpoint: Path) -> None:
+    options = {"num_pages": 50, "dtype": "float32"}
+    with pytest.raises(InvalidConfig, match="runs an image in one step"):
+        LLM(checkpoint, scheduler_cls=f"{__name__}:Cutting", **options)
+    refusal = pytest.raises(InvalidRequest, match="does not serve images")
+    with LLM(checkpoint, scheduler_cls=f"{Plain.__module__}:Plain", **options) as llm, refusal:
+        llm.chat(chat(Image.new("RGB", (9, 9)), "hello"), GREEDY)
 
 
 @pytest.mark.parametrize(
