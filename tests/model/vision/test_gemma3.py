@@ -280,15 +280,17 @@ def test_an_engine_on_a_gpu_tells_what_one_on_a_cpu_tells(checkpoint: Path, rng:
     assert_same(*told_by, is_exact=False)
 
 
-def request_of(spec: VisionSpec, rng: np.random.Generator, name: int, num_images: int) -> AddRequest:
-    """Text and images in turns."""
+def request_of(spec: VisionSpec, rng: np.random.Generator, name: int, num_images: int, side: int = 0) -> AddRequest:
+    """Text and square images in turns; `side`: in pixels; 0: the spec's own."""
+    side = side or spec.side
+    rows = side // spec.patch_size
+    length = (rows // spec.merge) ** 2
     ids: list[int] = rng.integers(0, 200, int(rng.integers(1, 6))).tolist()
     media = []
     for _ in range(num_images):
-        pixels = rng.integers(0, 256, (1, spec.side, spec.side, 3), dtype=np.uint8).tobytes()
-        rows = spec.side // spec.patch_size
-        digest = content_digest(pixels, spec.side, spec.side, "")
-        span = MediaSpan(len(ids) + 1, GEMMA_TOKENS, digest, rows, rows, spec.image_token_id)
+        pixels = rng.integers(0, 256, (1, side, side, 3), dtype=np.uint8).tobytes()
+        digest = content_digest(pixels, side, side, "")
+        span = MediaSpan(len(ids) + 1, length, digest, rows, rows, spec.image_token_id)
         media.append(MediaInput(span, pixels))
         ids += [spec.start_token_id, *[spec.image_token_id] * span.length, spec.end_token_id]
         ids += rng.integers(0, 200, int(rng.integers(1, 6))).tolist()
