@@ -27,13 +27,15 @@ static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNo
 }
 
 static PlannedStep plan(const Attention& self, int64_t requests, Address query_starts, Address context_lens,
-                        Address page_table, int64_t page_stride, Address cos, Address sin, bool are_own_rows) {
+                        Address page_table, int64_t page_stride, Address cos, Address sin, bool are_own_rows,
+                        Address sights) {
   const AttentionStep step{requests,
                            at<const int32_t>(query_starts),
                            at<const int32_t>(context_lens),
                            at<const int32_t>(page_table),
                            page_stride,
-                           {at<const uint16_t>(cos), at<const uint16_t>(sin)}};
+                           {at<const uint16_t>(cos), at<const uint16_t>(sin)},
+                           at<const int32_t>(sights)};
   const int threads = self.kernels.threads;
   if (!self.ranks) return {step, plan_attention(self.shape, step, threads)};
   const Sharing sharing = are_own_rows ? Sharing::rows : Sharing::pieces;
@@ -91,7 +93,8 @@ void bind_attention(nb::module_& module) {
       .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("page_size"), nb::arg("is_causal") = true)
       .def("plan", plan, nb::arg("requests"), nb::arg("query_starts"), nb::arg("context_lens"), nb::arg("page_table"),
-           nb::arg("page_stride"), nb::arg("cos"), nb::arg("sin"), nb::arg("are_own_rows") = false)
+           nb::arg("page_stride"), nb::arg("cos"), nb::arg("sin"), nb::arg("are_own_rows") = false,
+           nb::arg("sights") = 0)
       .def("share", [](Attention& self, ContextRanks& ranks) { self.ranks = &ranks; }, nb::keep_alive<1, 2>(),
            nb::arg("ranks"))
       .def("forward", forward, nb::arg("step"), nb::arg("layer"), nb::arg("qkv"), nb::arg("out"), ReleaseGil());

@@ -91,8 +91,8 @@ bool ForwardPass::run() {
   adapted_.begin(rows_);
   if (!begin()) return false;
   if (decoder_.text_inputs.norm.weight) add_text_inputs();
-  if (decoder_.inputs.projection.weights.rows) make_inputs();
   place_media();
+  if (decoder_.inputs.projection.weights.rows) make_inputs();
   for (const auto& layer : decoder_.layers) {
     mix(layer);
     if (&layer == &decoder_.layers.back() && decoder_.ends) keep_outputs();

@@ -46,8 +46,9 @@ std::vector<QueryTile> tiles_of(AttentionPlan& plan, const AttentionShape& shape
   for (const int request : group.requests) {
     for (int row = 0; row < step.queries(request) * shape.group(); ++row) rows.push_back({request, row});
   }
-  const auto seen = [&](const QueryRow& row) { return step.last_seen(shape, row.request, row.row / shape.group()); };
-  std::stable_sort(rows.begin(), rows.end(), [&](const QueryRow& a, const QueryRow& b) { return seen(a) < seen(b); });
+  const auto position = [&](const QueryRow& row) { return step.position(row.request, row.row / shape.group()); };
+  std::stable_sort(rows.begin(), rows.end(),
+                   [&](const QueryRow& a, const QueryRow& b) { return position(a) < position(b); });
   const int start = static_cast<int>(plan.group_rows.size()), end = start + static_cast<int>(rows.size());
   std::vector<QueryTile> tiles;
   for (int first = start; first < end; first += QUERY_TILE_ROWS) {

@@ -48,12 +48,16 @@ struct AttentionStep {
   const int32_t* page_table;    // [requests][page_stride]
   int64_t page_stride;
   RotaryTables angles;  // of its own tokens, in their order, where images have other positions; or null
+  // The last position that each of its tokens sees, rising within a request, where those of an image see each other; or
+  // null. Only of a model that is causal in all layers.
+  const int32_t* sights = nullptr;
 
   int queries(int request) const { return query_starts[request + 1] - query_starts[request]; }
   int first_position(int request) const { return context_lens[request] - queries(request); }
   int position(int request, int query) const { return first_position(request) + query; }
   // The last position that a query sees in any layer.
   int last_seen(const AttentionShape& shape, int request, int query) const {
+    if (sights) return sights[query_starts[request] + query];
     return shape.is_causal ? position(request, query) : context_lens[request] - 1;
   }
   // The row of a query's angles: among those of the step, or in a layer's tables.

@@ -64,6 +64,17 @@ def name_of(dtype: torch.dtype | str | None) -> Any:
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
+def drawn_sights(rng: np.random.Generator, start: int, end: int) -> np.ndarray:
+    """The last position that each token of [start, end) sees, int32, where text and images of any length alternate."""
+    sights = np.arange(start, end, dtype=np.int32)
+    at = start
+    while at < end:
+        first = at + int(rng.integers(0, 40))
+        at = min(end, first + int(rng.choice([1, 2, 30, 100])))
+        sights[max(0, first - start) : at - start] = at - 1
+    return np.maximum(sights, np.arange(start, end, dtype=np.int32))
+
+
 def attention_layers(
     spec: AttentionSpec,
     rotary: RotaryTables | None = None,

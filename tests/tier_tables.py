@@ -17,7 +17,7 @@ PROCESSES = {
     "ipc": "python_child server_registry",
     "model/kernels": "native_workers triton_compiles",
     "model/audio": "server",
-    "model/vision": "bombs encoder_server server split",
+    "model/vision": "bombs encoder_server ranks server split",
     "model/weights": "hub hub_pull",
     "nixl": "*",
     "ray": "*",
@@ -65,7 +65,9 @@ SLOW = {
     ),
     "model/models": "config_fields gemma3 gemma4 gpt_oss layers logits native_decoder phi3 recurrent",
     "model/structured": "answers cache custom_grammars lazy_calls lazy_rows masks thinking_budgets timing tool_calls",
-    "model/vision": "encoder_outputs experts images llm native on_device qwen25 shapes videos",
+    "model/vision": (
+        "encoder_outputs experts gemma3 gemma4 images llm native on_device qwen25 qwen25_videos shapes videos"
+    ),
     "model/weights": "checkpoint encoder_gguf gguf quantized_checkpoints stacked_experts",
     "real": "*",
     "startup/assembly": "capabilities warm_up",

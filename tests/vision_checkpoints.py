@@ -1,4 +1,4 @@
-"""Small random checkpoints of Qwen3-VL and Qwen2.5-VL, and transformers' answers on them."""
+"""Small random checkpoints of Qwen3-VL, Qwen2.5-VL and Gemma 3, and transformers' answers on them."""
 
 from __future__ import annotations
 
@@ -124,6 +124,139 @@ def make_qwen25_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
     model.to(dtype).save_pretrained(folder)
     _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
     _write(folder / "preprocessor_config.json", {"min_pixels": 28 * 28, "max_pixels": 140 * 140})
+    return folder
+
+
+GEMMA_MARKS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+GEMMA_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<start_of_image>' }}{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+GEMMA_SIDE, GEMMA_TOKENS = 84, 9
+
+
+def make_gemma3_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any) -> Path:
+    """The same of Gemma 3: an image of nine tokens, more than a window sees; averages of two by two patches.
+
+    Args:
+        more: of the text model.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    special = make_tokenizer(folder, VOCAB_SIZE)
+    ids = add_marks(folder, GEMMA_MARKS, GEMMA_TEMPLATE)
+    text = {
+        "vocab_size": VOCAB_SIZE + len(GEMMA_MARKS),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "max_position_embeddings": 512,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+        "eos_token_id": special["<|im_end|>"],
+        "pad_token_id": special["<|endoftext|>"],
+        "bos_token_id": None,
+    }
+    tower = {
+        "hidden_size": 48,
+        "intermediate_size": 90,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "image_size": GEMMA_SIDE,
+        "patch_size": 14,
+    }
+    start, end, image = (ids[mark] for mark in GEMMA_MARKS)
+    config = transformers.Gemma3Config(
+        text_config=text | more,
+        vision_config=tower,
+        mm_tokens_per_image=GEMMA_TOKENS,
+        boi_token_index=start,
+        eoi_token_index=end,
+        image_token_index=image,
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    randomize(model, seed)
+    model.to(dtype).save_pretrained(folder)
+    _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
+    size = {"height": GEMMA_SIDE, "width": GEMMA_SIDE}
+    processor = {"size": size, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_pan_and_scan": None}
+    _write(folder / "preprocessor_config.json", processor)
+    return folder
+
+
+GEMMA4_TEMPLATE = GEMMA_TEMPLATE.replace("<start_of_image>", "<image_soft_token>")
+GEMMA4_TOKENS = 70
+
+
+def make_gemma4_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any) -> Path:
+    """The same of Gemma 4: per-layer embeddings, axial blocks with bounds, images of 70 tokens at most.
+
+    Args:
+        more: of the text model.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    special = make_tokenizer(folder, VOCAB_SIZE)
+    ids = add_marks(folder, GEMMA_MARKS, GEMMA4_TEMPLATE)
+    size = VOCAB_SIZE + len(GEMMA_MARKS)
+    text = {
+        "vocab_size": size,
+        "vocab_size_per_layer_input": size,
+        "hidden_size_per_layer_input": 16,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 1,
+        "max_position_embeddings": 512,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "use_bidirectional_attention": None,
+        "eos_token_id": special["<|im_end|>"],
+        "pad_token_id": 5,
+        "bos_token_id": None,
+    }
+    tower = {
+        "hidden_size": 40,
+        "intermediate_size": 52,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "position_embedding_size": 256,
+        "use_clipped_linears": True,
+        "standardize": True,
+    }
+    start, end, image = (ids[mark] for mark in GEMMA_MARKS)
+    config = transformers.Gemma4Config(
+        text_config=text | more,
+        vision_config=tower,
+        audio_config=None,
+        boi_token_id=start,
+        eoi_token_id=end,
+        image_token_id=image,
+    )
+    model = transformers.Gemma4ForConditionalGeneration(config)
+    randomize(model, seed)
+    draws = torch.Generator().manual_seed(seed)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("_min", "_max")):  # some inputs and outputs are cut
+            bound = 1.0 + float(torch.rand((), generator=draws))
+            buffer.fill_(bound if name.endswith("_max") else -bound)
+        elif "std_" in name:
+            buffer.copy_(torch.rand(buffer.shape, generator=draws) + 0.5)
+    model.to(dtype).save_pretrained(folder)
+    _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
+    image_processor = {"max_soft_tokens": GEMMA4_TOKENS, "patch_size": 16, "pooling_kernel_size": 3, "resample": 3}
+    _write(folder / "processor_config.json", {"image_processor": image_processor | {"do_normalize": False}})
     return folder
 
 

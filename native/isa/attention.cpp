@@ -52,7 +52,9 @@ int position_of(const AttentionCall& call, const QueryTile& tile, int row) {
 }
 
 int last_seen_by(const AttentionCall& call, const QueryTile& tile, int row) {
-  return call.layer.last_seen(position_of(call, tile, row), call.step.context_lens[row_of(call, tile, row).request]);
+  const QueryRow at = row_of(call, tile, row);
+  if (call.step.sights) return call.step.last_seen(call.shape, at.request, at.row / call.shape.group());
+  return call.layer.last_seen(position_of(call, tile, row), call.step.context_lens[at.request]);
 }
 
 // Where a query tile begins to read the cache of one KV head: what is prefetched before the tile's turn.

@@ -306,10 +306,12 @@ class Attention:
         cos: Address,
         sin: Address,
         are_own_rows: bool = False,
+        sights: Address = 0,
     ) -> PlannedStep:
         """`cos`, `sin`: of the step's own tokens, [tokens][head_dim / 2]; 0: they follow from where these stand.
 
         `are_own_rows`: of ranks that share a context each has a step of its own.
+        `sights`: the last position that each token sees, int32 [tokens]; 0: itself, or as the layers say.
         """
 
     def share(self, ranks: ContextRanks) -> None:

@@ -50,6 +50,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "images and sound",
         (
             "limit_mm_per_prompt", "encoder_budget", "encoder_cache_tokens", "disable_chunked_mm_input",
+            "language_model_only",
             "allowed_media_domains", "encoder_store", "encoder_store_size", "encoder_urls", "encoder_api_key",
             "ec_transfer_config", "encoder_only",
         ),

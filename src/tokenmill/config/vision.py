@@ -62,6 +62,9 @@ class VisionConfig:
         None, "JSON: share encoder outputs in a folder, in vLLM's words for --encoder-store", json=True
     )
     disable_chunked_mm_input: bool = flag(False, "a step does not end within an image or a clip of sound")
+    language_model_only: bool = flag(
+        False, "leave out the vision tower or the encoder of sound: prompts are text, and all features of text go"
+    )
     limit_mm_per_prompt: str | None = flag(
         None,
         "images, videos and clips of sound of one request at most, as JSON (auto: "

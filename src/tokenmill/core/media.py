@@ -28,6 +28,8 @@ class MediaSpan(NamedTuple):
         digest: hash of its pixels, after it was resized, or of its samples, after they were resampled.
         rows, columns: patches of its grid; `length` is their product, less the patches that are merged. Sound: 0.
         token_id: the model's own placeholder.
+        time, before: of frames of a video whose times are positions: their place in time, counted from the first; and
+            how many placeholders of the video stand directly before theirs. Else 0.
     """
 
     offset: int
@@ -36,6 +38,8 @@ class MediaSpan(NamedTuple):
     rows: int
     columns: int
     token_id: int
+    time: int = 0
+    before: int = 0
 
     @property
     def end(self) -> int:
@@ -66,9 +70,14 @@ def content_digest(content: bytes, height: int, width: int, processor: str) -> s
     return hash.hexdigest()
 
 
-def surrogate_ids(digest: str, length: int) -> npt.NDArray[np.int32]:
-    """Return the ids of a content's placeholders, [length] int32: 30 bits of its hash and their place each."""
-    numbers = np.frombuffer(shake_256(digest.encode()).digest(4 * length), dtype=np.uint32)
+def surrogate_ids(digest: str, length: int, time: int = 0, before: int = 0) -> npt.NDArray[np.int32]:
+    """Return the ids of a content's placeholders, [length] int32: 30 bits of its hash and their place each.
+
+    Args:
+        time, before: see `MediaSpan`; the same frames at another time are other tokens.
+    """
+    content = f"{digest}/{time}/{before}" if time or before else digest
+    numbers = np.frombuffer(shake_256(content.encode()).digest(4 * length), dtype=np.uint32)
     return (numbers % SURROGATE + SURROGATE).astype(np.int32)
 
 
@@ -78,7 +87,7 @@ def with_surrogates(token_ids: list[int], media: Sequence[MediaInput]) -> list[i
         return token_ids
     ids = np.array(token_ids, dtype=np.int32)
     for span in (one.span for one in media):
-        ids[span.offset : span.end] = surrogate_ids(span.digest, span.length)
+        ids[span.offset : span.end] = surrogate_ids(span.digest, span.length, span.time, span.before)
     return list(ids.tolist())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -9,8 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.engine.scheduler.harness import Harness, Settings, plans
 from tests.tiers import scaled
 from tokenmill.core.media import MediaInput, MediaSpan
-from tokenmill.core.request import FinishReason, RequestStatus
+from tokenmill.core.request import FinishReason, Request, RequestStatus
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import Encoded
+from tokenmill.engine.scheduler.config import SchedulerConfig
+from tokenmill.engine.scheduler.resources.encoder_cache import EncoderCache
 
 PAD = 49
 
@@ -64,6 +69,19 @@ def test_an_image_that_is_not_to_be_cut_waits_for_a_step_with_room() -> None:
     add(harness, 1, 1, ("a", 4), 2)
     harness.drain()
     assert [plan["0"] for plan in plans(harness)][:2] == [2, 5]
+
+
+def test_the_rest_of_an_image_whose_beginning_is_cached_is_not_cut_either() -> None:
+    config = SchedulerConfig(4, 8, encoder_budget=8, encoder_cache_tokens=8, disable_chunked_mm_input=True)
+    prompt, media = prompt_of([1, 1, ("a", 6), 2])
+    request = Request(
+        "0", prompt, SamplingParams(), arrival=0, max_tokens_total=20, media=tuple(one.span for one in media)
+    )
+    limit = partial(EncoderCache(config).limit, request)
+    assert limit(0, 9) == (9, "")
+    assert limit(0, 7)[0] == 2
+    assert limit(2, 5)[0] == limit(4, 3)[0] == 0
+    assert limit(4, 4) == (4, "")
 
 
 def test_equal_images_are_encoded_once_and_others_are_not_taken_for_them() -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from tests.model.attention.test_native import drawn
 from tests.model.kernels.native import every_isa, kernels
-from tests.paging import PagedRequests
+from tests.paging import PagedRequests, drawn_sights
 from tokenmill.model.attention.backends.cpu import CpuAttention
 from tokenmill.model.attention.backends.native import NativeAttention
 from tokenmill.model.attention.backends.reference import ReferenceAttention
-from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
 from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.model.attention.tensor_kv import HeadMajorKV
@@ -101,3 +102,89 @@ def test_a_broken_token_reaches_those_that_see_it_alone(isa: str, rng: np.random
     got = attention.forward(qkv, AttentionLayer(0, 0.2, 65, ahead=64), attention.plan(batch))
     is_broken = got.isnan().any(-1)
     assert is_broken.nonzero().flatten().tolist() == list(range(150 - 64, 150 + 65))
+
+
+class Images:
+    """Requests with images, whose tokens see each other, in two steps; the first ends between images."""
+
+    def __init__(self, rng: np.random.Generator, group: int, head_dim: int) -> None:
+        self.lengths = [*lengths_of(rng), int(rng.choice([511, 600, 1100]))]
+        self.cuts = [int(rng.integers(0, length)) for length in self.lengths]
+        sights = [
+            np.concatenate([drawn_sights(rng, 0, cut), drawn_sights(rng, cut, length)])
+            for cut, length in zip(self.cuts, self.lengths, strict=True)
+        ]
+        self.sights = [torch.from_numpy(one) for one in sights]
+        self.heads, self.kv_heads, self.head_dim = 2 * group, 2, head_dim
+        self.spec = AttentionSpec(1, self.heads, self.kv_heads, head_dim, spans_see_ahead=True)
+        self.requests = PagedRequests([[0] * length for length in self.lengths], 16, rng)
+        width = (self.heads + 2 * self.kv_heads) * head_dim
+        self.qkv = [drawn(length, width) for length in self.lengths]
+
+    def expected(self, request: int, layer: AttentionLayer) -> torch.Tensor:
+        """The slow way, [length, heads * head_dim] float64."""
+        own = self.qkv[request].double().view(self.lengths[request], -1, self.head_dim).transpose(0, 1)
+        q, k, v = own.split([self.heads, self.kv_heads, self.kv_heads])
+        k, v = (part.repeat_interleave(self.heads // self.kv_heads, 0) for part in (k, v))
+        places = torch.arange(self.lengths[request])
+        hidden = places > self.sights[request][:, None]
+        if layer.window is not None:
+            hidden |= places <= places[:, None] - layer.window
+        weights = (q @ k.transpose(1, 2) * layer.scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        return (weights @ v).transpose(0, 1).flatten(1)
+
+    def run(
+        self, attention: ReferenceAttention | CpuAttention | NativeAttention, layer: AttentionLayer, who: list[int]
+    ) -> list[torch.Tensor]:
+        """The outputs of some requests, which run beside each other in two steps."""
+        found: list[list[torch.Tensor]] = [[] for _ in who]
+        dtype = torch.bfloat16 if isinstance(attention, NativeAttention) else torch.float32
+        for bounds in ([(0, self.cuts[one]) for one in who], [(self.cuts[one], self.lengths[one]) for one in who]):
+            chunks = [(one, end - start) for one, (start, end) in zip(who, bounds, strict=True) if end > start]
+            if not chunks:
+                continue
+            batch = self.requests.batch(chunks)
+            of = {one: slice(*own) for one, own in zip(who, bounds, strict=True)}
+            sights = torch.cat([self.sights[one][of[one]] for one, _ in chunks])
+            batch = msgspec.structs.replace(batch, media=MediaTokens(None, torch.zeros(0), None, sights))
+            qkv = torch.cat([self.qkv[one][of[one]] for one, _ in chunks]).to(dtype)
+            outputs = attention.forward(qkv, layer, attention.plan(batch)).split([count for _, count in chunks])
+            for (one, _), output in zip(chunks, outputs, strict=True):
+                found[who.index(one)].append(output)
+        for one in who:
+            self.requests.computed[one] = 0
+        return [torch.cat(own) for own in found]
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 65])
+@pytest.mark.parametrize("backend", [ReferenceAttention, CpuAttention])
+def test_torch_lets_tokens_of_one_image_see_each_other(
+    backend: type, window: int | None, rng: np.random.Generator
+) -> None:
+    images = Images(rng, int(rng.choice([1, 3])), 8)
+    layer = AttentionLayer(0, 0.4, window)
+    kv = HeadMajorKV(images.spec, images.requests.num_pages, 16, "float32", "cpu")
+    for tensor in kv.tensors:
+        tensor.fill_(torch.nan)
+    for request, got in enumerate(images.run(backend(images.spec, kv), layer, list(range(len(images.lengths))))):
+        torch.testing.assert_close(got.double(), images.expected(request, layer), rtol=1e-4, atol=1e-5)
+
+
+@every_isa
+@pytest.mark.parametrize("window", [None, 1, 7, 65])
+def test_the_native_one_lets_tokens_of_one_image_see_each_other(
+    isa: str, window: int | None, rng: np.random.Generator
+) -> None:
+    images = Images(rng, int(rng.choice([1, 3, 4])), int(rng.choice([16, 32, 64])))
+    layer = AttentionLayer(0, images.head_dim**-0.5, window)
+
+    def run(threads: int, who: list[int]) -> list[torch.Tensor]:
+        kv = PackedKV(images.spec, images.requests.num_pages, 16, "bfloat16", "cpu")
+        for tensor in kv.tensors:
+            host_array(tensor)[...] = 0x7FC0  # NaN
+        return images.run(NativeAttention(images.spec, kv, kernels(isa, threads)), layer, who)
+
+    together = run(int(rng.integers(1, 4)), list(range(len(images.lengths))))
+    for request, got in enumerate(together):
+        torch.testing.assert_close(got.double(), images.expected(request, layer), rtol=2**-6, atol=0.02)
+        assert torch.equal(run(1, [request])[0], got)

@@ -176,7 +176,7 @@ def test_limits_of_clips(llm: LLM, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"enable_lora": True}, {"tensor_parallel_size": 2}, {"speculative_config": "ngram"}]
+    "options", [{"enable_lora": True}, {"context_parallel_size": 2}, {"speculative_config": "ngram"}]
 )
 def test_what_such_models_do_not_have_yet_is_refused_at_start(checkpoint: Path, options: dict[str, object]) -> None:
     with pytest.raises(InvalidConfig, match="takes sound, and models that do cannot have it yet"):

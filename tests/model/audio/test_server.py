@@ -63,6 +63,33 @@ def test_a_chat_hears_a_clip(server: RunningServer, client: openai.OpenAI, rng: 
     server.wait_for(lambda: server.metric("mm_encoder_tokens_total") >= 25)
 
 
+def test_responses_hear_a_clip_and_messages_refuse_it(
+    server: RunningServer, client: openai.OpenAI, rng: np.random.Generator
+) -> None:
+    data = base64.b64encode(wav_file(noise(rng, 1.0))).decode()
+    clip = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    limits = {"model": "tiny", "temperature": 0}
+    ask = [{"role": "user", "content": [clip, {"type": "text", "text": "hello"}]}]
+    chat = client.chat.completions.create(messages=ask, max_tokens=6, **limits)
+    parts = [clip, {"type": "input_text", "text": "hello"}]
+    found = client.responses.create(input=[{"role": "user", "content": parts}], max_output_tokens=6, **limits)
+    assert found.output_text == chat.choices[0].message.content
+    assert found.usage.input_tokens == chat.usage.prompt_tokens
+    behind = client.responses.create(input="and then?", previous_response_id=found.id, max_output_tokens=6, **limits)
+    assert behind.usage.input_tokens > found.usage.input_tokens + found.usage.output_tokens
+    assert behind.usage.input_tokens_details.cached_tokens > 16  # the clip is still there
+    for broken in ({"type": "input_audio"}, {"type": "input_audio", "input_audio": {"format": "wav"}}):
+        with pytest.raises(openai.BadRequestError, match=r"input\[0\].content\[0\].input_audio"):
+            client.responses.create(input=[{"role": "user", "content": [broken]}], **limits)
+    blocks = [{"type": "text", "text": "hear"}, {"type": "audio", "source": {"type": "base64", "data": data}}]
+    for content in (blocks, [{"type": "tool_result", "tool_use_id": "1", "content": blocks}]):
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 6, **limits}
+        for route in ("/v1/messages", "/v1/messages/count_tokens"):
+            refusal = server.post(route, body)
+            assert refusal.status_code == 400
+            assert "this API has no blocks of sound" in refusal.json()["error"]["message"]
+
+
 def test_long_sound_is_written_down_in_pieces(
     client: openai.OpenAI, checkpoint: Path, rng: np.random.Generator
 ) -> None:

@@ -53,7 +53,7 @@ POINTERS = {
     **dict.fromkeys(("parts", "scales", "inner", "memory", "weights"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
     **dict.fromkeys(("shared", "part_stops", "part_items", "order", "groups"), "*i32"),
-    **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row"), "*i32"),
+    **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row", "sights"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
     **dict.fromkeys(("rows", "ends", "places", "experts"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
@@ -106,6 +106,7 @@ ATTENTION = {
     "PART": PART,
     "SHARES": False,
     "HAS_SINKS": False,
+    "HAS_SIGHTS": False,
     "HEADS_FIRST": True,
 }
 TILES = {

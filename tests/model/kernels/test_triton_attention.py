@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.model.kernels.gpu import DEVICE, HALF, same
+from tests.paging import drawn_sights
 from tokenmill.model.attention.backends.reference import softmax
 from tokenmill.model.kernels.triton import attention
 from tokenmill.model.kernels.triton.attention import PagedKV, Scores, attend_decodes, attend_prompts
@@ -36,6 +37,7 @@ class Case:
         self.head_dim = head_dim or int(rng.choice([8, 16, 20]))
         self.scale = self.head_dim**-0.5
         self.window = None if rng.random() < 0.5 else int(rng.integers(1, longest))
+        self.sights: torch.Tensor | None = None
         self.sinks = None if rng.random() < 0.5 else torch.randn(self.kv_heads * self.group, device=DEVICE)
         self.ahead: int | None = 0
         self.query_lens = query_lens
@@ -83,6 +85,7 @@ class Case:
                 position = self.contexts[request] - count + index
                 first = 0 if self.window is None else max(0, position - self.window + 1)
                 last = None if self.ahead is None else position + 1 + self.ahead
+                last = last if self.sights is None else int(self.sights[start + index]) + 1
                 k, v = (part[first:last].double() for part in self.sequences[request])
                 q = self.q[start + index].cpu().double().unflatten(0, (self.kv_heads, self.group))
                 scores = torch.einsum("hgd,nhd->hgn", q, k) * self.scale
@@ -114,6 +117,18 @@ def test_texts_see_the_tokens_ahead(page_size: int, rng: np.random.Generator) ->
         got = output_of(case)
         attend_prompts(case.q, case.kv, got, case.scores)
         torch.testing.assert_close(got.cpu(), case.expected(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_tokens_of_one_image_see_each_other(page_size: int, rng: np.random.Generator) -> None:
+    lens = [1, *(int(count) for count in rng.choice([2, 5, 63, 64, 65, 130], 3))]
+    case = Case(rng, page_size, lens, 100)
+    ends = [case.contexts[request] - 1 for request in range(len(lens))]
+    sights = [drawn_sights(rng, end + 1 - count, end + 1) for end, count in zip(ends, lens, strict=True)]
+    case.sights = torch.from_numpy(np.concatenate(sights)).to(DEVICE)
+    got = output_of(case)
+    attend_prompts(case.q, case.kv, got, case.scores, sights=case.sights)
+    torch.testing.assert_close(got.cpu(), case.expected(), rtol=1e-4, atol=1e-4)
 
 
 def splits_of(

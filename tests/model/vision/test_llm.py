@@ -229,7 +229,7 @@ def test_more_images_than_a_request_may_have_are_refused(llm: LLM, rng: np.rando
     ("options", "sentence"),
     [
         ({"enable_lora": True}, "--enable-lora"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"context_parallel_size": 2}, "--context-parallel-size"),
         ({"speculative_config": "ngram"}, "--speculative-config"),
         ({"quantization": "fp8"}, "--quantization fp8"),
         ({"encoder_budget": 0}, "--encoder-budget"),

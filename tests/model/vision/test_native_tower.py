@@ -72,6 +72,12 @@ def test_windows_and_gated_blocks_as_in_qwen25(isa: str, grid: tuple[int, int], 
     check(msgspec.structs.replace(SPEC, **layers), isa, rng, grid)
 
 
+@every_isa
+def test_averaged_patches_as_in_gemma3(isa: str, rng: np.random.Generator) -> None:
+    pooled = {"is_pooled": True, "deepstack": (), "frames": 1, "theta": 0.0, "sections": (), "merge": 3}
+    check(msgspec.structs.replace(SPEC, hidden_size=144, **pooled), isa, rng, (6, 6))
+
+
 def check(spec: VisionSpec, isa: str, rng: np.random.Generator, grid: tuple[int, int]) -> None:
     weights = weights_of(spec)
     pixels = rng.integers(0, 256, (1, 16 * grid[0], 16 * grid[1], 3), dtype=np.uint8)

@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from tests.model.vision.test_llm import GREEDY, NUM_TOKENS, chat, picture, tokens
 from tests.vision_checkpoints import load_vision_oracle, make_qwen25_checkpoint
 from tokenmill import LLM
-from tokenmill.core.errors import InvalidCheckpoint, InvalidRequest
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.kernels.torch_kernels import TorchKernels
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.model.vision.tower import load_tower
@@ -80,13 +80,6 @@ def test_answers_are_those_of_transformers(
             pad_token_id=0,
         )
         assert tokens(output) == answer[0, ids.shape[1] :].tolist()
-
-
-def test_videos_are_refused(checkpoint: Path, rng: np.random.Generator) -> None:
-    with LLM(checkpoint, dtype="float32", num_pages=50) as llm:
-        parts = [{"type": "video", "video": [picture(rng, 56, 56)] * 2}]
-        with pytest.raises(InvalidRequest, match="videos are not supported"):
-            llm.chat([{"role": "user", "content": parts}], GREEDY)
 
 
 def test_older_files_have_the_text_models_config_in_the_file_itself(checkpoint: Path, tmp_path: Path) -> None:

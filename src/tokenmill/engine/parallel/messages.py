@@ -15,12 +15,50 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.plan import StepPlan
-from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.batch import ForwardBatch, MediaAngles, MediaTokens
 from tokenmill.model.kernels.adapters import Adapter, AdapterRows, AdapterSource
 from tokenmill.platform.host_arrays import host_array
 
 if TYPE_CHECKING:
+    from tokenmill.model.kernels.heads import RotaryTables
     from tokenmill.platform.arrays import Array
+
+_NOTHING = memoryview(b"")
+
+
+class SentMedia(msgspec.Struct, array_like=True):
+    """Images and sound of a pass; see `MediaTokens`. What is empty is absent there.
+
+    Attributes:
+        shape, dtype: of the embeddings.
+        positions, axes: see `MediaAngles`, whose tables each rank has.
+    """
+
+    indices: memoryview
+    embeddings: memoryview
+    shape: tuple[int, ...]
+    dtype: str
+    positions: memoryview
+    axes: memoryview
+    sights: memoryview
+
+    @classmethod
+    def from_tokens(cls, media: MediaTokens) -> SentMedia:
+        """Make the part of a message for the media of a batch on the CPU."""
+        angles, embeddings = media.angles, media.embeddings
+        given = np.zeros(0, np.float32) if embeddings is None else host_array(embeddings)
+        positions, axes = (_NOTHING, _NOTHING) if angles is None else map(_bytes, (angles.positions, angles.axes))
+        sights = _NOTHING if media.sights is None else _bytes(media.sights)
+        return cls(_bytes(media.indices), _bytes(given), given.shape, given.dtype.name, positions, axes, sights)
+
+    def tokens(self, rotary: RotaryTables) -> MediaTokens:
+        """Return the media of a batch, in memory of their own. `rotary`: this rank's tables."""
+        angles = None
+        if self.axes:
+            angles = MediaAngles(_array(self.positions, np.int64).reshape(3, -1), _array(self.axes, np.int64), rotary)
+        given = _array(self.embeddings, np.dtype(self.dtype)).reshape(self.shape) if self.embeddings else None
+        sights = _array(self.sights, np.int32) if self.sights else None
+        return MediaTokens(angles, _array(self.indices, np.int64), given, sights)
 
 
 class RunPass(msgspec.Struct, tag=0, array_like=True):
@@ -29,6 +67,7 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
     Attributes:
         width: pages in a row of the page table.
         adapters, of_row: see `AdapterRows`.
+        media: None: all tokens are text.
     """
 
     token_ids: memoryview
@@ -42,6 +81,7 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
     output_indices: memoryview
     adapters: list[AdapterSource] = []
     of_row: memoryview = memoryview(b"")
+    media: SentMedia | None = None
 
     @classmethod
     def from_batch(cls, batch: ForwardBatch) -> RunPass:
@@ -57,11 +97,25 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
             _bytes(batch.query_starts),
             _bytes(batch.output_indices),
             [] if batch.adapters is None else list(batch.adapters.sources),
-            memoryview(b"") if batch.adapters is None else _bytes(batch.adapters.of_row),
+            _NOTHING if batch.adapters is None else _bytes(batch.adapters.of_row),
+            None if batch.media is None else SentMedia.from_tokens(batch.media),
         )
 
-    def batch(self, find: Callable[[Sequence[AdapterSource]], tuple[Adapter, ...]]) -> ForwardBatch:
-        """Return the batch, in memory of its own. `find`: returns this rank's parts of adapters."""
+    def behind_embeddings(self) -> RunPass:
+        """Return the message for stages after the first: what is embedded is in the hidden states that they get."""
+        if self.media is None or not self.media.embeddings:
+            return self
+        media = msgspec.structs.replace(self.media, indices=_NOTHING, embeddings=_NOTHING)
+        return msgspec.structs.replace(self, media=media)
+
+    def batch(
+        self, find: Callable[[Sequence[AdapterSource]], tuple[Adapter, ...]], rotary: RotaryTables | None = None
+    ) -> ForwardBatch:
+        """Return the batch, in memory of its own.
+
+        Args:
+            find: returns this rank's parts of adapters. rotary: its tables, for media.
+        """
         adapters = AdapterRows(find(self.adapters), _array(self.of_row, np.int32)) if self.adapters else None
         return ForwardBatch(
             token_ids=_array(self.token_ids, np.int64),
@@ -73,6 +127,7 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
             query_starts=_array(self.query_starts, np.int32),
             output_indices=_array(self.output_indices, np.int64),
             adapters=adapters,
+            media=None if self.media is None or rotary is None else self.media.tokens(rotary),
         )
 
 
@@ -127,5 +182,5 @@ def _bytes(array: Array) -> memoryview:
     return memoryview(host_array(array).tobytes())
 
 
-def _array(data: memoryview, dtype: type[np.generic]) -> npt.NDArray[Any]:
+def _array(data: memoryview, dtype: type[np.generic] | np.dtype[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(data, dtype).copy()

@@ -64,7 +64,7 @@ class RankedModel:
                 self._memory.meet()
             if self._stages is None:
                 return lambda: hidden
-            number = self._stages.begin_pass(run, hidden)
+            number = self._stages.begin_pass(run.behind_embeddings(), hidden)
         return partial(self._outputs, self._stages, number, hidden)
 
     def _outputs(self, stages: FirstStage, number: int, hidden: Hidden) -> Hidden:

@@ -218,11 +218,12 @@ class SharedMemory:
         outcome = self._joined.wait_post(timeout)
         if outcome == _TIMEOUT:
             return None
-        data, is_last = self._take(outcome)
+        piece, is_last = self._take(outcome)
+        pieces = [piece]
         while not is_last:
             piece, is_last = self._take(self._joined.wait_post(self._timeout))
-            data += piece
-        command: Command = self._decoder.decode(data)
+            pieces.append(piece)
+        command: Command = self._decoder.decode(b"".join(pieces))
         return command
 
     def _take(self, outcome: int) -> tuple[bytes, bool]:

@@ -161,6 +161,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         inputs: what is added to the embeddings, and their norm; None: nothing, and none.
         has_head: False: no logits are computed, the model gives vectors alone.
         takes_images: a vision tower stands beside it. takes_sound: an encoder of sound does.
+        spans_see_ahead: the tokens of one image see each other, before and after.
         expert_stack: how checkpoints may store all experts of a layer in one tensor; None: each has tensors of its own.
         other_weights: name prefixes of weights that are not the decoder's.
         optional_prefix: of the names of all weights, where a checkpoint has it.
@@ -193,6 +194,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     takes_images: bool = False
     takes_sound: bool = False
+    spans_see_ahead: bool = False
     expert_stack: ExpertStack | None = None
     other_weights: tuple[str, ...] = ()
     draft_head: DraftHeadSpec | None = None
@@ -204,6 +206,10 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     def for_context(self, num_tokens: int) -> Architecture:
         """Return the architecture for requests of at most this many tokens; LongRoPE's factors depend on it."""
         return msgspec.structs.replace(self, layers=tuple(_for_context(layer, num_tokens) for layer in self.layers))
+
+    def without_media(self) -> Architecture:
+        """Return the architecture of the decoder alone, without what stands beside it."""
+        return msgspec.structs.replace(self, takes_images=False, takes_sound=False, spans_see_ahead=False)
 
     def with_window_group(self) -> Architecture:
         """Return the architecture with windowed layers' KV in pages of their own, which go behind the window."""

@@ -63,7 +63,8 @@ def _sight_obstacle(config: AttentionConfig) -> str | None:
     """Return why a backend cannot serve that reads all keys of a tile, up to the token itself; None: it can."""
     if config.spec.is_windowed:
         return "it reads pages behind windows, which are given up (--disable-hybrid-kv-cache-manager keeps them)"
-    return "it sees no tokens ahead, which this model's attention does" if config.spec.sees_ahead else None
+    sees_ahead = config.spec.sees_ahead or config.spec.spans_see_ahead
+    return "it sees no tokens ahead, which this model's attention does" if sees_ahead else None
 
 
 def _flash_obstacle(config: AttentionConfig) -> str | None:

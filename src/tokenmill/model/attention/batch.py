@@ -22,23 +22,37 @@ class DeviceLens(msgspec.Struct, frozen=True):
     query_starts: AnyArray
 
 
-class MediaTokens(msgspec.Struct, frozen=True):
-    """The extra inputs of a step with images in its requests.
+class MediaAngles(msgspec.Struct, frozen=True):
+    """The angles of a step's tokens, where media have positions of their own.
 
     Attributes:
         positions: [3, T] int64, of time, row and column; all equal where a token is text.
         axes: [head_dim / 2] int64, the one of the three positions by which each rotary frequency turns.
         rotary: the tables of all layers.
-        indices: [K] int64, increasing: the places of the placeholders among the T tokens.
-        embeddings: [K, 1 + levels, hidden_size], the placeholders' embeddings and the additions to them behind layer 0,
-            1, ...; None where K is 0.
     """
 
     positions: AnyArray
     axes: AnyArray
     rotary: RotaryTables
+
+
+class MediaTokens(msgspec.Struct, frozen=True):
+    """The extra inputs of a step with media in its requests.
+
+    Attributes:
+        angles: None: tokens turn by their places in their sequences, as text does.
+        indices: [K] int64, increasing: the places of the placeholders among the T tokens.
+        embeddings: [K, 1 + levels, hidden_size], the placeholders' embeddings and the additions to them behind layer 0,
+            1, ...; None where K is 0.
+        sights: [T] int32, the last position that each token sees, where those of one image see each other: itself, but
+            for an image's tokens, which are all in the step. It takes the place of `AttentionLayer.ahead`. None: no
+            token sees one behind it.
+    """
+
+    angles: MediaAngles | None
     indices: AnyArray
     embeddings: AnyArray | None
+    sights: AnyArray | None = None
 
 
 class BatchPages(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ Knows no towers: how a content becomes embeddings, and how its places turn the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -18,10 +19,11 @@ from tokenmill.core.media import MediaInput, MediaSpan
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import RequestStatus
-from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
+from tokenmill.model.attention.batch import ForwardBatch, MediaAngles, MediaTokens
 from tokenmill.model.attention.row_extension import Arrays, RowExtension, Sent
 from tokenmill.model.kernels.heads import RotaryTables
 from tokenmill.platform.arrays import AnyArray
+from tokenmill.platform.host_arrays import library_of
 from tokenmill.platform.tensor_memory import array_of
 
 Positions = npt.NDArray[np.int64]
@@ -75,12 +77,20 @@ class MediaTurns(msgspec.Struct, frozen=True, kw_only=True):
         return prompt_positions(num_tokens, media if self.sections else (), self.merge)
 
 
+TURNS_OF_TEXT = MediaTurns()
+
+
 class MediaStore:
-    """The contents of all media of living requests: a gate that lets every request through at once."""
+    """The contents of all media of living requests: a gate that lets every request through at once.
+
+    Args:
+        turns: where media of the model stand. num_positions: of its rotary embedding; 0: they are not counted.
+    """
 
     status = RequestStatus.WAITING
 
-    def __init__(self) -> None:
+    def __init__(self, turns: MediaTurns = TURNS_OF_TEXT, num_positions: int = 0) -> None:
+        self._turns, self._num_positions = turns, num_positions
         self._requests: dict[str, list[MediaInput]] = {}
         self._users: dict[str, dict[str, MediaInput]] = {}  # digest -> request -> one that shows it
 
@@ -88,18 +98,34 @@ class MediaStore:
         """Keep the contents that a request brings.
 
         Raises:
-            InvalidRequest: its media lie over each other, or at the prompt's end.
+            InvalidRequest: its media lie over each other or at the prompt's end, or a video takes more time than the
+                model has positions for.
         """
         end = 0
         for one in message.media:
             if one.span.offset < end or one.span.end >= len(message.prompt_token_ids):
                 raise InvalidRequest(f"the placeholders of {one.span.noun} are out of place", "messages")
             end = one.span.end
+        if any(one.span.time for one in message.media):
+            self._check_positions(message)
         if message.media:
             self._requests[message.id] = message.media
             for one in message.media:
                 self._users.setdefault(one.span.digest, {})[message.id] = one
         return True
+
+    def _check_positions(self, message: AddRequest) -> None:
+        count = len(message.prompt_token_ids)
+        positions, shift = self._turns.positions(count, [one.span for one in message.media])
+        # Without a limit answers end with the context, which has no more tokens than there are positions.
+        most = count + message.params.max_tokens if message.params.max_tokens else self._num_positions
+        needed = max(int(positions.max()) + 1, most + shift)
+        if needed > self._num_positions:
+            raise InvalidRequest(
+                f"the times of a video and {most} tokens need {needed} positions, and the model has "
+                f"{self._num_positions}: ask for fewer max_tokens, or say more frames a second (fps)",
+                "messages",
+            )
 
     def collect(self, timeout: float) -> dict[str, InvalidRequest | None]:
         """Return nothing: no request waits here."""
@@ -135,8 +161,10 @@ class Encoder(RowExtension):
     """Encodes the media of plans, and gives steps the embeddings and positions of their tokens.
 
     Args:
-        rotary: the tables of the text model.
+        rotary: the tables of the text model; of one with several, whose media turn as text does, any of them.
         num_rows: of the engine; the device's tables have one more, that of padding.
+        spans_see_ahead: see `Architecture`.
+        stand_in: token that the model is told in the place of placeholders; None: these.
 
     Attributes:
         source: where outputs are loaded from and offered to.
@@ -145,13 +173,23 @@ class Encoder(RowExtension):
     """
 
     def __init__(
-        self, encode: Encode, turns: MediaTurns, store: MediaStore, rotary: RotaryTables, num_rows: int
+        self,
+        encode: Encode,
+        turns: MediaTurns,
+        store: MediaStore,
+        rotary: RotaryTables,
+        num_rows: int,
+        *,
+        spans_see_ahead: bool = False,
+        stand_in: int | None = None,
     ) -> None:
         self.source: OutputSource = NoSource()
         self._encode = encode
         self._turns = turns
         self._store = store
         self._rotary = rotary
+        self._spans_see_ahead = spans_see_ahead
+        self._stand_in = stand_in
         self._device: torch.device = rotary.in_torch().cos.device
         self._axes = torch.from_numpy(turns.axes(rotary.cos.shape[1])).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
@@ -188,9 +226,12 @@ class Encoder(RowExtension):
         rows = plan.rows[first:].tolist()
         if not any(row in self._rows for row in rows):
             return batch
-        return msgspec.structs.replace(
-            batch, media=self._media(batch, rows, plan.num_computed[first:].tolist(), arrays["positions"])
-        )
+        media = self._media(batch, rows, plan.num_computed[first:].tolist(), arrays["positions"])
+        token_ids = batch.token_ids
+        if self._stand_in is not None and media.embeddings is not None:
+            token_ids = library_of(token_ids).copy(token_ids)
+            token_ids[media.indices] = self._stand_in
+        return msgspec.structs.replace(batch, media=media, token_ids=token_ids)
 
     def extend_decodes(self, batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
         """Rotate generated tokens by their positions behind media."""
@@ -205,6 +246,7 @@ class Encoder(RowExtension):
             rows, computed: of its requests; `computed`: where each begins.
             positions: [T], of its tokens in their sequences, on the host.
         """
+        sights = positions.astype(np.int32)
         positions = np.tile(positions, (3, 1))
         indices: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
@@ -221,12 +263,16 @@ class Encoder(RowExtension):
                 if low < high:
                     indices.append(torch.arange(low - start + first, high - start + first))
                     values.append(self._output(span.digest)[low - span.offset : high - span.offset])
+                    assert high == span.end or not self._spans_see_ahead, "no step ends within such a span"
+                    sights[low - start + first : high - start + first] = span.end - 1
         places = torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
-        embeddings = torch.cat(values) if values else None
-        parts = (torch.from_numpy(positions), self._axes, places)
-        turned, axes, at = (_like(batch.token_ids, part) for part in parts)
-        given = None if embeddings is None else _like(batch.token_ids, embeddings)
-        return MediaTokens(turned, axes, self._rotary, at, given)
+        like = partial(_like, batch.token_ids)
+        angles = None
+        if self._turns.sections:
+            angles = MediaAngles(like(torch.from_numpy(positions)), like(self._axes), self._rotary)
+        given = like(torch.cat(values)) if values else None
+        seen = like(torch.from_numpy(sights)) if values and self._spans_see_ahead else None
+        return MediaTokens(angles, like(places), given, seen)
 
     def _row(self, new: AdmittedRequest) -> _Row:
         return _Row(new.media, *self._turns.positions(new.num_prompt_tokens, new.media))
@@ -251,20 +297,26 @@ def prompt_positions(num_tokens: int, media: Sequence[MediaSpan], merge: int) ->
 
     Text goes on along all three axes at once. An image stands at one time, its embeddings at their rows and columns
     from there on, and the text behind it goes on behind its longer side (Qwen2-VL's rule, with time not in frames).
+    Frames of a video whose times are positions stand at their own, all at rows and columns from where the video begins;
+    text goes on behind the largest position of all (Qwen2.5-VL's rule as its makers and vLLM have it; transformers
+    since 5.3 lets text go on behind the longer side, however long the video is).
 
     Args:
         media: in the order of their places, none over another.
         merge: patches of a grid in each direction that are one embedding.
     """
     positions = np.empty((3, num_tokens), dtype=np.int64)
-    done = shift = 0
+    done = shift = start = last = 0
     for span in media:
         positions[:, done : span.offset] = np.arange(done, span.offset) + shift
-        start, rows, columns = span.offset + shift, span.rows // merge, span.columns // merge
-        positions[0, span.offset : span.end] = start
+        rows, columns = span.rows // merge, span.columns // merge
+        if not span.before:
+            start = last = span.offset + shift
+        positions[0, span.offset : span.end] = start + span.time
         positions[1, span.offset : span.end] = start + np.repeat(np.arange(rows), columns)
         positions[2, span.offset : span.end] = start + np.tile(np.arange(columns), rows)
-        done, shift = span.end, shift + max(rows, columns) - span.length
+        last = max(last, start + span.time, start + max(rows, columns) - 1)
+        done, shift = span.end, last + 1 - span.end
     positions[:, done:] = np.arange(done, num_tokens) + shift
     return positions, shift
 

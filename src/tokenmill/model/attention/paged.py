@@ -27,6 +27,7 @@ class Requests(msgspec.Struct, frozen=True):
         page_table: [n, P] int32.
         lens: their lengths on the device; `query_starts` counts from the first of their tokens.
         query_lens, context_lens: [n] int32 on the host; in a captured step, their upper bounds.
+        sights: of their tokens, see `MediaTokens`.
     """
 
     tokens: slice
@@ -34,6 +35,7 @@ class Requests(msgspec.Struct, frozen=True):
     lens: DeviceLens
     query_lens: np.ndarray
     context_lens: np.ndarray
+    sights: torch.Tensor | None = None
 
 
 class PagedImplementation(Protocol):
@@ -133,9 +135,10 @@ class PagedAttention:
             if first < end:
                 requests = _part(batch, lens, first, end)
                 parts.append((implementation, requests.tokens, implementation.plan(requests)))
-        turned, rotary, media = batch.positions if batch.turned is None else batch.turned, None, batch.media
-        if media is not None:
-            rotary = RotaryTables(*media.rotary.rows(media.positions, media.axes))
+        turned, rotary = batch.positions if batch.turned is None else batch.turned, None
+        angles = None if batch.media is None else batch.media.angles
+        if angles is not None:
+            rotary = RotaryTables(*angles.rotary.rows(angles.positions, angles.axes))
             turned = torch.arange(len(turned), device=turned.device)
         return PagedPlan((turned, batch.slots), tuple(parts), rotary)
 
@@ -165,4 +168,5 @@ def _part(batch: ForwardBatch, lens: DeviceLens, first: int, end: int) -> Reques
         lens=DeviceLens(lens.context_lens[first:end], starts if tokens.start == 0 else starts - tokens.start),
         query_lens=batch.query_lens[first:end],
         context_lens=batch.context_lens[first:end],
+        sights=None if batch.media is None or batch.media.sights is None else batch.media.sights[tokens],
     )

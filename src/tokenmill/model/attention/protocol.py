@@ -35,6 +35,7 @@ class AttentionSpec(msgspec.Struct, frozen=True):
         has_sinks: True if some layers have sinks.
         is_windowed: True if their pages are of the window group.
         sees_ahead: True if tokens attend to some after them, in some layer.
+        spans_see_ahead: True if those of one image do, in all layers; see `MediaTokens.sights`.
         others: specs of layers with heads of another shape, or of the other group, with a KV memory of their own.
     """
 
@@ -46,6 +47,7 @@ class AttentionSpec(msgspec.Struct, frozen=True):
     is_windowed: bool = False
     others: tuple[AttentionSpec, ...] = ()
     sees_ahead: bool = False
+    spans_see_ahead: bool = False
 
     @property
     def groups(self) -> tuple[AttentionSpec, ...]:

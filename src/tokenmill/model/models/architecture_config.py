@@ -35,11 +35,13 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
     if family.has_text_config and ("text_config" in fields or "hidden_size" not in fields):
         # What stands beside the decoder's config wins over what stands in it.
         fields = {**_part(fields, "text_config", source), **fields}
+    takes_images = family.takes_images and fields.get("vision_config") is not None
     architecture = msgspec.structs.replace(
         family.read(ConfigReader(fields, source, family.defaults)),
         name=name,
         weight_names=family.weight_names,
-        takes_images=family.takes_images,
+        takes_images=takes_images,
+        spans_see_ahead=takes_images and family.spans_see_ahead,
         takes_sound=family.takes_sound,
         other_weights=family.other_weights,
         optional_prefix=family.optional_prefix,

@@ -123,7 +123,11 @@ class Decoder:
         layers = [layer.attention.spec for layer in self.layers if layer.attention is not None]
         has_sinks = any(layer.has_sinks for layer in layers)
         groups = (AttentionSpec(count, *kind[:3], has_sinks, kind[3]) for kind, count in kv_groups(layers).items())
-        first, *others = (msgspec.structs.replace(one, sees_ahead=not self.architecture.needs_kv) for one in groups)
+        sights = {
+            "sees_ahead": not self.architecture.needs_kv,
+            "spans_see_ahead": self.architecture.spans_see_ahead,
+        }
+        first, *others = (msgspec.structs.replace(one, **sights) for one in groups)
         return msgspec.structs.replace(first, others=tuple(others))
 
     def state_memory(self, num_slots: int, arrays: ArrayLibrary) -> StateMemory:
@@ -160,12 +164,12 @@ class Decoder:
         embeddings = self.embed(batch.token_ids) if isinstance(self.draft_inputs, DraftInputs) else None
         hidden = self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden
         hidden = hidden if self.inputs is None else self.inputs.forward(hidden, batch)
+        media = None if batch.media is None else batch.media.embeddings
+        if batch.media is not None and media is not None:
+            hidden[batch.media.indices] = media[:, 0].to(hidden.dtype)
         given = None if self.per_layer is None else self.per_layer.forward(batch.token_ids, hidden)
         taps = None if batch.taps is None else Taps(self.boundaries, batch.taps)
         stream = ResidualStream(hidden, given, embeddings, taps)
-        media = None if batch.media is None else batch.media.embeddings
-        if batch.media is not None and media is not None:
-            stream.hidden[batch.media.indices] = media[:, 0].to(stream.hidden.dtype)
         adapted: Sequence[AdaptedLayer | None] = [None] * len(self.layers)
         if batch.adapters is not None:
             adapted = batch.adapters.layers(len(self.layers))

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from tokenmill.model.attention.batch import BatchPages, ForwardBatch, MediaTokens
+from tokenmill.model.attention.batch import BatchPages, ForwardBatch, MediaAngles, MediaTokens
 from tokenmill.model.kernels.adapters import AdapterRows
 from tokenmill.model.kernels.states import KeptInputs, StateMemory, StateRows, StepStates
 from tokenmill.model.kernels.stored_tensors import tensor_over
@@ -96,6 +96,6 @@ def _in_tensors(part: Any) -> Any:
         value = getattr(part, name)
         if isinstance(value, np.ndarray) and name not in HOST_FIELDS:
             changed[name] = tensor_over(value)
-        elif isinstance(value, MediaTokens | BatchPages | AdapterRows | StepStates | StateRows):
+        elif isinstance(value, MediaTokens | MediaAngles | BatchPages | AdapterRows | StepStates | StateRows):
             changed[name] = _in_tensors(value)
     return msgspec.structs.replace(part, **changed)

@@ -77,7 +77,7 @@ def decode_image(data: bytes, rule: SizeRule) -> tuple[ImageHead, bytes]:
         rule.size_of(height, width)
         image: Any = ImageOps.exif_transpose(opened).convert("RGB")  # the first frame
     rows, columns = rule.size_of(image.height, image.width)
-    return ImageHead(rows, columns), image.resize((columns, rows), Image.Resampling.BICUBIC).tobytes()
+    return ImageHead(rows, columns), image.resize((columns, rows), Image.Resampling[rule.filter]).tobytes()
 
 
 def main() -> int:

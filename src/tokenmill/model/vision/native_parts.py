@@ -21,7 +21,7 @@ from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.protocol import Activation, WeightRole
 from tokenmill.model.vision.tower_parts import EPS
-from tokenmill.model.vision.tower_shapes import POSITIONS
+from tokenmill.model.vision.tower_shapes import POOLED_NORM, POSITIONS
 
 if TYPE_CHECKING:
     from tokenmill import _native
@@ -54,7 +54,7 @@ class NativeParts:
     ) -> None:
         self._native = native
         self._is_gated = is_gated
-        self.positions = weights.get(POSITIONS)
+        self.positions, self.pooled_norm = weights.get(POSITIONS), weights.get(POOLED_NORM)
         self._vectors = {name: weight for name, weight in weights.items() if weight.dim() == 1}
         self._heads = num_heads
         head_dim = weights["blocks.0.attn.proj.weight"].shape[1] // num_heads

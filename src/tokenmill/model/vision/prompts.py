@@ -7,8 +7,10 @@ which they are shown before it as text: "<0.2 seconds>".
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tokenmill.config.vision import MediaLimits
 from tokenmill.core.data_url import data_of
@@ -64,9 +66,11 @@ class ImageReader:
         self._spec = spec
         self._limits = limits
         self.placeholders: tuple[int, ...] = spec.image_token_id, spec.video_token_id
-        marks = (spec.start_token_id, spec.video_token_id, spec.end_token_id)
-        self._start, self._video, self._end = (special_tokens.get(token_id, "") for token_id in marks)
+        marks = (spec.start_token_id, spec.image_token_id, spec.video_token_id, spec.end_token_id)
+        self._start, self._image, self._video, self._end = (special_tokens.get(token_id, "") for token_id in marks)
         self._processor = f"{spec.patch_size}/{spec.factor}/{spec.min_pixels}/{spec.max_pixels}/{spec.mean}/{spec.std}"
+        self._processor += f"/{spec.side}/{spec.filter}" if spec.side else ""
+        self._processor += f"/{spec.most_tokens}" if spec.most_tokens else ""
         self._decoder = ImageDecoder()
 
     def take(self, part: dict[str, Any]) -> tuple[dict[str, Any], MediaItem]:
@@ -91,14 +95,24 @@ class ImageReader:
 
     def inputs(self, item: MediaItem, check_time: Callable[[], None]) -> Iterator[MediaInput]:
         """Decode an image, or a video's frames."""
-        return map(self._input, self._contents(item, check_time))
+        inputs = map(self._input, self._contents(item, check_time))
+        if not (item.fps and self._spec.tokens_per_second):
+            return inputs
+        # As transformers rounds: in float32, at the end.
+        step = np.float32(self._spec.tokens_per_second) * np.float32(self._spec.frames / item.fps)
+        return (_at(one, number, step) for number, one in enumerate(inputs))
 
     def close(self) -> None:
         """End the process that decodes."""
         self._decoder.close()
 
     def shown(self, text: str, items: Sequence[MediaItem]) -> str:
-        """Return a rendered chat with a placeholder for each span of a video, its time before it."""
+        """Return a rendered chat with a placeholder for each image and each span of a video, its time before it."""
+        if self._spec.is_start_shown:
+            whole = f"\n\n{self._start}{self._image}{self._end}\n\n"
+            return text.replace(self._start, whole) if self._start else text
+        if self._spec.is_image_shown:
+            return text.replace(self._image, f"{self._start}{self._image}{self._end}") if self._image else text
         videos = [item for item in items if item.fps]
         if not videos:
             return text
@@ -106,7 +120,11 @@ class ImageReader:
         pieces = text.split(mark)
         if len(pieces) != len(videos) + 1 or not all((self._start, self._video, self._end)):
             raise InvalidRequest("the chat template does not show every video once", "messages")
-        shown = ("".join(f"<{at:.1f} seconds>{mark}" for at in self._times(video)) for video in videos)
+        shown: Iterable[str]
+        if self._spec.tokens_per_second:
+            shown = (self._start + self._video * len(self.pads(video)) + self._end for video in videos)
+        else:
+            shown = ("".join(f"<{at:.1f} seconds>{mark}" for at in self._times(video)) for video in videos)
         return pieces[0] + "".join(one + piece for one, piece in zip(shown, pieces[1:], strict=True))
 
     def _times(self, video: MediaItem) -> list[float]:
@@ -140,6 +158,12 @@ class ImageReader:
         digest = content_digest(content.pixels, content.height, content.width, self._processor)
         length = rows * columns // self._spec.merge**2
         return MediaInput(MediaSpan(0, length, digest, rows, columns, content.token_id), content.pixels)
+
+
+def _at(one: MediaInput, number: int, step: np.float32) -> MediaInput:
+    """Return frames of a video at their place in it: the `number`-th, `step` positions behind those before them."""
+    span = one.span._replace(time=int(np.float32(number) * step), before=number * one.span.length)
+    return MediaInput(span, one.content)
 
 
 def _item(part: dict[str, Any]) -> MediaItem:

@@ -21,6 +21,9 @@ class SizeRule(msgspec.Struct, frozen=True):
         min_pixels, max_pixels: of an image; of all frames of a video together.
         num_frames: of the video that it is of; 0: an image by itself.
         together: frames of a video that are encoded as one.
+        side: of the square to which every image is brought, whatever its proportions; 0: these are kept.
+        filter: Pillow's name of how pixels are resampled.
+        most_tokens: squares of `factor` in an image at most, of which it has about as many; 0: other limits count.
     """
 
     factor: int
@@ -28,16 +31,34 @@ class SizeRule(msgspec.Struct, frozen=True):
     max_pixels: int
     num_frames: int = 0
     together: int = 2
+    side: int = 0
+    filter: str = "BICUBIC"
+    most_tokens: int = 0
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
         """Return the resized height and width of an image of this size.
 
         Raises:
-            InvalidRequest: one side is more than 200 times the other.
+            InvalidRequest: one side is more than 200 times the other, and proportions are kept.
         """
+        if self.side:
+            return self.side, self.side
+        if self.most_tokens:
+            return budget_resize(height, width, self.factor, self.most_tokens)
         if not self.num_frames:
             return smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels)
         return frame_resize(self, height, width)
+
+
+def budget_resize(height: int, width: int, factor: int, most_tokens: int) -> tuple[int, int]:
+    """Return the largest height and width, multiples of `factor`, of so many squares at most; as Gemma 4 has it."""
+    scale = math.sqrt(most_tokens * factor**2 / (height * width))
+    rows, columns = (math.floor(scale * side / factor) for side in (height, width))
+    if not rows:
+        rows, columns = 1, min(math.floor(width / height), most_tokens)
+    elif not columns:
+        rows, columns = min(math.floor(height / width), most_tokens), 1
+    return rows * factor, columns * factor
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:

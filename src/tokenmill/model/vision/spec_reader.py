@@ -1,4 +1,4 @@
-"""Read `VisionSpec` from a checkpoint's files: the configs of Qwen3-VL and of Qwen2.5-VL."""
+"""Read `VisionSpec` from a checkpoint's files: the configs of Qwen3-VL, Qwen2.5-VL, Gemma 3 and Gemma 4."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import msgspec
 
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.vision.gemma_reader import read_gemma3, read_gemma4
+from tokenmill.model.vision.processor_config import Processor, Unsupported, check
 from tokenmill.model.vision.spec import VisionSpec
 
 QWEN3, QWEN3_MOE = "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"
 QWEN25 = "Qwen2_5_VLForConditionalGeneration"
-Three = tuple[float, float, float]
+GEMMA3, GEMMA4 = "Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration"
 
 
 class _Tower(msgspec.Struct, kw_only=True):
@@ -44,6 +46,7 @@ class _Qwen25Tower(_Tower, kw_only=True):
     patch_size: int = 14
     hidden_act: str = "silu"
     fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
+    tokens_per_second: float = 4
     window_size: int = 112
 
 
@@ -67,30 +70,6 @@ class _Tokens(msgspec.Struct):
     vision_end_token_id: int = 151653
 
 
-class _Size(msgspec.Struct):
-    shortest_edge: int
-    longest_edge: int
-
-
-class _Processor(msgspec.Struct):
-    """The image processor's config. Its defaults are those of published checkpoints; transformers' are of older
-    models."""
-
-    size: _Size | None = None
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    image_mean: Three | None = None
-    image_std: Three | None = None
-    cap_pixels_per_frame: bool | None = None
-    max_video_tokens: int = 768
-
-    def pixels(self, default: tuple[int, int]) -> tuple[int, int]:
-        """Return the least and the most pixels, as newer or as older files name them."""
-        if self.size is not None:
-            return self.size.shortest_edge, self.size.longest_edge
-        return self.min_pixels or default[0], self.max_pixels or default[1]
-
-
 def read_vision(folder: Path) -> VisionSpec | None:
     """Read the vision part of a checkpoint; None: its model takes text only.
 
@@ -99,33 +78,31 @@ def read_vision(folder: Path) -> VisionSpec | None:
     """
     fields = read_json(folder, "config.json")
     read = _READERS.get(str((fields.get("architectures") or [""])[0]))
-    if read is None:
+    if read is None or fields.get("vision_config") is None:
         return None
     try:
         image = _processor(folder, "preprocessor_config.json", "image_processor")
         video = _processor(folder, "video_preprocessor_config.json", "video_processor")
+        # As transformers does: older folders have one file for both.
+        video = image if read is _read_qwen25 and video == Processor() else video
         return read(fields, image, video)
     except msgspec.ValidationError as error:
         raise InvalidCheckpoint(f"{folder}: {error}") from error
-    except _Unsupported as error:
+    except Unsupported as error:
         raise InvalidCheckpoint(f"{folder}/config.json: this value of {error} is not supported") from None
 
 
-class _Unsupported(Exception):
-    """A field with a value that is not supported."""
-
-
-def _processor(folder: Path, file: str, part: str) -> _Processor:
+def _processor(folder: Path, file: str, part: str) -> Processor:
     stored = read_json(folder, file) or read_json(folder, "processor_config.json").get(part) or {}
-    return msgspec.convert(stored, _Processor)
+    return msgspec.convert(stored, Processor)
 
 
-def _read_qwen3(fields: Mapping[str, Any], image: _Processor, video: _Processor) -> VisionSpec:
+def _read_qwen3(fields: Mapping[str, Any], image: Processor, video: Processor) -> VisionSpec:
     tower = msgspec.convert(fields.get("vision_config"), _Qwen3Tower)
     text = msgspec.convert(fields.get("text_config"), _Text)
     side, deepstack = isqrt(tower.num_position_embeddings), tower.deepstack_visual_indexes
     is_rising = deepstack == sorted(set(deepstack)) and all(0 <= index < tower.depth for index in deepstack)
-    _check(
+    check(
         {
             "vision_config.hidden_act": tower.hidden_act == "gelu_pytorch_tanh",
             "vision_config.num_position_embeddings": side > 0 and side * side == tower.num_position_embeddings,
@@ -144,47 +121,54 @@ def _read_qwen3(fields: Mapping[str, Any], image: _Processor, video: _Processor)
         max_pixels=most,
         min_video_pixels=video_least,
         max_video_pixels=video_most,
-        frame_tokens=video.max_video_tokens if video.cap_pixels_per_frame else 0,
+        frame_tokens=(video.max_video_tokens or 768) if video.cap_pixels_per_frame else 0,
         mean=image.image_mean or (0.5, 0.5, 0.5),
         std=image.image_std or (0.5, 0.5, 0.5),
     )
 
 
-def _read_qwen25(fields: Mapping[str, Any], image: _Processor, video: _Processor) -> VisionSpec:
+def _read_qwen25(fields: Mapping[str, Any], image: Processor, video: Processor) -> VisionSpec:
     tower = msgspec.convert(fields.get("vision_config"), _Qwen25Tower)
     text = msgspec.convert(fields.get("text_config", fields), _Text)
     full = tower.fullatt_block_indexes
     window = tower.window_size // max(1, tower.patch_size * tower.spatial_merge_size)
-    _check(
+    check(
         {
             "vision_config.hidden_act": tower.hidden_act == "silu",
             "vision_config.fullatt_block_indexes": all(0 <= index < tower.depth for index in full),
             "vision_config.window_size": window > 0,
+            "vision_config.tokens_per_second": tower.tokens_per_second > 0,
         }
     )
     least, most = image.pixels((3136, 12845056))
+    video_least, video_most = video.pixels((100352, 602112))
     return VisionSpec(
         **_common(fields, tower, text, [16, 24, 24]),
         is_gated=True,
         window=window,
         full_blocks=full,
         is_interleaved=False,
-        takes_videos=False,
+        tokens_per_second=tower.tokens_per_second,
         min_pixels=least,
         max_pixels=most,
+        min_video_pixels=video_least,
+        max_video_pixels=video_most,
+        video_tokens=(video.max_video_tokens or 128000) if video.cap_pixels_per_frame else 0,
         mean=image.image_mean or (0.48145466, 0.4578275, 0.40821073),
         std=image.image_std or (0.26862954, 0.26130258, 0.27577711),
     )
 
 
-_READERS = MappingProxyType({QWEN3: _read_qwen3, QWEN3_MOE: _read_qwen3, QWEN25: _read_qwen25})
+_READERS = MappingProxyType(
+    {QWEN3: _read_qwen3, QWEN3_MOE: _read_qwen3, QWEN25: _read_qwen25, GEMMA3: read_gemma3, GEMMA4: read_gemma4}
+)
 
 
 def _common(fields: Mapping[str, Any], tower: _Tower, text: _Text, sections: list[int]) -> dict[str, Any]:
     """Return the fields that both models share, checked."""
     tokens = msgspec.convert(dict(fields), _Tokens)
     sections = text.rope.get("mrope_section", sections)
-    _check(
+    check(
         {
             "vision_config.in_channels": tower.in_channels == 3,
             "vision_config.num_heads": tower.num_heads > 0 and tower.hidden_size % (4 * tower.num_heads) == 0,
@@ -209,10 +193,3 @@ def _common(fields: Mapping[str, Any], tower: _Tower, text: _Text, sections: lis
         "start_token_id": tokens.vision_start_token_id,
         "end_token_id": tokens.vision_end_token_id,
     }
-
-
-def _check(fields: Mapping[str, bool]) -> None:
-    """Raise `_Unsupported` for the first that is false."""
-    for field, is_right in fields.items():
-        if not is_right:
-            raise _Unsupported(field)

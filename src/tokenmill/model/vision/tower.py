@@ -1,10 +1,11 @@
-"""The vision towers of Qwen3-VL and Qwen2.5-VL: patches of one image in, embeddings for the text model out.
+"""The vision towers of Qwen3-VL, Qwen2.5-VL and Gemma 3: patches of one image in, embeddings for the text model out.
 
     patches -> embed + resampled positions -> blocks -> merger -> [n, out_size]
                                                | after the deepstack blocks: a merger each -> [n, out_size]
 
 Attention is full within the image; in most blocks of Qwen2.5-VL, within windows of it, by which the patches are ordered
-then. Described in the models' technical reports and in transformers' qwen3_vl and qwen2_5_vl.
+then. Gemma 3 averages patches instead of merging them by an MLP. Described in the models' technical reports and in
+transformers' qwen3_vl, qwen2_5_vl, siglip and gemma3.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch.nn import functional
 from tokenmill.core.media import MediaInput
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.stored_tensors import tensor_over
+from tokenmill.model.vision.axial_tower import AxialTower
 from tokenmill.model.vision.spec import VisionSpec
-from tokenmill.model.vision.tower_parts import TorchParts, TowerParts
+from tokenmill.model.vision.tower_parts import EPS, TorchParts, TowerParts
 from tokenmill.model.vision.tower_shapes import PATCHES, tower_shapes
 from tokenmill.model.vision.tower_weights import read_tower
 
@@ -79,7 +81,10 @@ class Tower:
                 x, delta = x.add_(delta), None
                 name = f"deepstack_merger_list.{spec.deepstack.index(block)}"
                 outputs.append(self._merged(name, parts.norm(f"{name}.norm", self._side_by_side(x))))
-        merged = self._side_by_side(parts.norm("merger.norm", x, delta))
+        normed = parts.norm("merger.norm", x, delta)
+        if parts.pooled_norm is not None:
+            return self._pooled(normed, parts.pooled_norm).unsqueeze(1)
+        merged = self._side_by_side(normed)
         encoded = torch.stack([self._merged("merger", merged), *outputs], dim=1)
         return encoded if order is None else torch.empty_like(encoded).index_copy_(0, order, encoded)
 
@@ -92,6 +97,12 @@ class Tower:
 
     def _merged(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return self._parts.linear(f"{name}.linear_fc2", functional.gelu(self._parts.linear(f"{name}.linear_fc1", x)))
+
+    def _pooled(self, x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        """Return the projected averages of groups of patches, whose RMSNorm is in float32."""
+        pooled = x.view(-1, self.spec.merge**2, x.shape[1]).mean(1).float()
+        scaled = pooled * torch.rsqrt(pooled.square().mean(-1, keepdim=True) + EPS)
+        return self._parts.linear("merger.linear", (scaled * (1 + norm.float())).to(x.dtype))
 
     def _side_by_side(self, x: torch.Tensor) -> torch.Tensor:
         """Return the patches of a group as one row."""
@@ -121,19 +132,21 @@ class Tower:
     def _angles(self, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
         """Return [patches, head_dim / 2] float32: a quarter of a head turns by the row, the next by the column."""
         head_dim = self.spec.hidden_size // self.spec.num_heads
+        if not self.spec.theta:
+            return torch.zeros(len(row), head_dim // 2, device=row.device)
         quarter = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=row.device)
         frequencies = 1.0 / self.spec.theta ** (quarter / (2 * len(quarter)))
         return torch.cat((torch.outer(row.float(), frequencies), torch.outer(column.float(), frequencies)), 1)
 
 
-def load_tower(folder: Path, spec: VisionSpec, kernels: Kernels) -> Tower:
+def load_tower(folder: Path, spec: VisionSpec, kernels: Kernels) -> Tower | AxialTower:
     """Read the tower of a checkpoint, for the kernels that the model runs on.
 
     Raises:
         InvalidCheckpoint: a tensor is missing, misshapen or surplus.
     """
     weights = read_tower(folder, spec, tower_shapes(spec), tensor_over(kernels.vector(0)))
-    return Tower(spec, make_parts(spec, weights, kernels))
+    return Tower(spec, make_parts(spec, weights, kernels)) if spec.axial is None else AxialTower(spec, weights)
 
 
 def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kernels) -> TowerParts:

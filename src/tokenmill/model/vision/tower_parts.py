@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tokenmill.model.kernels.torch_kernels import rms_norm
-from tokenmill.model.vision.tower_shapes import PATCHES, POSITIONS
+from tokenmill.model.vision.tower_shapes import PATCHES, POOLED_NORM, POSITIONS
 
 EPS = 1e-6
 
@@ -22,12 +22,14 @@ class TowerParts(Protocol):
     Attributes:
         dtype, device: of patches and of results.
         positions: the learned positions, [side**2, hidden_size]; None: absent.
+        pooled_norm: of averages of patches, [hidden_size], as offsets from 1; None: nothing is averaged.
         num_bytes: memory of all weights.
     """
 
     dtype: torch.dtype
     device: torch.device
     positions: torch.Tensor | None
+    pooled_norm: torch.Tensor | None
     num_bytes: int
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -60,7 +62,7 @@ class TorchParts:
 
     def __init__(self, weights: Mapping[str, torch.Tensor], num_heads: int, is_gated: bool = False) -> None:
         self.dtype, self.device = weights[PATCHES].dtype, weights[PATCHES].device
-        self.positions = weights.get(POSITIONS)
+        self.positions, self.pooled_norm = weights.get(POSITIONS), weights.get(POOLED_NORM)
         self._is_gated = is_gated
         self.num_bytes = sum(weight.nbytes for weight in weights.values())
         self._weights = weights

@@ -21,6 +21,20 @@ from tokenmill.model.weights.gguf.values import read_rows
 from tokenmill.model.weights.stored_part import read_part
 
 PREFIX = "visual."
+# Of Gemma 3. SigLIP's head is stored, where it is, for other uses.
+_POOLED_ROOTS, _POOLED_UNUSED = ("vision_tower.", "multi_modal_projector."), "vision_tower.head."
+_POOLED_NAMES = {
+    "patch_embed.proj.": "vision_tower.embeddings.patch_embedding.",
+    "pos_embed.": "vision_tower.embeddings.position_embedding.",
+    "blocks.": "vision_tower.encoder.layers.",
+    ".norm1.": ".layer_norm1.",
+    ".norm2.": ".layer_norm2.",
+    ".attn.proj.": ".self_attn.out_proj.",
+    ".mlp.linear_fc": ".mlp.fc",
+    "merger.norm.": "vision_tower.post_layernorm.",
+    "merger.pooled_norm.": "multi_modal_projector.mm_soft_emb_norm.",
+    "merger.linear.weight": "multi_modal_projector.mm_input_projection_weight",
+}
 _GATED_NAMES = {
     ".mlp.linear_fc2.": ".mlp.down_proj.",
     "merger.norm.": "merger.ln_q.",
@@ -49,11 +63,13 @@ class _Stored(msgspec.Struct, frozen=True):
         """Return the shape of each of `count` pieces of a weight."""
         if self.has_split_patches and name == PATCHES:
             return (*shape[:2], *shape[3:])
-        return (shape[0] // count, *shape[1:])
+        return tuple(shape) if count == 1 else (shape[0] // count, *shape[1:])
 
     def join(self, name: str, pieces: list[torch.Tensor]) -> torch.Tensor:
         """Return a weight of its pieces."""
-        return torch.stack(pieces, 2) if self.has_split_patches and name == PATCHES else torch.cat(pieces)
+        if self.has_split_patches and name == PATCHES:
+            return torch.stack(pieces, 2)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def read_tower(
@@ -67,7 +83,12 @@ def read_tower(
     Raises:
         InvalidCheckpoint: a tensor is missing, misshapen or surplus.
     """
-    stored = _in_gguf(folder, spec) if (folder / TOWER_LINK_NAME).exists() else _in_checkpoint(folder, spec)
+    if spec.axial is not None:
+        stored = _axial_in_checkpoint(folder)
+    elif spec.is_pooled:
+        stored = _pooled_in_checkpoint(folder)
+    else:
+        stored = _in_gguf(folder, spec) if (folder / TOWER_LINK_NAME).exists() else _in_checkpoint(folder, spec)
     names = {name: stored.names(name) for name in shapes}
     surplus = stored.shapes.keys() - {one for pieces in names.values() for one in pieces}
     if surplus:
@@ -95,6 +116,46 @@ def _in_checkpoint(folder: Path, spec: VisionSpec) -> _Stored:
         lambda name: tensor_of(read_part(tensors[name], None, Part.whole(tensors[name].shape[0]))),
         has_split_patches=False,
     )
+
+
+def _axial_in_checkpoint(folder: Path) -> _Stored:
+    """Return the tensors of Gemma 4's tower, whose names are kept."""
+    checkpoint = open_checkpoint(folder)
+    bare = {name.removeprefix("model."): one for name, one in checkpoint.tensors.items()}
+    tensors = {name: one for name, one in bare.items() if name.startswith(("vision_tower.", "embed_vision."))}
+    return _Stored(
+        checkpoint.source,
+        lambda name: [name],
+        {name: tuple(one.shape) for name, one in tensors.items()},
+        lambda name: tensor_of(read_part(tensors[name], None, Part.whole(1))),
+        has_split_patches=False,
+    )
+
+
+def _pooled_in_checkpoint(folder: Path) -> _Stored:
+    """Return the tensors of Gemma 3's tower, whose projection is stored transposed."""
+    checkpoint = open_checkpoint(folder)
+    bare = {
+        name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower."): one
+        for name, one in checkpoint.tensors.items()
+    }
+    tensors = {name: one for name, one in bare.items() if name.startswith(_POOLED_ROOTS) and _POOLED_UNUSED not in name}
+    turned = _POOLED_NAMES["merger.linear.weight"]
+
+    def read(name: str) -> torch.Tensor:
+        tensor = tensor_of(read_part(tensors[name], None, Part.whole(tensors[name].shape[0])))
+        return tensor.T.contiguous() if name == turned else tensor
+
+    shapes = {name: tuple(one.shape)[:: -1 if name == turned else 1] for name, one in tensors.items()}
+    return _Stored(checkpoint.source, _pooled_names, shapes, read, has_split_patches=False)
+
+
+def _pooled_names(name: str) -> list[str]:
+    for ours, theirs in _POOLED_NAMES.items():
+        name = name.replace(ours, theirs)
+    if ".attn.qkv." not in name:
+        return [name]
+    return [name.replace(".attn.qkv.", f".self_attn.{part}_proj.") for part in "qkv"]
 
 
 def _names_in_checkpoint(name: str, spec: VisionSpec) -> list[str]:

@@ -49,6 +49,8 @@ def load_text_processor(
 def _media_prompts(folder: Path, config: EngineConfig, tokenizer: Tokenizer) -> MediaPrompts | None:
     """Return the builder of prompts with images or sound, or None for a text model."""
     reader: ImageReader | SoundReader
+    if config.language_model_only:
+        return None
     if (vision := read_vision(folder)) is not None:
         special = {token_id: tokenizer.token(token_id) for token_id in vision.special_ids}
         names = {token_id: token for token_id, token in special.items() if token is not None}

@@ -72,6 +72,8 @@ def check_encoder_alone(config: EngineConfig, architecture: Architecture) -> Non
     """
     if not (architecture.takes_images or architecture.takes_sound):
         raise InvalidConfig(f"--encoder-only: {architecture.name} takes neither images nor sound")
+    if config.language_model_only:
+        raise InvalidConfig("--encoder-only loads what --language-model-only leaves out: give one of them")
     if config.encoder_outputs() is not None:
         raise InvalidConfig("--encoder-only keeps no outputs: give the folder and the addresses to those who serve")
 

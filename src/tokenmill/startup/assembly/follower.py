@@ -26,7 +26,7 @@ from tokenmill.startup.assembly.loading import Progress, StartupTimer, load, siz
 from tokenmill.startup.ranks.group import Group
 
 if TYPE_CHECKING:
-    pass
+    from tokenmill.model.kernels.heads import RotaryTables
 
 # How long a rank without work sleeps at most before it looks around.
 IDLE_SECONDS = 0.1
@@ -40,6 +40,7 @@ class Follower:
         dtype: the name of the model's.
         adapters: its parts of the adapters; None: it has none.
         is_read: rank 0 reads its KV between two steps.
+        rotary: its tables, where media turn by several axes; None: it has none.
         idle_work: advances by an iteration whenever there is nothing else to do.
     """
 
@@ -52,6 +53,7 @@ class Follower:
         idle_work: Iterator[None],
         adapters: FollowedAdapters | None = None,
         is_read: bool = False,
+        rotary: RotaryTables | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -59,6 +61,7 @@ class Follower:
         self._dtype = dtype
         self._adapters = adapters
         self._is_read = is_read
+        self._rotary = rotary
         self._idle_work: Iterator[None] | None = idle_work
 
     def run(self, on_iteration: Callable[[bool], None] = lambda has_work: None) -> None:
@@ -95,7 +98,7 @@ class Follower:
 
     def _run(self, command: RunPass) -> Hidden:
         """Run the layers; in stages after the first, over the hidden states in shared memory."""
-        batch, hidden = command.batch(self._find), None
+        batch, hidden = command.batch(self._find, self._rotary), None
         if not self._memory.shard.is_first_stage:
             hidden = self._memory.hidden(len(batch.token_ids), self._dtype).copy()  # where a pass may write
         hidden = self._model.forward(batch, self._attention, hidden)
@@ -168,5 +171,6 @@ def build_follower(
     idle_work = prefault(attention.kv.pieces) if is_asked_for and has_room else iter(())
     decoder = on_host(model.decoder, attention)
     adapters = followed_adapters(config, model.decoder, model.kernels, isinstance(decoder, NativeDecoder))
-    own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters, group.arrays is not None)
+    rotary = next(iter(model.decoder.rotary.values()), None)
+    own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters, group.arrays is not None, rotary)
     return Follower(*own) if group.later_stage is None else StageLeader(group.later_stage, *own)

@@ -185,6 +185,8 @@ def _find(
     with timer.phase("finding the model") as progress:
         folder = fetch(config.model, config.revision, config.download_dir, progress)
         architecture = read_architecture(folder)
+    if config.language_model_only:
+        architecture = architecture.without_media()
     check_torch(config, architecture, platform)
     for check_capability in checks:
         check_capability(config, architecture, platform)

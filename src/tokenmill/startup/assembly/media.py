@@ -11,6 +11,7 @@ from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.audio.spec import read_audio
+from tokenmill.model.sharding.shard import stage_layers
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.platform.protocol import Platform
 from tokenmill.startup.assembly.capability import Assembly, Capability
@@ -59,10 +60,12 @@ class Media(Capability):
 class Images(Media):
     """Prompts with images."""
 
+    _sees_ahead = False
+
     @classmethod
     def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
         """Refuse features that models with images or sound do not support yet."""
-        check_media(config, architecture)
+        check_media(config, architecture, platform)
 
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
@@ -81,17 +84,35 @@ class Images(Media):
         spec = read_vision(model.folder)
         if spec is None:
             return None
+        num_first = len(stage_layers(model.architecture, config.pipeline_parallel_size)[0])
+        if len(spec.deepstack) >= num_first and config.pipeline_parallel_size > 1:
+            raise InvalidConfig(
+                f"--pipeline-parallel-size: {len(spec.deepstack)} layers add to an image's tokens, and the first stage "
+                f"has {num_first} layers: have fewer stages"
+            )
         # Towers run on torch, which models of text do without.
         from tokenmill.model.attention.media_rows import Encoder, MediaStore, MediaTurns
         from tokenmill.model.vision.tower import load_tower
 
         platform.set_num_threads(model.num_threads)
-        contents, tower = MediaStore(), load_tower(model.folder, spec, model.kernels)
-        (rotary,) = model.decoder.rotary.values()
+        tower = load_tower(model.folder, spec, model.kernels)
+        rotary, *_ = model.decoder.rotary.values()
         turns = MediaTurns(sections=spec.sections, is_interleaved=spec.is_interleaved, merge=spec.merge)
-        encoder = Encoder(tower.encode_input, turns, contents, rotary, config.max_num_seqs)
+        contents = MediaStore(turns, len(rotary.cos))
+        sees_ahead = model.architecture.spans_see_ahead
+        parts = tower.encode_input, turns, contents, rotary, config.max_num_seqs
+        encoder = Encoder(*parts, spans_see_ahead=sees_ahead, stand_in=spec.stand_in_id)
         reserved = reserved_bytes(config, spec, BYTES_OF[config.dtype])
-        return cls(config, contents, encoder, TowerMemory(tower.num_bytes, reserved))
+        images = cls(config, contents, encoder, TowerMemory(tower.num_bytes, reserved))
+        images._sees_ahead = sees_ahead
+        return images
+
+    def settle(self, header: LogHeader, memory: StepMemory, executor: Executor) -> LogHeader:
+        """Let steps encode; no step ends within an image whose tokens see each other."""
+        header = super().settle(header, memory, executor)
+        if self._sees_ahead:
+            header.scheduler = msgspec.structs.replace(header.scheduler, disable_chunked_mm_input=True)
+        return header
 
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
         """Tell that prompts may have images, and what the tower weighs."""
@@ -135,7 +156,7 @@ class Sound(Media):
         ready.max_clip_seconds = self._max_seconds
 
 
-def check_media(config: EngineConfig, architecture: Architecture) -> None:
+def check_media(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
     """Refuse features that models with images or sound do not support yet.
 
     Raises:
@@ -144,7 +165,8 @@ def check_media(config: EngineConfig, architecture: Architecture) -> None:
     if not (architecture.takes_images or architecture.takes_sound):
         return
     refused = {
-        "--tensor-parallel-size, --pipeline-parallel-size, --context-parallel-size": config.num_ranks > 1,
+        "--context-parallel-size": config.context_parallel_size > 1,
+        "ranks on GPUs": config.num_ranks > 1 and platform.is_accelerator,
         "--enable-lora": config.enable_lora,
         "--lora-merge": config.lora_merge is not None,
         "--speculative-config": config.speculative_config is not None,
@@ -155,6 +177,9 @@ def check_media(config: EngineConfig, architecture: Architecture) -> None:
     what = "images" if architecture.takes_images else "sound"
     for flag, is_given in refused.items():
         if is_given:
-            raise InvalidConfig(f"{flag}: {architecture.name} takes {what}, and models that do cannot have it yet")
+            raise InvalidConfig(
+                f"{flag}: {architecture.name} takes {what}, and models that do cannot have it yet; "
+                "--language-model-only leaves out what takes them"
+            )
     if min(config.encoder_budget, config.encoder_cache_tokens) < 1:
         raise InvalidConfig("--encoder-budget and --encoder-cache-tokens must be at least 1")

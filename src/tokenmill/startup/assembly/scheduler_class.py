@@ -47,7 +47,14 @@ def check_scheduler_model(config: EngineConfig, architecture: Architecture, plat
     Raises:
         InvalidConfig: names the model's kind, the class and the feature.
     """
-    if architecture.recurrences and Feature.STATES not in find_scheduler(config.scheduler_cls).serves:
+    serves = find_scheduler(config.scheduler_cls).serves
+    cuts_images = Feature.IMAGES in serves and Feature.WHOLE_PROMPTS not in serves
+    if architecture.spans_see_ahead and cuts_images:
+        raise InvalidConfig(
+            f"{architecture.name} runs an image in one step, and --scheduler-cls {config.scheduler_cls} does not serve "
+            f"{Feature.WHOLE_PROMPTS}: --language-model-only leaves images out"
+        )
+    if architecture.recurrences and Feature.STATES not in serves:
         raise InvalidConfig(
             f"{architecture.name} has {Feature.STATES}, which --scheduler-cls {config.scheduler_cls} does not serve"
         )

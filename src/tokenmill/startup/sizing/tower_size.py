@@ -39,6 +39,8 @@ def tower_memory(config: EngineConfig, folder: Path, item_bytes: int) -> TowerMe
     Raises:
         InvalidCheckpoint: the tower is not supported.
     """
+    if config.language_model_only:
+        return TowerMemory()
     spec = read_vision(folder)
     if spec is None:
         return _sound_memory(config, folder, item_bytes)
@@ -63,8 +65,10 @@ def reserved_bytes(config: EngineConfig, spec: VisionSpec, item_bytes: int) -> i
         item_bytes: of one number.
     """
     kept = config.encoder_cache_tokens * (1 + len(spec.deepstack)) * spec.out_size
+    # Images are encoded one after the other, and where all are of one size, none takes the whole budget.
+    tokens = min(config.encoder_budget, (spec.side // spec.factor) ** 2 or config.encoder_budget)
     # Of a patch: itself, its norm, q, k and v, what it attends to; and the middle of a block, as it is and with GELU.
-    working = config.encoder_budget * spec.merge**2 * (6 * spec.hidden_size + 2 * spec.intermediate_size)
+    working = tokens * spec.merge**2 * (6 * spec.hidden_size + 2 * spec.intermediate_size)
     return item_bytes * (kept + working)
 
 

@@ -101,8 +101,8 @@ class EncoderCache(Resource):
             )
         if not self._splits and needed > self._largest_chunk:
             raise InvalidRequest(
-                f"{request.media[0].noun} of {needed} tokens is not cut (--disable-chunked-mm-input), "
-                f"and a step runs {self._largest_chunk}",
+                f"{request.media[0].noun} of {needed} tokens is run in one step, and a step runs "
+                f"{self._largest_chunk} (--max-num-batched-tokens, --long-prefill-token-threshold)",
                 "messages",
             )
 
@@ -121,7 +121,7 @@ class EncoderCache(Resource):
         left, room, seen = self._left, self.capacity - self._num_held(), set[str]()
         for span in _touched(request.media, start, start + num_tokens):
             before = max(0, span.offset - start)
-            if not self._splits and span.end > start + num_tokens and start <= span.offset:
+            if not self._splits and span.end > start + num_tokens:
                 return before, f"needs a step with room for {span.noun} of {span.length} tokens, which is not cut"
             entry = self._entries.get(span.digest)
             if span.digest in seen or (entry is not None and entry.users):

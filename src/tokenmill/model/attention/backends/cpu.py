@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.model.attention.backends.reference import angles_of, softmax
+from tokenmill.model.attention.backends.reference import angles_of, sights_of, softmax
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.model.attention.tensor_kv import HeadMajorKV
@@ -59,6 +59,7 @@ class CpuPlan(msgspec.Struct, frozen=True):
     Attributes:
         slot_rows: rows of the cache to which the tokens are written.
         prefills: requests with several tokens: index, and the rows of all its pages in the cache.
+        sights: see `MediaTokens`.
         buckets: decode buckets by window and first key, made when the first layer with these asks.
     """
 
@@ -66,6 +67,7 @@ class CpuPlan(msgspec.Struct, frozen=True):
     angles: StepAngles
     slot_rows: torch.Tensor
     prefills: tuple[tuple[int, torch.Tensor], ...]
+    sights: torch.Tensor | None
     buckets: dict[tuple[int | None, int], list[DecodeBucket]] = msgspec.field(default_factory=dict)
 
 
@@ -121,7 +123,7 @@ class CpuAttention:
             (request, self.kv.page_rows(batch.page_table[request, : num_pages[request]]))
             for request in np.flatnonzero(batch.query_lens > 1).tolist()
         )
-        return CpuPlan(batch, angles_of(batch), self.kv.slot_rows(batch.slots), prefills)
+        return CpuPlan(batch, angles_of(batch), self.kv.slot_rows(batch.slots), prefills, sights_of(batch))
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: CpuPlan) -> torch.Tensor:
         """Write k and v into the cache, then attend decodes by bucket and prefills one by one."""
@@ -143,7 +145,8 @@ class CpuAttention:
             keys, values = self.kv.gather(layer.index, page_rows)
             context_len = int(batch.context_lens[request])
             memory = keys[:, :context_len], values[:, :context_len]
-            self._prefill(q[start:end], *memory, output[start:end], layer, turns.of_chunks(start))
+            sights = None if plan.sights is None else plan.sights[start:end]
+            self._prefill(q[start:end], *memory, output[start:end], layer, turns.of_chunks(start), sights)
         return turns.gather(output).flatten(1)
 
     def _write(self, layer: int, slot_rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -180,12 +183,14 @@ class CpuAttention:
         output: torch.Tensor,
         layer: AttentionLayer,
         takes: Callable[[int, int], bool],
+        sights: torch.Tensor | None = None,
     ) -> None:
         """Attend the last n tokens of one request, and write output.
 
         Args:
             q, output: [n, heads, head_dim]. keys, values: [kv_heads, context, head_dim].
             takes: returns True if the queries from one to another are this rank's to attend.
+            sights: [n], the last position that each token sees; None: as the layer says.
         """
         n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
         packed = q.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
@@ -199,12 +204,15 @@ class CpuAttention:
                 continue
             #  |first|<- visible to some of these queries ->|last|
             last = keys.shape[1] if layer.ahead is None else min(computed + end + layer.ahead, keys.shape[1])
+            last = last if sights is None else int(sights[end - 1]) + 1
             behind = 0 if layer.window is None else computed + start + 1 - layer.window
             first = max(layer.first_key, behind)
             chunk = packed[:, :, start:end].reshape(kv_heads, -1, head_dim)
             scores = torch.bmm(chunk, keys[:, first:last].transpose(1, 2)).mul_(layer.scale)
             apart = scores.view(kv_heads, self._group, end - start, last - first)
-            if layer.ahead == 0:
+            if sights is not None:
+                hide_sides(apart, computed + start - first, layer.window, sights[start:end] - first)
+            elif layer.ahead == 0:
                 self._hide(apart, layer.window)
             else:
                 hide_sides(apart, start - first, layer.window, layer.ahead)
@@ -223,18 +231,20 @@ class CpuAttention:
             scores.masked_fill_(torch.arange(length, device=scores.device) <= queries - window, -torch.inf)
 
 
-def hide_sides(scores: torch.Tensor, start: int, window: int | None, ahead: int | None) -> None:
+def hide_sides(scores: torch.Tensor, start: int, window: int | None, ahead: int | torch.Tensor | None) -> None:
     """Set scores [.., .., n, length] outside of windows on both sides to -inf.
 
     Args:
         start: where the first query stands among the keys.
+        ahead: keys that a query sees behind it; or, [n], the last that each sees.
     """
     queries = torch.arange(start, start + scores.shape[-2], device=scores.device)[:, None]
     keys = torch.arange(scores.shape[-1], device=scores.device)
     if window is not None:
         scores.masked_fill_(keys <= queries - window, -torch.inf)
     if ahead is not None:
-        scores.masked_fill_(keys > queries + ahead, -torch.inf)
+        last = ahead[:, None] if isinstance(ahead, torch.Tensor) else queries + ahead
+        scores.masked_fill_(keys > last, -torch.inf)
 
 
 def padded_lengths(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
+from tokenmill.model.attention.batch import ForwardBatch, MediaAngles
 from tokenmill.model.attention.packed_kv import PackedKV
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.model.kernels.native import MODULE
@@ -78,8 +78,13 @@ class NativeAttention:
             assert lengths.dtype == np.int32 and lengths.flags.c_contiguous, "lengths are int32 in one piece"
         pages = batch.page_table
         assert is_a("int32", pages) and stride(pages, 1) == 1, "a page table is int32 rows"
-        angles = None if batch.media is None else _angles(batch.media)
+        media = batch.media
+        angles = None if media is None or media.angles is None else _angles(media.angles)
         cos, sin = (0, 0) if angles is None else map(address, angles)
+        sights = 0
+        if media is not None and media.sights is not None:
+            assert is_piece(media.sights, "int32") and not self.spec.sees_ahead, "sights are those of a causal model"
+            sights = address(media.sights)
         step = self.attention.plan(
             len(batch.query_lens),
             batch.query_starts.ctypes.data,
@@ -89,6 +94,7 @@ class NativeAttention:
             cos,
             sin,
             batch.are_own_rows,
+            sights,
         )
         return NativePlan(step, batch, angles)
 
@@ -149,10 +155,10 @@ def is_piece(array: Array, dtype: str | None = None) -> bool:
     return bool(own.flags.c_contiguous) and dtype in (None, own.dtype.name)
 
 
-def _angles(media: MediaTokens) -> CosSin:
+def _angles(angles: MediaAngles) -> CosSin:
     """Return cos and sin of tokens whose frequencies turn by one of several positions, [T, head_dim / 2] each."""
-    positions, axes = host_array(media.positions), host_array(media.axes)
+    positions, axes = host_array(angles.positions), host_array(angles.axes)
     places, columns = np.ascontiguousarray(positions[axes].T), np.arange(len(axes))
-    cos, sin = (host_array(table)[places, columns] for table in (media.rotary.cos, media.rotary.sin))
+    cos, sin = (host_array(table)[places, columns] for table in (angles.rotary.cos, angles.rotary.sin))
     assert is_piece(cos) and is_piece(sin), "angles lie in one piece"
     return cos, sin

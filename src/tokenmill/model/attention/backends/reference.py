@@ -14,10 +14,11 @@ from tokenmill.model.kernels.torch_heads import split_heads
 
 
 class ReferencePlan(msgspec.Struct, frozen=True):
-    """The batch of a step and its angles."""
+    """The batch of a step, its angles and its tokens' sights, see `MediaTokens`."""
 
     batch: ForwardBatch
     angles: StepAngles
+    sights: torch.Tensor | None
 
 
 class ReferenceAttention:
@@ -29,7 +30,7 @@ class ReferenceAttention:
 
     def plan(self, batch: ForwardBatch) -> ReferencePlan:
         """Keep the batch and its rotary angles."""
-        return ReferencePlan(batch, angles_of(batch))
+        return ReferencePlan(batch, angles_of(batch), sights_of(batch))
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: ReferencePlan) -> torch.Tensor:
         """Write k and v into the cache, then attend one request at a time in float32."""
@@ -43,19 +44,35 @@ class ReferenceAttention:
             start, end = batch.query_starts[request : request + 2].tolist()
             num_pages = -(-context_len // self.kv.page_size)
             keys, values = self.kv.gather(layer.index, self.kv.page_rows(batch.page_table[request, :num_pages]))
-            output[start:end] = attend_sequence(q[start:end], keys[:, :context_len], values[:, :context_len], layer)
+            sights = None if plan.sights is None else plan.sights[start:end]
+            own = q[start:end], keys[:, :context_len], values[:, :context_len]
+            output[start:end] = attend_sequence(*own, layer, sights)
         return output.flatten(1)
 
 
 def angles_of(batch: ForwardBatch) -> StepAngles:
     """Return the rotary angles of a step's tokens."""
-    if batch.media is None:
-        return StepAngles(batch.positions)
-    return StepAngles(batch.media.positions, batch.media.axes)
+    angles = None if batch.media is None else batch.media.angles
+    return StepAngles(batch.positions) if angles is None else StepAngles(angles.positions, angles.axes)
 
 
-def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
-    """Attend the last n tokens of a sequence, q [n, heads, head_dim], to all its keys [kv_heads, length, head_dim]."""
+def sights_of(batch: ForwardBatch) -> torch.Tensor | None:
+    """Return the last position that each token of a step sees, [T]; None: no token sees one behind it."""
+    return None if batch.media is None else batch.media.sights
+
+
+def attend_sequence(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    layer: AttentionLayer,
+    sights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attend the last n tokens of a sequence, q [n, heads, head_dim], to all its keys [kv_heads, length, head_dim].
+
+    Args:
+        sights: [n], the last position that each sees; None: as the layer says.
+    """
     group = q.shape[1] // len(keys)
     length = keys.shape[1]
     # What lies behind the window of all queries is not read at all: it may be another request's, or no numbers.
@@ -67,7 +84,8 @@ def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, l
     values = values[:, first:].float().repeat_interleave(group, 0)
     assert layer.ahead == 0 or length == q.shape[0], "what a token sees ahead of it is in the step"
     scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * layer.scale
-    visible = key_positions <= query_positions + (length if layer.ahead is None else layer.ahead)
+    last_seen = query_positions + (length if layer.ahead is None else layer.ahead)
+    visible = key_positions <= (last_seen if sights is None else sights[:, None])
     if layer.window is not None:
         visible &= key_positions > query_positions - layer.window
     sinks = None if layer.sinks is None else tensor_over(layer.sinks).view(-1, 1, 1)

@@ -34,7 +34,8 @@ class TritonPrompts(PagedImplementation):
     ) -> None:
         """Attend by the kernel for prompts."""
         are_single = self._are_single and len(q) == len(plan.query_lens)
-        attend_prompts(q, paged(memory, plan), output, scores_of(layer), are_single=are_single)
+        own, sights = paged(memory, plan), plan.sights
+        attend_prompts(q, own, output, scores_of(layer), are_single=are_single, sights=sights)
 
 
 class HopperPrompts(PagedImplementation):

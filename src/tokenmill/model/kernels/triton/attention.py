@@ -75,7 +75,7 @@ class PagedKV(msgspec.Struct, frozen=True):
 
 @triton.jit(
     do_not_specialize=["num_requests", "table_stride", "window", "after"],
-    do_not_specialize_on_alignment=["page_table", "query_starts", "context_lens"],
+    do_not_specialize_on_alignment=["page_table", "query_starts", "context_lens", "sights"],
 )
 def _attend(
     q,
@@ -92,6 +92,7 @@ def _attend(
     query_starts,
     context_lens,
     sinks,
+    sights,
     num_requests,
     scale,
     q_stride,
@@ -112,6 +113,7 @@ def _attend(
     ALL_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SIGHTS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     SHARES: tl.constexpr,
     HEADS_FIRST: tl.constexpr,
@@ -180,7 +182,9 @@ def _attend(
 
             # |begin|<- keys that all rows see ->|clear|<- keys that some see ->|stop|
             begin, lowest = 0, 0
-            stop = computed + tl.minimum(first + TILE_TOKENS + after, query_len)
+            last_seen = tl.load(sights + token, is_row, 0) if HAS_SIGHTS else position + after
+            end = computed + tl.minimum(first + TILE_TOKENS + after, query_len)
+            stop = tl.max(last_seen, 0) + 1 if HAS_SIGHTS else end
             if IS_SPLIT:
                 length = SPLIT * (1 << split // LEVEL)
                 begin = LEVEL * (length - SPLIT) + split % LEVEL * length
@@ -209,7 +213,7 @@ def _attend(
                     k = tl.load(keys + source[:, None] + column[None, :], wanted, 0.0)
                     scores = tl.dot(query, tl.trans(k), input_precision="ieee")
                     if phase == 1:
-                        is_visible = is_key[None, :] & (place[None, :] <= position[:, None] + after)
+                        is_visible = is_key[None, :] & (place[None, :] <= last_seen[:, None])
                         if HAS_WINDOW:
                             is_visible = is_visible & (place[None, :] > position[:, None] - window)
                         scores = tl.where(is_visible, scores, float("-inf"))
@@ -260,7 +264,13 @@ def _sharers(order, shared, rank, split, num_requests, GROUP: tl.constexpr, ROWS
 
 
 def attend_prompts(
-    q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: Scores, *, are_single: bool = False
+    q: torch.Tensor,
+    kv: PagedKV,
+    output: torch.Tensor,
+    scores: Scores,
+    *,
+    are_single: bool = False,
+    sights: torch.Tensor | None = None,
 ) -> None:
     """Attend for requests with any number of tokens.
 
@@ -269,12 +279,13 @@ def attend_prompts(
         output: [T, num_heads, head_dim] contiguous; only the tokens of these requests are written.
         are_single: each request has one token, whose sums equal those that it would have in a longer chunk: on a GPU of
             capability 9.0, by the layout of the compiled code (`tests/model/kernels/test_triton_compiles.py`).
+        sights: [T] int32 on the device, the last position that each token sees; None: as the layer says.
     """
     rows = DECODE_ROWS if q.is_cuda and q.dtype == torch.float32 else SINGLE_ROWS if are_single else PROMPT_ROWS
     tokens = 1 if are_single else max(2, rows // (q.shape[1] // kv.keys.shape[2]))
     # The tokens from the first of these requests on bound their tiles from above; the host knows no more.
     tiles = len(kv.context_lens) + (0 if are_single else q.shape[0] // tokens)
-    _launch(q, kv, output, None, scores, (tokens, rows, tiles))
+    _launch(q, kv, output, None, scores, (tokens, rows, tiles), sights)
 
 
 def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: Scores, splits: Splits | None) -> None:
@@ -302,7 +313,15 @@ def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: S
         )
 
 
-def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | None, scores: Scores, tile: Tile) -> None:
+def _launch(
+    q: torch.Tensor,
+    kv: PagedKV,
+    out: torch.Tensor,
+    splits: Splits | None,
+    scores: Scores,
+    tile: Tile,
+    sights: torch.Tensor | None = None,
+) -> None:
     (tokens, rows, tiles), window, sinks = tile, scores.window, scores.sinks
     after = 1 << 30 if scores.ahead is None else scores.ahead  # no text is as long
     shares = None if splits is None or window is not None else splits.shares
@@ -314,7 +333,8 @@ def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | No
         *(q, kv.keys, kv.values, out),
         *((out,) * 3 if splits is None or listed is None else (listed.items, listed.stops, splits.parts)),
         *((out,) * 3 if splits is None or shares is None else (shares.order, shares.shared, splits.stops)),
-        *(kv.page_table, kv.query_starts, kv.context_lens, out if sinks is None else sinks, len(kv.context_lens)),
+        *(kv.page_table, kv.query_starts, kv.context_lens, out if sinks is None else sinks),
+        *(out if sights is None else sights, len(kv.context_lens)),
         *(scores.scale * LOG2_E, q.stride(0), kv.page_table.stride(0), window or 0, after),
         PAGE_SIZE=page_size,
         NUM_KV_HEADS=num_kv_heads,
@@ -330,6 +350,7 @@ def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | No
         ALL_MASKED=int(window is not None or after > 0 or rows == DECODE_ROWS),
         HAS_WINDOW=window is not None,
         HAS_SINKS=sinks is not None,
+        HAS_SIGHTS=sights is not None,
         IS_SPLIT=splits is not None,
         SHARES=shares is not None,
         HEADS_FIRST=True,

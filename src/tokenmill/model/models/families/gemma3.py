@@ -1,6 +1,7 @@
 """Gemma 3: norms of what blocks add, weights of norms as offsets from 1, GELU, and windows in five of six layers.
 
-Layers with a window have a rope of their own. The models from 4B on have a vision tower beside them, which is left out.
+Layers with a window have a rope of their own. The models from 4B on have a vision tower beside them: the tokens of one
+image see each other, in layers with a window as far back as it reaches.
 EmbeddingGemma attends both ways; its windows reach half as far as their length, to either side.
 """
 
@@ -109,6 +110,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             has_text_config=True,
             weight_names={role: f"language_model.{name}" for role, name in NAMES.items()},
             other_weights=("vision_tower.", "multi_modal_projector."),
+            takes_images=True,
+            spans_see_ahead=True,
             gguf=None,
         ),
     }

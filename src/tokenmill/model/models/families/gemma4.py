@@ -1,6 +1,6 @@
 """Gemma 4: heads of two sizes, KV that later layers read again, embeddings for each layer, capped logits.
 
-Per-layer embeddings are `models.per_layer`. Towers for images and sound are left out.
+Per-layer embeddings are `models.per_layer`. The tower for sound is left out.
 """
 
 from __future__ import annotations
@@ -181,6 +181,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             has_text_config=True,
             weight_names=beside_a_tower(NAMES),
             other_weights=("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
+            takes_images=True,
         ),
     }
 )

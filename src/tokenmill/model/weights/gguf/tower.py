@@ -92,7 +92,9 @@ def _vision_config(tower: GgufFile) -> dict[str, Any]:
     positions = tower.tensors.get("v.position_embd.weight")
     if positions is None:
         pattern = _value(tower, "n_wa_pattern")
-        return config | {"fullatt_block_indexes": list(range(pattern - 1, config["depth"], pattern))}
+        blocks = list(range(pattern - 1, config["depth"], pattern))
+        # The file does not say how fast time goes: as in the published models.
+        return config | {"fullatt_block_indexes": blocks, "tokens_per_second": 2}
     levels = enumerate(tower.metadata.get("clip.vision.is_deepstack_layers") or ())
     return config | {
         "num_position_embeddings": positions.shape[0],

@@ -19,6 +19,8 @@ from tokenmill.serving.server.generation.tools import NamedTool
 _SKIPPED = ("thinking", "redacted_thinking")
 # In these the client shows something to the model; all kinds that are not known are left out.
 _SHOWN = ("text", "image", "document", "search_result", "tool_use", "tool_result")
+# Anthropic has none of these; who sends one means sound to be heard.
+_SOUND = ("audio", "input_audio", "audio_url")
 
 
 class Thinking(msgspec.Struct):
@@ -162,11 +164,25 @@ def _blocks(content: object) -> list[dict[str, Any]]:
     return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
 
 
-def _known(content: Any) -> Any:
+def _known(content: Any, where: str) -> Any:
     """Return the content of a tool result without blocks of kinds that are not known."""
     if not isinstance(content, list):
         return content
-    return [block for block in content if not isinstance(block, dict) or block.get("type") in (*_SHOWN, None)]
+    kinds = [_kind(block, f"{where}[{i}]") for i, block in enumerate(content)]
+    return [block for block, kind in zip(content, kinds, strict=True) if kind in (*_SHOWN, None)]
+
+
+def _kind(block: Any, where: str) -> Any:
+    """Return the type of a block; None: it has none.
+
+    Raises:
+        InvalidRequest: it is sound, which would be left out in silence.
+    """
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind in _SOUND:
+        other = "input_audio in /v1/chat/completions and /v1/responses"
+        raise InvalidRequest(f"{where}: this API has no blocks of sound; send it as {other}", "messages")
+    return kind
 
 
 def _is_ours(tool: dict[str, Any]) -> bool:
@@ -188,7 +204,7 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     for i, part in enumerate(content):
         place = f"{where}.content[{i}]"
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind = _kind(part, place)
         if kind == "text":
             shown.append({"type": "text", "text": _field(part, "text", str, place)})
         elif kind == "image" and role == "user":
@@ -197,7 +213,7 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
             calls.append(_call(part, place))
         elif kind == "tool_result" and role == "user":
             call_id = _field(part, "tool_use_id", str, place)
-            result = _result(_known(part.get("content") or ""), f"{place}.content")
+            result = _result(_known(part.get("content") or "", f"{place}.content"), f"{place}.content")
             results.append({"role": "tool", "tool_call_id": call_id, "content": result})
         elif not isinstance(kind, str) or kind in _SHOWN:
             name = kind or "unknown"

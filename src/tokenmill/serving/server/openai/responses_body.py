@@ -18,6 +18,7 @@ from tokenmill.serving.server.openai.response_tools import ResponseTools, custom
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_MEDIA_PARTS = ("input_image", "input_audio")
 # Of these, something would be missing that stands elsewhere. All other kinds that are not known are left out.
 _REFUSED = ("item_reference",)
 _READ = ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
@@ -222,9 +223,9 @@ def _add_call(messages: list[dict[str, Any]], item: dict[str, Any], arguments: s
 
 
 def _content(content: object, where: str) -> str | list[dict[str, Any]]:
-    """Return the text of a message, or its parts in the form of chats if there are images between them."""
+    """Return the text of a message, or its parts in the form of chats if there are images or sound between them."""
     parts = content if isinstance(content, list) else []
-    if not any(isinstance(part, dict) and part.get("type") == "input_image" for part in parts):
+    if not any(isinstance(part, dict) and part.get("type") in _MEDIA_PARTS for part in parts):
         return _text(content, where)
     return [_part(part, f"{where}[{i}]") for i, part in enumerate(parts)]
 
@@ -232,6 +233,11 @@ def _content(content: object, where: str) -> str | list[dict[str, Any]]:
 def _part(part: object, where: str) -> dict[str, Any]:
     if isinstance(part, dict) and part.get("type") == "input_image":
         return {"type": "image_url", "image_url": {"url": _field(part, "image_url", where)}}
+    if isinstance(part, dict) and part.get("type") == "input_audio":
+        clip = part.get("input_audio")
+        if not isinstance(clip, dict):
+            raise InvalidRequest(f"{where}.input_audio must be an object with data, in base64, and a format", "input")
+        return {"type": "input_audio", "input_audio": {"data": _field(clip, "data", f"{where}.input_audio")}}
     return {"type": "text", "text": _text([part], where)}
 
 
