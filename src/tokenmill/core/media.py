@@ -19,6 +19,9 @@ import numpy.typing as npt
 # No vocabulary is as large, and ids stay int32. The bits below it are the content's.
 SURROGATE = 1 << 30
 
+TRANSCRIPT_START = "<|startoftranscript|>"
+"""The token behind which Whisper names the language."""
+
 
 class MediaSpan(NamedTuple):
     """One image in a prompt, frames of a video that are encoded as one, or a clip of sound.
@@ -57,6 +60,26 @@ class MediaInput(msgspec.Struct, array_like=True):
 
     span: MediaSpan
     content: bytes
+
+
+class Transcription(msgspec.Struct, frozen=True, kw_only=True):
+    """The way to ask a model that writes down sound, and does nothing else (Whisper).
+
+    Attributes:
+        languages: code -> id of the token that names it; empty: the model knows English alone, and is told nothing.
+        suppressed: ids that are never sampled. suppressed_first: ids that are not sampled first, besides.
+        num_tokens: of a clip, in the prompt.
+    """
+
+    languages: dict[str, int]
+    suppressed: tuple[int, ...]
+    suppressed_first: tuple[int, ...]
+    num_tokens: int
+
+    def prompt(self, language: str, task: str) -> str:
+        """Return the tokens behind which the words follow. `task`: `transcribe` or `translate`."""
+        asked = f"<|{language}|><|{task}|>" if self.languages else ""
+        return f"{TRANSCRIPT_START}{asked}<|notimestamps|>"
 
 
 def content_digest(content: bytes, height: int, width: int, processor: str) -> str:

@@ -28,7 +28,7 @@ class MediaTokens(msgspec.Struct, frozen=True):
     Attributes:
         positions: [3, T] int64, of time, row and column; all equal where a token is text.
         axes: [head_dim / 2] int64, the one of the three positions by which each rotary frequency turns.
-        rotary: the tables of all layers.
+        rotary: the tables of all layers; None: they have none.
         indices: [K] int64, increasing: the places of the placeholders among the T tokens.
         embeddings: [K, 1 + levels, hidden_size], the placeholders' embeddings and the additions to them behind layer 0,
             1, ...; None where K is 0.
@@ -36,7 +36,7 @@ class MediaTokens(msgspec.Struct, frozen=True):
 
     positions: AnyArray
     axes: AnyArray
-    rotary: RotaryTables
+    rotary: RotaryTables | None
     indices: AnyArray
     embeddings: AnyArray | None
 

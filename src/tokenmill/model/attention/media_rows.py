@@ -135,7 +135,7 @@ class Encoder(RowExtension):
     """Encodes the media of plans, and gives steps the embeddings and positions of their tokens.
 
     Args:
-        rotary: the tables of the text model.
+        rotary: the tables of the text model; None: it has learned positions, and runs on the host.
         num_rows: of the engine; the device's tables have one more, that of padding.
 
     Attributes:
@@ -145,15 +145,15 @@ class Encoder(RowExtension):
     """
 
     def __init__(
-        self, encode: Encode, turns: MediaTurns, store: MediaStore, rotary: RotaryTables, num_rows: int
+        self, encode: Encode, turns: MediaTurns, store: MediaStore, rotary: RotaryTables | None, num_rows: int
     ) -> None:
         self.source: OutputSource = NoSource()
         self._encode = encode
         self._turns = turns
         self._store = store
         self._rotary = rotary
-        self._device: torch.device = rotary.in_torch().cos.device
-        self._axes = torch.from_numpy(turns.axes(rotary.cos.shape[1])).to(self._device)
+        self._device = torch.device("cpu") if rotary is None else rotary.in_torch().cos.device
+        self._axes = torch.from_numpy(turns.axes(0 if rotary is None else rotary.cos.shape[1])).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
         self._outputs: dict[str, torch.Tensor] = {}
         self._rows: dict[int, _Row] = {}

@@ -135,6 +135,7 @@ class PagedAttention:
                 parts.append((implementation, requests.tokens, implementation.plan(requests)))
         turned, rotary, media = batch.positions if batch.turned is None else batch.turned, None, batch.media
         if media is not None:
+            assert media.rotary is not None, "models without rotary tables run on the host"
             rotary = RotaryTables(*media.rotary.rows(media.positions, media.axes))
             turned = torch.arange(len(turned), device=turned.device)
         return PagedPlan((turned, batch.slots), tuple(parts), rotary)

@@ -123,7 +123,8 @@ class Decoder:
         layers = [layer.attention.spec for layer in self.layers if layer.attention is not None]
         has_sinks = any(layer.has_sinks for layer in layers)
         groups = (AttentionSpec(count, *kind[:3], has_sinks, kind[3]) for kind, count in kv_groups(layers).items())
-        first, *others = (msgspec.structs.replace(one, sees_ahead=not self.architecture.needs_kv) for one in groups)
+        seen = {"sees_ahead": not self.architecture.needs_kv, "has_clips": self.architecture.clip_length > 0}
+        first, *others = (msgspec.structs.replace(one, **seen) for one in groups)
         return msgspec.structs.replace(first, others=tuple(others))
 
     def state_memory(self, num_slots: int, arrays: ArrayLibrary) -> StateMemory:

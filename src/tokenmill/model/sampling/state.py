@@ -128,6 +128,7 @@ class SamplingState(RowExtension):
         params, row = new_row.params, new_row.row
         # A grammar's own mask keeps stop ids out: it knows where nothing else is allowed.
         stop_ids = new_row.stop_token_ids if params.min_tokens and params.grammar is None else ()
+        stop_ids = tuple(dict.fromkeys((*stop_ids, *params.first_bad_ids)))
         self._last = None
         self._draws[row] = describe(params, self.vocab_size)._replace(row=row)
         self._seeds[row] = new_row.seed & (2**64 - 1)
@@ -142,7 +143,7 @@ class SamplingState(RowExtension):
             params.frequency_penalty,
             min(max(params.repetition_penalty, REPETITION_RANGE[0]), REPETITION_RANGE[1]),
             new_row.num_prompt_tokens,
-            new_row.num_prompt_tokens + params.min_tokens if stop_ids else 0,
+            new_row.num_prompt_tokens + max(params.min_tokens, 1) if stop_ids else 0,
             -1 if params.logprobs is None else min(params.logprobs, self.vocab_size),
         )
 

@@ -76,6 +76,8 @@ class PromptEncoder:
             token_ids = self._encode(
                 message.text or "", attempt, param, is_cut, adds_special_tokens=adds_special_tokens
             )
+        if self._media is not None:
+            self._media.check(media, param)
         if not token_ids:
             raise InvalidRequest("the prompt is empty: at least one token is needed", param)
         check_ids(token_ids, self.vocab_size, param)

@@ -151,6 +151,7 @@ def is_piece(array: Array, dtype: str | None = None) -> bool:
 
 def _angles(media: MediaTokens) -> CosSin:
     """Return cos and sin of tokens whose frequencies turn by one of several positions, [T, head_dim / 2] each."""
+    assert media.rotary is not None, "layers are rotated by tables"
     positions, axes = host_array(media.positions), host_array(media.axes)
     places, columns = np.ascontiguousarray(positions[axes].T), np.arange(len(axes))
     cos, sin = (host_array(table)[places, columns] for table in (media.rotary.cos, media.rotary.sin))
