@@ -23,6 +23,7 @@ MARKS = (
     "<|startofprev|>",
     "<|notimestamps|>",
 )
+TIMES = tuple(f"<|{hundredths / 100:.2f}|>" for hundredths in range(0, 202, 2))
 # Clips of two seconds: 100 positions, which are no multiple of a page.
 SECONDS, BINS, RATE, POSITIONS, TEXT = 2, 20, 16_000, 100, 60
 SUPPRESSED, SUPPRESSED_FIRST = (5, 17, 301), (40, 41)
@@ -33,14 +34,14 @@ def make_whisper_checkpoint(folder: Path, seed: int = 0, is_multilingual: bool =
     """Write a checkpoint of three decoder layers and two of the encoder, with tokenizer and processor."""
     folder.mkdir(parents=True, exist_ok=True)
     special = make_tokenizer(folder, VOCAB_SIZE)
-    ids = add_marks(folder, MARKS, "")
+    ids = add_marks(folder, (*MARKS, *TIMES), "")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
     _write(folder / "tokenizer_config.json", settings)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     end = special["<|endoftext|>"]
     config = transformers.WhisperConfig(
-        vocab_size=VOCAB_SIZE + len(MARKS),
+        vocab_size=VOCAB_SIZE + len(MARKS) + len(TIMES),
         num_mel_bins=BINS,
         d_model=48,
         encoder_layers=2,
@@ -60,6 +61,9 @@ def make_whisper_checkpoint(folder: Path, seed: int = 0, is_multilingual: bool =
     )
     model = transformers.WhisperForConditionalGeneration(config)
     randomize(model, seed)
+    with torch.no_grad():
+        # Else the head, which is the embedding, finds the last token again.
+        model.model.decoder.embed_tokens.weight.mul_(0.3)
     model.save_pretrained(folder)
     generation = {
         "eos_token_id": end,

@@ -69,17 +69,23 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
         languages: code -> id of the token that names it; empty: the model knows English alone, and is told nothing.
         suppressed: ids that are never sampled. suppressed_first: ids that are not sampled first, besides.
         num_tokens: of a clip, in the prompt.
+        times_begin: the id of the mark of the time 0, which those of later times follow; 0: there are none.
     """
 
     languages: dict[str, int]
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
     num_tokens: int
+    times_begin: int = 0
 
-    def prompt(self, language: str, task: str) -> str:
-        """Return the tokens behind which the words follow. `task`: `transcribe` or `translate`."""
+    def prompt(self, language: str, task: str, *, has_times: bool = False) -> str:
+        """Return the tokens behind which the words follow, with marks of time or without.
+
+        Args:
+            task: `transcribe` or `translate`.
+        """
         asked = f"<|{language}|><|{task}|>" if self.languages else ""
-        return f"{TRANSCRIPT_START}{asked}<|notimestamps|>"
+        return f"{TRANSCRIPT_START}{asked}{'<|0.00|>' if has_times else '<|notimestamps|>'}"
 
 
 def content_digest(content: bytes, height: int, width: int, processor: str) -> str:

@@ -37,6 +37,7 @@ class _Generation(msgspec.Struct):
     is_multilingual: bool | None = None
     suppress_tokens: list[int] | None = None
     begin_suppress_tokens: list[int] | None = None
+    no_timestamps_token_id: int | None = None
 
 
 def read_transcription(folder: Path, spec: AudioSpec) -> Transcription | None:
@@ -72,7 +73,15 @@ def read_transcription(folder: Path, spec: AudioSpec) -> Transcription | None:
         suppressed=known(generation.suppress_tokens),
         suppressed_first=known(generation.begin_suppress_tokens),
         num_tokens=spec.max_positions,
+        times_begin=_times_begin(folder, generation.no_timestamps_token_id),
     )
+
+
+def _times_begin(folder: Path, no_times: int | None) -> int:
+    """Return the id of the mark of the time 0; 0 where the tokenizer does not spell it."""
+    added = read_json(folder, "tokenizer.json").get("added_tokens") or ()
+    is_spelled = any(token.get("id") == (no_times or 0) + 1 and token.get("content") == "<|0.00|>" for token in added)
+    return no_times + 1 if no_times is not None and is_spelled else 0
 
 
 def transcript_template(placeholder: str) -> str:

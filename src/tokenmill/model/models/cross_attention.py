@@ -49,7 +49,7 @@ class CrossAttention:
         attention.store(k, v, self.layer, slots)
 
     def forward(self, x: torch.Tensor, attention: ClipAttention, plan: Any) -> torch.Tensor:
-        """Attend to the clips: [T, hidden_size] -> [T, hidden_size]. `plan`: of a batch whose contexts are the clips."""
+        """Attend to clips: [T, hidden_size] -> [T, hidden_size]. `plan`: of a batch whose contexts are the clips."""
         return self.output.forward(attention.forward(self.query.forward(x), self.layer, plan))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:

@@ -76,7 +76,8 @@ class PromptEncoder:
             token_ids = self._encode(
                 message.text or "", attempt, param, is_cut, adds_special_tokens=adds_special_tokens
             )
-        if self._media is not None:
+        # What names its engine by ids is an operator's probe, which any model answers.
+        if self._media is not None and (message.engine is None or message.token_ids is None):
             self._media.check(media, param)
         if not token_ids:
             raise InvalidRequest("the prompt is empty: at least one token is needed", param)
