@@ -59,7 +59,7 @@ def test_embeddings_are_those_of_transformers(
 ) -> None:
     spec = read_audio(whisper)
     assert spec is not None
-    encoder = load_encoder(whisper, spec, TorchKernels("float32"))
+    encoder = load_encoder(whisper, spec, TorchKernels("float32", "cpu"))
     extractor = transformers.WhisperFeatureExtractor(feature_size=spec.num_bins, chunk_length=2)
     for seconds in (0.01, 0.7, 2.0):
         clip = noise(rng, seconds)
