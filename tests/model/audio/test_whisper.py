@@ -126,19 +126,20 @@ def test_answers_do_not_depend_on_how_clips_are_cut_or_kept(
         assert tokens(output) == answer_of(whisper_oracle, clip, text, NUM_TOKENS)
 
 
-def test_bfloat16_runs_on_torchs_attention_with_the_tokens_of_transformers(
-    whisper: Path, rng: np.random.Generator
+@pytest.mark.parametrize(("quantization", "tolerance"), [("none", 0.1), ("int8", 0.2), ("int4", 1.0)])
+def test_other_formats_run_on_torchs_attention_near_transformers(
+    whisper: Path, rng: np.random.Generator, quantization: str, tolerance: float
 ) -> None:
     oracle, clip = load_whisper_oracle(whisper), noise(rng, 1.0)
-    with LLM(whisper, dtype="bfloat16", num_pages=100) as llm:
-        params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=1)
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=1)
+    with LLM(whisper, dtype="bfloat16", num_pages=100, quantization=quantization) as llm:
         (output,) = ask(llm, [clip], params)
     text, found = output.prompt_token_ids[POSITIONS:], tokens(output)
     expected = logits_of(oracle, clip, [*text, *found]).log_softmax(-1)[len(text) - 1 :]
     for step, token_id in enumerate(found):
         logprob = output.outputs[0].logprobs[step][token_id].logprob
-        assert logprob == pytest.approx(float(expected[step, token_id]), abs=0.1)
-        assert logprob > float(expected[step].max()) - 0.1
+        assert logprob == pytest.approx(float(expected[step, token_id]), abs=tolerance)
+        assert logprob > float(expected[step].max()) - tolerance
 
 
 def test_the_same_clip_again_is_neither_encoded_nor_computed(llm: LLM, rng: np.random.Generator) -> None:
@@ -203,6 +204,8 @@ def test_prompts_without_a_clip_say_what_the_model_is_for(llm: LLM, rng: np.rand
         parts = [{"type": "audio", "audio": (clip, RATE)} for clip in clips]
         with pytest.raises(InvalidRequest, match=f"{len(clips)} clips of sound; this model writes down one"):
             llm.chat([{"role": "user", "content": [*parts, {"type": "text", "text": "so"}]}], GREEDY)
+    with pytest.raises(InvalidRequest, match="sessions are for texts"):
+        llm.session()
     with pytest.raises(InvalidRequest, match="more than 2 s"):
         ask(llm, [np.zeros(33_000, np.float32)])
 
@@ -217,7 +220,6 @@ def test_a_text_ends_with_the_context(llm: LLM, rng: np.random.Generator) -> Non
     [
         ({"enable_lora": True}, "takes sound, and models that do cannot have it yet"),
         ({"tensor_parallel_size": 2}, "takes sound, and models that do cannot have it yet"),
-        ({"quantization": "int8", "dtype": "bfloat16"}, "runs in floats only"),
         ({"max_model_len": POSITIONS}, "a clip takes 100 tokens of the context, and its text at most 60"),
         ({"attention_backend": "native", "dtype": "bfloat16"}, "stores no clips of sound"),
     ],

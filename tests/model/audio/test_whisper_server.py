@@ -206,6 +206,17 @@ def test_other_routes_say_what_the_model_is_for(server: RunningServer, client: o
         client.completions.create(model="tiny", prompt="hello")
     with pytest.raises(openai.BadRequestError, match=sentence):
         client.responses.create(model="tiny", input="hello")
+    bodies = {
+        "/v1/messages": {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]},
+        "/generate": {"text": "hello"},
+        "/api/chat": {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]},
+        "/completion": {"prompt": "hello"},
+    }
+    for path, body in bodies.items():
+        reply = server.http.post(f"{server.url}{path}", json=body)
+        assert reply.status_code == 400, path
+        assert "writes down sound" in reply.text
+    assert client.models.retrieve("tiny").task == "transcribe"
     assert server.http.get(f"{server.url}/health").status_code == 200
     assert server.http.get(f"{server.url}/health_generate").status_code == 200
 

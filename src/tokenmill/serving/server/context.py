@@ -141,9 +141,9 @@ class ServerContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def task(self) -> str:
-        """The task of the model: generate, embed, rerank or classify."""
+        """The task of the model: generate, transcribe, embed, rerank or classify."""
         if self.pooling is None:
-            return "generate"
+            return "generate" if self.ready.transcription is None else "transcribe"
         return "rerank" if self.pooling.is_reranker else self.pooling.task.value
 
     def check_generates(self, *, is_transcript: bool = False) -> None:

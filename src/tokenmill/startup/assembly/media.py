@@ -177,8 +177,6 @@ def check_clips(config: EngineConfig, architecture: Architecture, platform: Plat
         raise InvalidConfig(
             f"{architecture.name} runs on CPUs: attention to clips has no kernels for GPUs yet (--device cpu)"
         )
-    if config.quantization not in (None, "none"):
-        raise InvalidConfig(f"--quantization: {architecture.name} runs in floats only; leave it out")
     if config.max_model_len is not None and config.max_model_len <= length:
         raise InvalidConfig(
             f"--max-model-len {config.max_model_len}: a clip takes {length} tokens of the context, "
