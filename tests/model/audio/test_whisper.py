@@ -33,6 +33,7 @@ from tokenmill.model.audio.encoder import load_encoder
 from tokenmill.model.audio.spec import read_audio
 from tokenmill.model.audio.transcription import read_transcription
 from tokenmill.model.kernels.torch_kernels import TorchKernels
+from tokenmill.model.weights.checkpoint import read_architecture
 
 NUM_TOKENS = 8
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
@@ -100,15 +101,6 @@ def test_prompts_have_what_was_said_before_and_nobody_types_marks(llm: LLM, rng:
     [
         {"max_num_batched_tokens": 7, "max_num_seqs": 4},
         {"max_num_batched_tokens": 128, "max_num_seqs": 4, "disable_chunked_mm_input": True, "page_size": 4},
-        # Too few pages for all at once, and room for the outputs of one clip: preempted, evicted, encoded again.
-        {
-            "num_pages": 60,
-            "page_size": 4,
-            "max_model_len": 116,
-            "admission": "optimistic",
-            "encoder_cache_tokens": POSITIONS,
-            "encoder_budget": POSITIONS,
-        },
         {"enable_prefix_caching": False, "async_scheduling": True},
         {"attention_backend": "reference", "max_num_batched_tokens": 50, "max_num_seqs": 4},
         {"kv_layout": "page-first", "max_num_batched_tokens": 33, "max_num_seqs": 3},
@@ -153,6 +145,22 @@ def test_the_same_clip_again_is_neither_encoded_nor_computed(llm: LLM, rng: np.r
     (different,) = ask(llm, [other])
     assert encoder_of(llm).num_encoded == encoded + POSITIONS
     assert different.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("caches", [True, False])
+def test_preempted_requests_find_their_clips_or_hear_them_again(
+    whisper: Path, whisper_oracle: transformers.PreTrainedModel, rng: np.random.Generator, caches: bool
+) -> None:
+    clips, count = [noise(rng, seconds) for seconds in (1.0, 0.5, 1.9)], 40
+    # Room for the clips of two, and not for all that they write; the outputs of one clip are kept.
+    options = {"num_pages": 60, "page_size": 4, "max_model_len": 150, "encoder_cache_tokens": POSITIONS}
+    options |= {"admission": "optimistic", "encoder_budget": POSITIONS, "enable_prefix_caching": caches}
+    with LLM(whisper, dtype="float32", **options) as llm:
+        outputs = ask(llm, clips, SamplingParams(max_tokens=count, temperature=0, ignore_eos=True))
+        assert llm.stats().num_preemptions > 0
+        assert caches or encoder_of(llm).num_encoded > len(clips) * POSITIONS
+    for output, clip in zip(outputs, clips, strict=True):
+        assert tokens(output) == answer_of(whisper_oracle, clip, output.prompt_token_ids[POSITIONS:], count)
 
 
 def test_an_abort_amid_a_clip_leaves_the_others_alone(
@@ -270,3 +278,21 @@ def test_another_checkpoint_gives_other_words(whisper: Path, tmp_path: Path, rng
         (output,) = ask(llm, [clip])
     text = output.prompt_token_ids[POSITIONS:]
     assert tokens(output) == answer_of(load_whisper_oracle(folder), clip, text, NUM_TOKENS)
+
+
+def test_another_engine_finds_what_the_encoder_has_made(
+    whisper: Path, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    clip, found = noise(rng, 1.0), []
+    for encoded in (POSITIONS, 0):
+        with LLM(whisper, dtype="float32", num_pages=100, encoder_store=str(tmp_path / "outputs")) as llm:
+            found.append(tokens(ask(llm, [clip])[0]))
+            assert encoder_of(llm).num_encoded == encoded
+    assert found[0] == found[1]
+
+
+def test_parameters_are_counted_as_transformers_does(
+    whisper: Path, whisper_oracle: transformers.PreTrainedModel
+) -> None:
+    decoder = whisper_oracle.model.decoder
+    assert read_architecture(whisper).num_parameters() == sum(one.numel() for one in decoder.parameters())
