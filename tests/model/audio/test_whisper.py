@@ -148,17 +148,16 @@ def test_the_same_clip_again_is_neither_encoded_nor_computed(llm: LLM, rng: np.r
 
 
 @pytest.mark.parametrize("caches", [True, False])
-def test_preempted_requests_find_their_clips_or_hear_them_again(
+def test_preempted_requests_go_on_with_the_same_words(
     whisper: Path, whisper_oracle: transformers.PreTrainedModel, rng: np.random.Generator, caches: bool
 ) -> None:
     clips, count = [noise(rng, seconds) for seconds in (1.0, 0.5, 1.9)], 40
-    # Room for the clips of two, and not for all that they write; the outputs of one clip are kept.
+    # Room for the clips of two, and not for all that they write.
     options = {"num_pages": 60, "page_size": 4, "max_model_len": 150, "encoder_cache_tokens": POSITIONS}
     options |= {"admission": "optimistic", "encoder_budget": POSITIONS, "enable_prefix_caching": caches}
     with LLM(whisper, dtype="float32", **options) as llm:
         outputs = ask(llm, clips, SamplingParams(max_tokens=count, temperature=0, ignore_eos=True))
         assert llm.stats().num_preemptions > 0
-        assert caches or encoder_of(llm).num_encoded > len(clips) * POSITIONS
     for output, clip in zip(outputs, clips, strict=True):
         assert tokens(output) == answer_of(whisper_oracle, clip, output.prompt_token_ids[POSITIONS:], count)
 
