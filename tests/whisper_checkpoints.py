@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
 from tests.checkpoints import VOCAB_SIZE, make_tokenizer, randomize
 from tests.vision_checkpoints import add_marks
@@ -75,6 +76,7 @@ def make_whisper_checkpoint(folder: Path, seed: int = 0, is_multilingual: bool =
         "lang_to_id": {f"<|{code}|>": ids[f"<|{code}|>"] for code in LANGUAGES},
         "task_to_id": {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")},
         "no_timestamps_token_id": ids["<|notimestamps|>"],
+        "max_initial_timestamp_index": 20,
     }
     _write(folder / "generation_config.json", generation)
     features = {"feature_size": BINS, "chunk_length": SECONDS, "sampling_rate": RATE, "hop_length": 160, "n_fft": 400}
@@ -109,14 +111,21 @@ def answer_of(
     suppressed: Sequence[int] = (),
     suppressed_first: Sequence[int] = (),
     end: int | None = None,
+    has_times: bool = False,
 ) -> list[int]:
-    """The oracle's greedy tokens behind the text of a prompt, `end` among them, step by step as its forward gives."""
+    """The oracle's greedy tokens behind the text of a prompt, `end` among them, step by step as its forward gives.
+
+    With `has_times` by its rules on marks of time.
+    """
+    rules = WhisperTimeStampLogitsProcessor(oracle.generation_config, begin_index=len(prompt)) if has_times else None
     found: list[int] = []
     while len(found) < num_tokens and (not found or found[-1] != end):
         logits = logits_of(oracle, clip, [*prompt, *found])[-1]
         logits[list(suppressed)] = -torch.inf
         if not found:
             logits[list(suppressed_first)] = -torch.inf
+        if rules is not None:
+            logits = rules(torch.tensor([[*prompt, *found]]), logits[None])[0]
         found.append(int(logits.argmax()))
     return found
 

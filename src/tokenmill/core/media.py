@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.sampling_params import TimeRules
+
 # No vocabulary is as large, and ids stay int32. The bits below it are the content's.
 SURROGATE = 1 << 30
 
@@ -69,23 +71,23 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
         languages: code -> id of the token that names it; empty: the model knows English alone, and is told nothing.
         suppressed: ids that are never sampled. suppressed_first: ids that are not sampled first, besides.
         num_tokens: of a clip, in the prompt.
-        times_begin: the id of the mark of the time 0, which those of later times follow; 0: there are none.
+        time_rules: the marks of time that it writes where they are wanted; None: it has none.
     """
 
     languages: dict[str, int]
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
     num_tokens: int
-    times_begin: int = 0
+    time_rules: TimeRules | None = None
 
     def prompt(self, language: str, task: str, *, has_times: bool = False) -> str:
-        """Return the tokens behind which the words follow, with marks of time or without.
+        """Return the tokens behind which the words follow, among marks of time or without.
 
         Args:
             task: `transcribe` or `translate`.
         """
         asked = f"<|{language}|><|{task}|>" if self.languages else ""
-        return f"{TRANSCRIPT_START}{asked}{'<|0.00|>' if has_times else '<|notimestamps|>'}"
+        return f"{TRANSCRIPT_START}{asked}{'' if has_times else '<|notimestamps|>'}"
 
 
 def content_digest(content: bytes, height: int, width: int, processor: str) -> str:

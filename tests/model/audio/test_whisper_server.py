@@ -61,10 +61,10 @@ class Oracle:
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def tokens(self, clip: Samples, prompt: str) -> list[int]:
+    def tokens(self, clip: Samples, prompt: str, *, has_times: bool = False) -> list[int]:
         asked = self.ids(prompt)
         first = [*SUPPRESSED, *SUPPRESSED_FIRST, self.end]
-        found = answer_of(self.model, clip, asked, TEXT - len(asked), SUPPRESSED, first, self.end)
+        found = answer_of(self.model, clip, asked, TEXT - len(asked), SUPPRESSED, first, self.end, has_times)
         return [token_id for token_id in found if token_id != self.end]
 
     def text(self, clip: Samples, prompt: str) -> str:
@@ -145,7 +145,7 @@ def segments_of(oracle: Oracle, cut: Sequence[Samples]) -> list[tuple[float, flo
     found, offset = [], 0.0
     for piece in cut:
         start, seconds, own = 0.0, len(piece) / RATE, list[int]()
-        for token_id in [*oracle.tokens(piece, asked("en", last=TIMES[0])), None]:
+        for token_id in [*oracle.tokens(piece, asked("en", last=""), has_times=True), None]:
             if token_id is not None and token_id < begin:
                 own.append(token_id)
                 continue

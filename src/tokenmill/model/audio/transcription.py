@@ -9,6 +9,7 @@ import msgspec
 from tokenmill.config.model_files import read_json
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.media import TRANSCRIPT_START, Transcription
+from tokenmill.core.sampling_params import TimeRules
 from tokenmill.model.audio.spec import AudioSpec
 
 # From so many tokens on a vocabulary has those of languages: the smaller ones are of models for English.
@@ -38,6 +39,7 @@ class _Generation(msgspec.Struct):
     suppress_tokens: list[int] | None = None
     begin_suppress_tokens: list[int] | None = None
     no_timestamps_token_id: int | None = None
+    max_initial_timestamp_index: int | None = None
 
 
 def read_transcription(folder: Path, spec: AudioSpec) -> Transcription | None:
@@ -73,15 +75,19 @@ def read_transcription(folder: Path, spec: AudioSpec) -> Transcription | None:
         suppressed=known(generation.suppress_tokens),
         suppressed_first=known(generation.begin_suppress_tokens),
         num_tokens=spec.max_positions,
-        times_begin=_times_begin(folder, generation.no_timestamps_token_id),
+        time_rules=_time_rules(folder, generation, spec.token_id, vocab_size),
     )
 
 
-def _times_begin(folder: Path, no_times: int | None) -> int:
-    """Return the id of the mark of the time 0; 0 where the tokenizer does not spell it."""
+def _time_rules(folder: Path, generation: _Generation, end: int, vocab_size: int) -> TimeRules | None:
+    """Return the rules on marks of time; None where the tokenizer does not spell the mark of the time 0."""
+    no_times = generation.no_timestamps_token_id
     added = read_json(folder, "tokenizer.json").get("added_tokens") or ()
     is_spelled = any(token.get("id") == (no_times or 0) + 1 and token.get("content") == "<|0.00|>" for token in added)
-    return no_times + 1 if no_times is not None and is_spelled else 0
+    if no_times is None or not is_spelled:
+        return None
+    most = generation.max_initial_timestamp_index
+    return TimeRules(no_times + 1, end, vocab_size - 1 if most is None else no_times + 1 + most)
 
 
 def transcript_template(placeholder: str) -> str:

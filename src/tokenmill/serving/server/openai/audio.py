@@ -87,7 +87,7 @@ class AudioRoutes:
     ) -> TranscriptWriter:
         joint = "" if language in _UNSPACED else " "
         transcription = self._context.ready.transcription
-        if form.response_format not in TIMED or transcription is None:
+        if form.response_format not in TIMED or transcription is None or transcription.time_rules is None:
             return TranscriptWriter(form.response_format == "text", num_audio_tokens, joint)
         task = "transcribe" if isinstance(form, TranscriptionForm) else "translate"
         timing = Timing(
@@ -96,7 +96,7 @@ class AudioRoutes:
             language=language,
             temperature=form.temperature or 0.0,
             seconds=[len(piece) / RATE for piece in cut],
-            times_begin=transcription.times_begin,
+            times_begin=transcription.time_rules.begin,
         )
         return TimedTranscriptWriter(timing, num_audio_tokens, joint)
 

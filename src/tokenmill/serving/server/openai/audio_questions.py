@@ -96,7 +96,7 @@ class TokenQuestions(Questions):
             raise InvalidRequest(f"language {language}: the model knows {', '.join(sorted(known))}", "language")
         if not known and (language not in (None, "en") or not isinstance(form, TranscriptionForm)):
             raise InvalidRequest("this model knows English alone, and translates nothing", "language")
-        if form.response_format in TIMED and not self._transcription.times_begin:
+        if form.response_format in TIMED and self._transcription.time_rules is None:
             sentence = f"response_format {form.response_format}: this model's tokenizer has no times"
             raise InvalidRequest(sentence, "response_format")
         if not isinstance(form, TranscriptionForm):
@@ -120,7 +120,8 @@ class TokenQuestions(Questions):
         extra: dict[str, Any] = {"logprobs": 0, "skip_special_tokens": False} if has_times else {}
         call = msgspec.structs.replace(call, params=call.params | extra)
         threads, size = self._context.bodies.threads, sum(piece.nbytes for piece in cut)
-        prompts = await threads.run(size, lambda: [self._prompt(call, piece, asked, form.prompt) for piece in cut])
+        parts = asked, form.prompt, has_times
+        prompts = await threads.run(size, lambda: [self._prompt(call, piece, *parts) for piece in cut])
         return Question(prompts, language if task == "transcribe" else "en")
 
     async def _heard(self, call: GenerationCall, piece: Samples, scope: Scope) -> str:
@@ -138,15 +139,20 @@ class TokenQuestions(Questions):
                 found += output.token_ids
         return next((code for code, token_id in languages.items() if token_id in found), "en")
 
-    def _prompt(self, call: GenerationCall, piece: Samples, asked: str, before: str | None) -> GenerateText:
+    def _prompt(
+        self, call: GenerationCall, piece: Samples, asked: str, before: str | None, has_times: bool = False
+    ) -> GenerateText:
         own = msgspec.structs.replace(
             call, messages=_chat(piece, before or ""), template_kwargs={"decoder_prompt": asked}, is_transcript=True
         )
         (prompt,) = messages_of(own, self._context)
         known = self._transcription
-        bad = tuple((token_id,) for token_id in known.suppressed)
-        first = () if asked == TRANSCRIPT_START else known.suppressed_first
-        params = msgspec.structs.replace(prompt.params, bad_word_ids=bad, first_bad_ids=first)
+        params = msgspec.structs.replace(
+            prompt.params,
+            bad_word_ids=tuple((token_id,) for token_id in known.suppressed),
+            first_bad_ids=known.suppressed_first,
+            time_rules=known.time_rules if has_times else None,
+        )
         return msgspec.structs.replace(prompt, params=params)
 
 
