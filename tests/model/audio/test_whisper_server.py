@@ -211,6 +211,7 @@ def test_other_routes_say_what_the_model_is_for(server: RunningServer, client: o
         "/generate": {"text": "hello"},
         "/api/chat": {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]},
         "/completion": {"prompt": "hello"},
+        "/v1/embeddings": {"input": "hello"},
     }
     for path, body in bodies.items():
         reply = server.http.post(f"{server.url}{path}", json=body)

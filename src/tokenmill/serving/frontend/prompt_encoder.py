@@ -94,6 +94,15 @@ class PromptEncoder:
             raise self._too_long(f"{len(token_ids)} tokens", param, needs_output=not message.needs_no_output)
         return token_ids, media
 
+    def check_takes_texts(self) -> None:
+        """Refuse texts without media, where the model knows no such prompts.
+
+        Raises:
+            InvalidRequest: saying what the model is for.
+        """
+        if self._media is not None:
+            self._media.check((), "input")
+
     def infill_marks(self) -> Sequence[int]:
         """Return the ids of the tokens that mark the parts of a text with a gap."""
         return sorted(self._infill.ids.values())
