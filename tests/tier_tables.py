@@ -16,7 +16,7 @@ PROCESSES = {
     "integration": "*",
     "ipc": "python_child server_registry",
     "model/kernels": "native_workers triton_compiles",
-    "model/audio": "server",
+    "model/audio": "server whisper_server",
     "model/vision": "bombs encoder_server ranks server split",
     "model/weights": "hub hub_pull",
     "nixl": "*",
@@ -58,7 +58,7 @@ SLOW = {
     "llm": "async_llm encoders llm parked_sessions pooling session sleep threads vllm_shapes",
     "model/adapters": "batches native on_device oracle pirate reading",
     "model/attention": "flashinfer paged",
-    "model/audio": "decoding encoder llm",
+    "model/audio": "decoding encoder llm whisper",
     "model/kernels": (
         "native_build triton_attention triton_decode_inputs triton_few_rows triton_fp8 triton_heads triton_kernels "
         "triton_matmul triton_norm_and_gate triton_recurrence triton_sampling triton_shapes"

@@ -10,6 +10,7 @@ import msgspec
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.histogram import Histogram
 from tokenmill.core.live import LiveReport
+from tokenmill.core.media import Transcription
 from tokenmill.core.model_description import StoredFormat
 from tokenmill.core.part_messages import EngineMessage
 from tokenmill.core.pooling import PoolingInfo
@@ -30,6 +31,7 @@ class EngineReady(EngineMessage, kw_only=True):
     `adapters`: those that it was started with; `max_loras`: the most in use at a time, 0: adapters are off.
     `kv_windows`: how pages behind sliding windows are handled; "": the model has none.
     `takes_images`: prompts may have images; `max_clip_seconds`: of a clip of sound at most, 0: prompts have none.
+    `transcription`: of a model that writes down sound and does nothing else.
     `num_states`: recurrent states that there is room for, in `state_bytes`; 0: the model has none.
     `pooling`: of a model that makes vectors or scores; None: it generates. `truncate_inputs`: see `Cut`.
     """
@@ -61,6 +63,7 @@ class EngineReady(EngineMessage, kw_only=True):
     takes_transfer_params: bool = False
     takes_images: bool = False
     max_clip_seconds: float = 0.0
+    transcription: Transcription | None = None
     adapters: list[AdapterRef] = msgspec.field(default_factory=list)
     max_loras: int = 0
     kv_windows: str = ""

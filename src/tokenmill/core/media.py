@@ -16,8 +16,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.sampling_params import TimeRules
+
 # No vocabulary is as large, and ids stay int32. The bits below it are the content's.
 SURROGATE = 1 << 30
+
+TRANSCRIPT_START = "<|startoftranscript|>"
+"""The token behind which Whisper names the language."""
 
 
 class MediaSpan(NamedTuple):
@@ -61,6 +66,32 @@ class MediaInput(msgspec.Struct, array_like=True):
 
     span: MediaSpan
     content: bytes
+
+
+class Transcription(msgspec.Struct, frozen=True, kw_only=True):
+    """The way to ask a model that writes down sound, and does nothing else (Whisper).
+
+    Attributes:
+        languages: code -> id of the token that names it; empty: the model knows English alone, and is told nothing.
+        suppressed: ids that are never sampled. suppressed_first: ids that are not sampled first, besides.
+        num_tokens: of a clip, in the prompt.
+        time_rules: the marks of time that it writes where they are wanted; None: it has none.
+    """
+
+    languages: dict[str, int]
+    suppressed: tuple[int, ...]
+    suppressed_first: tuple[int, ...]
+    num_tokens: int
+    time_rules: TimeRules | None = None
+
+    def prompt(self, language: str, task: str, *, has_times: bool = False) -> str:
+        """Return the tokens behind which the words follow, among marks of time or without.
+
+        Args:
+            task: `transcribe` or `translate`.
+        """
+        asked = f"<|{language}|><|{task}|>" if self.languages else ""
+        return f"{TRANSCRIPT_START}{asked}{'' if has_times else '<|notimestamps|>'}"
 
 
 def content_digest(content: bytes, height: int, width: int, processor: str) -> str:

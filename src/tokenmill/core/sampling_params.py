@@ -74,6 +74,20 @@ class Grammar(msgspec.Struct, frozen=True):
     thinking: ThinkingBudget | None = None
 
 
+class TimeRules(msgspec.Struct, frozen=True):
+    """The marks of time that an output has among its words (Whisper's).
+
+    Attributes:
+        begin: id of the mark of the time 0; those of later times follow it, and nothing else does.
+        end: id of the end of a text; those of words are below it.
+        last_first: the latest mark that an output may begin with.
+    """
+
+    begin: int
+    end: int
+    last_first: int
+
+
 class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_only=True, omit_defaults=True):
     """Parameters of one request. Those with a description are also flags of the command line.
 
@@ -98,6 +112,8 @@ class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_onl
         allowed_token_ids: only these may be sampled; None: any.
         bad_words: texts that the output must not contain, as far as they come in the tokens they are encoded to.
         bad_word_ids: the same as the engine needs it; the text worker makes it, not the client.
+        first_bad_ids: ids that the output must not begin with, for models that ask for it; not the client's.
+        time_rules: the output has marks of time, and is held to their rules; not the client's.
 
     Raises:
         InvalidRequest: a value outside its range; `param` names the field.
@@ -129,6 +145,8 @@ class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_onl
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    first_bad_ids: tuple[int, ...] = ()
+    time_rules: TimeRules | None = None
     thinking_token_budget: Annotated[int | None, Meta(description="tokens of thinking at most")] = None
     structured_outputs: StructuredOutputs | None = None
     grammar: Grammar | None = None
@@ -230,6 +248,7 @@ class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_onl
             ("logit_bias", self.logit_bias),
             ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("first_bad_ids", self.first_bad_ids),
         ):
             for token_id in ids:
                 if token_id >= vocab_size:

@@ -129,7 +129,13 @@ class LLM(PooledMethods):
             self._local.abort([output])
 
     def session(self) -> Session:
-        """Open a session, whose turns append to each other without computing anything twice."""
+        """Open a session, whose turns append to each other without computing anything twice.
+
+        Raises:
+            InvalidRequest: the model has no turns: it writes down sound.
+        """
+        if self.info.transcription is not None:
+            raise WrongTask("this model writes down sound, a clip at a time: sessions are for texts", "session")
         return Session(self._local, self._default_params)
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool = False) -> list[BeamSearchOutput]:

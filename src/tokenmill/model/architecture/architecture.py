@@ -38,6 +38,7 @@ class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
             head by head.
         num_inputs: vectors of the hidden size that it takes side by side.
         first_key: no token attends to what lies before this position.
+        has_key_bias: where q and v have biases, the keys have one, too.
     """
 
     num_heads: int
@@ -58,6 +59,7 @@ class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_inputs: int = 1
     first_key: int = 0
     ahead: int | None = 0
+    has_key_bias: bool = True
 
     @property
     def q_size(self) -> int:
@@ -90,7 +92,8 @@ class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         rest += 0 if self.joint_norm is None else self.q_size + self.kv_size
         qkv += self.q_size * self.has_gate
         projections = hidden_size * (qkv * self.num_inputs + self.q_size)
-        return projections + qkv * self.qkv_bias + hidden_size * self.output_bias + rest
+        biases = (qkv - self.kv_size * (not self.has_key_bias)) * self.qkv_bias + hidden_size * self.output_bias
+        return projections + biases + rest
 
 
 class PerLayerSpec(msgspec.Struct, frozen=True):
@@ -120,6 +123,8 @@ class LayerSpec(msgspec.Struct, frozen=True):
         has_scalar: the layer's output is multiplied by a number that is a weight.
         takes_pair: its attention takes the norm of a token's embedding beside that of the hidden states (draft heads).
         begins_normed: of such a layer: its blocks add to the latter norm instead of the hidden states.
+        crosses: a block between both attends to the clip that stands before its attention's `first_key`; its heads are
+            those of the attention.
     """
 
     attention: SelfAttentionSpec | None
@@ -135,6 +140,7 @@ class LayerSpec(msgspec.Struct, frozen=True):
     begins_normed: bool = False
     norms_after: bool = False
     norms_attention_input: bool = True
+    crosses: bool = False
 
     @property
     def mixer(self) -> SelfAttentionSpec | RecurrenceSpec:
@@ -148,7 +154,9 @@ class LayerSpec(msgspec.Struct, frozen=True):
         count = self.has_in_norms * (1 + self.norms_attention_input) + 2 * self.has_out_norms
         norms = (count + self.takes_pair) * self.norm.num_parameters(hidden_size)
         third = (2 * self.per_layer_size + 1) * hidden_size if self.per_layer_size else 0
-        return self.mixer.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms + third
+        mixer = self.mixer.num_parameters(hidden_size)
+        across = (mixer + self.norm.num_parameters(hidden_size)) * self.crosses
+        return mixer + across + self.mlp.num_parameters(hidden_size) + norms + third
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +233,11 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     def attentions(self) -> tuple[SelfAttentionSpec, ...]:
         """Attention of each layer that has it."""
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def clip_length(self) -> int:
+        """Positions of the clip that each request begins with, for layers that attend to it; 0: there is none."""
+        return max((layer.attention.first_key for layer in self.layers if layer.crosses and layer.attention), default=0)
 
     @property
     def needs_kv(self) -> bool:

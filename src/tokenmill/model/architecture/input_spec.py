@@ -29,11 +29,11 @@ class InputSpec(msgspec.Struct, frozen=True):
     """The additions to the embeddings of tokens, and the norm of their sum.
 
     Attributes:
-        norm: of the sum. positions: None: layers rotate by positions instead.
+        norm: of the sum; None: absent. positions: None: layers rotate by positions instead.
         token_types: rows of a table of types, of which a text alone has row 0 throughout; 0: there is no such table.
     """
 
-    norm: NormSpec
+    norm: NormSpec | None
     positions: PositionSpec | None = None
     token_types: int = 0
 
@@ -44,4 +44,5 @@ class InputSpec(msgspec.Struct, frozen=True):
 
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters."""
-        return self.num_rows * hidden_size + self.norm.num_parameters(hidden_size)
+        norm = 0 if self.norm is None else self.norm.num_parameters(hidden_size)
+        return self.num_rows * hidden_size + norm

@@ -54,6 +54,10 @@ def _reference(config: AttentionConfig, kv: Any) -> AttentionBackend:
     return ReferenceAttention(config.spec, kv)
 
 
+def _native_obstacle(config: AttentionConfig) -> str | None:
+    return "it stores no clips of sound, which this model attends to" if config.spec.has_clips else None
+
+
 def _no_extras(config: AttentionConfig) -> str | None:
     sinks = "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
     return sinks or _sight_obstacle(config)
@@ -138,6 +142,7 @@ BACKENDS = (
         head_multiple=16,
         max_head_dim=512,
         needs_native=True,
+        obstacle=_native_obstacle,
         shares_context=True,
     ),
     Backend("cpu", _head_major, make=_cpu, merit="batched torch", package="torch", shares_context=True),

@@ -161,7 +161,8 @@ class Encoder(RowExtension):
     """Encodes the media of plans, and gives steps the embeddings and positions of their tokens.
 
     Args:
-        rotary: the tables of the text model; of one with several, whose media turn as text does, any of them.
+        rotary: the tables of the text model; of one with several, whose media turn as text does, any of them. None: it
+            has learned positions, and runs on the host.
         num_rows: of the engine; the device's tables have one more, that of padding.
         spans_see_ahead: see `Architecture`.
         stand_in: token that the model is told in the place of placeholders; None: these.
@@ -177,7 +178,7 @@ class Encoder(RowExtension):
         encode: Encode,
         turns: MediaTurns,
         store: MediaStore,
-        rotary: RotaryTables,
+        rotary: RotaryTables | None,
         num_rows: int,
         *,
         spans_see_ahead: bool = False,
@@ -190,8 +191,8 @@ class Encoder(RowExtension):
         self._rotary = rotary
         self._spans_see_ahead = spans_see_ahead
         self._stand_in = stand_in
-        self._device: torch.device = rotary.in_torch().cos.device
-        self._axes = torch.from_numpy(turns.axes(rotary.cos.shape[1])).to(self._device)
+        self._device = torch.device("cpu") if rotary is None else rotary.in_torch().cos.device
+        self._axes = torch.from_numpy(turns.axes(0 if rotary is None else rotary.cos.shape[1])).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
         self._outputs: dict[str, torch.Tensor] = {}
         self._rows: dict[int, _Row] = {}
@@ -269,6 +270,7 @@ class Encoder(RowExtension):
         like = partial(_like, batch.token_ids)
         angles = None
         if self._turns.sections:
+            assert self._rotary is not None, "sections are of its frequencies"
             angles = MediaAngles(like(torch.from_numpy(positions)), like(self._axes), self._rotary)
         given = like(torch.cat(values)) if values else None
         seen = like(torch.from_numpy(sights)) if values and self._spans_see_ahead else None

@@ -37,6 +37,7 @@ class AttentionSpec(msgspec.Struct, frozen=True):
         sees_ahead: True if tokens attend to some after them, in some layer.
         spans_see_ahead: True if those of one image do, in all layers; see `MediaTokens.sights`.
         others: specs of layers with heads of another shape, or of the other group, with a KV memory of their own.
+        has_clips: True if keys and values of clips are stored beside those of the text; see `ClipAttention`.
     """
 
     num_layers: int
@@ -48,6 +49,7 @@ class AttentionSpec(msgspec.Struct, frozen=True):
     others: tuple[AttentionSpec, ...] = ()
     sees_ahead: bool = False
     spans_see_ahead: bool = False
+    has_clips: bool = False
 
     @property
     def groups(self) -> tuple[AttentionSpec, ...]:
@@ -205,3 +207,10 @@ class AttentionBackend(Protocol):
         Returns:
             [T, num_heads * head_dim] in the dtype of qkv.
         """
+
+
+class ClipAttention(AttentionBackend, Protocol):
+    """Attention over a cache that also holds the keys and values of clips, which attend to nothing."""
+
+    def store(self, k: AnyArray, v: AnyArray, layer: AttentionLayer, slots: AnyArray) -> None:
+        """Write k and v, [T, num_kv_heads, head_dim], into the cache at slots [T] int64."""

@@ -1,8 +1,9 @@
-"""The encoder of Qwen2-Audio, Whisper's with an average and a projection: samples of a clip in, embeddings out.
+"""The encoder of Whisper, and that of Qwen2-Audio, which adds an average and a projection: samples in, embeddings out.
 
     log-mel -> conv, GELU -> conv of every second, GELU -> + positions -> layers -> mean of two -> norm -> projection
 
-All of a clip sees all of it, and nothing of the silence to which it is padded: that is left out before the layers.
+All of a clip sees all of it. Whisper hears the silence to which it is padded; Qwen2-Audio does not: that is left out
+before the layers.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch.nn import functional
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.media import MediaInput
 from tokenmill.model.audio.features import clip_features
-from tokenmill.model.audio.shapes import PROJECTOR, TOWER, encoder_shapes
-from tokenmill.model.audio.spec import POOLED, AudioSpec, num_positions
+from tokenmill.model.audio.shapes import PROJECTOR, encoder_shapes
+from tokenmill.model.audio.spec import POOLED, AudioSpec
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.kernels.stored_tensors import tensor_of, tensor_over
 from tokenmill.model.sharding.shard import Part
@@ -35,7 +36,7 @@ class SoundEncoder:
     def __init__(self, spec: AudioSpec, weights: dict[str, torch.Tensor]) -> None:
         self.spec = spec
         self._weights = weights
-        self._like = weights[f"{TOWER}conv1.weight"]
+        self._like = weights[f"{spec.tower}conv1.weight"]
 
     @property
     def num_bytes(self) -> int:
@@ -48,20 +49,22 @@ class SoundEncoder:
         return self.encode(samples).unsqueeze(1)
 
     def encode(self, samples: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings of a clip: [n] float32 on the host -> [`num_tokens(n)`, out_size]."""
+        """Return the embeddings of a clip: [n] float32 on the host -> [`spec.num_tokens(n)`, out_size]."""
         with torch.inference_mode():
             return self._encode(samples)
 
     def _encode(self, samples: torch.Tensor) -> torch.Tensor:
-        spec, count = self.spec, num_positions(len(samples))
+        spec, count = self.spec, self.spec.num_positions(len(samples))
         mel = clip_features(samples.to(self._like.device), spec).to(self._like.dtype)
         x = functional.gelu(self._conv("conv1", mel, 1))
         x = functional.gelu(self._conv("conv2", x, 2)).T[:count]
-        x = x + self._weights[f"{TOWER}embed_positions.weight"][:count]
+        x = x + self._weights[f"{spec.tower}embed_positions.weight"][:count]
         for layer in range(spec.depth):
-            x = self._layer(f"{TOWER}layers.{layer}.", x)
+            x = self._layer(f"{spec.tower}layers.{layer}.", x)
+        if spec.is_whole:
+            return self._norm(f"{spec.tower}layer_norm", x)
         pooled = x[: count // POOLED * POOLED].view(-1, POOLED, spec.hidden_size).mean(1)
-        return self._linear(f"{PROJECTOR}linear", self._norm(f"{TOWER}layer_norm", pooled))
+        return self._linear(f"{PROJECTOR}linear", self._norm(f"{spec.tower}layer_norm", pooled))
 
     def _layer(self, name: str, x: torch.Tensor) -> torch.Tensor:
         x = x + self._attend(f"{name}self_attn.", self._norm(f"{name}self_attn_layer_norm", x))
@@ -79,7 +82,7 @@ class SoundEncoder:
         return self._linear(f"{name}out_proj", attended.transpose(1, 2).reshape(len(x), -1))
 
     def _conv(self, name: str, x: torch.Tensor, stride: int) -> torch.Tensor:
-        weight, bias = self._weights[f"{TOWER}{name}.weight"], self._weights[f"{TOWER}{name}.bias"]
+        weight, bias = (self._weights[f"{self.spec.tower}{name}.{kind}"] for kind in ("weight", "bias"))
         return functional.conv1d(x.unsqueeze(0), weight, bias, stride, padding=1).squeeze(0)
 
     def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -99,7 +102,7 @@ def load_encoder(folder: Path, spec: AudioSpec, kernels: Kernels) -> SoundEncode
     """
     checkpoint, like = open_checkpoint(folder), tensor_over(kernels.vector(0))
     bare = {name.removeprefix("model."): one for name, one in checkpoint.tensors.items()}
-    tensors = {name: one for name, one in bare.items() if name.startswith((TOWER, PROJECTOR))}
+    tensors = {name: one for name, one in bare.items() if name.startswith((spec.tower, PROJECTOR))}
     shapes = encoder_shapes(spec)
     if surplus := tensors.keys() - shapes.keys():
         raise InvalidCheckpoint(f"{checkpoint.source}: tensor {min(surplus)} has no place in the encoder of sound")

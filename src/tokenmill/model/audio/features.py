@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from tokenmill.model.audio.spec import FRAME, HOP, RATE, AudioSpec, num_positions
+from tokenmill.model.audio.spec import FRAME, HOP, RATE, AudioSpec
 
 # Below this many hertz the mel scale is linear; above, it rises by the logarithm.
 _KNEE, _HERTZ_PER_MEL, _LOG_STEP = 1000.0, 200.0 / 3, np.log(6.4) / 27
@@ -29,7 +29,7 @@ def clip_features(samples: torch.Tensor, spec: AudioSpec) -> torch.Tensor:
     The loudest of a clip is that of all to which it is padded, and its last position sees two frames of the silence.
     """
     padded = functional.pad(samples, (0, spec.max_samples - len(samples)))
-    return log_mel(padded, spec.num_bins)[:, : 2 * num_positions(len(samples)) + 1]
+    return log_mel(padded, spec.num_bins)[:, : 2 * spec.num_positions(len(samples)) + 1]
 
 
 def log_mel(samples: torch.Tensor, num_bins: int) -> torch.Tensor:

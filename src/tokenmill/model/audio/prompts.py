@@ -11,7 +11,7 @@ from tokenmill.core.data_url import data_of
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.media import MediaInput, MediaSpan, content_digest
 from tokenmill.model.audio.decoding import SoundDecoder
-from tokenmill.model.audio.spec import RATE, AudioSpec, num_tokens
+from tokenmill.model.audio.spec import RATE, AudioSpec
 
 _FORM = "a clip is {'type': 'input_audio', 'input_audio': {'data': ..., 'format': 'wav'}}"
 
@@ -46,6 +46,8 @@ class SoundReader:
 
     def check(self, items: Sequence[str]) -> None:
         """Refuse more clips than a request may have."""
+        if self._spec.is_whole and len(items) != 1:
+            raise InvalidRequest(f"{len(items)} clips of sound; this model writes down one", "messages")
         if len(items) > self._limits.audio:
             sentence = f"{len(items)} clips of sound; at most {self._limits.audio} (--limit-mm-per-prompt)"
             raise InvalidRequest(sentence, "messages")
@@ -66,7 +68,7 @@ class SoundReader:
         samples = samples[: self._spec.max_samples]
         content = samples.tobytes()
         digest = content_digest(content, 0, len(samples), f"sound/{RATE}")
-        span = MediaSpan(0, num_tokens(len(samples)), digest, 0, 0, self._spec.token_id)
+        span = MediaSpan(0, self._spec.num_tokens(len(samples)), digest, 0, 0, self._spec.token_id)
         return iter((MediaInput(span, content),))
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenmill.model.audio.spec import AudioSpec
 
-TOWER, PROJECTOR = "audio_tower.", "multi_modal_projector."
+PROJECTOR = "multi_modal_projector."
 
 
 def encoder_shapes(spec: AudioSpec) -> dict[str, tuple[int, ...]]:
@@ -21,8 +21,10 @@ def encoder_shapes(spec: AudioSpec) -> dict[str, tuple[int, ...]]:
     }
     for layer in range(spec.depth):
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in _layer_shapes(spec).items()}
+    named = {spec.tower + name: shape for name, shape in shapes.items()}
+    if spec.is_whole:
+        return named
     projector = {"linear.weight": (spec.out_size, size), "linear.bias": (spec.out_size,)}
-    named = {TOWER + name: shape for name, shape in shapes.items()}
     return named | {PROJECTOR + name: shape for name, shape in projector.items()}
 
 

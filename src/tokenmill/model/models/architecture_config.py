@@ -15,7 +15,6 @@ from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.families import FAMILIES
 
-_WHISPER = "WhisperForConditionalGeneration"
 # Ends of the names of decoders that do not generate.
 _WITHOUT_HEAD = ("ForSequenceClassification", "Model")
 
@@ -99,8 +98,6 @@ def _architecture_name(fields: Mapping[str, Any], source: str) -> str:
     config = ConfigReader(fields, source)
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise config.error(f"architectures must name the model's architecture; supported: {supported}")
-    if names[0] == _WHISPER:
-        raise config.error(f"{names[0]} decodes beside an encoder, which is not supported: Qwen2-Audio takes sound")
     if _family_name(names[0]) not in FAMILIES:
         raise config.error(f"architecture {names[0]} is not supported; supported: {supported}")
     return names[0]

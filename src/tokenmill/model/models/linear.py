@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tokenmill.model.kernels.protocol import Gate, Kernels, WeightRole
 from tokenmill.model.models.targets import Order, Target, TargetScope
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from tokenmill.model.kernels.adapters import AdaptedLayer
+    from tokenmill.platform.arrays import Array
 
 
 class Linear:
@@ -28,7 +31,7 @@ class Linear:
         bias: [sum of part sizes]; None: absent, or another rank adds it.
     """
 
-    __slots__ = ("_collective", "_has_bias", "bias", "inputs", "parts", "weight")
+    __slots__ = ("_collective", "_has_bias", "_unbiased", "bias", "inputs", "parts", "weight")
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Linear:
         kernels: Kernels,
         role: WeightRole = WeightRole.LINEAR,
         collective: Collective = ALONE,
+        unbiased: Collection[str] = (),
     ) -> None:
         """Make the parameters.
 
@@ -45,6 +49,7 @@ class Linear:
             inputs: their number, or this rank's part of them.
             parts: in the order of the stacked rows.
             collective: gathers the outputs of all ranks; without one each keeps its own.
+            unbiased: projections without a bias beside others that have one.
         """
         size = sum(part.count for part in parts.values())
         self.parts = parts
@@ -52,7 +57,7 @@ class Linear:
         self.weight = kernels.linear_weight(
             size, self.inputs.count, role, {name: part.count for name, part in parts.items()}
         )
-        self._has_bias = bias
+        self._has_bias, self._unbiased = bias, unbiased
         self.bias = kernels.vector(size) if bias and self.inputs.start == 0 else None
         self._collective = collective
 
@@ -98,11 +103,20 @@ class Linear:
             part = Part(begins[role] + own.start, own.count, size) if is_stored_fused else own
             order = (orders or {}).get(role, ())
             yield scope.matrix(role, self.weight, start, part, self.inputs, order)
-            if self.bias is not None:
+            if role in self._unbiased:
+                _clear(self.bias, start, own.count)
+            elif self.bias is not None:
                 yield scope.vector(role, self.bias[start : start + own.count], "bias", part, order)
             elif self._has_bias:
                 yield scope.vector_elsewhere(role, part.total, "bias")
             start += own.count
+
+
+def _clear(bias: Array | None, start: int, count: int) -> None:
+    """Set a part of a bias to 0. One that lies in an arena is 0 already, and may not be written to."""
+    part = None if bias is None else bias[start : start + count]
+    if part is not None and (not isinstance(part, np.ndarray) or part.any()):
+        part[...] = 0
 
 
 def second_linear(

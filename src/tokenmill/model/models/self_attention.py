@@ -57,7 +57,8 @@ class SelfAttention:
         self.heads, kv_heads = shard.heads(spec)
         q, kv = self.heads.times(spec.head_dim), kv_heads.times(spec.head_dim)
         parts = {"q": q} if place.reads_only else {"q": q, "k": kv, "v": kv}
-        self.qkv = Linear(spec.num_inputs * hidden_size, parts, spec.qkv_bias, kernels)
+        unbiased = () if spec.has_key_bias else ("k",)
+        self.qkv = Linear(spec.num_inputs * hidden_size, parts, spec.qkv_bias, kernels, unbiased=unbiased)
         self.gate = Linear(hidden_size, {"attention_gate": q}, spec.qkv_bias, kernels) if spec.has_gate else None
         self.output = second_linear("output", q, hidden_size, spec.output_bias, kernels, collective)
         self.joint_norms: dict[str, RMSNorm] = {}

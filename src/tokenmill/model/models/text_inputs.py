@@ -37,7 +37,7 @@ class TextInputs:
         role = WeightRole.EMBEDDING
         self.positions = kernels.linear_weight(rows, hidden_size, role) if rows else None
         self.types = kernels.linear_weight(spec.token_types, hidden_size, role) if spec.token_types else None
-        self.norm = make_norm(hidden_size, spec.norm, kernels)
+        self.norm = None if spec.norm is None else make_norm(hidden_size, spec.norm, kernels)
 
     def forward(self, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Return what the first layer takes, [T, hidden_size], of the embeddings of tokens, which are overwritten."""
@@ -45,14 +45,15 @@ class TextInputs:
             hidden += self.types.lookup(batch.positions[:1] * 0 if batch.types is None else batch.types)
         if self.positions is not None and self.spec.positions is not None:
             hidden += self.positions.lookup(position_rows(self.spec.positions, batch))
-        return self.norm.forward(hidden)
+        return hidden if self.norm is None else self.norm.forward(hidden)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """Yield the checkpoint tensors that fill this part."""
         for role, table in {"positions": self.positions, "token_types": self.types}.items():
             if table is not None:
                 yield scope.matrix(role, table)
-        yield from self.norm.targets(scope, "embedding_norm")
+        if self.norm is not None:
+            yield from self.norm.targets(scope, "embedding_norm")
 
 
 def position_rows(spec: PositionSpec, batch: ForwardBatch) -> AnyArray:

@@ -21,6 +21,7 @@ from tokenmill.model.sampling.draws import NO_TOKEN, NUM_FIELDS, PackedDraws, re
 from tokenmill.model.sampling.logprobs import LogprobArrays, take_logprobs
 from tokenmill.model.sampling.processors import add_entries, apply_bad_words, apply_penalties, moved
 from tokenmill.model.sampling.state import SamplingMetadata
+from tokenmill.model.sampling.time_marks import apply_time_marks
 from tokenmill.platform.arrays import address
 from tokenmill.platform.host_arrays import library_of
 
@@ -214,6 +215,8 @@ class Sampler:
             apply_bitmask(processed, moved(metadata.allowed_tokens, logits), self._native)
         if metadata.bad_words is not None:
             apply_bad_words(processed, metadata.bad_words, token_table)
+        if metadata.time_marks is not None:
+            apply_time_marks(processed, metadata.time_marks, token_table)
         return processed
 
     def _redrawn(self, token_ids: Array, processed: Callable[[Array], Array], draws: Array, masks: Masks) -> Array:

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.plan import AdmittedRequest, StepPlan
-from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.sampling_params import SamplingParams, TimeRules
 from tokenmill.model.attention.row_extension import Arrays, RowExtension
 from tokenmill.model.sampling.bitmask import WORD_BITS, TokenBitmask
 from tokenmill.model.sampling.draws import RECORD, PackedDraws, describe, keys_of, pack, uniforms
 from tokenmill.model.sampling.logprobs import LogprobGroup
 from tokenmill.model.sampling.processors import PADDING, BadWords, LogitEntries, Penalties
+from tokenmill.model.sampling.time_marks import TimeMarks
 
 MAX_LOGIT_BIAS = 100.0
 # A factor outside of this range is 0 or infinite in float32, or makes logits so.
@@ -41,6 +42,7 @@ class Extra(IntFlag):
     ALLOWED_TOKENS = 8
     BAD_WORDS = 16
     LOGPROBS = 32
+    TIME_MARKS = 64
 
 
 _EXTRAS = np.dtype(
@@ -64,7 +66,7 @@ class SamplingMetadata(msgspec.Struct, frozen=True):
         draws: [S, NUM_FIELDS] int64, packed: see `draws`.
         only_argmax: every row is greedy and asks for nothing else: the logits themselves are not needed.
         bias, stops: values to add to logits; those of `stops` are -inf.
-        allowed_tokens, bad_words: limits that requests themselves set on the vocabulary.
+        allowed_tokens, bad_words, time_marks: limits that requests themselves set on the vocabulary.
     """
 
     draws: PackedDraws
@@ -75,11 +77,12 @@ class SamplingMetadata(msgspec.Struct, frozen=True):
     allowed_tokens: TokenBitmask | None = None
     bad_words: BadWords | None = None
     logprobs: LogprobGroup | None = None
+    time_marks: TimeMarks | None = None
 
     @property
     def changes_logits(self) -> bool:
         """True if some row draws from other logits than the model's."""
-        parts = (self.bias, self.penalties, self.stops, self.allowed_tokens, self.bad_words)
+        parts = (self.bias, self.penalties, self.stops, self.allowed_tokens, self.bad_words, self.time_marks)
         return any(part is not None for part in parts)
 
     @property
@@ -114,6 +117,7 @@ class SamplingState(RowExtension):
         self._stops: list[Entries] = [_NO_ENTRIES] * max_rows
         self._allowed: list[npt.NDArray[np.int32] | None] = [None] * max_rows
         self._bad_words: list[tuple[tuple[int, ...], ...]] = [()] * max_rows
+        self._time_rules: TimeRules | None = None
         # The same rows sample in step after step.
         self._last: tuple[bytes, _Selection] | None = None
 
@@ -128,6 +132,7 @@ class SamplingState(RowExtension):
         params, row = new_row.params, new_row.row
         # A grammar's own mask keeps stop ids out: it knows where nothing else is allowed.
         stop_ids = new_row.stop_token_ids if params.min_tokens and params.grammar is None else ()
+        stop_ids = tuple(dict.fromkeys((*stop_ids, *params.first_bad_ids)))
         self._last = None
         self._draws[row] = describe(params, self.vocab_size)._replace(row=row)
         self._seeds[row] = new_row.seed & (2**64 - 1)
@@ -136,13 +141,14 @@ class SamplingState(RowExtension):
         self._stops[row] = _entries(stop_ids, [-np.inf] * len(stop_ids))
         self._allowed[row] = self._bits(params.allowed_token_ids) if params.allowed_token_ids else None
         self._bad_words[row] = params.bad_word_ids
+        self._time_rules = params.time_rules or self._time_rules  # a model has one vocabulary
         self._extras[row] = (
             _flags(params, bool(stop_ids)),
             params.presence_penalty,
             params.frequency_penalty,
             min(max(params.repetition_penalty, REPETITION_RANGE[0]), REPETITION_RANGE[1]),
             new_row.num_prompt_tokens,
-            new_row.num_prompt_tokens + params.min_tokens if stop_ids else 0,
+            new_row.num_prompt_tokens + max(params.min_tokens, 1) if stop_ids else 0,
             -1 if params.logprobs is None else min(params.logprobs, self.vocab_size),
         )
 
@@ -162,7 +168,7 @@ class SamplingState(RowExtension):
         records["position"] = positions
         if known.keys is not None:
             records["uniform"], records["redraw"] = uniforms(known.keys, positions)
-        penalties, words = metadata.penalties, metadata.bad_words
+        penalties, words, marks = metadata.penalties, metadata.bad_words, metadata.time_marks
         return SamplingMetadata(
             draws,
             metadata.only_argmax,
@@ -172,6 +178,7 @@ class SamplingState(RowExtension):
             metadata.allowed_tokens,
             words and msgspec.structs.replace(words, positions=_column(positions[words.indices], np.int64)),
             metadata.logprobs,
+            marks and msgspec.structs.replace(marks, positions=_column(positions[marks.indices], np.int64)),
         )
 
     def _select(self, rows: IntArray) -> _Selection:
@@ -189,6 +196,7 @@ class SamplingState(RowExtension):
             allowed_tokens=self._bitmask(at[Extra.ALLOWED_TOKENS], rows),
             bad_words=self._words(at[Extra.BAD_WORDS], rows),
             logprobs=_logprobs(at[Extra.LOGPROBS], extras["num_logprobs"]),
+            time_marks=self._marks(at[Extra.TIME_MARKS], rows),
         )
         return _Selection(keys, extras["first_stop_position"], metadata)
 
@@ -216,6 +224,14 @@ class SamplingState(RowExtension):
             last=np.array([word[-1] for _, word in words], dtype=np.int64),
         )
 
+    def _marks(self, indices: IntArray, rows: IntArray) -> TimeMarks | None:
+        if self._time_rules is None or not len(indices):
+            return None
+        own = rows[indices]
+        prompts = self._extras["num_prompt_tokens"][own]
+        places = _column(indices, np.int64), _column(own, np.int64), _column(prompts, np.int64)
+        return TimeMarks(self._time_rules, *places, np.zeros(len(indices), np.int64))
+
     def _bits(self, token_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
         flags = np.zeros(-(-self.vocab_size // WORD_BITS) * WORD_BITS, dtype=np.uint8)
         flags[list(token_ids)] = 1
@@ -230,6 +246,7 @@ def _flags(params: SamplingParams, waits_for_stop: bool) -> int:
         (Extra.ALLOWED_TOKENS, params.allowed_token_ids),
         (Extra.BAD_WORDS, params.bad_word_ids),
         (Extra.LOGPROBS, params.logprobs is not None),
+        (Extra.TIME_MARKS, params.time_rules is not None),
     )
     return sum(int(extra) for extra, is_wanted in wanted if is_wanted)
 

@@ -118,7 +118,7 @@ class ModelPlan(msgspec.Struct, frozen=True):
         return decoder
 
     def _decoder(self, kernels: Kernels) -> Decoder:
-        return Decoder(self.shapes.architecture, kernels, self.shapes.collective)
+        return make_decoder(self.shapes.architecture, kernels, self.shapes.collective)
 
 
 def choose_formats(folder: Path, quantization: str | None) -> PackedFormats:
@@ -173,7 +173,7 @@ def plan_model(
         InvalidCheckpoint: anything missing, truncated, misshapen or surplus.
     """
     measuring = MeasuringKernels(kernels)
-    shapes = Decoder(architecture, measuring, collective)
+    shapes = make_decoder(architecture, measuring, collective)
     weight_bytes = _num_bytes(shapes, measuring)
     reads = None if load_format == "dummy" else _plan(folder, load_format, shapes, is_again)
     unpacking = max((read.spare_bytes for read in reads or ()), default=0)
@@ -184,10 +184,20 @@ def plan_model(
     return ModelPlan(shapes, kernels, reads, weight_bytes, measuring.sizes, spare_bytes)
 
 
+def make_decoder(architecture: Architecture, kernels: Kernels, collective: Collective = ALONE) -> Decoder:
+    """Return a decoder without values, of the class that runs the architecture."""
+    if not architecture.clip_length:
+        return Decoder(architecture, kernels, collective)
+    # Imported here: it runs in torch, which other decoders do without.
+    from tokenmill.model.models.cross_decoder import CrossDecoder
+
+    return CrossDecoder(architecture, kernels, collective)
+
+
 def measure(architecture: Architecture, kernels: Kernels) -> tuple[Decoder, int]:
     """Return a decoder without values, and the bytes of memory that one with values takes."""
     measuring = MeasuringKernels(kernels)
-    shapes = Decoder(architecture, measuring)
+    shapes = make_decoder(architecture, measuring)
     return shapes, _num_bytes(shapes, measuring)
 
 

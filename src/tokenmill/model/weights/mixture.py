@@ -73,9 +73,10 @@ Losses = Mapping[Group, Mapping[PackedFormat, float]]
 
 
 def can_mix(architecture: Architecture) -> bool:
-    """Return True for a model whose bits are chosen: not one of experts, recurrences or per-layer embeddings."""
+    """Return True for a model whose bits are chosen: not one of experts, recurrences, per-layer embeddings or clips."""
     is_dense = not any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
-    return is_dense and architecture.per_layer is None and not architecture.recurrences
+    is_plain = architecture.per_layer is None and not architecture.recurrences
+    return is_dense and is_plain and not architecture.clip_length
 
 
 def typical_formats(architecture: Architecture, kernels: NativeKernels, bits: float) -> PackedFormats:

@@ -80,12 +80,18 @@ class MediaPrompts:
     Args:
         encode: text -> token ids, special tokens among them.
         special_tokens: those which clients must not spell, as text.
+        is_required: a prompt begins with one item, and has no other.
     """
 
     def __init__(
-        self, reader: MediaReader[Any], encode: Callable[[str], list[int]], special_tokens: Sequence[str]
+        self,
+        reader: MediaReader[Any],
+        encode: Callable[[str], list[int]],
+        special_tokens: Sequence[str],
+        is_required: bool = False,
     ) -> None:
         self._reader = reader
+        self._is_required = is_required
         self._encode = encode
         self._special_tokens = list(special_tokens)
 
@@ -93,6 +99,16 @@ class MediaPrompts:
     def nouns(self) -> str:
         """Name the media, for errors."""
         return self._reader.nouns
+
+    def check(self, media: Sequence[MediaInput], param: str) -> None:
+        """Refuse a prompt that does not begin with its only item, where the model knows no others.
+
+        Raises:
+            InvalidRequest: saying what the model is for.
+        """
+        if self._is_required and [one.span.offset for one in media] != [0]:
+            sentence = "this model writes down sound: its prompts begin with one clip (POST /v1/audio/transcriptions)"
+            raise InvalidRequest(sentence, param)
 
     def take_media(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
         """Return messages with a bare part for each image or clip, and the items that these show, in order.

@@ -76,6 +76,9 @@ class PromptEncoder:
             token_ids = self._encode(
                 message.text or "", attempt, param, is_cut, adds_special_tokens=adds_special_tokens
             )
+        # What names its engine by ids is an operator's probe, which any model answers.
+        if self._media is not None and (message.engine is None or message.token_ids is None):
+            self._media.check(media, param)
         if not token_ids:
             raise InvalidRequest("the prompt is empty: at least one token is needed", param)
         check_ids(token_ids, self.vocab_size, param)
@@ -90,6 +93,15 @@ class PromptEncoder:
         if self.max_model_len and len(token_ids) >= self.max_model_len + message.needs_no_output:
             raise self._too_long(f"{len(token_ids)} tokens", param, needs_output=not message.needs_no_output)
         return token_ids, media
+
+    def check_takes_texts(self) -> None:
+        """Refuse texts without media, where the model knows no such prompts.
+
+        Raises:
+            InvalidRequest: saying what the model is for.
+        """
+        if self._media is not None:
+            self._media.check((), "input")
 
     def infill_marks(self) -> Sequence[int]:
         """Return the ids of the tokens that mark the parts of a text with a gap."""

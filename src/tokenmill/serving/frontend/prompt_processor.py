@@ -109,6 +109,7 @@ class PromptProcessor:
         try:
             match message:
                 case GenerateText(texts=texts) if texts is not None:
+                    self._prompts.check_takes_texts()
                     attempt.begin_encoding(estimated_tokens(message))
                     return PreparedTexts(self._pooled.encode(texts))
                 case GenerateText():

@@ -30,7 +30,8 @@ from tokenmill.serving.server.ollama.body import OllamaChatBody, OllamaGenerateB
 from tokenmill.serving.server.ollama.embed import EmbedBody, EmbedRoutes
 from tokenmill.serving.server.ollama.generation import GenerationRoutes
 from tokenmill.serving.server.ollama.models import ModelBody, ModelRoutes
-from tokenmill.serving.server.openai.audio import AudioRoutes, TranscriptionForm, TranslationForm
+from tokenmill.serving.server.openai.audio import AudioRoutes
+from tokenmill.serving.server.openai.audio_forms import TranscriptionForm, TranslationForm
 from tokenmill.serving.server.openai.batches import BatchBody, BatchesQuery, BatchesRoutes
 from tokenmill.serving.server.openai.chat import ChatBody, ChatRoute
 from tokenmill.serving.server.openai.completions import TextBody, TextRoute

@@ -141,19 +141,22 @@ class ServerContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def task(self) -> str:
-        """The task of the model: generate, embed, rerank or classify."""
+        """The task of the model: generate, transcribe, embed, rerank or classify."""
         if self.pooling is None:
-            return "generate"
+            return "generate" if self.ready.transcription is None else "transcribe"
         return "rerank" if self.pooling.is_reranker else self.pooling.task.value
 
-    def check_generates(self) -> None:
-        """Refuse a request for text where the model makes vectors or scores.
+    def check_generates(self, *, is_transcript: bool = False) -> None:
+        """Refuse a request for text where the model makes vectors or scores, or writes down sound alone.
 
         Raises:
             InvalidRequest: saying what the model is for.
         """
         if self.pooling is not None:
             raise WrongTask(f"{self.pooling.purpose}; it generates no text", "model")
+        if self.ready.transcription is not None and not is_transcript:
+            sentence = "this model writes down sound: ask /v1/audio/transcriptions or /v1/audio/translations"
+            raise WrongTask(f"{sentence}; it answers no text", "model")
 
     def check_priority(self, priority: int | None) -> int:
         """Return the priority to run a request with.

@@ -214,7 +214,8 @@ def _weighed(plan: ModelPlan, folder: Path, config: EngineConfig, platform: Plat
     kernels, tokenizer = plan.kernels, Path(config.tokenizer or folder) / "tokenizer.json"
     architecture = read_architecture(folder).for_context(IMPORTANCE_CONTEXT)
     is_possible = plan.reads is not None and isinstance(kernels, NativeKernels) and tokenizer.exists()
-    if not is_possible or not architecture.needs_kv or architecture.per_layer is not None or architecture.recurrences:
+    is_possible &= architecture.needs_kv and architecture.per_layer is None and not architecture.clip_length
+    if not is_possible or architecture.recurrences:
         return plan
     assert isinstance(kernels, NativeKernels), "checked above"
     automatic = dataclasses.replace(config, attention_backend="auto", kv_cache_dtype="auto")

@@ -9,8 +9,10 @@ import msgspec
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.media import Transcription
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.audio.spec import read_audio
+from tokenmill.model.audio.transcription import read_transcription
 from tokenmill.model.sharding.shard import stage_layers
 from tokenmill.model.vision.spec_reader import read_vision
 from tokenmill.platform.protocol import Platform
@@ -66,6 +68,7 @@ class Images(Media):
     def check(cls, config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
         """Refuse features that models with images or sound do not support yet."""
         check_media(config, architecture, platform)
+        check_clips(config, architecture, platform)
 
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
@@ -124,6 +127,7 @@ class Sound(Media):
     """Prompts with sound; `Images` refuses what neither supports."""
 
     _max_seconds = 0.0
+    _transcription: Transcription | None = None
 
     @classmethod
     def install(cls, assembly: Assembly) -> Self | None:
@@ -143,17 +147,17 @@ class Sound(Media):
         with assembly.timer.phase("loading the encoder of sound"):
             assembly.platform.set_num_threads(model.num_threads)
             contents, tower = MediaStore(), load_encoder(model.folder, spec, model.kernels)
-        (rotary,) = model.decoder.rotary.values()
+        rotary = next(iter(model.decoder.rotary.values()), None)
         encoder = Encoder(tower.encode_input, MediaTurns(), contents, rotary, config.max_num_seqs)
         reserved = reserved_for_sound(config, spec, BYTES_OF[config.dtype])
         sound = cls(config, contents, encoder, TowerMemory(tower.num_bytes, reserved))
-        sound._max_seconds = spec.max_seconds
+        sound._max_seconds, sound._transcription = spec.max_seconds, read_transcription(model.folder, spec)
         return sound
 
     def describe(self, ready: EngineReady, memory: StepMemory) -> None:
-        """Tell how long a clip may be, and what the encoder weighs."""
+        """Tell how long a clip may be, how to ask for its words, and what the encoder weighs."""
         super().describe(ready, memory)
-        ready.max_clip_seconds = self._max_seconds
+        ready.max_clip_seconds, ready.transcription = self._max_seconds, self._transcription
 
 
 def check_media(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
@@ -183,3 +187,27 @@ def check_media(config: EngineConfig, architecture: Architecture, platform: Plat
             )
     if min(config.encoder_budget, config.encoder_cache_tokens) < 1:
         raise InvalidConfig("--encoder-budget and --encoder-cache-tokens must be at least 1")
+
+
+def check_clips(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
+    """Refuse what a model does not support yet whose layers attend to clips.
+
+    Raises:
+        InvalidConfig: the config asks for such a feature.
+    """
+    length = architecture.clip_length
+    if not length:
+        return
+    if config.language_model_only:
+        raise InvalidConfig(f"--language-model-only: {architecture.name} writes down sound, and has no use without it")
+    if config.num_ranks > 1:
+        raise InvalidConfig(f"{architecture.name} runs in one process: layers that attend to clips are not divided yet")
+    if platform.is_accelerator:
+        raise InvalidConfig(
+            f"{architecture.name} runs on CPUs: attention to clips has no kernels for GPUs yet (--device cpu)"
+        )
+    if config.max_model_len is not None and config.max_model_len <= length:
+        raise InvalidConfig(
+            f"--max-model-len {config.max_model_len}: a clip takes {length} tokens of the context, "
+            f"and its text at most {architecture.max_position - length}"
+        )

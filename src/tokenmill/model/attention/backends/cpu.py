@@ -149,6 +149,10 @@ class CpuAttention:
             self._prefill(q[start:end], *memory, output[start:end], layer, turns.of_chunks(start), sights)
         return turns.gather(output).flatten(1)
 
+    def store(self, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, slots: torch.Tensor) -> None:
+        """Write keys and values of clips; see `ClipAttention`."""
+        self.kv.write(layer.index, self.kv.slot_rows(slots), k, v)
+
     def _write(self, layer: int, slot_rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write keys and values; of ranks that share the memory each writes its part of the tokens."""
         if self._ranks is None:

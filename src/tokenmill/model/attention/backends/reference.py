@@ -49,6 +49,10 @@ class ReferenceAttention:
             output[start:end] = attend_sequence(*own, layer, sights)
         return output.flatten(1)
 
+    def store(self, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, slots: torch.Tensor) -> None:
+        """Write keys and values of clips; see `ClipAttention`."""
+        self.kv.write(layer.index, self.kv.slot_rows(slots), k, v)
+
 
 def angles_of(batch: ForwardBatch) -> StepAngles:
     """Return the rotary angles of a step's tokens."""
@@ -82,7 +86,8 @@ def attend_sequence(
     query_positions = torch.arange(length - q.shape[0], length, device=q.device)[:, None]
     keys = keys[:, first:].float().repeat_interleave(group, 0)
     values = values[:, first:].float().repeat_interleave(group, 0)
-    assert layer.ahead == 0 or length == q.shape[0], "what a token sees ahead of it is in the step"
+    is_there = layer.reads_only or layer.ahead == 0 or length == q.shape[0]
+    assert is_there, "what a token sees ahead of it is in the step, or was written before"
     scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * layer.scale
     last_seen = query_positions + (length if layer.ahead is None else layer.ahead)
     visible = key_positions <= (last_seen if sights is None else sights[:, None])

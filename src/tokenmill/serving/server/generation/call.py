@@ -45,6 +45,7 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
         model: the name of its model, which may be an adapter.
         conversation: the client's own name for what its prompts go on with, or for its user.
         session_key: calls of one key go to one engine, unless a header names another session; "": no key.
+        is_transcript: it asks for the words of sound, which is all that some models give.
     """
 
     params: dict[str, Any]
@@ -72,6 +73,7 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     conversation: str | None = None
     session_key: str = ""
+    is_transcript: bool = False
 
 
 def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateText]:
@@ -80,7 +82,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
     Raises:
         InvalidRequest: naming the field at fault.
     """
-    context.check_generates()
+    context.check_generates(is_transcript=call.is_transcript)
     context.check_count(call.messages)
     for name, logprobs_field in (("logprobs", call.logprobs_field), ("prompt_logprobs", "prompt_logprobs")):
         _check_logprobs(call.params.get(name), logprobs_field, context.max_logprobs)

@@ -34,7 +34,7 @@ BadWords = Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)]
 LogitBias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS_ENTRIES)]
 
 # What clients cannot give, or do not give under this name in every API.
-_NOT_GIVEN = {"logprobs", "structured_outputs", "grammar", "bad_word_ids"}
+_NOT_GIVEN = {"logprobs", "structured_outputs", "grammar", "bad_word_ids", "first_bad_ids", "time_rules"}
 _PARAMS = frozenset(SamplingParams.__struct_fields__) - _NOT_GIVEN
 
 

@@ -18,7 +18,7 @@ class ModelCard(msgspec.Struct):
     """One entry of /v1/models; an adapter's parent is the model that it changes.
 
     Attributes:
-        task: generate, embed, rerank or classify.
+        task: generate, transcribe, embed, rerank or classify.
     """
 
     id: str
