@@ -160,6 +160,20 @@ def test_families_with_parts_of_their_own(family: str, tmp_path: Path) -> None:
         assert tokens(run(engine, prompts, [GREEDY] * 3)) == expected, f"seed {SEED}"
 
 
+def test_beginnings_of_pages_are_copied(model: Path, rng: np.random.Generator) -> None:
+    options = {"page_size": 32, "max_model_len": 128, "num_pages": 20}
+    first = rng.integers(0, 250, 70).tolist()
+    prompts = [[*first[:cut], *rng.integers(0, 250, 9).tolist()] for cut in (25, 60)]
+    with running(model, None, enable_prefix_caching=False, **options) as engine:
+        expected = tokens(run(engine, prompts, [GREEDY] * 2))
+    with running(model, FakePlatform(), **options) as engine:
+        run(engine, [first], [GREEDY])
+        outputs = run(engine, prompts, [GREEDY] * 2)
+        assert all(each[0].num_cached_tokens >= cut for each, cut in zip(outputs, (25, 60), strict=True))
+        assert engine.stats().prefix_partial_hits == sum(each[0].num_cached_tokens % 32 for each in outputs)
+    assert tokens(outputs) == expected, f"seed {SEED}"
+
+
 @pytest.mark.parametrize(("family", "kind"), [("lfm2", "conv"), ("qwen3_next", "linear_attention")])
 def test_recurrent_states_run_on_in_graphs(family: str, kind: str, tmp_path: Path) -> None:
     """From kept states too, and kept in passing: by decodes in a graph, and by chunks beside them."""
