@@ -167,7 +167,7 @@ def test_a_session_is_refused_where_it_is_not_served() -> None:
 
 
 def test_a_model_with_states_is_refused_where_they_are_not_served() -> None:
-    model = SimpleNamespace(name="LFM2", recurrences=("conv",))
+    model = SimpleNamespace(name="LFM2", recurrences=("conv",), spans_see_ahead=False)
     with pytest.raises(InvalidConfig, match=f"LFM2 has recurrent states, which --scheduler-cls {PLAIN} does not serve"):
         check_scheduler_model(EngineConfig(scheduler_cls=PLAIN), model, None)  # type: ignore[arg-type]
     check_scheduler_model(EngineConfig(), model, None)  # type: ignore[arg-type]
