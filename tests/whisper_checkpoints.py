@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +33,33 @@ SUPPRESSED, SUPPRESSED_FIRST = (5, 17, 301), (40, 41)
 Samples = npt.NDArray[np.float32]
 
 
-def make_whisper_checkpoint(folder: Path, seed: int = 0, is_multilingual: bool = True) -> Path:
-    """Write a checkpoint of three decoder layers and two of the encoder, with tokenizer and processor."""
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE + len(MARKS) + len(TIMES),
+    "num_mel_bins": BINS,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 50,
+    "decoder_layers": 3,
+    "decoder_attention_heads": 3,
+    "decoder_ffn_dim": 40,
+    "max_source_positions": POSITIONS,
+    "max_target_positions": TEXT,
+}
+
+
+def make_whisper_checkpoint(
+    folder: Path,
+    seed: int = 0,
+    is_multilingual: bool = True,
+    shape: Mapping[str, Any] = MappingProxyType(_SHAPE),
+    seconds: int = SECONDS,
+) -> Path:
+    """Write a checkpoint of three decoder layers and two of the encoder, or of another shape, with all its files.
+
+    Args:
+        shape: fields of the config. seconds: of a clip, of 50 positions each.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     special = make_tokenizer(folder, VOCAB_SIZE)
     ids = add_marks(folder, (*MARKS, *TIMES), "")
@@ -42,17 +69,7 @@ def make_whisper_checkpoint(folder: Path, seed: int = 0, is_multilingual: bool =
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     end = special["<|endoftext|>"]
     config = transformers.WhisperConfig(
-        vocab_size=VOCAB_SIZE + len(MARKS) + len(TIMES),
-        num_mel_bins=BINS,
-        d_model=48,
-        encoder_layers=2,
-        encoder_attention_heads=4,
-        encoder_ffn_dim=50,
-        decoder_layers=3,
-        decoder_attention_heads=3,
-        decoder_ffn_dim=40,
-        max_source_positions=POSITIONS,
-        max_target_positions=TEXT,
+        **shape,
         eos_token_id=end,
         pad_token_id=end,
         bos_token_id=end,
@@ -79,7 +96,8 @@ def make_whisper_checkpoint(folder: Path, seed: int = 0, is_multilingual: bool =
         "max_initial_timestamp_index": 20,
     }
     _write(folder / "generation_config.json", generation)
-    features = {"feature_size": BINS, "chunk_length": SECONDS, "sampling_rate": RATE, "hop_length": 160, "n_fft": 400}
+    bins = shape["num_mel_bins"]
+    features = {"feature_size": bins, "chunk_length": seconds, "sampling_rate": RATE, "hop_length": 160, "n_fft": 400}
     _write(folder / "preprocessor_config.json", features)
     return folder
 
