@@ -39,6 +39,7 @@ class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         num_inputs: vectors of the hidden size that it takes side by side.
         first_key: no token attends to what lies before this position.
         has_key_bias: where q and v have biases, the keys have one, too.
+        has_alibi: scores fall with the distance between tokens; see `AttentionLayer.slopes`.
     """
 
     num_heads: int
@@ -60,6 +61,7 @@ class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     first_key: int = 0
     ahead: int | None = 0
     has_key_bias: bool = True
+    has_alibi: bool = False
 
     @property
     def q_size(self) -> int:
@@ -89,7 +91,7 @@ class SelfAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         qkv = self.q_size + 2 * self.kv_size
         num_norms = 0 if self.head_norm is None else 2 if self.kv_from is None else 1
         rest = num_norms * self.head_dim + self.num_heads * self.has_sinks
-        rest += 0 if self.joint_norm is None else self.q_size + self.kv_size
+        rest += 0 if self.joint_norm is None else self.joint_norm.num_parameters(self.q_size + self.kv_size)
         qkv += self.q_size * self.has_gate
         projections = hidden_size * (qkv * self.num_inputs + self.q_size)
         biases = (qkv - self.kv_size * (not self.has_key_bias)) * self.qkv_bias + hidden_size * self.output_bias
@@ -125,6 +127,8 @@ class LayerSpec(msgspec.Struct, frozen=True):
         begins_normed: of such a layer: its blocks add to the latter norm instead of the hidden states.
         crosses: a block between both attends to the clip that stands before its attention's `first_key`; its heads are
             those of the attention.
+        norms_attention_twice: of a layer that `norms_after`: the attention's input is added to the norm behind it once
+            more, and this sum goes through another one.
     """
 
     attention: SelfAttentionSpec | None
@@ -141,6 +145,7 @@ class LayerSpec(msgspec.Struct, frozen=True):
     norms_after: bool = False
     norms_attention_input: bool = True
     crosses: bool = False
+    norms_attention_twice: bool = False
 
     @property
     def mixer(self) -> SelfAttentionSpec | RecurrenceSpec:
@@ -152,7 +157,7 @@ class LayerSpec(msgspec.Struct, frozen=True):
     def num_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters of the layer, without its scalar, which is not trained."""
         count = self.has_in_norms * (1 + self.norms_attention_input) + 2 * self.has_out_norms
-        norms = (count + self.takes_pair) * self.norm.num_parameters(hidden_size)
+        norms = (count + self.takes_pair + self.norms_attention_twice) * self.norm.num_parameters(hidden_size)
         third = (2 * self.per_layer_size + 1) * hidden_size if self.per_layer_size else 0
         mixer = self.mixer.num_parameters(hidden_size)
         across = (mixer + self.norm.num_parameters(hidden_size)) * self.crosses

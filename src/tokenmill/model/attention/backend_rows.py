@@ -55,7 +55,12 @@ def _reference(config: AttentionConfig, kv: Any) -> AttentionBackend:
 
 
 def _native_obstacle(config: AttentionConfig) -> str | None:
-    return "it stores no clips of sound, which this model attends to" if config.spec.has_clips else None
+    clips = "it stores no clips of sound, which this model attends to" if config.spec.has_clips else None
+    return clips or _alibi_obstacle(config)
+
+
+def _alibi_obstacle(config: AttentionConfig) -> str | None:
+    return "its scores do not fall with distance (ALiBi), as this model's do" if config.spec.has_alibi else None
 
 
 def _no_extras(config: AttentionConfig) -> str | None:
@@ -174,5 +179,12 @@ BACKENDS = (
         dtypes=("bfloat16", "float16"),
         obstacle=_flash_obstacle,
     ),
-    Backend("triton", _token_major, make_paged=_triton, merit="its own kernels", is_invariant=True),
+    Backend(
+        "triton",
+        _token_major,
+        make_paged=_triton,
+        merit="its own kernels",
+        obstacle=_alibi_obstacle,
+        is_invariant=True,
+    ),
 )

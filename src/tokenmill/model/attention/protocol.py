@@ -38,6 +38,7 @@ class AttentionSpec(msgspec.Struct, frozen=True):
         spans_see_ahead: True if those of one image do, in all layers; see `MediaTokens.sights`.
         others: specs of layers with heads of another shape, or of the other group, with a KV memory of their own.
         has_clips: True if keys and values of clips are stored beside those of the text; see `ClipAttention`.
+        has_alibi: True if some layers have slopes.
     """
 
     num_layers: int
@@ -50,6 +51,7 @@ class AttentionSpec(msgspec.Struct, frozen=True):
     sees_ahead: bool = False
     spans_see_ahead: bool = False
     has_clips: bool = False
+    has_alibi: bool = False
 
     @property
     def groups(self) -> tuple[AttentionSpec, ...]:
@@ -72,6 +74,8 @@ class AttentionLayer(msgspec.Struct, frozen=True, eq=False):
         group: index of the layer's group, see `AttentionSpec.groups`.
         reads_only: the memory is another layer's, which has written it: the projection is q alone.
         first_key: no token attends to what lies before this position, and none lies there.
+        slopes: for each head, the number that a score falls by with each token between query and key, before or after
+            (ALiBi: Press et al. 2021); None for none. Such a layer sees whole requests, see `ahead`.
     """
 
     index: int
@@ -84,6 +88,7 @@ class AttentionLayer(msgspec.Struct, frozen=True, eq=False):
     reads_only: bool = False
     first_key: int = 0
     ahead: int | None = 0
+    slopes: tuple[float, ...] | None = None
 
 
 class KVCache(ABC):

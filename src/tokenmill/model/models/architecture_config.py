@@ -35,10 +35,11 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         # What stands beside the decoder's config wins over what stands in it.
         fields = {**_part(fields, "text_config", source), **fields}
     takes_images = family.takes_images and fields.get("vision_config") is not None
+    own = family.read(ConfigReader(fields, source, family.defaults))
     architecture = msgspec.structs.replace(
-        family.read(ConfigReader(fields, source, family.defaults)),
+        own,
         name=name,
-        weight_names=family.weight_names,
+        weight_names=own.weight_names or family.weight_names,
         takes_images=takes_images,
         spans_see_ahead=takes_images and family.spans_see_ahead,
         takes_sound=family.takes_sound,

@@ -127,6 +127,7 @@ class Decoder:
             "sees_ahead": not self.architecture.needs_kv,
             "spans_see_ahead": self.architecture.spans_see_ahead,
             "has_clips": self.architecture.clip_length > 0,
+            "has_alibi": any(layer.has_alibi for layer in layers),
         }
         first, *others = (msgspec.structs.replace(one, **sights) for one in groups)
         return msgspec.structs.replace(first, others=tuple(others))

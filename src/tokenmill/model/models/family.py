@@ -21,8 +21,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """The models that go by one name in `architectures` of config.json.
 
     Attributes:
-        read: reads the decoder, all but its name and the names of its weights. Most is read by the functions of
-            `decoder_config`, `attention_config`, `mlp_config` and `layer_kinds`.
+        read: reads the decoder, all but its name and the names of its weights, unless forms of it have different
+            ones. Most is read by the functions of `decoder_config`, `attention_config`, `mlp_config` and `layer_kinds`.
         defaults: values of fields that may be absent.
         has_text_config: the config of the decoder is a part of the file, if there is such a part.
         weight_names: names of the weights in checkpoints.

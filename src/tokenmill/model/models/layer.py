@@ -99,11 +99,13 @@ class Layer:
 
     Attributes:
         attention: None: `recurrence` stands in its place.
+        attention_last_norm: of the sum of `attention_out_norm` and the attention's input; None: absent.
         hidden_norm: of a layer that takes a pair, of the hidden states; `attention_norm` is then of the embeddings.
     """
 
     __slots__ = (
         "attention",
+        "attention_last_norm",
         "attention_norm",
         "attention_out_norm",
         "hidden_norm",
@@ -141,6 +143,7 @@ class Layer:
         elif isinstance(spec.recurrence, StateSpaceSpec):
             self.recurrence = StateSpace(spec.recurrence, place, hidden_size, kernels)
         self.attention_out_norm = make_norm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
+        self.attention_last_norm = make_norm(hidden_size, spec.norm, kernels) if spec.norms_attention_twice else None
         self.mlp_norm = make_norm(hidden_size, spec.norm, kernels) if spec.has_in_norms else None
         if isinstance(spec.mlp, MoeSpec):
             self.mlp: MLP | PlainMLP | MoE = MoE(spec.mlp, hidden_size, kernels, collective)
@@ -196,8 +199,12 @@ class Layer:
     def _add_and_norm(self, stream: ResidualStream, mixed: torch.Tensor, adapted: AdaptedLayer | None) -> None:
         """Let both blocks add to the hidden states, each time followed by the norm of the sum."""
         assert self.attention_out_norm is not None and self.mlp_out_norm is not None, "both sums are normed"
+        given = None if self.attention_last_norm is None else stream.hidden.clone()
         stream.delta = self.mixer.output.forward(mixed, adapted)
         stream.renew(self.attention_out_norm)
+        if self.attention_last_norm is not None:
+            stream.delta = given
+            stream.renew(self.attention_last_norm)
         stream.delta = self.mlp.forward(stream.hidden, adapted)
         stream.renew(self.mlp_out_norm)
 
@@ -233,6 +240,7 @@ class Layer:
         yield from _norm_targets(scope, "hidden_norm", self.hidden_norm)
         yield from self.mixer.targets(scope)
         yield from _norm_targets(scope, "attention_out_norm", self.attention_out_norm)
+        yield from _norm_targets(scope, "attention_last_norm", self.attention_last_norm)
         yield from _norm_targets(scope, "mlp_norm", self.mlp_norm)
         yield from self.mlp.targets(scope)
         yield from _norm_targets(scope, "mlp_out_norm", self.mlp_out_norm)

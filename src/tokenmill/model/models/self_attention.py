@@ -14,7 +14,7 @@ from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.model.kernels.protocol import Kernels
 from tokenmill.model.models.kv_places import KVPlace
 from tokenmill.model.models.linear import Linear, second_linear
-from tokenmill.model.models.norm import RMSNorm
+from tokenmill.model.models.norm import LayerNorm, Norm, make_norm
 from tokenmill.model.models.rotary import rotated_order
 from tokenmill.model.models.targets import Order, Target, TargetScope
 from tokenmill.model.sharding.collective import Collective
@@ -61,10 +61,10 @@ class SelfAttention:
         self.qkv = Linear(spec.num_inputs * hidden_size, parts, spec.qkv_bias, kernels, unbiased=unbiased)
         self.gate = Linear(hidden_size, {"attention_gate": q}, spec.qkv_bias, kernels) if spec.has_gate else None
         self.output = second_linear("output", q, hidden_size, spec.output_bias, kernels, collective)
-        self.joint_norms: dict[str, RMSNorm] = {}
+        self.joint_norms: dict[str, Norm] = {}
         if spec.joint_norm is not None:
             sizes = {"q_norm": self.spec.q_size, "k_norm": self.spec.kv_size}
-            self.joint_norms = {role: RMSNorm(size, spec.joint_norm, kernels) for role, size in sizes.items()}
+            self.joint_norms = {role: make_norm(size, spec.joint_norm, kernels) for role, size in sizes.items()}
         norms = None
         if spec.head_norm is not None:
             of_q = kernels.vector(spec.head_dim)
@@ -73,7 +73,8 @@ class SelfAttention:
             norms = HeadNorms(of_q, of_k, spec.head_norm.eps, spec.head_norm.is_offset, of_v)
         tables = None if spec.rope is None else rotary[spec.rope]
         sinks = kernels.vector(self.heads.count) if spec.has_sinks else None
-        where = place.group, place.reads_only, spec.first_key, spec.ahead
+        slopes = alibi_slopes(spec.num_heads)[self.heads.start : self.heads.stop] if spec.has_alibi else None
+        where = place.group, place.reads_only, spec.first_key, spec.ahead, slopes
         self.layer = AttentionLayer(place.index, spec.scale, spec.window, norms, tables, sinks, *where)
 
     def attend(
@@ -102,6 +103,8 @@ class SelfAttention:
             yield scope.vector("attention", self.layer.sinks, "sinks", self.heads)
         for role, norm in self.joint_norms.items():
             yield scope.vector(role, norm.weight, order=order)
+            if isinstance(norm, LayerNorm) and norm.bias is not None:
+                yield scope.vector(role, norm.bias, "bias", order=order)
         if self.layer.norms is not None:
             yield scope.vector("q_norm", self.layer.norms.q, order=order)
             if not self.layer.reads_only:
@@ -118,3 +121,14 @@ class SelfAttention:
         yield scope.matrix("k", self.qkv.weight, heads * size, Part.whole(kv), order=order)
         yield scope.matrix("v", self.qkv.weight, heads * size + kv, Part.whole(kv))
         yield scope.picked("attention_gate", gate.weight, 0, of_gate, total)
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Return the slope of each head: 2^(-8k/n) for k from 1 to n where n heads are a power of two.
+
+    Other numbers of heads have the slopes of the next lower power, then every other one of its double.
+    """
+    power = 1 << num_heads.bit_length() - 1
+    own = [2 ** (-8 * number / power) for number in range(1, power + 1)]
+    between = [2 ** (-4 * number / power) for number in range(1, 2 * power, 2)]
+    return (*own, *between[: num_heads - power])

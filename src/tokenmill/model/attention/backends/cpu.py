@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.model.attention.backends.reference import angles_of, sights_of, softmax
+from tokenmill.model.attention.backends.reference import angles_of, falls, sights_of, softmax
 from tokenmill.model.attention.batch import ForwardBatch
 from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.model.attention.tensor_kv import HeadMajorKV
@@ -214,6 +214,10 @@ class CpuAttention:
             chunk = packed[:, :, start:end].reshape(kv_heads, -1, head_dim)
             scores = torch.bmm(chunk, keys[:, first:last].transpose(1, 2)).mul_(layer.scale)
             apart = scores.view(kv_heads, self._group, end - start, last - first)
+            if layer.slopes is not None:
+                places = torch.arange(keys.shape[1])
+                own = falls(layer.slopes, places[computed + start : computed + end, None], places[first:last])
+                apart -= own.view(apart.shape)
             if sights is not None:
                 hide_sides(apart, computed + start - first, layer.window, sights[start:end] - first)
             elif layer.ahead == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import torch
 
@@ -89,6 +91,8 @@ def attend_sequence(
     is_there = layer.reads_only or layer.ahead == 0 or length == q.shape[0]
     assert is_there, "what a token sees ahead of it is in the step, or was written before"
     scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * layer.scale
+    if layer.slopes is not None:
+        scores -= falls(layer.slopes, query_positions, key_positions)
     last_seen = query_positions + (length if layer.ahead is None else layer.ahead)
     visible = key_positions <= (last_seen if sights is None else sights[:, None])
     if layer.window is not None:
@@ -96,6 +100,15 @@ def attend_sequence(
     sinks = None if layer.sinks is None else tensor_over(layer.sinks).view(-1, 1, 1)
     weights = softmax(scores.masked_fill(~visible, -torch.inf), sinks)
     return (weights @ values).transpose(0, 1).to(q.dtype)
+
+
+def falls(slopes: Sequence[float], queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Return the number that each score falls by with distance, [heads, n, length] float32.
+
+    Args:
+        slopes: see `AttentionLayer`. queries: [n, 1], positions. keys: [length], positions.
+    """
+    return torch.tensor(slopes, device=keys.device)[:, None, None] * (queries - keys).abs()
 
 
 def softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:

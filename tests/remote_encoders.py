@@ -1,0 +1,154 @@
+"""Encoders whose code is on the hub and not in transformers: small checkpoints, and plain formulas over them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+from tests.checkpoints import VOCAB_SIZE
+
+REMOTE_ENCODERS = ("jina_v2", "jina_v2_code")
+
+_BERT: dict[str, Any] = {
+    "architectures": ["JinaBertForMaskedLM"],
+    "model_type": "bert",
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 64,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+    "feed_forward_type": "geglu",
+    "position_embedding_type": "alibi",
+    "emb_pooler": "mean",
+    "pad_token_id": 0,
+}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "jina_v2": {**_BERT, "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"}},
+    "jina_v2_code": {
+        **_BERT,
+        "auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"},
+    },
+}
+
+
+def make_remote_encoder(
+    folder: Path, family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, prefix: str = "", **fields: Any
+) -> Path:
+    """Write a small random encoder without a tokenizer, and return its folder (made if needed).
+
+    Args:
+        family: one of `REMOTE_ENCODERS`.
+        prefix: of the names of all tensors.
+        fields: of config.json.
+    """
+    config = {**_CONFIGS[family], **fields}
+    generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
+    for name, shape in _shapes(family, config).items():
+        noise = torch.randn(shape, generator=generator)
+        vector = 0.2 * noise + (not name.endswith("bias"))
+        values = noise / shape[-1] ** 0.5 if len(shape) > 1 else vector
+        tensors[prefix + name] = values.to(dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _shapes(family: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of a checkpoint, by name."""
+    size, inner = config["hidden_size"], config["intermediate_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], size),
+        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], size),
+    }
+    norms, linears = ["embeddings.LayerNorm"], dict[str, tuple[int, int]]()
+    for layer in range(config["num_hidden_layers"]):
+        begin, is_code = f"encoder.layer.{layer}", family == "jina_v2_code"
+        linears |= {f"{begin}.attention.self.{name}": (size, size) for name in ("query", "key", "value")}
+        linears |= {f"{begin}.attention.output.dense": (size, size)}
+        gated, down = ("up_gated_layer", "down_layer") if is_code else ("gated_layers", "wo")
+        shapes[f"{begin}.mlp.{gated}.weight"] = (2 * inner, size)
+        linears[f"{begin}.mlp.{down}"] = (size, inner)
+        of_code = ("layer_norm_1", "layer_norm_2", "attention.self.layer_norm_q", "attention.self.layer_norm_k")
+        own = of_code if is_code else ("mlp.layernorm",)
+        norms += [f"{begin}.{name}" for name in ("attention.output.LayerNorm", *own)]
+    shapes |= {f"{name}.weight": shape for name, shape in linears.items()}
+    shapes |= {f"{name}.bias": shape[:1] for name, shape in linears.items()}
+    return shapes | {f"{name}.{kind}": (size,) for name in norms for kind in ("weight", "bias")}
+
+
+class RemoteOracle:
+    """The formulas of an encoder in a folder, for one text at a time."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        self._tensors = {name: one.to(dtype) for name, one in load_file(folder / "model.safetensors").items()}
+
+    @torch.inference_mode()
+    def states(self, text: list[int]) -> torch.Tensor:
+        """The last hidden states, [tokens, hidden_size]."""
+        x = self._table("embeddings.word_embeddings")[text] + self._table("embeddings.token_type_embeddings")[0]
+        x = self._norm(x, "embeddings.LayerNorm")
+        for layer in range(self.config["num_hidden_layers"]):
+            x = self._jina_layer(x, f"encoder.layer.{layer}")
+        return x
+
+    def _jina_layer(self, x: torch.Tensor, layer: str) -> torch.Tensor:
+        q, k, v = (self._linear(x, f"{layer}.attention.self.{name}") for name in ("query", "key", "value"))
+        is_code = f"{layer}.layer_norm_1.weight" in self._tensors
+        if is_code:
+            q = self._norm(q, f"{layer}.attention.self.layer_norm_q")
+            k = self._norm(k, f"{layer}.attention.self.layer_norm_k")
+        places = torch.arange(len(x))
+        distances = (places[:, None] - places).abs()
+        slopes = torch.tensor(alibi(self.config["num_attention_heads"]), dtype=x.dtype)
+        mixed = self._attend(q, k, v, -slopes[:, None, None] * distances)
+        attended = self._linear(mixed, f"{layer}.attention.output.dense")
+        attended = self._norm(attended + x, f"{layer}.attention.output.LayerNorm")
+        if is_code:
+            attended = self._norm(attended + x, f"{layer}.layer_norm_1")
+            plain, activated = self._linear(attended, f"{layer}.mlp.up_gated_layer").chunk(2, -1)
+            down = self._linear(functional.gelu(activated) * plain, f"{layer}.mlp.down_layer")
+            return self._norm(down + attended, f"{layer}.layer_norm_2")
+        activated, plain = self._linear(attended, f"{layer}.mlp.gated_layers").chunk(2, -1)
+        down = self._linear(functional.gelu(activated) * plain, f"{layer}.mlp.wo")
+        return self._norm(down + attended, f"{layer}.mlp.layernorm")
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | float = 0.0
+    ) -> torch.Tensor:
+        """Attention of [tokens, hidden_size], to all tokens; `bias`: [heads, tokens, tokens], added to the scores."""
+        heads = self.config.get("num_attention_heads") or self.config["n_head"]
+        q, k, v = (one.view(len(one), heads, -1).transpose(0, 1) for one in (q, k, v))
+        scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]) + bias
+        return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+
+    def _table(self, name: str) -> torch.Tensor:
+        return self._tensors[f"{name}.weight"]
+
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return functional.linear(x, self._table(name), self._tensors.get(f"{name}.bias"))
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        eps = self.config.get("layer_norm_eps") or self.config["layer_norm_epsilon"]
+        return functional.layer_norm(x, x.shape[-1:], self._table(name), self._tensors[f"{name}.bias"], eps)
+
+
+def alibi(heads: int) -> list[float]:
+    """The slopes of Press et al. 2021: a geometric sequence, for other numbers than powers of two filled up."""
+    lower = 2 ** math.floor(math.log2(heads))
+    if lower == heads:
+        first = 2 ** (-8 / heads)
+        return [first ** (head + 1) for head in range(heads)]
+    return [*alibi(lower), *alibi(2 * lower)[::2][: heads - lower]]
