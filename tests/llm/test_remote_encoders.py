@@ -20,6 +20,9 @@ FORMS: dict[str, tuple[dict[str, Any], float]] = {
     "int8": ({"dtype": "bfloat16", "quantization": "int8"}, 0.999),
 }
 
+JINA_SHAPE = {"hidden_size": 64, "num_attention_heads": 4}
+SHAPES = {"nomic_moe": {"n_embd": 64, "n_head": 4, "n_inner": 96}}
+
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", REMOTE_ENCODERS)
@@ -27,7 +30,7 @@ def test_vectors_are_the_means_of_the_formulas_states(family: str, form: str, tm
     if form == "int8" and load_kernels(1) is None:
         pytest.skip("the native kernels are not built here")
     options, least = FORMS[form]
-    folder = make_remote_encoder(tmp_path, family, seed=1, hidden_size=64, num_attention_heads=4)
+    folder = make_remote_encoder(tmp_path, family, seed=1, **SHAPES.get(family, JINA_SHAPE))
     write_word_pieces(folder)
     oracle = RemoteOracle(folder)
     with LLM(str(folder), **options) as llm:

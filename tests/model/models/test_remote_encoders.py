@@ -27,6 +27,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "jina_v2_code",
         {"num_attention_heads": 6, "intermediate_size": 77, "num_hidden_layers": 3, "layer_norm_eps": 1e-3},
     ),
+    "nomic experts": ("nomic_moe", {}),
+    "nomic experts in every third layer, one for a token, another base": (
+        "nomic_moe",
+        {"moe_every_n_layers": 3, "n_layer": 5, "moe_top_k": 1, "rotary_emb_base": 77, "n_head": 1},
+    ),
+    "nomic experts, three of five, as wide as the states, two types": (
+        "nomic_moe",
+        {"num_experts": 5, "moe_top_k": 3, "n_inner": 48, "type_vocab_size": 2, "n_layer": 2},
+    ),
+    "nomic without gates and experts": ("nomic_moe", {"moe_every_n_layers": 9, "n_layer": 1}),
 }
 
 
@@ -88,9 +98,28 @@ def test_the_form_with_normed_heads_is_told_by_the_name_of_its_code(tmp_path: Pa
         ("jina_v2", "feed_forward_type", "original"),
         ("jina_v2", "hidden_act", "relu"),
         ("jina_v2", "is_decoder", True),
+        ("nomic_moe", "expert_choice_router", True),
+        ("nomic_moe", "num_shared_experts", 1),
+        ("nomic_moe", "moe_normalize_expert_weights", True),
+        ("nomic_moe", "activation_function", "swiglu"),
+        ("nomic_moe", "activation_function", "gelu_new"),
+        ("nomic_moe", "ffn_div", 2),
+        ("nomic_moe", "moe_top_k", 9),
     ],
 )
 def test_forms_that_are_not_read_are_refused_by_name(family: str, field: str, value: Any, tmp_path: Path) -> None:
     rewrite(make_remote_encoder(tmp_path, family), {field: value})
     with pytest.raises(InvalidCheckpoint, match=field):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["w1", "w2"])
+@pytest.mark.parametrize("rows", [0, 320, 640 + 80])
+def test_stacks_of_other_sizes_are_refused(name: str, rows: int, tmp_path: Path) -> None:
+    folder = make_remote_encoder(tmp_path, "nomic_moe", n_layer=2)
+    path, tensor = folder / "model.safetensors", f"encoder.layers.1.mlp.experts.mlp.{name}"
+    tensors = load_file(path)
+    del tensors[tensor]
+    save_file({**tensors, **({tensor: torch.ones(rows, 48)} if rows else {})}, path)
+    with pytest.raises(InvalidCheckpoint, match=tensor):
         load(tmp_path)

@@ -47,11 +47,14 @@ class ExpertStack(msgspec.Struct, frozen=True):
         gate_up, down: names of the tensors, with a place for the layer.
         takes_turns: inputs stand before outputs, and gate and up take turns among the outputs. Otherwise all of gate
             stands before all of up, and whether inputs stand before outputs is told by the shape.
+        are_plain: there is no gate, and experts stand one below the other in matrices of two dimensions: up, and down
+            with inputs before outputs.
     """
 
     gate_up: str
     down: str
     takes_turns: bool = False
+    are_plain: bool = False
 
 
 class SigmoidSpec(msgspec.Struct, frozen=True):
@@ -78,6 +81,8 @@ class MoeSpec(msgspec.Struct, frozen=True):
         shared_size: as `size`, of an expert that every token is sent to; 0: absent.
         has_shared_gate: a token is sent to it as far as a gate of its own lets it.
         sigmoid: None: the scores of experts are a softmax.
+        is_gated: an expert is as `MlpSpec` has it.
+        has_output_bias: a bias is added to what the experts of a token give together.
     """
 
     num_experts: int
@@ -89,6 +94,13 @@ class MoeSpec(msgspec.Struct, frozen=True):
     shared_size: int = 0
     has_shared_gate: bool = True
     sigmoid: SigmoidSpec | None = None
+    is_gated: bool = True
+    has_output_bias: bool = False
+
+    @property
+    def num_matrices(self) -> int:
+        """Matrices of an expert, all of one size."""
+        return 2 + self.is_gated
 
     @property
     def active_size(self) -> int:
@@ -105,4 +117,5 @@ class MoeSpec(msgspec.Struct, frozen=True):
         """Return the number of parameters of the block, router and all experts."""
         biases = self.num_experts * (1 + 2 * self.size + hidden_size) * self.has_biases
         shared = hidden_size * (3 * self.shared_size + self.has_shared_gate) if self.shared_size else 0
-        return self.num_experts * hidden_size * (3 * self.size + 1) + biases + shared
+        biases += hidden_size * self.has_output_bias
+        return self.num_experts * hidden_size * (self.num_matrices * self.size + 1) + biases + shared

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from tokenmill.model.kernels.protocol import NO_PARTS, ExpertBiases, Experts, Gate, LinearWeight, Parts, WeightRole
+from tokenmill.model.kernels.protocol import (
+    NO_PARTS,
+    Activation,
+    ExpertBiases,
+    Experts,
+    Gate,
+    Kernels,
+    LinearWeight,
+    Parts,
+    WeightRole,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -85,3 +95,43 @@ class LoopedExperts:
                 result.index_add_(0, tokens[mine], self.one(expert, inputs[mine]).mul_(scales[mine]))
                 start += count
         return result
+
+
+class PlainExperts(LoopedExperts):
+    """Experts without a gate, one after the other: up, an activation, down.
+
+    Attributes:
+        up: per expert [size, hidden_size].
+        bias: [hidden_size], added to what the experts of a token give together; None: absent.
+    """
+
+    __slots__ = ("_kernels", "activation", "bias")
+
+    def __init__(
+        self, sizes: tuple[int, int, int], activation: Activation, kernels: Kernels, *, has_output_bias: bool
+    ) -> None:
+        """`sizes`: number of experts, hidden size, and size of their middle."""
+        num_experts, hidden_size, size = sizes
+        up = [kernels.linear_weight(size, hidden_size) for _ in range(num_experts)]
+        super().__init__(up, [kernels.linear_weight(hidden_size, size) for _ in range(num_experts)])
+        self._kernels, self.activation = kernels, activation
+        self.bias = kernels.vector(hidden_size) if has_output_bias else None
+
+    @property
+    def up(self) -> Sequence[LinearWeight]:
+        """First matrices of the experts, for the caller to fill."""
+        return self.gate_up
+
+    def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """Run x through one expert."""
+        inner = self._kernels.activate(self.up[expert].multiply(x), self.activation)
+        return self.down[expert].multiply(inner)
+
+    def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of each token's experts, one expert after the other, and the bias."""
+        mixed = super().mix(x, weights, experts)
+        if self.bias is None:
+            return mixed
+        from tokenmill.model.kernels.stored_tensors import tensor_over
+
+        return mixed.add_(tensor_over(self.bias))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokenmill.model.architecture.mlp_spec import MlpSpec, MoeSpec, SigmoidSpec
-from tokenmill.model.kernels.protocol import Experts, Gate, Kernels, SigmoidScores, WeightRole
+from tokenmill.model.kernels.experts import PlainExperts
+from tokenmill.model.kernels.protocol import Activation, Experts, Gate, Kernels, SigmoidScores, WeightRole
 from tokenmill.model.models.linear import Linear
 from tokenmill.model.models.mlp import MLP
 from tokenmill.model.models.targets import Target, TargetScope
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MoE:
-    """A router, and experts that are each a gated pair of projections.
+    """A router, and experts that are each a gated pair of projections, or a single one, and one back.
 
     Every rank routes for itself. It has some of the experts or, where ranks sum, a part of each.
 
@@ -53,8 +54,13 @@ class MoE:
         self.part = every if shard.sums else shard.part(spec.num_experts)
         self.inner = shard.part(spec.size) if shard.sums else Part.whole(spec.size)
         self.router = Linear(hidden_size, {"router": every}, spec.has_biases, kernels, WeightRole.ROUTER)
-        gate, has_biases = Gate[spec.activation.upper()], spec.has_biases
-        self.experts = kernels.experts(self.part.count, hidden_size, self.inner.count, gate, has_biases)
+        sizes = self.part.count, hidden_size, self.inner.count
+        if spec.is_gated:
+            self.experts: Experts = kernels.experts(*sizes, Gate[spec.activation.upper()], spec.has_biases)
+        else:
+            assert self.part.is_whole and self.inner.is_whole, "ranks share no experts without gates"
+            activation = Activation[spec.activation.upper()]
+            self.experts = PlainExperts(sizes, activation, kernels, has_output_bias=spec.has_output_bias)
         is_shared = not self.part.is_whole
         self.shared: MLP | None = None
         self.shared_gate: Linear | None = None
@@ -84,6 +90,9 @@ class MoE:
             yield from self.shared_gate.targets(scope)
         if self.scores is not None and self.scores.bias is not None:
             yield scope.vector("experts", self.scores.bias, "expert_bias")
+        if isinstance(self.experts, PlainExperts):
+            yield from self._plain_targets(scope, self.experts)
+            return
         size, (_, hidden_size) = self.spec.size, self.router.weight.shape
         for expert in range(self.spec.num_experts):
             number, own = expert - self.part.start, msgspec.structs.replace(scope, expert=expert)
@@ -100,6 +109,14 @@ class MoE:
                 if self.spec.has_biases:
                     for role, outputs in {"expert_gate": size, "expert_up": size, "expert_down": hidden_size}.items():
                         yield own.vector_elsewhere(role, outputs, "bias")
+
+    def _plain_targets(self, scope: TargetScope, experts: PlainExperts) -> Iterator[Target]:
+        for expert, (up, down) in enumerate(zip(experts.up, experts.down, strict=True)):
+            own = msgspec.structs.replace(scope, expert=expert)
+            yield own.matrix("expert_up", up)
+            yield own.matrix("expert_down", down)
+        if experts.bias is not None:
+            yield scope.vector("experts", experts.bias, "bias")
 
     def _biases(self, scope: TargetScope, number: int) -> Iterator[Target]:
         if self.experts.biases is None:

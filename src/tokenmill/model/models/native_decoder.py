@@ -21,6 +21,7 @@ from tokenmill.model.kernels.native import MODULE
 from tokenmill.model.kernels.native_weight import PackedWeight
 from tokenmill.model.kernels.operands import in_one_piece, is_a
 from tokenmill.model.models.draft_inputs import outputs_of_all
+from tokenmill.model.models.moe import MoE
 from tokenmill.model.models.native_layers import bind_inputs, bind_layer, bind_norm
 from tokenmill.model.models.native_projection import address_of
 from tokenmill.model.models.native_recurrence import NativeStates
@@ -254,6 +255,8 @@ def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
         return "the weights are not packed for native kernels"
     if attention != NATIVE_ATTENTION:
         return "the attention is not native"
+    if any(isinstance(layer.mlp, MoE) and not layer.mlp.spec.is_gated for layer in decoder.layers):
+        return "its experts have no gates"
     return None
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.models.targets import Target
 from tokenmill.model.models.weight_names import WeightKey
 from tokenmill.model.quantization.layouts import FLOATS, Dense, Outputs, WeightLayout
@@ -18,7 +19,7 @@ from tokenmill.model.quantization.packed import Rows
 from tokenmill.model.sharding.shard import Part
 from tokenmill.model.weights.checkpoint import Checkpoint, with_plain_names
 from tokenmill.model.weights.safetensors_header import StoredTensor
-from tokenmill.model.weights.stacked_experts import StackedRead, read_stacked, stacked_name
+from tokenmill.model.weights.stacked_experts import StackedRead, read_plain_stack, read_stacked, stacked_name
 from tokenmill.model.weights.stored_part import part_bytes, read_mapped, read_part
 
 # Tables that old checkpoints store although they follow from the config.
@@ -109,9 +110,18 @@ def _find(checkpoint: Checkpoint, target: Target, architecture: Architecture) ->
     if stack is not None and target.key.expert is not None:
         name = stacked_name(stack, target.key)
         # Of stacks that experts of their own names may stand for, these are read where they are stored.
+        if stack.are_plain:
+            return read_plain_stack(checkpoint, target, name, _num_experts(architecture, target))
         if stack.takes_turns or name in checkpoint.tensors:
             return read_stacked(checkpoint, target, name, stack.takes_turns)
     return _read(checkpoint, target)
+
+
+def _num_experts(architecture: Architecture, target: Target) -> int:
+    assert target.key.layer is not None, "experts are those of a layer"
+    block = architecture.layers[target.key.layer].mlp
+    assert isinstance(block, MoeSpec), "and the layer has some"
+    return block.num_experts
 
 
 def _read(checkpoint: Checkpoint, target: Target) -> Read:

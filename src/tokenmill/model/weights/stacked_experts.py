@@ -6,7 +6,10 @@
     gate_up_proj_bias      [E, 2 * size]
     gate_up_proj           [E, 2 * size, hidden]           outputs by inputs, or the other way round; gate before up
 
-down_proj has the same with `size` inputs and `hidden` outputs.
+down_proj has the same with `size` inputs and `hidden` outputs. Where experts have no gate (`ExpertStack.are_plain`):
+
+    up                     [E * size, hidden]              outputs by inputs
+    down                   [E * size, hidden]              inputs by outputs
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class StackedRead(msgspec.Struct, frozen=True):
     Attributes:
         stored: by what follows the name of the module: "", "_bias", or "_blocks" and "_scales".
         part, columns: the wanted outputs and inputs; columns None: all.
+        has_phases: outputs of gate and up are in one tensor.
     """
 
     key: WeightKey
@@ -55,6 +59,7 @@ class StackedRead(msgspec.Struct, frozen=True):
     part: Part
     columns: Part | None = None
     order: Order = Order.TURNS
+    has_phases: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -97,7 +102,8 @@ class StackedRead(msgspec.Struct, frozen=True):
 
     def _rows(self, inputs: slice) -> Rows:
         """Return the wanted outputs over some inputs, or groups of 32 of them."""
-        expert, phase, own = self.key.expert or 0, _PHASES.get(self.key.role, 0), slice(self.part.start, self.part.stop)
+        expert, own = self.key.expert or 0, slice(self.part.start, self.part.stop)
+        phase = _PHASES[self.key.role] if self.has_phases else 0
         is_flipped = self.order is not Order.OUTPUTS_FIRST
         parts = {suffix: _read(tensor, suffix, expert, inputs, is_flipped) for suffix, tensor in self.stored.items()}
         parts = {suffix: self._of_role(tensor, phase)[own] for suffix, tensor in parts.items()}
@@ -115,7 +121,7 @@ class StackedRead(msgspec.Struct, frozen=True):
 
     @property
     def _num_phases(self) -> int:
-        return 2 if self.key.role in _PHASES else 1
+        return 2 if self.has_phases else 1
 
     def _own(self, outputs: int) -> int:
         return outputs // self._num_phases
@@ -144,7 +150,7 @@ def read_stacked(checkpoint: Checkpoint, target: Target, module: str, takes_turn
         stored[suffix] = checkpoint.tensors[f"{module}{suffix}"]
         _check_form(stored[suffix], suffix)
     order = Order.TURNS if takes_turns else _order(stored[suffixes[0]], target)
-    read = StackedRead(target.key, stored, target.part, target.columns, order)
+    read = StackedRead(target.key, stored, target.part, target.columns, order, target.key.role in _PHASES)
     first, last = stored[suffixes[0]], stored[suffixes[-1]]
     if first is not last and first.shape[:-1] != last.shape:
         raise InvalidCheckpoint(f"{last.file}: tensor {last.name} has shape {list(last.shape)}, not that of its blocks")
@@ -154,6 +160,27 @@ def read_stacked(checkpoint: Checkpoint, target: Target, module: str, takes_turn
             f"{list(target.shape)}"
         )
     return read
+
+
+def read_plain_stack(checkpoint: Checkpoint, target: Target, name: str, num_experts: int) -> StackedRead:
+    """Plan the read of a weight of an expert without a gate; see `ExpertStack.are_plain`.
+
+    Raises:
+        InvalidCheckpoint: the tensor is missing or misshapen.
+    """
+    stored = checkpoint.tensors.get(name)
+    if stored is None:
+        raise InvalidCheckpoint(f"{checkpoint.source} has no tensor {name}, which config.json calls for")
+    is_up = target.key.role == "expert_up"
+    size, hidden_size = target.shape if is_up else target.shape[::-1]
+    if stored.dtype not in FLOATS or stored.shape != (num_experts * size, hidden_size):
+        raise InvalidCheckpoint(
+            f"{stored.file}: tensor {name} is {stored.dtype} {list(stored.shape)}, config.json calls for "
+            f"{[num_experts * size, hidden_size]}"
+        )
+    parted = msgspec.structs.replace(stored, shape=(num_experts, size, hidden_size))
+    order = Order.OUTPUTS_FIRST if is_up else Order.INPUTS_FIRST
+    return StackedRead(target.key, {"": parted}, target.part, target.columns, order)
 
 
 def _order(stored: StoredTensor, target: Target) -> Order:

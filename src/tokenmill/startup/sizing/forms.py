@@ -85,7 +85,7 @@ def active_share(architecture: Architecture) -> float:
     for layer in architecture.layers:
         if isinstance(layer.mlp, MoeSpec):
             experts = layer.mlp.num_experts - layer.mlp.experts_per_token
-            idle += 3 * architecture.hidden_size * layer.mlp.size * experts
+            idle += layer.mlp.num_matrices * architecture.hidden_size * layer.mlp.size * experts
     return 1 - idle / (architecture.num_parameters() - architecture.num_mapped_parameters)
 
 

@@ -1,6 +1,8 @@
 """Nomic's BERT (Nussbaum et al. 2024: nomic-embed-text v1 and v1.5): ropes in the place of positions, a gated block.
 
-Its config has the names of GPT-2's fields, as Nomic's own code reads them, or those of transformers.
+Its config has the names of GPT-2's fields, as Nomic's own code reads them, or those of transformers. Version 2
+(Nussbaum and Duderstadt 2025: nomic-embed-text-v2-moe), by its own names alone, has blocks without gates, and in every
+nth layer a mixture of them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import msgspec
 
 from tokenmill.model.architecture.architecture import Architecture, LayerSpec
 from tokenmill.model.architecture.input_spec import InputSpec
-from tokenmill.model.architecture.mlp_spec import MlpSpec
+from tokenmill.model.architecture.mlp_spec import ExpertStack, MlpSpec, MoeSpec
 from tokenmill.model.models.config_reader import ConfigReader
 from tokenmill.model.models.decoder_config import read_depth, refuse
 from tokenmill.model.models.encoder_config import (
@@ -25,6 +27,7 @@ from tokenmill.model.models.encoder_config import (
 )
 from tokenmill.model.models.family import Family
 from tokenmill.model.models.gguf_table import ENCODER_NAMES, TOKEN_TYPES, GgufHeader, GgufTable
+from tokenmill.model.models.mlp_config import MOST_EXPERTS
 from tokenmill.model.models.rope_config import read_rope
 
 # Nomic's names of fields, and transformers'.
@@ -38,21 +41,20 @@ _RENAMED = {
     "max_trained_positions": "max_position_embeddings",
 }
 _GATES = {"swiglu": "silu", "geglu": "gelu"}
+_PLAIN = "gelu"  # the activation of blocks without gates
 # Forms of the block that Nomic's code knows, and the checkpoints that are read do not have.
 _ABSENT = ("prenorm", "parallel_block", "use_rms_norm", "rotary_emb_interleaved", "rotary_emb_scale_base", "causal")
-_MIXTURE = ("moe_every_n_layers", "num_experts")
+_ABSENT_OF_EXPERTS = ("expert_choice_router", "num_shared_experts", "moe_normalize_expert_weights")
 
 
 def read(config: ConfigReader) -> Architecture:
     """Read the encoder."""
     refuse(config, *_ABSENT)
-    for field in _MIXTURE:
-        if config.raw(field) not in (None, 0):
-            raise config.error(f"{field} {config.raw(field)!r} is not supported: blocks of experts are not read")
     if (share := config.raw("rotary_emb_fraction", 1.0)) != 1.0:
         raise config.error(f"rotary_emb_fraction {share!r} is not supported: heads turn whole")
+    is_gated = True
     if config.raw("n_embd") is not None:
-        config = _in_our_names(config)
+        is_gated, config = config.raw("activation_function") != _PLAIN, _in_our_names(config)
     # Beyond `max_position_embeddings`, which it was trained on, Nomic's code stretches the rope: texts end there.
     num_layers, max_position = read_depth(config)
     rope, max_position = read_rope(config, max_position)
@@ -63,23 +65,58 @@ def read(config: ConfigReader) -> Architecture:
         config.integer("intermediate_size"),
         biases,
         read_encoder_activation(config, "hidden_act", GATES),
+        is_gated=is_gated,
         has_down_bias=config.boolean("mlp_fc2_bias", biases),
     )
-    layer = LayerSpec(attention, mlp, norm, has_in_norms=False, has_out_norms=True, norms_after=True)
+    layers = [
+        LayerSpec(attention, block, norm, has_in_norms=False, has_out_norms=True, norms_after=True)
+        for block in _blocks(config, mlp, num_layers)
+    ]
     inputs = InputSpec(norm, None, config.integer("type_vocab_size", low=0))
-    return encoder(config, [layer] * num_layers, max_position, inputs, has_final_norm=False)
+    read = encoder(config, layers, max_position, inputs, has_final_norm=False)
+    return read if is_gated else msgspec.structs.replace(read, weight_names=_PLAIN_NAMES)
+
+
+def _blocks(config: ConfigReader, dense: MlpSpec, num_layers: int) -> list[MlpSpec | MoeSpec]:
+    """Read the block of each layer: of every n the second has experts, of the size of a dense block.
+
+    Raises:
+        InvalidCheckpoint: a value that is not supported; names the field.
+    """
+    step = config.integer("moe_every_n_layers", 0, low=0)
+    sparse = [layer for layer in range(num_layers) if step and layer % step == 1]
+    if not sparse:
+        return [dense] * num_layers
+    for field in _ABSENT_OF_EXPERTS:
+        if config.raw(field) not in (None, False, 0):
+            raise config.error(f"{field} {config.raw(field)!r} is not supported")
+    if config.raw("ffn_div", 1) != 1:
+        raise config.error(f"ffn_div {config.raw('ffn_div')!r} is not supported: experts are as wide as dense blocks")
+    if dense.is_gated:
+        raise config.error(f"moe_every_n_layers {step}: experts are read with activation_function {_PLAIN}")
+    num_experts = config.integer("num_experts", high=MOST_EXPERTS)
+    moe = MoeSpec(
+        num_experts,
+        config.integer("moe_top_k", high=num_experts),
+        dense.size,
+        norm_topk_prob=False,
+        activation=dense.activation,
+        is_gated=False,
+        has_output_bias=True,
+    )
+    return [moe if layer in sparse else dense for layer in range(num_layers)]
 
 
 def _in_our_names(config: ConfigReader) -> ConfigReader:
     """Return the fields of Nomic's own config by the names that transformers has.
 
     Raises:
-        InvalidCheckpoint: the block has no gate.
+        InvalidCheckpoint: the activation of the block is not supported.
     """
-    gate = config.raw("activation_function")
-    if gate not in _GATES:
-        raise config.error(f"activation_function {gate!r} is not supported; supported: {', '.join(_GATES)}")
-    return config.renamed(_RENAMED, {"hidden_act": _GATES[gate]})
+    name, known = config.raw("activation_function"), {**_GATES, _PLAIN: _PLAIN}
+    if name not in known:
+        raise config.error(f"activation_function {name!r} is not supported; supported: {', '.join(known)}")
+    return config.renamed(_RENAMED, {"hidden_act": known[name]})
 
 
 NAMES: Mapping[str, str] = MappingProxyType(
@@ -97,6 +134,19 @@ NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Names of the weights in checkpoints."""
+_STACK = ExpertStack(
+    "encoder.layers.{layer}.mlp.experts.mlp.w1", "encoder.layers.{layer}.mlp.experts.mlp.w2", are_plain=True
+)
+_PLAIN_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **{role: name for role, name in NAMES.items() if role not in ("up", "gate")},
+        "up": "encoder.layers.{layer}.mlp.fc1",
+        "router": "encoder.layers.{layer}.mlp.router.layer",
+        "experts": "encoder.layers.{layer}.mlp.experts",
+        "expert_up": _STACK.gate_up,
+        "expert_down": _STACK.down,
+    }
+)
 
 
 def _gguf_fields(header: GgufHeader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,6 +171,7 @@ _FAMILY = Family(
     weight_names=NAMES,
     optional_prefix="nomic_bert.",
     other_weights=("pooler.", "cls."),
+    expert_stack=_STACK,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
