@@ -21,9 +21,9 @@ static void make_numbers(KVNumbers* self, Address numbers, int64_t page_numbers,
 }
 
 static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNorms& norms, Address cos, Address sin,
-                       float scale, int window, Address sinks, bool reads_only, int first, int ahead) {
+                       float scale, int window, Address sinks, bool reads_only, int first, int ahead, Address slopes) {
   new (self) AttentionLayer{memory, norms, {at<const uint16_t>(cos), at<const uint16_t>(sin)}, scale, window,
-                            at<const uint16_t>(sinks), reads_only, first, ahead};
+                            at<const uint16_t>(sinks), reads_only, first, ahead, at<const float>(slopes)};
 }
 
 static PlannedStep plan(const Attention& self, int64_t requests, Address query_starts, Address context_lens,
@@ -88,7 +88,7 @@ void bind_attention(nb::module_& module) {
   nb::class_<AttentionLayer>(module, "AttentionLayer")
       .def("__init__", make_layer, nb::arg("memory"), nb::arg("norms"), nb::arg("cos"), nb::arg("sin"),
            nb::arg("scale"), nb::arg("window"), nb::arg("sinks"), nb::arg("reads_only") = false,
-           nb::arg("first") = 0, nb::arg("ahead") = 0);
+           nb::arg("first") = 0, nb::arg("ahead") = 0, nb::arg("slopes") = 0);
   nb::class_<Attention>(module, "Attention")
       .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("page_size"), nb::arg("is_causal") = true)

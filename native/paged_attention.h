@@ -102,6 +102,7 @@ struct AttentionLayer {
   bool reads_only;  // the memory is another layer's, which has written it: a token has queries alone
   int first;        // no token sees what lies before this position
   int ahead;        // and so many tokens after it, which are in the step; below 0: all of its request
+  const float* slopes;  // [heads], what a score falls by with each token between query and key (ALiBi); or null
 
   // The first and the last position that a token sees at a position, of a request of so many tokens.
   int first_seen(int position) const {

@@ -132,6 +132,11 @@ class TileWork {
   KeyRange visible(int row, int start) const {
     return {std::max(visible_keys_[row].first - start, 0), std::min(visible_keys_[row].end - start, KEY_BLOCK)};
   }
+  // What the scores of a row fall by, in units of ln 2, with distance from it.
+  Fall fall(int row, int start) const {
+    const float slope = call_.layer.slopes[head_start(row) / head_dim_];
+    return {slope * LOG2_E, position_of(call_, tile_, row) - start};
+  }
   int64_t token(int row) const {
     const QueryRow at = row_of(call_, tile_, row);
     return call_.step.query_starts[at.request] + at.row / group_;
@@ -203,7 +208,10 @@ class TileWork {
       const int rows = std::min(mr, tile_.rows - row);
       QueryMicroTile tile{q_ + row * head_dim_, max_scores_ + row, weight_sums_ + row * LANES, values + row * head_dim_,
                           {}, row == 0, row + rows == tile_.rows};
-      for (int i = 0; i < rows; ++i) tile.visible[i] = visible(row + i, start);
+      for (int i = 0; i < rows; ++i) {
+        tile.visible[i] = visible(row + i, start);
+        if (call_.layer.slopes) tile.falls[i] = fall(row + i, start);
+      }
       if (tile.visible[rows - 1].end <= 0 || tile.visible[0].first >= KEY_BLOCK) continue;
       const float scale = call_.layer.scale * LOG2_E;
       on_amx ? attend_key_block_amx(tile, rows, head_dim_, scale, block)

@@ -33,6 +33,13 @@ struct KeyRange {
   bool operator==(const KeyRange& other) const { return first == other.first && end == other.end; }
 };
 
+// What the scores of a row fall by: `slope` for each token between its position and a key's, the former counted from the
+// first key of the block. 0: they stay as they are.
+struct Fall {
+  float slope;
+  int place;
+};
+
 // The sub-pages of a key block. In place of one without a visible key stands any other one.
 template <class Number>
 struct Subpages {
@@ -66,6 +73,7 @@ struct QueryMicroTile {
   float* values;       // [rows][head_dim], weighted
   KeyRange visible[AMX_QUERY_MR];  // keys of the block that each row sees; no row ends before the one above it
   bool is_first, is_last;          // of the query tile's micro-tiles
+  Fall falls[AMX_QUERY_MR] = {};
 };
 
 #if defined(__AVX512F__)
@@ -130,6 +138,13 @@ inline F32 mask_scores(F32 scores, int subpage, const KeyRange& visible) {
   return min(min(scores, load(edges + SUBPAGE - first)), load(edges + 2 * SUBPAGE - end));
 }
 
+// Scores of the keys of a sub-page, less what they fall by with their distance.
+inline F32 lower_scores(F32 scores, int subpage, const Fall& fall) {
+  static const float numbers[SUBPAGE] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const F32 ahead = sub(load(numbers), broadcast(static_cast<float>(fall.place - subpage * SUBPAGE)));
+  return sub(scores, mul(broadcast(fall.slope), max(ahead, sub(zero(), ahead))));
+}
+
 // Weights are rounded to bf16, as the values are.
 inline void store_weights(uint16_t* to, F32 weights) { store_bf16(to, weights); }
 inline void store_weights(float* to, F32 weights) { store(to, rounded(weights)); }
@@ -137,12 +152,13 @@ inline void store_weights(float* to, F32 weights) { store(to, rounded(weights));
 // One step of the online softmax of a row: writes the weights of the block's keys, and returns, in all lanes, the
 // correction: the factor for all sums before this block.
 template <int S, class Weight>
-F32 online_softmax(const float* scores, float scale, const KeyBlock& block, const KeyRange& visible, float* max_score,
-           float* weight_sums, Weight* weights) {
+F32 online_softmax(const float* scores, float scale, const KeyBlock& block, const KeyRange& visible, const Fall& fall,
+           float* max_score, float* weight_sums, Weight* weights) {
   F32 s[S];
   const F32 factor = broadcast(scale);
   unroll<S>([&](auto i) { s[i] = mul(load(scores + i * SUBPAGE), factor); });
   if (block.key_scales) unroll<S>([&](auto i) { s[i] = mul(s[i], load(block.key_scales + i * SUBPAGE)); });
+  if (fall.slope > 0) unroll<S>([&](auto i) { s[i] = lower_scores(s[i], i, fall); });
   if (visible.first > 0 || visible.end < S * SUBPAGE) unroll<S>([&](auto i) { s[i] = mask_scores(s[i], i, visible); });
   F32 maximum = s[0];
   unroll<S - 1>([&](auto i) { maximum = max(maximum, s[i + 1]); });
@@ -240,7 +256,7 @@ void attend_subpages(const QueryMicroTile& tile, int head_dim, float scale, cons
   block.has_key_codes ? score_codes<M, S>(tile.q, head_dim, block, scores)
                       : score_keys<M, S>(tile.q, head_dim, block, scores);
   for (int m = 0; m < M; ++m) {
-    corrections[m] = online_softmax<S>(scores[m], scale, block, tile.visible[m], tile.max_scores + m,
+    corrections[m] = online_softmax<S>(scores[m], scale, block, tile.visible[m], tile.falls[m], tile.max_scores + m,
                                        tile.weight_sums + m * LANES, weights[m]);
   }
   const KeyRange visible{tile.visible[0].first, tile.visible[M - 1].end};

@@ -81,6 +81,8 @@ void online_softmax_amx(const QueryMicroTile& tile, int row, int head_dim, const
   const F32 masked = broadcast(-__builtin_inff());
   F32 s[S];
   unroll<S>([&](auto i) { s[i] = mul(load(scores + i * SUBPAGE), factors[i]); });
+  const Fall& fall = tile.falls[row];
+  if (fall.slope > 0) unroll<S>([&](auto i) { s[i] = lower_scores(s[i], i, fall); });
   if (!sees_all) unroll<S>([&](auto i) { s[i] = _mm512_mask_mov_ps(masked, visible_lanes(visible, i), s[i]); });
   F32 maximum = s[0];
   unroll<S - 1>([&](auto i) { maximum = max(maximum, s[i + 1]); });

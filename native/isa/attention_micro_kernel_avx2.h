@@ -72,7 +72,7 @@ void attend_subpages(const QueryMicroTile& tile, int head_dim, float scale, cons
     score_keys<M>(q, head_dim, block.keys[s], tile.is_first ? block.values[s] : nullptr, of_subpage);
   }
   for (int m = 0; m < M; ++m) {
-    corrections[m] = online_softmax<S>(scores[m], scale, block, tile.visible[m], tile.max_scores + m,
+    corrections[m] = online_softmax<S>(scores[m], scale, block, tile.visible[m], tile.falls[m], tile.max_scores + m,
                                        tile.weight_sums + m * LANES, weights[m]);
   }
   NextKeys next_keys(block, head_dim);

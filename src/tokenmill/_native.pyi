@@ -258,7 +258,7 @@ class HeadNorms:
     def __init__(self, q: Address, k: Address, v: Address, eps: float, are_offsets: bool) -> None: ...
 
 class AttentionLayer:
-    """The attention of one layer; cos and sin are 0 where it does not rotate, window and sinks if it has none."""
+    """The attention of one layer; cos and sin are 0 where it does not rotate, window, sinks, slopes if it has none."""
 
     def __init__(
         self,
@@ -272,6 +272,7 @@ class AttentionLayer:
         reads_only: bool = False,
         first: int = 0,
         ahead: int = 0,
+        slopes: Address = 0,
     ) -> None: ...
 
 class ContextRanks:

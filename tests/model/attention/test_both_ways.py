@@ -20,6 +20,12 @@ from tokenmill.model.attention.tensor_kv import HeadMajorKV
 from tokenmill.platform.host_arrays import host_array
 
 WINDOWS = ((None, None), (65, 64), (1, 0), (3, 9), (200, 5), (None, 30), (17, None))
+HAVE_SLOPES = (False, True)
+
+
+def slopes_of(rng: np.random.Generator, heads: int) -> tuple[float, ...]:
+    """Slopes as trained models have them: of the steepest a text's ends do not see each other."""
+    return tuple((2.0 ** -rng.uniform(1, 8, heads)).tolist())
 
 
 def step(
@@ -43,7 +49,10 @@ def by_masks(qkv: torch.Tensor, heads: int, lengths: list[int], layer: Attention
             hidden |= away <= -layer.window
         if layer.ahead is not None:
             hidden |= away > layer.ahead
-        weights = (q @ k.transpose(1, 2) * layer.scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = q @ k.transpose(1, 2) * layer.scale
+        if layer.slopes is not None:
+            scores -= torch.tensor(layer.slopes).double()[:, None, None] * away.abs()
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         found.append((weights @ v).transpose(0, 1).flatten(1))
     return torch.cat(found)
 
@@ -52,14 +61,15 @@ def lengths_of(rng: np.random.Generator) -> list[int]:
     return [1, *rng.choice([2, 16, 40, 70, 130, 300], 3).tolist(), int(rng.integers(1, 200))]
 
 
+@pytest.mark.parametrize("has_slopes", HAVE_SLOPES)
 @pytest.mark.parametrize(("window", "ahead"), WINDOWS)
 @pytest.mark.parametrize("backend", [ReferenceAttention, CpuAttention])
 def test_torch_attends_both_ways(
-    backend: type, window: int | None, ahead: int | None, rng: np.random.Generator
+    backend: type, window: int | None, ahead: int | None, has_slopes: bool, rng: np.random.Generator
 ) -> None:
     lengths, heads = lengths_of(rng), int(rng.choice([1, 3, 4]))
     spec, requests, batch, qkv = step(rng, heads, 8, lengths)
-    layer = AttentionLayer(0, 0.4, window, ahead=ahead)
+    layer = AttentionLayer(0, 0.4, window, ahead=ahead, slopes=slopes_of(rng, heads) if has_slopes else None)
     kv = HeadMajorKV(spec, requests.num_pages, 16, "float32", "cpu")
     for tensor in kv.tensors:
         tensor.fill_(torch.nan)
@@ -69,14 +79,16 @@ def test_torch_attends_both_ways(
 
 
 @every_isa
+@pytest.mark.parametrize("has_slopes", HAVE_SLOPES)
 @pytest.mark.parametrize(("window", "ahead"), WINDOWS)
 def test_the_native_one_attends_both_ways(
-    isa: str, window: int | None, ahead: int | None, rng: np.random.Generator
+    isa: str, window: int | None, ahead: int | None, has_slopes: bool, rng: np.random.Generator
 ) -> None:
     lengths = [*lengths_of(rng), int(rng.choice([511, 600, 1100]))]
     heads, head_dim = int(rng.choice([1, 3, 4])), int(rng.choice([16, 32, 64]))
     spec, requests, batch, qkv = step(rng, heads, head_dim, lengths)
-    layer = AttentionLayer(0, head_dim**-0.5, window, ahead=ahead)
+    slopes = slopes_of(rng, heads) if has_slopes else None
+    layer = AttentionLayer(0, head_dim**-0.5, window, ahead=ahead, slopes=slopes)
 
     def run(threads: int, own: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         kv = PackedKV(spec, requests.num_pages, 16, "bfloat16", "cpu")

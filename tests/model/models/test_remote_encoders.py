@@ -14,7 +14,11 @@ from tests.model.models.test_encoders import rewrite, states_of, texts_of
 from tests.model.models.test_logits import assert_close, load
 from tests.remote_encoders import REMOTE_ENCODERS, RemoteOracle, make_remote_encoder
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.attention.backend import AttentionConfig
+from tokenmill.model.attention.backend_rows import BACKENDS
+from tokenmill.model.attention.protocol import AttentionSpec
 from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.platform.cpu import CpuPlatform
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "jina v2": ("jina_v2", {}),
@@ -123,3 +127,10 @@ def test_stacks_of_other_sizes_are_refused(name: str, rows: int, tmp_path: Path)
     save_file({**tensors, **({tensor: torch.ones(rows, 48)} if rows else {})}, path)
     with pytest.raises(InvalidCheckpoint, match=tensor):
         load(tmp_path)
+
+
+def test_gpus_say_that_their_attention_has_no_slopes() -> None:
+    config = AttentionConfig(AttentionSpec(1, 4, 4, 16, sees_ahead=True, has_alibi=True), 16, "bfloat16", CpuPlatform())
+    rows = [row for row in BACKENDS if row.is_for_gpus]
+    assert rows and all(row.obstacle(config) for row in rows)
+    assert "ALiBi" in str({row.name: row.obstacle(config) for row in rows}["triton"])

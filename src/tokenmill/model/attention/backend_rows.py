@@ -55,8 +55,7 @@ def _reference(config: AttentionConfig, kv: Any) -> AttentionBackend:
 
 
 def _native_obstacle(config: AttentionConfig) -> str | None:
-    clips = "it stores no clips of sound, which this model attends to" if config.spec.has_clips else None
-    return clips or _alibi_obstacle(config)
+    return "it stores no clips of sound, which this model attends to" if config.spec.has_clips else None
 
 
 def _alibi_obstacle(config: AttentionConfig) -> str | None:

@@ -255,6 +255,8 @@ def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
         return "the weights are not packed for native kernels"
     if attention != NATIVE_ATTENTION:
         return "the attention is not native"
+    if any(layer.attention_last_norm is not None for layer in decoder.layers):
+        return "its attention is normed twice"
     if any(isinstance(layer.mlp, MoE) and not layer.mlp.spec.is_gated for layer in decoder.layers):
         return "its experts have no gates"
     return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.model.attention.batch import ForwardBatch, MediaAngles
 from tokenmill.model.attention.packed_kv import PackedKV
@@ -66,6 +67,7 @@ class NativeAttention:
         if self._meeting is not None:
             self.attention.share(self._meeting)
         self._bound: dict[AttentionLayer, _native.AttentionLayer] = {}
+        self._slopes: list[npt.NDArray[np.float32]] = []  # of bound layers, which hold addresses
         key_scales, value_scales = kv.tensors[2:] or (None, None)
         self.memory: list[_native.LayerKV] = [
             native.LayerKV(_numbers(kv.keys, key_scales, layer), _numbers(kv.values, value_scales, layer))
@@ -134,7 +136,11 @@ class NativeAttention:
             assert is_a("bfloat16", layer.sinks) and in_one_piece(layer.sinks), "sinks are bfloat16 in one piece"
             sinks = address(layer.sinks)
         ahead = -1 if layer.ahead is None else layer.ahead
-        numbers = layer.scale, layer.window or 0, sinks, layer.reads_only, layer.first_key, ahead
+        slopes = 0
+        if layer.slopes is not None:
+            self._slopes.append(np.array(layer.slopes, np.float32))
+            slopes = address(self._slopes[-1])
+        numbers = layer.scale, layer.window or 0, sinks, layer.reads_only, layer.first_key, ahead, slopes
         bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
         return bound
 
