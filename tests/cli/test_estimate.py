@@ -14,6 +14,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.machine_sizes import Machine, make_six_mib
 from tests.model.weights.stand_in_hub import running_hub
+from tests.remote_encoders import make_remote_encoder
 from tokenmill.cli.main import main
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import OutOfMemory
@@ -171,3 +172,15 @@ def test_an_encoder_takes_memory_for_a_step_and_none_for_kv(tmp_path: Path, caps
     cost = 2 * (3 * layer + 2 * 64)
     assert f"A token costs {cost / 1e6:,.3g} million operations" in shown
     assert f"a text of 2,048 tokens {3 * 4 * 64 * 2048 / 1e6:,.3g} million more" in shown
+
+
+def test_a_token_of_an_encoder_costs_the_experts_that_it_is_sent_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_remote_encoder(tmp_path, "nomic_moe", n_layer=2)
+    assert main(["estimate", str(folder), "--bandwidth", "20g"]) == 0
+    size, inner, norms = 48, 80, 4 * 48
+    attention, dense = 4 * size * size + 4 * size, 2 * size * inner + inner + size
+    experts = 2 * 2 * size * inner + 8 * size + size
+    cost = 2 * (2 * (attention + norms) + dense + experts + 2 * size)
+    assert f"A token costs {cost / 1e6:,.3g} million operations" in capsys.readouterr().out

@@ -98,11 +98,6 @@ class MoeSpec(msgspec.Struct, frozen=True):
     has_output_bias: bool = False
 
     @property
-    def num_matrices(self) -> int:
-        """Matrices of an expert, all of one size."""
-        return 2 + self.is_gated
-
-    @property
     def active_size(self) -> int:
         """Width that one token is projected to, by all its experts."""
         return self.size * self.experts_per_token + self.shared_size
@@ -118,4 +113,11 @@ class MoeSpec(msgspec.Struct, frozen=True):
         biases = self.num_experts * (1 + 2 * self.size + hidden_size) * self.has_biases
         shared = hidden_size * (3 * self.shared_size + self.has_shared_gate) if self.shared_size else 0
         biases += hidden_size * self.has_output_bias
-        return self.num_experts * hidden_size * (self.num_matrices * self.size + 1) + biases + shared
+        return self.num_experts * (self._expert_parameters(hidden_size) + hidden_size) + biases + shared
+
+    def num_idle_parameters(self, hidden_size: int) -> int:
+        """Return the number of parameters that one token does not meet: those of experts that it is not sent to."""
+        return (self.num_experts - self.experts_per_token) * self._expert_parameters(hidden_size)
+
+    def _expert_parameters(self, hidden_size: int) -> int:
+        return (2 + self.is_gated) * self.size * hidden_size

@@ -18,6 +18,7 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.sizes import size_text
 from tokenmill.demo import demo_model_path
 from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.architecture.mlp_spec import MoeSpec
 from tokenmill.model.weights.catalogue import CATALOGUE
 from tokenmill.model.weights.checkpoint import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, open_checkpoint, read_architecture
 from tokenmill.model.weights.gguf.file import open_gguf
@@ -118,7 +119,9 @@ def _ranks_text(form: Form) -> str:
 def _encoder_notes(config: EngineConfig, architecture: Architecture) -> str:
     """Return sentences on what a text of a model without KV costs: multiplications and additions, two for each."""
     rows = architecture.vocab_size + (architecture.inputs.num_rows if architecture.inputs is not None else 0)
-    layers = 2 * (architecture.num_parameters() - rows * architecture.hidden_size)
+    blocks = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, MoeSpec)]
+    idle = sum(block.num_idle_parameters(architecture.hidden_size) for block in blocks)
+    layers = 2 * (architecture.num_parameters() - rows * architecture.hidden_size - idle)
     longest = wanted_context(config, architecture.max_position)
     seen = [min(longest, one.window or longest) * (2 if one.window else 1) for one in architecture.attentions]
     pairs = zip(architecture.attentions, seen, strict=True)

@@ -84,8 +84,7 @@ def active_share(architecture: Architecture) -> float:
     idle = 0 if architecture.tie_embeddings else architecture.vocab_size * architecture.hidden_size
     for layer in architecture.layers:
         if isinstance(layer.mlp, MoeSpec):
-            experts = layer.mlp.num_experts - layer.mlp.experts_per_token
-            idle += layer.mlp.num_matrices * architecture.hidden_size * layer.mlp.size * experts
+            idle += layer.mlp.num_idle_parameters(architecture.hidden_size)
     return 1 - idle / (architecture.num_parameters() - architecture.num_mapped_parameters)
 
 
