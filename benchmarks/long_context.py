@@ -57,7 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=options.folder) as tier:
         options.model, options.folder = str(make_induction_model(Path(folder), shape_of(options), seed=1)), tier
         computed = run(options, "computed")
-        disk_rate = read_rate(Path(tier))
+        disk_rate = read_rate(Path(tier), computed["kv_bytes"])
         restored = run(options, "restored")
     rate = computed["kv_bytes"] / restored["first_token_s"] / 1e9
     found = {
@@ -101,26 +101,27 @@ def run(options: argparse.Namespace, part: str) -> dict[str, Any]:
     return found
 
 
-def read_rate(tier: Path) -> float:
-    """Write the tier's files to the disk, drop them from the page cache, and return the GB/s at which they are read."""
-    files = sorted(tier.rglob("*.pages"))
-    drop(files)
-    began, num_bytes = time.perf_counter(), 0
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            while data := file.read(READ_BYTES):
-                num_bytes += len(data)
+def read_rate(tier: Path, num_bytes: int) -> float:
+    """Write the tier's pages to the disk, drop them from the page cache, and return the GB/s at which they are read.
+
+    They lie at the front of a file that has room for more.
+    """
+    (path,) = tier.rglob("*.pages")
+    drop(path)
+    began = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        while file.tell() < num_bytes:
+            file.read(READ_BYTES)
     rate = num_bytes / (time.perf_counter() - began) / 1e9
-    drop(files)
+    drop(path)
     return rate
 
 
-def drop(files: list[Path]) -> None:
-    """Write files out, and drop them from the page cache."""
-    for path in files:
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def drop(path: Path) -> None:
+    """Write a file out, and drop it from the page cache."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def start(options: argparse.Namespace) -> Engine:

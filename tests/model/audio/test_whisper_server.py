@@ -105,13 +105,25 @@ def test_languages_tasks_and_prompts_are_tokens(
 def test_words_are_those_that_transformers_generates(
     client: openai.OpenAI, oracle: Oracle, rng: np.random.Generator
 ) -> None:
-    clip = noise(rng, 1.6)
     for language in ("de", None):
-        ids = oracle.model.generate(features_of(clip), language=language, task="transcribe", max_new_tokens=TEXT - 4)
-        expected = oracle.tokenizer.decode(ids[0].tolist()).strip()
+        clip, ids = generated(oracle, language, rng)
+        expected = oracle.tokenizer.decode(ids).strip()
         options = {} if language is None else {"language": language}
         found = client.audio.transcriptions.create(file=wav_file(clip), model="tiny", **options)
         assert found.text == expected
+
+
+def generated(oracle: Oracle, language: str | None, rng: np.random.Generator) -> tuple[Samples, list[int]]:
+    """Draw a clip and what `generate` writes of it.
+
+    Behind two marks of time in a row, which random weights write too, it may hear the rest again: these are left out.
+    """
+    for _ in range(40):
+        clip = noise(rng, 1.6)
+        ids = oracle.model.generate(features_of(clip), language=language, task="transcribe", max_new_tokens=TEXT - 4)
+        if ids.shape[1] <= TEXT - 4:
+            return clip, ids[0].tolist()
+    raise AssertionError("it hears every clip twice")
 
 
 def test_the_language_is_found_where_nobody_says_it(

@@ -93,6 +93,8 @@ def test_so_are_those_of_random_tokenizers(rng: np.random.Generator, tmp_path: P
         folder = tmp_path / str(number)
         folder.mkdir()
         file = random_file(rng)
+        if not _is_byte_level(file) and "ByteLevel" in json.dumps(file["pre_tokenizer"]):
+            continue  # letters for bytes, and a vocabulary without them: no text comes back from such a file
         file["decoder"] = {"type": "ByteLevel"} if _is_byte_level(file) else _FALLBACK
         file["model"]["vocab"].setdefault("|end|", len(file["model"]["vocab"]))
         (folder / "tokenizer.json").write_text(json.dumps(file))

@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,18 @@ def kill_all_of(server):
         os.kill(pid, signal.SIGKILL)
 
 
+def worked(pid):
+    """Seconds of processor time of all threads of a process."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def let_work(pid, seconds):
+    """Waits until a process has had so much of a processor, which may take long on a busy machine, or is idle."""
+    end, before = time.monotonic() + 1, worked(pid)
+    while worked(pid) - before < seconds and time.monotonic() < end:
+        time.sleep(0.002)
+
+
 @contextmanager
 def stopped_in_the_middle(page, server):
     """Asks, and lets the engine run for moments, until some of its answer is shown; it stands still within."""
@@ -77,7 +90,7 @@ def stopped_in_the_middle(page, server):
         shown = answers(page).last.locator(":scope > .markdown")
         while not (shown.count() and len(shown.inner_text()) > 20):
             os.kill(engine, signal.SIGCONT)
-            time.sleep(0.02)
+            let_work(engine, 0.02)
             os.kill(engine, signal.SIGSTOP)
             page.wait_for_timeout(50)
         yield said(page)
