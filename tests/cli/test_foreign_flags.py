@@ -148,7 +148,8 @@ def test_every_flag_of_the_table_is_taken_refused_or_ours(capsys):
         else:
             assert read_configs(["m", *words], {})[0].model == "m"
             assert capsys.readouterr().err == f"tokenmill serve: {flag.name} does nothing here: {flag.because}\n"
-        if flag.takes == "" and flag.name.startswith("--"):
+        # Some programs have the opposite, too, under this name.
+        if flag.takes == "" and flag.name.startswith("--") and f"--no-{flag.name[2:]}" not in TABLE:
             assert read_configs([f"--no-{flag.name[2:]}", f"{flag.name}=false"], {}) == read_configs([], {})
             assert capsys.readouterr().err == ""
 
