@@ -35,6 +35,8 @@ LATE = {"eager": "a mode to find faults in; its decodes take other forms as cont
 # Names of config.json's of which the same module reads the same layers as of a name that is tried.
 TRIED_BY_OTHERS = ("ForMaskedLM", "ForConditionalGeneration")
 AS_ANOTHER = {"CamembertModel": "RobertaModel", "NewModel": "GteModel"}
+# Its scores fall with distance, and no kernel for GPUs lowers them: it is refused there.
+ON_CPUS_ALONE = {"JinaBertModel"}
 SECONDS = 280
 
 
@@ -81,5 +83,5 @@ def test_every_family_of_the_registry_is_among_the_cases() -> None:
     """By the name in config.json; those with a tower or a head that says no tokens have the layers of another."""
     tried = {*map(architecture_of, FAMILIES), *map(encoder_architecture_of, ENCODERS)}
     left = {name for name in REGISTRY if name not in tried and not name.endswith(TRIED_BY_OTHERS)}
-    assert left == AS_ANOTHER.keys()
+    assert left == AS_ANOTHER.keys() | ON_CPUS_ALONE
     assert set(AS_ANOTHER.values()) <= tried
