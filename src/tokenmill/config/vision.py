@@ -63,7 +63,7 @@ class VisionConfig:
     )
     disable_chunked_mm_input: bool = flag(False, "a step does not end within an image or a clip of sound")
     language_model_only: bool = flag(
-        False, "leave out the vision tower or the encoder of sound: prompts are text, and all features of text go"
+        False, "leave out the vision tower or the encoder of sound: prompts are text, and all features of text work"
     )
     limit_mm_per_prompt: str | None = flag(
         None,

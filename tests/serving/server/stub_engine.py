@@ -3,8 +3,9 @@
     python -m tests.serving.server.stub_engine FOLDER INDEX RANK LIFE
 
 The model folder's config.json may hold `stub`: {"step_seconds": ..., "fail": ...} to change how it behaves, and
-`stub-1`, which engine 1 obeys instead. `restart_seconds`: how long the next life takes to begin; `endless_prompt`: no
-prompt is ever computed further than its half. Ranks above 0 only show that they live.
+`stub-1`, which engine 1 obeys instead. `restart_seconds`: how long the next life takes to begin; `max_model_len`: how
+many tokens a prompt and its answer may have; `endless_prompt`: no prompt is ever computed further than its half. Ranks
+above 0 only show that they live.
 """
 
 import itertools
@@ -57,6 +58,7 @@ class StubEngine:
         self.model = Path(launch.engine.model)
         config = json.loads((self.model / "config.json").read_text())
         self.stub = config.get(f"stub-{index}", config.get("stub", {}))
+        self.max_model_len = self.stub.get("max_model_len", MAX_MODEL_LEN)
         context = zmq.Context()
         self.inbox = Inbox(context, folder, self.name, ToReporter)
         self.api = Outbox(context, folder, API)
@@ -149,7 +151,7 @@ class StubEngine:
                 1,
                 0,
                 0,
-                num_left_tokens=(running.request.params.max_tokens or MAX_MODEL_LEN) - running.num_output,
+                num_left_tokens=(running.request.params.max_tokens or self.max_model_len) - running.num_output,
                 deadline=running.request.deadline,
             )
             for row, (one, running) in enumerate(self.running.items())
@@ -184,7 +186,7 @@ class StubEngine:
         token_id = prompt[running.num_output % len(prompt)]
         running.num_output += 1
         self.num_generated += 1
-        room = MAX_MODEL_LEN - len(prompt)
+        room = self.max_model_len - len(prompt)
         limit = min(room, params.max_tokens or room)
         logprobs = None
         if params.logprobs is not None:
@@ -202,7 +204,7 @@ class StubEngine:
         return EngineReady(
             model=str(self.model), architecture="Stub", num_parameters=1, dtype="float32", device="cpu",
             kernels="none", kernels_reason="a stub",
-            attention_backend="none", attention_reason="a stub", max_model_len=MAX_MODEL_LEN, vocab_size=512,
+            attention_backend="none", attention_reason="a stub", max_model_len=self.max_model_len, vocab_size=512,
             page_size=16, num_pages=64, kv_bytes=1, weight_bytes=1, max_num_seqs=256, max_num_batched_tokens=2048,
             num_threads=1, threads_reason="stub", seconds={"loading weights": 0.0},
         )  # fmt: skip

@@ -89,8 +89,9 @@ def echo(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def slow_echo(tmp_path_factory):
-    """The same, at 20 tokens a second, with a key."""
-    with echo_server(tmp_path_factory, "slow", {"step_seconds": 0.05}, api_key=(KEY,)) as server:
+    """The same, at 20 tokens a second, with a key. Its answers have no end that a test could meet: stop them."""
+    stub = {"step_seconds": 0.05, "max_model_len": 1_000_000}
+    with echo_server(tmp_path_factory, "slow", stub, api_key=(KEY,)) as server:
         server.http.headers["Authorization"] = f"Bearer {KEY}"
         yield server
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.serving.server.running_proxy import start_proxy
 from tests.serving.web.conftest import echo_server
-from tests.serving.web.test_browser import answers, ask, open_settings, until, wait_for_end
+from tests.serving.web.test_browser import answers, ask, open_settings, until, use_key, wait_for_end
 
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "look_up", "arguments": {"word": "mill"}}</tool_call>'
@@ -87,22 +87,43 @@ def test_an_edited_answer_shows_no_tokens_of_the_one_before(thinking, open_page)
     answers(page).get_by_role("button", name="Tokens").wait_for()
 
 
-def test_keys_send_stop_and_begin_anew(thinking, open_page):
-    page = open_page(thinking.url)
+def test_keys_send_stop_and_begin_anew(slow_echo, open_page):
+    page = open_page(slow_echo.url)
+    use_key(page)
     box = page.get_by_label("Your message")
-    box.fill("</think>one")
+    box.fill("one")
     box.press("Shift+Enter")
     box.press_sequentially("two")
-    assert box.input_value() == "</think>one\ntwo"
+    assert box.input_value() == "one\ntwo"
     box.press("Enter")
     page.get_by_role("button", name="Stop").wait_for()
     page.keyboard.press("Escape")
     wait_for_end(page)
     assert "stopped" in answers(page).locator(".cost").inner_text()
-    thinking.wait_until_unused()
+    slow_echo.wait_until_unused()
     page.keyboard.press("Control+Shift+O")
     until(page, lambda: answers(page).count() == 0)
     page.get_by_role("heading", name=re.compile("^Ask ")).wait_for()
+
+
+def test_a_stop_is_heard_before_the_answer_has_begun(slow_echo, open_page):
+    page = open_page(slow_echo.url)
+    use_key(page)
+    page.get_by_label("Your message").fill("one")
+    # The first task behind the one of the click, when no other tab was asked yet whether it writes.
+    page.get_by_role("button", name="Send").evaluate("""async (send) => {
+      send.click();
+      for (let turn = 0; turn < 10; turn += 1) await null;
+      dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+    }""")
+    answers(page).locator(".cost").get_by_text("stopped").wait_for()
+    wait_for_end(page)
+    assert page.get_by_role("article", name="You").count() == 1
+    slow_echo.wait_until_unused()
+    ask(page, "two")
+    answers(page).last.get_by_text("two").first.wait_for()  # the next answer is not stopped by it
+    page.get_by_role("button", name="Stop").click()
+    wait_for_end(page)
 
 
 def nested(rng: random.Random) -> str:

@@ -36,7 +36,7 @@ def test_pages_of_others_cannot_take_the_places_of_viewers(echo, site):
 
 def test_it_shows_what_runs(slow_echo):
     http, url = slow_echo.http, slow_echo.url
-    body = {"prompt": "one two three four five", "max_tokens": 400, "stream": True}
+    body = {"prompt": "one two three four five", "max_tokens": 100_000, "stream": True}
     with http.stream("POST", f"{url}/v1/completions", json=body), http.stream("GET", f"{url}/live") as reply:
         (request,) = next(frame["requests"] for frame in frames(reply) if frame.get("requests"))
         shown = http.get(f"{url}/v1/requests/{request[0]}").json()
@@ -46,9 +46,10 @@ def test_it_shows_what_runs(slow_echo):
 def test_all_engines_are_shown_through_any_api_process(tmp_path):
     """Each time a new connection, which either process may take."""
     engines = (EngineSpec(0), EngineSpec(1))
-    model = write_folder(tmp_path, byte_level_tokenizer(), config={"stub": {"step_seconds": 0.05}})
+    stub = {"step_seconds": 0.05, "max_model_len": 1_000_000}
+    model = write_folder(tmp_path, byte_level_tokenizer(), config={"stub": stub})
     with start_server(EngineConfig(model=str(model)), engines=engines, api_server_count=2) as server:
-        url, body = server.url, {"prompt": "one two three four five", "max_tokens": 400, "stream": True}
+        url, body = server.url, {"prompt": "one two three four five", "max_tokens": 100_000, "stream": True}
         with server.http.stream("POST", f"{url}/v1/completions", json=body):
             for _ in range(6):
                 with httpx.stream("GET", f"{url}/live", timeout=30) as reply:
@@ -74,8 +75,9 @@ def test_a_viewer_does_not_hold_up_the_end_of_the_server(stub_model):
 
 def test_open_requests_are_listed(slow_echo):
     http, url = slow_echo.http, slow_echo.url
+    slow_echo.wait_until_unused()
     assert http.get(f"{url}/v1/requests").json() == {"object": "list", "data": [], "num_requests": 0}
-    body = {"prompt": "one two three four five", "max_tokens": 400, "stream": True}
+    body = {"prompt": "one two three four five", "max_tokens": 100_000, "stream": True}
     with http.stream("POST", f"{url}/v1/completions", json=body) as reply:
         next(reply.iter_lines())
         listed = http.get(f"{url}/v1/requests").json()
@@ -89,12 +91,12 @@ def test_open_requests_are_listed(slow_echo):
 
 def test_slack_is_the_time_until_the_timeout_of_a_request(slow_echo):
     http, url = slow_echo.http, slow_echo.url
-    body = {"prompt": "one two three four five", "max_tokens": 400, "stream": True, "timeout": 500}
+    body = {"prompt": "one two three four five", "max_tokens": 100_000, "stream": True, "timeout": 500}
     with http.stream("POST", f"{url}/v1/completions", json=body) as reply:
         next(reply.iter_lines())
         (first,) = http.get(f"{url}/v1/requests").json()["data"]
         slow_echo.wait_for(lambda: http.get(f"{url}/v1/requests").json()["data"][0]["slack"] < first["slack"])
-    assert 0 < first["slack"] <= 500 and 0 < first["num_left_tokens"] < 400
+    assert 0 < first["slack"] <= 500 and 0 < first["num_left_tokens"] < 100_000
 
 
 def test_several_keys_see_no_prefixes_and_no_slots_since_they_share_them(stub_model):

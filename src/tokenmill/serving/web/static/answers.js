@@ -56,6 +56,8 @@ function bodyFor(one) {
 export class Answers {
   // conversation's id -> {conversation, message, attempt, isStopped, watchers}
   #running = new Map();
+  // ids of conversations whose answer was stopped before it began
+  #early = new Set();
 
   // `changed` hears of beginnings and ends, `fail` what went wrong, and `modelName` says which model is served.
   constructor(changed, fail, modelName) {
@@ -79,12 +81,21 @@ export class Answers {
     return () => one?.watchers.delete(draw);
   }
 
+  // Ends the answer of a conversation, also one that was asked for and has not begun.
   stop(id) {
     const one = this.#running.get(id);
-    if (!one) return;
+    if (!one) {
+      this.#early.add(id);
+      return;
+    }
     one.isStopped = true;
     one.attempt?.abort();
     one.wake?.();
+  }
+
+  // No answer begins in a conversation after all: a stop that came before is not for the next one.
+  forgetStop(id) {
+    this.#early.delete(id);
   }
 
   // Writes the answer that `make` adds to a conversation, or (`goesOn`) that it names; `isExact`: its text is not cut.
@@ -95,7 +106,12 @@ export class Answers {
       return true;
     };
     if (!navigator.locks) return work();
-    return navigator.locks.request(lockOf(conversation.id), { ifAvailable: true }, (lock) => (lock ? work() : false));
+    const isOurs = (lock) => {
+      if (lock) return work();
+      this.forgetStop(conversation.id);
+      return false;
+    };
+    return navigator.locks.request(lockOf(conversation.id), { ifAvailable: true }, isOurs);
   }
 
   // Goes on with the answer of a conversation that a tab left unfinished, as soon as that tab is gone.
@@ -118,8 +134,8 @@ export class Answers {
   }
 
   async #run(given, goesOn) {
-    const one = { isExact: false, isStopped: false, watchers: new Set(), ...given };
-    const { id } = one.conversation;
+    const { id } = given.conversation;
+    const one = { isExact: false, isStopped: this.#early.delete(id), watchers: new Set(), ...given };
     this.#running.set(id, one);
     try {
       await this.#write(one, goesOn);
@@ -152,6 +168,7 @@ export class Answers {
     const journal = new Journal(one, (error) => this.fail(error));
     one.flush = () => journal.write();
     for (let tries = 0; tries < MOST_TRIES; tries += 1) {
+      if (one.isStopped) return this.#stopped(message);
       one.attempt = new AbortController();
       const before = message.content.length + message.reasoning.length;
       try {
@@ -172,7 +189,6 @@ export class Answers {
         message.waits = error.message ?? String(error);
         this.#tell(one);
         await Promise.race([new Promise((resolve) => { one.wake = resolve; }), pause(seconds)]);
-        if (one.isStopped) return this.#stopped(message);
       }
     }
   }

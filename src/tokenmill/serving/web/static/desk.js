@@ -100,6 +100,7 @@ export class Desk {
     try {
       bodyOf(conversation.settings, [], this.model.name); // refuses what is not JSON before anything is added
     } catch (error) {
+      this.answers.forgetStop(conversation.id);
       this.fail(error.message);
       return false;
     }
@@ -149,6 +150,7 @@ export class Desk {
       const kept = files.map((one) => (isLong(one) ? { kind: one.kind, id: one.id, name: one.name, count: one.count } : one));
       return { passages: await passagesFor(text, documents, this.model), ...(kept.length && { files: kept }) };
     } catch (error) {
+      this.answers.forgetStop(conversation.id);
       this.fail(await whyNotKept(error));
       return null;
     } finally {
@@ -373,7 +375,7 @@ export class Desk {
   }
 
   stop() {
-    this.answers.stop(this.open.id);
+    if (this.writes === "here") this.answers.stop(this.open.id);
   }
 }
 

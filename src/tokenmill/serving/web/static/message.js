@@ -108,14 +108,14 @@ function PromptProgress({ total, processed, left_ms: left }) {
 function Cost({ message }) {
   const { usage, seconds, finish, progress } = message;
   if (progress) return html`<${PromptProgress} ...${progress} />`;
-  if (!seconds) return html`<span class="cost">…</span>`;
+  if (!seconds && !finish) return html`<span class="cost">…</span>`;
   const parts = [];
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     parts.push(t("cost.prompts", { prompt: usage.prompt_tokens, cached }), t("cost.tokens", { count: usage.completion_tokens }));
     if (speed(message)) parts.push(t("cost.speed", { speed: number.format(speed(message)) }));
   }
-  if (seconds.first) parts.push(t("cost.first", { seconds: seconds.first.toFixed(2) }));
+  if (seconds?.first) parts.push(t("cost.first", { seconds: seconds.first.toFixed(2) }));
   if (finish && finish !== "stop") parts.push(ENDS.includes(finish) ? t(`end.${finish}`) : finish);
   return html`<span class="cost">${parts.join(" · ")}</span>`;
 }
