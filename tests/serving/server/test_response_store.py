@@ -87,9 +87,7 @@ def test_who_was_asked_for_last_stays_longest(tmp_path):
     assert [number for number in range(5) if files.get("", f"resp_{number:x}")] == [0, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "name", ["../resp_1", "resp_1/../resp_1", "resp_", "resp_G", "", ".", "resp_1.json"]
-)
+@pytest.mark.parametrize("name", ["../resp_1", "resp_1/../resp_1", "resp_", "resp_G", "", ".", "resp_1.json"])
 def test_an_id_is_no_path(tmp_path, name):
     files = ResponseFiles(tmp_path / "kept")
     (tmp_path / "resp_1.json").write_text('{"response": {}, "messages": [], "num_bytes": 1}')
