@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.eventually import patience
 from tests.integration.serving import serve
 from tests.serving.server.running_server import free_port
 from tokenmill.cli.main import main
@@ -103,5 +104,5 @@ def test_ctrl_c_while_starting_ends_it(tiny_model):
     assert process.stderr is not None
     assert process.stderr.readline() == "loading the engine ...\n"
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) in (0, 130)
+    assert process.wait(timeout=patience()) in (0, 130)
     assert "Traceback" not in process.stderr.read()

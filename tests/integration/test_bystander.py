@@ -166,7 +166,8 @@ async def check_pair(client: httpx.AsyncClient, path: str, field: str, value: st
     reply = await client.post(path, content=body_of(path, field, value))
     what = (path, field, value, reply.status_code, reply.text[:300])
     if is_right:
-        assert reply.status_code == 200, what
+        is_over = (field, reply.status_code) == ("timeout", 408)  # on a busy machine half a second may be
+        assert reply.status_code == 200 or is_over, what
     else:
         assert 400 <= reply.status_code < 500, what
         error = reply.json()["error"]

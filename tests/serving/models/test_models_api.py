@@ -82,7 +82,8 @@ def test_health_lists_and_metrics_wake_nothing(server):
     assert server.post("/api/show", {"model": "dog"}).status_code == 200
     assert server.post("/reset_prefix_cache?model=ant").json() == {"status": "reset"}
     assert {name: server.loads(name) for name in server.cards()} == before
-    assert 'tokenmill:num_requests_running{engine="0",model="ant"} 0.0' in server.get("/metrics").text
+    idle = 'tokenmill:num_requests_running{engine="0",model="ant"} 0.0'
+    server.wait_for(lambda: idle in server.get("/metrics").text)
 
 
 def test_models_are_loaded_and_unloaded_as_by_llama_cpp(server):

@@ -64,8 +64,14 @@ def test_a_stream_ends_before_its_model_leaves_and_who_waits_sees_why(server):
         next(lines)
         beside = threading.Thread(target=wait_for_bee)
         beside.start()
-        server.wait_for(lambda: server.cards()["bee"]["num_waiting"] == 1)
-        assert server.state("ant") in ("draining", "unloading"), "all may be written by now, though nobody has read it"
+        looks: list[dict] = []
+
+        def bee_waits() -> bool:
+            looks.append(server.cards())
+            return looks[-1]["bee"]["num_waiting"] == 1
+
+        server.wait_for(bee_waits)
+        assert looks[-1]["ant"]["state"] != "ready", "all may be written by now, though nobody has read it"
         texts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     beside.join()
     assert texts[-1]["choices"][0]["finish_reason"] == "length"
@@ -86,7 +92,7 @@ def test_a_model_that_is_killed_is_started_again_and_the_request_is_answered(ser
     assert (reply.status_code, reply.json()["choices"]) == (200, undisturbed[key])
     assert server.loads("cat") == loads + 1
     assert 'tokenmill:model_deaths_total{model="cat"} 1.0' in server.get("/metrics").text
-    assert not [one for one in tree if is_alive(one)]
+    server.wait_for(lambda: not [one for one in tree if is_alive(one)])
 
 
 def test_a_stream_whose_model_is_killed_ends_with_an_error(server):

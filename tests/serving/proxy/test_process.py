@@ -14,14 +14,15 @@ from tests.serving.server.running_proxy import start_proxy
 from tests.serving.server.running_server import RunningServer, start_server
 from tokenmill.config.configs import EngineConfig
 
+LONG = 100_000
 BODY = {"prompt": "hello there", "max_tokens": 40}
-MESSAGES = {"model": "slow", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 400}
+MESSAGES = {"model": "slow", "messages": [{"role": "user", "content": "hello"}], "max_tokens": LONG}
 
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory):
-    """Starts servers of 20 tokens a second, which end when an engine does."""
-    stub = {"step_seconds": 0.05}
+    """Starts servers of 20 tokens a second, which end when an engine does; a long answer does not end by itself."""
+    stub = {"step_seconds": 0.05, "max_model_len": 1_000_000}
     folder = write_folder(tmp_path_factory.mktemp("models") / "slow", byte_level_tokenizer(), config={"stub": stub})
     return lambda: start_server(EngineConfig(model=str(folder)), max_restarts=0)
 
@@ -36,7 +37,7 @@ def server(slow):
 class Stream:
     """A streamed answer, read in a thread."""
 
-    def __init__(self, url: str, max_tokens: int = 400, path: str = "/v1/completions"):
+    def __init__(self, url: str, max_tokens: int = LONG, path: str = "/v1/completions"):
         self.lines: list[str] = []
         self.begun = threading.Event()
         body = MESSAGES if path == "/v1/messages" else BODY | {"max_tokens": max_tokens}
@@ -68,7 +69,7 @@ def kill(server: RunningServer) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_lets_short_streams_end_and_tells_long_ones(server, number):
     with start_proxy([server.url], [server.url], shutdown_timeout=10.0) as proxy:
-        short, long = Stream(proxy.url, max_tokens=20), Stream(proxy.url, max_tokens=400)
+        short, long = Stream(proxy.url, max_tokens=20), Stream(proxy.url, max_tokens=LONG)
         assert short.begun.wait(30) and long.begun.wait(30)
         proxy.process.send_signal(number)
         assert proxy.process.wait(60) == 0
@@ -82,7 +83,7 @@ def test_a_stop_lets_short_streams_end_and_tells_long_ones(server, number):
 def test_whoever_waits_for_a_first_byte_is_told_too(server):
     with start_proxy([server.url], [server.url], shutdown_timeout=0.5) as proxy:
         replies: list[httpx.Response] = []
-        body = BODY | {"max_tokens": 400}
+        body = BODY | {"max_tokens": LONG}
         waiting = threading.Thread(
             target=lambda: replies.append(httpx.post(f"{proxy.url}/v1/completions", json=body, timeout=60))
         )
@@ -97,7 +98,7 @@ def test_whoever_waits_for_a_first_byte_is_told_too(server):
 
 def test_the_second_ctrl_c_waits_for_nobody(server):
     with start_proxy([server.url], [server.url], shutdown_timeout=3600.0) as proxy:
-        stream = Stream(proxy.url, max_tokens=400)
+        stream = Stream(proxy.url, max_tokens=LONG)
         assert stream.begun.wait(30)
         proxy.process.send_signal(signal.SIGINT)
         proxy.wait_for(lambda: not is_open(proxy.url))
@@ -119,6 +120,7 @@ def test_a_server_that_is_killed_ends_its_streams_with_an_error(slow, path):
     with slow() as one, slow() as two, start_proxy([one.url], [one.url, two.url]) as proxy:
         stream = Stream(proxy.url, path=path)
         assert stream.begun.wait(30)
+        proxy.wait_for(lambda: one.metric("num_requests_running") + two.metric("num_requests_running") == 1)
         (first,) = [server for server in (one, two) if server.metric("num_requests_running")]
         kill(first)
         lines = stream.wait()

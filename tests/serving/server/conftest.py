@@ -15,8 +15,8 @@ def stub_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def slow_model(tmp_path_factory):
-    """The same at 20 tokens a second."""
-    stub = {"step_seconds": 0.05}
+    """The same at 20 tokens a second; an answer has an end only where it may have no more tokens."""
+    stub = {"step_seconds": 0.05, "max_model_len": 1_000_000}
     return write_folder(tmp_path_factory.mktemp("models") / "slow", byte_level_tokenizer(), config={"stub": stub})
 
 

@@ -140,10 +140,12 @@ def test_paused_requests_go_on_with_the_same_tokens(server):
         before = (await client.get("/v1/requests/cmpl-p")).json()["requests"][0]
         assert before["wait_reason"] == "the engine is paused"
         late = start(client, max_tokens=4, request_id="late")
-        await asyncio.sleep(0.5)
+        await state_of(
+            client,
+            "late",
+            lambda states: (states[0]["status"], states[0]["wait_reason"]) == ("waiting", "the engine is paused"),
+        )
         assert (await client.get("/v1/requests/cmpl-p")).json()["requests"][0] == before
-        (state,) = (await client.get("/v1/requests/cmpl-late")).json()["requests"]
-        assert (state["status"], state["wait_reason"]) == ("waiting", "the engine is paused")
         assert (await client.get("/health")).status_code == 200, "paused is not stuck"
         assert (await client.get("/load")).json()["server_load"] == 2
         await client.post("/resume")
@@ -245,7 +247,10 @@ def test_the_servers_description_has_no_secret_and_no_path(server):
 def test_what_the_engine_measures_of_a_request_adds_up(server):
     names = [f"request_{part}_time_seconds_sum" for part in ("queue", "prefill", "decode", "inference")]
     before = {name: server.metric(name) for name in (*names, "e2e_request_latency_seconds_sum")}
+    count = "e2e_request_latency_seconds_count"
+    num_before = server.metric(count)
     server.post("/v1/completions", LONG | {"max_tokens": 200})
+    server.wait_for(lambda: server.metric(count) == num_before + 1)
     queue, prefill, decode, inference, whole = (server.metric(name) - value for name, value in before.items())
     assert prefill + decode == pytest.approx(inference, abs=1e-6)
     assert 0 < queue + inference <= whole + 1e-6

@@ -92,7 +92,7 @@ def test_operators_see_what_every_process_has(shared_server):
     counts = {"time_to_first_token_seconds_count": {}, "request_success_total": {"finished_reason": "abort"}}
     before = {name: server.metric(name, **labels) for name, labels in counts.items()}
     for pid in server.api_pids:
-        threads.append(stream_at(server, pid, streams.setdefault(pid, []), max_tokens=2000))
+        threads.append(stream_at(server, pid, streams.setdefault(pid, []), max_tokens=100_000))
     ids = {pid: json.loads(lines[0].removeprefix("data: "))["id"] for pid, lines in streams.items()}
     server.wait_for(lambda: server.http.get(f"{server.url}/load").json()["server_load"] == 2)
     for name in list(ids.values()) * 4:  # each time a new connection, which any of them may take
@@ -181,6 +181,7 @@ def test_a_sibling_that_dies_comes_back_and_nobody_else_notices(server):
     again = sibling(server)
     server.wait_for(lambda: server.metric("restarts_total", part="api-1") == 1)
     server.wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+    server.wait_for(lambda: answers(server, again))
     stream_at(server, again, lines, max_tokens=10).join(30)
     assert "[DONE]" in lines[-1]
 
@@ -213,7 +214,7 @@ def test_a_stop_lets_the_streams_of_all_end(server, number):
     short, long = [], []
     threads = [
         stream_at(server, sibling(server), short, max_tokens=20),
-        stream_at(server, sibling(server), long, max_tokens=2000),
+        stream_at(server, sibling(server), long, max_tokens=100_000),
     ]
     server.process.send_signal(number)
     assert server.wait_for_end(60) == 0

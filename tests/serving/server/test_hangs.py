@@ -84,19 +84,20 @@ def test_a_step_that_hangs_turns_health_red_and_its_stack_is_logged_once(
     with concurrent.futures.ThreadPoolExecutor() as pool:
         reply = post_later(pool, server, prompt=[first_token, 3])
         try:
-            assert sentence in wait_for_trouble(server, "the engine")
-            server.wait_for(lambda: len(engine_reports(server)) > before)
+            wait_for_trouble(server, sentence)
+            server.wait_for(lambda: any(frame in line["message"] for line in engine_reports(server)[before:]))
             assert httpx.get(f"{server.url}/health_generate", timeout=10).status_code == 503
         finally:
             gate.open("w").close()
         assert reply.result().status_code == 200, "a late answer is still an answer"
     server.wait_for(lambda: health(server)[0] == 200)
-    server.wait_for(lambda: len(engine_reports(server)) >= before + 2)
-    hang, end = engine_reports(server)[before : before + 2]
-    assert hang["message"].startswith(sentence)
-    assert frame in hang["message"], hang["message"]
-    assert "in run" in hang["message"], "the whole stack"
-    assert end["message"] == "the engine goes on"
+    server.wait_for(lambda: engine_reports(server)[-1]["message"] == "the engine goes on")
+    reports = [line["message"] for line in engine_reports(server)[before:]]
+    # On a busy machine the engine may be late at other times, too.
+    (hang,) = [place for place, message in enumerate(reports) if frame in message]
+    assert reports[hang].startswith(sentence)
+    assert "in run" in reports[hang], "the whole stack"
+    assert reports[hang + 1] == "the engine goes on"
 
 
 def test_a_stopped_engine_turns_health_red_until_it_goes_on(stub_model):

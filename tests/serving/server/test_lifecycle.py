@@ -52,10 +52,10 @@ def open_stream(server, lines: list[str], **fields) -> threading.Thread:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_lets_short_streams_end_and_cuts_long_ones(slow_model, number):
-    with start_server(EngineConfig(model=str(slow_model)), tokenizer_workers=2, shutdown_timeout=3.0) as server:
+    with start_server(EngineConfig(model=str(slow_model)), tokenizer_workers=2, shutdown_timeout=6.0) as server:
         assert len(server.children()) == 3
         short, long = [], []
-        threads = [open_stream(server, short, max_tokens=20), open_stream(server, long)]
+        threads = [open_stream(server, long), open_stream(server, short, max_tokens=40)]
         server.process.send_signal(number)
         server.wait_for(lambda: refuses_connections(server))
         assert server.wait_for_end(60) == 0
@@ -64,16 +64,16 @@ def test_a_stop_lets_short_streams_end_and_cuts_long_ones(slow_model, number):
         assert '"finish_reason":"length"' in short[-2]
         assert '"type":"server_stopping"' in long[-2]
         assert short[-1] == long[-1] == "data: [DONE]"
-        assert "stopping: 2 open requests have 3 s to end" in server.output()
+        assert "stopping: 2 open requests have 6 s to end" in server.output()
         assert "Traceback" not in server.output()
 
 
 def test_a_second_interrupt_does_not_wait(slow_model):
-    with start_server(EngineConfig(model=str(slow_model)), shutdown_timeout=30) as server:
+    with start_server(EngineConfig(model=str(slow_model)), shutdown_timeout=600) as server:
         lines: list[str] = []
         open_stream(server, lines)
         server.process.send_signal(signal.SIGINT)
-        server.wait_for(lambda: "stopping: 1 open request has 30 s to end" in server.output())
+        server.wait_for(lambda: "stopping: 1 open request has 600 s to end" in server.output())
         server.process.send_signal(signal.SIGINT)
         assert server.wait_for_end(60) == 0
 

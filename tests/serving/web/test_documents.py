@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from tests.serving.web.test_browser import answers, ask, open_settings, until, wait_for_end
+from tests.serving.web.test_browser import STORED, answers, ask, open_settings, until, wait_for_end
 from tests.serving.web.test_everybody import serious
 from tests.serving.web.test_pdf import attach, pdf
 
@@ -128,15 +128,7 @@ def test_a_document_is_kept_exported_imported_and_forgotten(echo, open_page, rng
 
 
 def count_kept(page):
-    return page.evaluate(
-        """() => new Promise((resolve) => {
-          const request = indexedDB.open("tokenmill");
-          request.onsuccess = () => {
-            const count = request.result.transaction("documents").objectStore("documents").count();
-            count.onsuccess = () => { request.result.close(); resolve(count.result); };
-          };
-        })"""
-    )
+    return len(page.evaluate(STORED, "documents"))
 
 
 # Lets what was deleted have been so long ago that the page forgets it.
@@ -214,6 +206,7 @@ def test_files_of_a_draft_stay_with_it(echo, open_page):
     until(page, lambda: composer.get_by_text("one.txt").count() == 0)
     add_file(page, "two.txt", "second")
     composer.get_by_text("two.txt").wait_for()
+    until(page, lambda: "two.txt" in str(page.evaluate(STORED, "drafts")))
     page.reload()
     composer.get_by_text("two.txt").wait_for()
     assert composer.locator(".file").count() == 1, "of the conversation that is open"

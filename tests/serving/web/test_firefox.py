@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -14,8 +13,11 @@ from tests.serving.server.running_server import start_server
 from tests.serving.server.test_page_texts import LANGUAGES, table
 from tests.serving.web.conftest import echo_server
 from tests.serving.web.firefox import FIREFOX, firefox
+from tests.serving.web.halting_engine import HALT
+from tests.serving.web.test_browser import STORED
 from tests.serving.web.test_kept import QUESTION, demo_server, engine_of, kill_all_of, plain
 from tests.serving.web.test_pdf import pdf
+from tests.serving.web.test_voice import STOP
 from tokenmill.config.configs import EngineConfig
 from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
@@ -97,6 +99,13 @@ def slow(tmp_path_factory):
         yield server
 
 
+@pytest.fixture(scope="module")
+def unending(tmp_path_factory):
+    """The same, and its answers end when they are stopped."""
+    with echo_server(tmp_path_factory, "unending", {"step_seconds": 0.05, "max_model_len": 1_000_000}) as server:
+        yield server
+
+
 @contextmanager
 def stopped_in_the_middle(page, server):
     settings = json.dumps({"temperature": 0})
@@ -104,15 +113,11 @@ def stopped_in_the_middle(page, server):
     page.reload()
     until(lambda: is_there(page))
     engine = engine_of(server)
-    os.kill(engine, signal.SIGSTOP)
+    os.kill(engine, HALT)
     try:
         ask(page, QUESTION)
-        while len(said(page)) < 20:
-            os.kill(engine, signal.SIGCONT)
-            time.sleep(0.02)
-            os.kill(engine, signal.SIGSTOP)
-            time.sleep(0.1)
-        time.sleep(1)  # what was shown for so long is in the journal
+        until(lambda: len(said(page)) > 20)
+        until(lambda: plain("".join(one["content"] for one in page.run(STORED, "parts"))).startswith(said(page)[:15]))
         yield said(page)
     finally:
         with suppress(ProcessLookupError):
@@ -146,21 +151,21 @@ def test_a_server_that_is_gone_is_waited_for(whole, open_page):
         until(lambda: is_over(page) and said(page) == plain(whole))
 
 
-def test_one_tab_writes_and_the_other_reads(slow, browser, open_page):
-    page = open_page(slow.url)
+def test_one_tab_writes_and_the_other_reads(unending, browser, open_page):
+    page = open_page(unending.url)
     ask(page, LONG * 6)
     until(lambda: len(said(page)) > 10)
-    other = open_page(slow.url)
+    other = open_page(unending.url)
     until(lambda: other.press(LONG.strip()[:48]) or other.press(title_of(other)))
     until(lambda: "Written by another tab" in other.text(".composer"))
     early = said(other)
     until(lambda: len(said(other)) > len(early))
     kept = said(page)
-    page.goto(f"{slow.url}/web/icon.svg")  # the tab that is left goes on
+    page.goto(f"{unending.url}/web/icon.svg")  # the tab that is left goes on
     until(lambda: other.press("Stop"))
     until(lambda: is_over(other))
     assert said(other).startswith(kept[:20])
-    page.goto(slow.url)
+    page.goto(unending.url)
 
 
 def test_two_hundred_conversations_are_taken_in_and_searched(slow, open_page):
@@ -254,10 +259,9 @@ def test_what_is_said_becomes_a_file_of_the_message(open_page, tmp_path):
     config = EngineConfig(model=str(make_audio_checkpoint(tmp_path / "hearing")), dtype="float32", num_pages=200)
     with start_server(config, ENGINE_MODULE) as hearing:
         page = open_page(hearing.url)
-        until(lambda: page.press("Record"))
-        until(lambda: page.text("form.composer button.stop").startswith("Stop recording"))
-        time.sleep(0.7)
-        page.run("() => document.querySelector('form.composer button.stop').click()")
+        until(lambda: "Record" in page.text("form.composer button[aria-pressed]"))
+        page.run(f"() => {{ ({STOP})(document.querySelector('form.composer button[aria-pressed]')); }}")
+        assert page.press("Record")
         until(lambda: ".wav" in page.text("form.composer .file"))
         assert page.text("[role=alert]") == ""
 

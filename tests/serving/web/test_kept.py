@@ -4,19 +4,18 @@ import json
 import os
 import re
 import signal
-import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 from tests.serving.server.running_server import free_port, start_server
 from tests.serving.web.conftest import echo_server
-from tests.serving.web.test_browser import answers, ask, open_settings, until, use_key, wait_for_end
+from tests.serving.web.halting_engine import HALT
+from tests.serving.web.test_browser import STORED, answers, ask, open_settings, until, use_key, wait_for_end
 from tokenmill.config.configs import EngineConfig
 from tokenmill.demo import demo_model_path
-from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
+ENGINE_MODULE = "tests.serving.web.halting_engine"
 QUESTION = "Tell me a story about a dog who goes to the river."
 
 
@@ -66,33 +65,21 @@ def kill_all_of(server):
         os.kill(pid, signal.SIGKILL)
 
 
-def worked(pid):
-    """Seconds of processor time of all threads of a process."""
-    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
-
-
-def let_work(pid, seconds):
-    """Waits until a process has had so much of a processor, which may take long on a busy machine, or is idle."""
-    end, before = time.monotonic() + 1, worked(pid)
-    while worked(pid) - before < seconds and time.monotonic() < end:
-        time.sleep(0.002)
+def noted(page):
+    """The text in the journal of answers that are being written."""
+    return plain("".join(part["content"] for part in page.evaluate(STORED, "parts")))
 
 
 @contextmanager
 def stopped_in_the_middle(page, server):
-    """Asks, and lets the engine run for moments, until some of its answer is shown; it stands still within."""
+    """Asks, and waits until some of the answer is shown; the engine stands still in its middle within."""
     open_settings(page)
     page.get_by_label("Temperature").fill("0")
     engine = engine_of(server)
-    os.kill(engine, signal.SIGSTOP)
+    os.kill(engine, HALT)
     try:
         ask(page, QUESTION)
-        shown = answers(page).last.locator(":scope > .markdown")
-        while not (shown.count() and len(shown.inner_text()) > 20):
-            os.kill(engine, signal.SIGCONT)
-            let_work(engine, 0.02)
-            os.kill(engine, signal.SIGSTOP)
-            page.wait_for_timeout(50)
+        until(page, lambda: len(said(page)) > 20)
         yield said(page)
     finally:
         with suppress(ProcessLookupError):
@@ -102,7 +89,7 @@ def stopped_in_the_middle(page, server):
 def test_a_reload_goes_on_with_the_same_answer(mill, whole, open_page):
     page = open_page(mill.url)
     with stopped_in_the_middle(page, mill) as early:
-        page.wait_for_timeout(1000)  # what was shown for so long is in the journal
+        until(page, lambda: noted(page).startswith(early[:15]))
         page.reload()
         until(page, lambda: answers(page).count() == 1 and said(page).startswith(early[:15]))
         assert len(said(page)) < len(plain(whole))
@@ -136,7 +123,7 @@ def test_a_server_that_is_started_anew_goes_on(whole, open_page):
 
 def test_a_server_that_ends_as_it_should_is_waited_for_too(open_page, tmp_path_factory):
     """Its streams end with an error; nothing that was shown is lost to it."""
-    port, stub, name = free_port(), {"step_seconds": 0.05}, ("echo",)
+    port, stub, name = free_port(), {"step_seconds": 0.05, "max_model_len": 1_000_000}, ("echo",)
     with echo_server(tmp_path_factory, "a", stub, port=port, shutdown_timeout=0.2, served_model_name=name) as first:
         page = open_page(first.url)
         ask(page, "One two three four five six seven. " * 3)
@@ -155,7 +142,7 @@ def test_a_server_that_ends_as_it_should_is_waited_for_too(open_page, tmp_path_f
 
 
 def test_another_model_does_not_go_on_and_that_is_said(open_page, tmp_path_factory):
-    port, stub = free_port(), {"step_seconds": 0.05}
+    port, stub = free_port(), {"step_seconds": 0.05, "max_model_len": 1_000_000}
     with echo_server(tmp_path_factory, "one", stub, port=port, served_model_name=("one",)) as first:
         page = open_page(first.url)
         ask(page, "One two three four five six seven. " * 3)
@@ -189,8 +176,7 @@ def test_it_says_when_an_answer_cannot_go_on(slow_echo, open_page):
     open_settings(page)
     page.get_by_label(re.compile("schema", re.IGNORECASE)).fill('{"type": "object"}')
     ask(page, "one two three four five six seven")
-    until(page, lambda: len(said(page)) > 5)
-    page.wait_for_timeout(1000)
+    until(page, lambda: len(noted(page)) > 5)
     page.reload()
     page.get_by_role("alert").get_by_text("cannot go on from there: it has to match a schema as a whole").wait_for()
     assert len(said(page)) > 4
@@ -260,6 +246,7 @@ def test_deleting_ends_what_is_being_written_and_can_be_undone(slow_echo, open_p
     page.get_by_role("button", name="Delete One two three").click()
     page.get_by_text("Deleted “One two three").wait_for()
     slow_echo.wait_until_unused()
+    until(page, lambda: not any(head["isWriting"] for head in page.evaluate(STORED, "heads")))
     page.reload()
     page.get_by_role("button", name="Undo").click()
     until(page, lambda: len(said(page)) > 5)

@@ -22,6 +22,8 @@ from tokenmill.serving.replicas.starter import ENGINE_MODULE
 NUM_CLIENTS = 6
 # More than come in one report, and more than are kept.
 MOST_TURNS_SEEN = 1300
+STEP = 11  # where an iteration says which step it launched
+NO_STEP = "turn without a step"
 
 
 @pytest.fixture
@@ -51,12 +53,16 @@ def ask_long(url, is_over):
                     return
 
 
-def num_turns(url):
+def turns_of(url):
+    """All iterations that the server has kept, as it tells of them."""
+    turns = []
     with httpx.stream("GET", f"{url}/live", timeout=30) as reply:
         for line in reply.iter_lines():
-            if line.startswith("data: ") and (turns := json.loads(line[6:]).get("turns")):
-                return turns[-1][0]
-    return 0
+            frame = json.loads(line[6:]) if line.startswith("data: ") else {}
+            turns += frame.get("turns", ())
+            if frame.get("is_behind") is False:
+                break
+    return turns
 
 
 def trace_of(page, path):
@@ -75,15 +81,20 @@ def trace_of(page, path):
 def test_a_page_that_is_opened_midway_shows_what_one_from_the_start_shows(worked, open_page, tmp_path):
     early = open_page(f"{worked.url}/#live")
     early.get_by_role("article", name="Engine 0").wait_for()
-    until(early, lambda: num_turns(worked.url) > MOST_TURNS_SEEN)
+    until(early, lambda: (turns := turns_of(worked.url)) and turns[-1][0] > MOST_TURNS_SEEN)
     worked.post("/pause?mode=keep&clear_cache=false")  # all open requests stay where they are
-    early.wait_for_timeout(1500)
+
+    def shows_all(page):
+        names = [name for lane, _, name, _ in trace_of(page, tmp_path / "looked.json") if lane == 0 and " " in name]
+        return names == [f"step {turn[STEP]}" if turn[STEP] else NO_STEP for turn in turns_of(worked.url)]
+
+    until(early, lambda: shows_all(early))
     early.get_by_role("button", name="Pause").click()  # now nobody watches: the server forgets what it has shown
     before = trace_of(early, tmp_path / "early.json")
     early.wait_for_timeout(700)
     late = open_page(f"{worked.url}/#live")
     late.get_by_role("article", name="Engine 0").wait_for()
-    late.wait_for_timeout(3000)
+    until(late, lambda: shows_all(late))
     late.get_by_role("button", name="Pause").click()
     now = trace_of(late, tmp_path / "late.json")
     assert serious(late) == []

@@ -17,6 +17,7 @@ def frames(reply):
 
 
 def test_it_is_a_stream_of_frames_that_needs_the_key(slow_echo):
+    slow_echo.wait_until_unused()
     with slow_echo.http.stream("GET", f"{slow_echo.url}/live") as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         frame = next(frames(reply))
@@ -36,6 +37,7 @@ def test_pages_of_others_cannot_take_the_places_of_viewers(echo, site):
 
 def test_it_shows_what_runs(slow_echo):
     http, url = slow_echo.http, slow_echo.url
+    slow_echo.wait_until_unused()
     body = {"prompt": "one two three four five", "max_tokens": 100_000, "stream": True}
     with http.stream("POST", f"{url}/v1/completions", json=body), http.stream("GET", f"{url}/live") as reply:
         (request,) = next(frame["requests"] for frame in frames(reply) if frame.get("requests"))
@@ -92,6 +94,7 @@ def test_open_requests_are_listed(slow_echo):
 
 def test_slack_is_the_time_until_the_timeout_of_a_request(slow_echo):
     http, url = slow_echo.http, slow_echo.url
+    slow_echo.wait_until_unused()
     body = {"prompt": "one two three four five", "max_tokens": 100_000, "stream": True, "timeout": 500}
     with http.stream("POST", f"{url}/v1/completions", json=body) as reply:
         lines = reply.iter_lines()  # kept: httpx closes the stream of an iterator that nobody holds

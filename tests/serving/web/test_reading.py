@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.serving.web.conftest import echo_server
-from tests.serving.web.test_browser import answers, ask, until, wait_for_end
+from tests.serving.web.test_browser import answers, ask, open_settings, until, wait_for_end
 
 TEXT = "\n\n".join(f"line {number}" for number in range(30))
 
@@ -14,6 +14,14 @@ TEXT = "\n\n".join(f"line {number}" for number in range(30))
 def measured(tmp_path_factory):
     """A server that repeats the prompt at a hundred tokens a second."""
     with echo_server(tmp_path_factory, "measured", {"step_seconds": 0.01}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def unending(tmp_path_factory):
+    """The same, and its answers end when they are stopped, or have as many tokens as they may."""
+    stub = {"step_seconds": 0.01, "max_model_len": 1_000_000}
+    with echo_server(tmp_path_factory, "unending", stub) as server:
         yield server
 
 
@@ -29,30 +37,42 @@ def height(page):
     return page.locator(".messages").evaluate("box => box.scrollHeight")
 
 
-def test_scrolling_up_ends_following_and_a_button_returns(measured, open_page):
-    page = open_page(measured.url, height=420)
+def rest(page):
+    """Waits until nothing moves after a turn of the wheel, and returns the place."""
+    places = [top(page)]
+
+    def rests():
+        page.wait_for_timeout(200)
+        places.append(top(page))
+        return places[-1] == places[-2]
+
+    until(page, rests)
+    return places[-1]
+
+
+def test_scrolling_up_ends_following_and_a_button_returns(unending, open_page):
+    page = open_page(unending.url, height=420)
     ask(page, TEXT)
-    answers(page).get_by_text("line 2", exact=True).wait_for()
-    assert from_end(page) < 2
+    answers(page).get_by_text("line 2", exact=True).first.wait_for()
+    until(page, lambda: from_end(page) < 2)
     page.locator(".messages").hover()
     page.mouse.wheel(0, -200)
     page.get_by_role("button", name="Follow the answer").wait_for()
-    place, early = top(page), height(page)
+    place, early = rest(page), height(page)
     until(page, lambda: height(page) > early + 40)
     assert top(page) == place, "what is read does not move"
     page.get_by_role("button", name="Follow the answer").click()
-    assert from_end(page) < 2
     later = height(page)
     until(page, lambda: height(page) > later)
-    assert from_end(page) < 2
+    until(page, lambda: from_end(page) < 2)
     page.get_by_role("button", name="Stop").click()
     wait_for_end(page)
     page.locator(".messages").hover()
     page.mouse.wheel(0, -150)
     page.get_by_role("button", name="To the end").wait_for()
-    place = top(page)
+    place = rest(page)
     page.reload()
-    answers(page).get_by_text("line 2", exact=True).wait_for()
+    answers(page).get_by_text("line 2", exact=True).first.wait_for()
     until(page, lambda: abs(top(page) - place) < 2)
 
 
@@ -87,12 +107,38 @@ def test_links_defined_later_and_long_lists_come_out_as_one_read(echo, open_page
     assert answer.locator("li").filter(has_text="item").count() >= 5
 
 
-def test_the_page_says_what_comes_sentence_by_sentence(measured, open_page):
-    page = open_page(measured.url)
+# Draws a text that grows and ends, where each look at the clock takes a second: what is drawn has its time.
+DRAWN = """async () => {
+  const { Markdown } = await import("/web/markdown.js");
+  const { html, render } = await import("/web/ui.js");
+  let now = 0;
+  performance.now = () => (now += 1000);
+  const place = document.createElement("div");
+  const draw = (text, isOpen) => render(html`<${Markdown} text=${text} isOpen=${isOpen} />`, place);
+  draw("one", true);
+  draw("one two", true);
+  const early = place.textContent;
+  draw("one two three", false);
+  return [early, place.textContent];
+}"""
+
+
+def test_an_answer_that_is_over_is_shown_whole_at_once(echo, open_page):
+    page = open_page(f"{echo.url}/#api")
+    page.get_by_role("navigation").first.wait_for()
+    assert page.evaluate(DRAWN) == ["one", "one two three"]
+
+
+def test_the_page_says_what_comes_sentence_by_sentence(unending, open_page):
+    page = open_page(unending.url)
     ask(page, "A first sentence. " * 12)
     heard = page.locator(".unseen[aria-live=polite]")
     until(page, lambda: heard.inner_text().strip().endswith("sentence."))
-    wait_for_end(page)
+    page.get_by_role("button", name="Stop").click()
+    until(page, lambda: "Stopped." in heard.inner_text())
+    open_settings(page)
+    page.get_by_label("Most tokens of an answer").fill("20")
+    ask(page, "A second sentence.")
     until(page, lambda: "The answer is complete." in heard.inner_text())
 
 
@@ -132,14 +178,16 @@ def test_an_answer_goes_on_from_another_token(measured, open_page):
     answers(page).get_by_text("The cat sleeps.").wait_for()
 
 
-def test_a_stopped_answer_goes_on_where_it_stopped(measured, open_page):
-    page = open_page(measured.url)
+def test_a_stopped_answer_goes_on_where_it_stopped(unending, open_page):
+    page = open_page(unending.url)
     ask(page, "one two three four five six seven eight nine ten")
     text = answers(page).locator(".markdown")
     until(page, lambda: text.count() and len(text.inner_text()) > 8)
     page.get_by_role("button", name="Stop").click()
     wait_for_end(page)
     kept = text.inner_text().strip()
+    open_settings(page)
+    page.get_by_label("Most tokens of an answer").fill("40")
     with page.expect_request("**/v1/chat/completions") as sent:
         answers(page).get_by_role("button", name="Continue").click()
     assert sent.value.post_data_json["messages"][-1]["content"].strip().replace("\n", "") in kept.replace("\n", "")

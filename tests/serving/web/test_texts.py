@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.serving.web.test_browser import answers, ask, until, wait_for_end
+from tests.serving.web.test_browser import answers, ask, hold_clock, until, wait_for_end
 
 FORMULAS = r"""So $x^2 + y^2 = z^2$ holds, it costs $5 and $6, and \(\sqrt{a}\) too.
 
@@ -70,8 +70,7 @@ def test_formulas_are_set_and_prices_are_not(told):
     assert answer.locator("td .katex").count() == 1
     assert "it costs $5 and $6, and" in answer.inner_text()
     assert answer.locator("math").count() == 5, "for screen readers"
-    fonts = page.evaluate("document.fonts.ready.then(() => [...document.fonts].some(one => one.status === 'loaded'))")
-    assert fonts
+    until(page, lambda: page.evaluate("[...document.fonts].some(one => one.status === 'loaded')"))
 
 
 def test_code_has_colours_is_copied_whole_and_wraps(told):
@@ -81,6 +80,7 @@ def test_code_has_colours_is_copied_whole_and_wraps(told):
     block.locator(".code-keyword").get_by_text("def").wait_for()
     assert block.locator(".code-string").inner_text() == '"flour"'
     assert block.locator("pre").inner_text() == code
+    hold_clock(page)
     block.get_by_role("button", name="Copy").click()
     block.get_by_role("button", name="Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == code

@@ -114,15 +114,19 @@ def hearing(tmp_path_factory):
         yield server
 
 
+# Stops the recording after a moment: by the page's own clock, since it ends by itself after two seconds.
+STOP = """(button) => new MutationObserver((_, observer) => {
+  observer.disconnect();
+  setTimeout(() => button.click(), 700);
+}).observe(button, { attributeFilter: ["aria-pressed"] })"""
+
+
 def test_what_is_said_is_sent_as_sound(hearing, open_page):
     page = open_page(hearing.url, permissions=["microphone"])
-    page.get_by_role("button", name="Record", exact=True).focus()
+    record = page.get_by_role("button", name="Record", exact=True)
+    record.evaluate(STOP)
+    record.focus()
     page.keyboard.press("Enter")
-    stop = page.get_by_role("button", name="Stop recording")
-    stop.wait_for()
-    assert serious(page) == []
-    page.wait_for_timeout(700)
-    stop.click()
     composer = page.locator("form.composer")
     composer.locator(".file").get_by_text(".wav").wait_for()
     page.get_by_role("button", name="Record", exact=True).wait_for()
@@ -140,6 +144,26 @@ def test_what_is_said_is_sent_as_sound(hearing, open_page):
     assert np.abs(samples).max() > 500, "the fake microphone beeps"
     wait_for_end(page)
     assert "tokens" in answers(page).locator(".cost").inner_text()
+
+
+def endless_clips(route):
+    """Let a recording not end by itself."""
+    reply = route.fetch()
+    info = reply.json()
+    info["engine"]["max_clip_seconds"] = 10_000
+    route.fulfill(response=reply, json=info)
+
+
+def test_everybody_hears_and_sees_that_it_records(hearing, open_page):
+    page = open_page(hearing.url, permissions=["microphone"])
+    page.route("**/server_info*", endless_clips)
+    page.reload()
+    page.get_by_role("button", name="Record", exact=True).click()
+    stop = page.get_by_role("button", name="Stop recording")
+    stop.wait_for()
+    assert serious(page) == []
+    stop.click()
+    page.locator("form.composer .file").get_by_text(".wav").wait_for()
 
 
 def test_a_recording_ends_with_the_longest_clip_that_the_model_takes(hearing, open_page):

@@ -34,7 +34,8 @@ function tell(what) {
 
 export async function call(path, { method = "GET", body, signal, text } = {}) {
   const headers = {};
-  if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
+  const given = key.get();
+  if (given) headers.Authorization = `Bearer ${given}`;
   if (body !== undefined || text !== undefined) headers["Content-Type"] = "application/json";
   let reply;
   try {
@@ -44,7 +45,10 @@ export async function call(path, { method = "GET", body, signal, text } = {}) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(t("error.unreachable"), 0);
   }
-  if (reply.status === 401) tell("needed");
+  if (reply.status !== 401) return reply;
+  // Another key was given meanwhile: a late refusal of the former one asks for none.
+  if (given !== key.get()) return call(path, { method, body, signal, text });
+  tell("needed");
   return reply;
 }
 

@@ -119,7 +119,7 @@ export function Markdown({ text, isOpen = false }) {
   const clean = text.replaceAll(/\r\n?/g, "\n");
   const now = performance.now();
   const isLate = state.shown !== `${isOpen}${clean.length}` || !clean.startsWith(state.reader.text);
-  if (isLate && now >= state.rest) {
+  if (isLate && (!isOpen || now >= state.rest)) { // an answer that is over is shown at once
     const hasAll = state.reader.take(clean, isOpen);
     state.nodes = state.reader.nodes();
     state.rest = performance.now() + (isOpen ? (performance.now() - now) * SHARE : 0);
