@@ -1,8 +1,9 @@
 """`Tier`: a source that stores pages in slots, of a file (`--kv-disk`) or of the host's memory (`--kv-host-size`).
 
 The engine's thread looks up keys in memory; one thread of its own reads and writes pages, loads before saves: it reads
-those together that lie together, and writes page by page. The pages used least recently make room, those at the end of a prefix before those at its beginning. A page is
-written as soon as it is offered and not when it is evicted: a killed process evicts nothing.
+those together that lie together, and writes page by page. The pages used least recently make room, those at the end of
+a prefix before those at its beginning. A page is written as soon as it is offered and not when it is evicted: a killed
+process evicts nothing.
 
 A recurrent state is kept by the key of the page that it stands behind, in slots of its own. A model that has states can
 begin only behind one, so of a prefix as much is found as lies before the last of them.
